@@ -1,0 +1,213 @@
+//! The one source of time: `now` and `sleep` of the same clock.
+//!
+//! Deadlines are never taken from the wall clock. On Linux the clock is `CLOCK_BOOTTIME`,
+//! which goes on while the machine is suspended, as the server's time to live does;
+//! elsewhere it is the best monotonic clock of the standard library.
+
+use std::fmt;
+use std::ops::Add;
+use std::time::Duration;
+
+/// A point in time of one [`Clock`]; instants of different clocks must not be compared.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(Duration);
+
+impl Instant {
+    pub(crate) const ZERO: Instant = Instant(Duration::ZERO);
+
+    /// The time since `earlier`, or zero when `earlier` is later.
+    #[must_use]
+    pub fn saturating_duration_since(self, earlier: Instant) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    pub(crate) fn saturating_sub(self, duration: Duration) -> Instant {
+        Instant(self.0.saturating_sub(duration))
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+
+    fn add(self, duration: Duration) -> Instant {
+        Instant(self.0.saturating_add(duration))
+    }
+}
+
+impl fmt::Debug for Instant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A clock that tells the time and sleeps by it.
+///
+/// ```
+/// use leasehold::clock::Clock;
+///
+/// let clock = Clock::system();
+/// let start = clock.now();
+/// assert!(clock.now() >= start);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    System,
+    Tokio(tokio::time::Instant),
+}
+
+impl Clock {
+    /// The system's clock that goes on during a suspend: `CLOCK_BOOTTIME` on Linux.
+    #[must_use]
+    pub fn system() -> Self {
+        Self(Source::System)
+    }
+
+    /// tokio's clock, which a test can pause and advance; it starts at zero here.
+    #[must_use]
+    pub fn tokio() -> Self {
+        Self(Source::Tokio(tokio::time::Instant::now()))
+    }
+
+    pub(crate) fn is_tokio(&self) -> bool {
+        matches!(self.0, Source::Tokio(_))
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Instant {
+        match &self.0 {
+            Source::System => system::now(),
+            Source::Tokio(origin) => Instant(origin.elapsed()),
+        }
+    }
+
+    /// Waits until the clock shows `at`.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, or in one without timers (and, on Linux, without I/O).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: dropping it forgets the wait.
+    pub async fn sleep_until(&self, at: Instant) {
+        match &self.0 {
+            Source::System => system::sleep_until(at).await,
+            Source::Tokio(origin) => tokio::time::sleep_until(*origin + at.0).await,
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use super::Instant;
+    use rustix::time::{
+        ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
+        clock_gettime, timerfd_create, timerfd_settime,
+    };
+    use std::io;
+    use std::time::Duration;
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+
+    pub(super) fn now() -> Instant {
+        let time = clock_gettime(ClockId::Boottime);
+        // The kernel keeps both parts in range, so the fallbacks are never taken.
+        Instant(Duration::new(
+            u64::try_from(time.tv_sec).unwrap_or_default(),
+            u32::try_from(time.tv_nsec).unwrap_or_default(),
+        ))
+    }
+
+    pub(super) async fn sleep_until(at: Instant) {
+        // tokio's timers stand still in a suspend and have a grain of a millisecond.
+        if boottime_timer(at).await.is_err() {
+            // No descriptor left: sleep by tokio's clock, in steps, so that a suspend is
+            // still seen soon after.
+            while now() < at {
+                let left = at.saturating_duration_since(now());
+                tokio::time::sleep(left.min(Duration::from_millis(100))).await;
+            }
+        }
+    }
+
+    async fn boottime_timer(at: Instant) -> io::Result<()> {
+        let timer = timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
+        let value = Timespec {
+            tv_sec: at.0.as_secs().try_into().unwrap_or(i64::MAX),
+            // All zero would disarm the timer.
+            tv_nsec: at.0.subsec_nanos().max(1).into(),
+        };
+        let spec = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: value,
+        };
+        timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &spec)?;
+        // Newer tokio wants unsafe code here, because a type might close its descriptor early; an
+        // OwnedFd does not.
+        #[allow(deprecated)]
+        let timer = AsyncFd::with_interest(timer, Interest::READABLE)?;
+        timer.readable().await?.retain_ready();
+        Ok(())
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use super::Instant;
+    use std::sync::OnceLock;
+
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+
+    fn origin() -> std::time::Instant {
+        *ORIGIN.get_or_init(std::time::Instant::now)
+    }
+
+    pub(super) fn now() -> Instant {
+        Instant(origin().elapsed())
+    }
+
+    pub(super) async fn sleep_until(at: Instant) {
+        tokio::time::sleep_until((origin() + at.0).into()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_system_clock_sleeps_to_its_own_time() {
+        let clock = Clock::system();
+        let at = clock.now() + Duration::from_millis(20);
+        clock.sleep_until(at).await;
+        assert!(clock.now() >= at);
+        clock
+            .sleep_until(clock.now().saturating_sub(Duration::from_secs(1)))
+            .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_tokio_clock_follows_paused_time() {
+        let clock = Clock::tokio();
+        let start = clock.now();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(
+            clock.now().saturating_duration_since(start),
+            Duration::from_secs(5)
+        );
+        clock.sleep_until(start + Duration::from_secs(60)).await;
+        assert_eq!(
+            clock.now().saturating_duration_since(start),
+            Duration::from_secs(60)
+        );
+    }
+}

@@ -1,0 +1,329 @@
+//! What all leases of a manager share, and where its work runs.
+
+use super::queue::Queue;
+use super::reaper::Job;
+use super::timing::Timing;
+use super::{Hold, watchdog};
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Fencing, Store, Token};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// What the builder decides, besides T.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) poll_bound: Duration,
+    pub(crate) fencing: Option<Fencing>,
+}
+
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) timing: Timing,
+    pub(crate) settings: Settings,
+    pub(crate) schedule: Schedule,
+    pub(crate) queue: Arc<Queue>,
+    /// Fires when no lock may be taken any more.
+    pub(crate) closed: CancellationToken,
+    /// Fires when nobody needs the engine any more.
+    pub(crate) stop: CancellationToken,
+    /// Fires when the engine's work is done and its connections are closed.
+    pub(crate) stopped: CancellationToken,
+    /// Wakes the reaper's sweeps when a connection was made anew.
+    pub(crate) reconnected: Notify,
+    /// Until when `close` lets releases be tried.
+    pub(crate) closing_until: OnceLock<Instant>,
+    clock: Clock,
+    manager: Uuid,
+    tokens: AtomicU64,
+    random: AtomicU64,
+    jobs: mpsc::UnboundedSender<Job>,
+    inbox: Mutex<Option<mpsc::UnboundedReceiver<Job>>>,
+    running: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn new(store: Arc<dyn Store>, timing: Timing, settings: Settings) -> Arc<Self> {
+        let (jobs, inbox) = mpsc::unbounded_channel();
+        let manager = Uuid::new_v4();
+        Arc::new(Self {
+            clock: store.clock(),
+            store,
+            timing,
+            settings,
+            schedule: Schedule::default(),
+            queue: Arc::default(),
+            closed: CancellationToken::new(),
+            stop: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+            reconnected: Notify::new(),
+            closing_until: OnceLock::new(),
+            manager,
+            tokens: AtomicU64::new(1),
+            random: AtomicU64::new(manager.as_u64_pair().1),
+            jobs,
+            inbox: Mutex::new(Some(inbox)),
+            running: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// A token that was never used before.
+    pub(crate) fn draw_token(&self) -> Token {
+        Token::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A number in [0, 1) to keep processes apart; splitmix64 over a counter.
+    pub(crate) fn jitter(&self) -> f64 {
+        let mut z = self
+            .random
+            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Gives work to the reaper: from any thread, inside a runtime or out.
+    pub(crate) fn reap(&self, job: Job) {
+        // The receiver outlives every sender but the engine's end, after which nothing can be sent.
+        let _ = self.jobs.send(job);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() {
+            Err(Error::closed())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Keeps the engine at work; the last one to go ends it.
+pub(crate) struct Engine {
+    pub(crate) core: Arc<Core>,
+    on_caller: bool,
+}
+
+impl Engine {
+    /// An engine whose work runs on the runtime of whoever locks.
+    pub(crate) fn on_caller(core: Arc<Core>) -> Arc<Self> {
+        let engine = Arc::new(Self {
+            core,
+            on_caller: true,
+        });
+        engine.ensure_running();
+        engine
+    }
+
+    /// An engine on a thread of its own.
+    pub(crate) fn on_new_thread(core: Arc<Core>) -> Result<Arc<Self>> {
+        let work = Arc::clone(&core);
+        spawn_thread(async move || run(work).await)?;
+        Ok(Arc::new(Self {
+            core,
+            on_caller: false,
+        }))
+    }
+
+    /// An engine on a thread of its own, where `make` also makes the store.
+    #[cfg(feature = "redis")]
+    pub(crate) async fn on_own_thread<F>(make: F) -> Result<Arc<Self>>
+    where
+        F: AsyncFnOnce() -> Result<Arc<Core>> + Send + 'static,
+    {
+        let (made, ready) = tokio::sync::oneshot::channel();
+        spawn_thread(async move || match make().await {
+            Ok(core) => {
+                let engine = Arc::new(Self {
+                    core: Arc::clone(&core),
+                    on_caller: false,
+                });
+                // If nobody waits any more, the engine goes here, and `run` ends at once.
+                drop(made.send(Ok(engine)));
+                run(core).await;
+            }
+            Err(error) => drop(made.send(Err(error))),
+        })?;
+        ready.await.unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::Unavailable,
+                "the engine's thread ended before it was ready",
+            ))
+        })
+    }
+
+    /// Starts the work on this runtime if it should be here and is not under way: at first, and
+    /// when the runtime on which it ran has gone.
+    pub(crate) fn ensure_running(&self) {
+        if !self.on_caller || self.core.running.load(Ordering::Acquire) {
+            return;
+        }
+        if let Ok(runtime) = Handle::try_current()
+            && !self.core.stopped.is_cancelled()
+            && !self.core.running.swap(true, Ordering::AcqRel)
+        {
+            runtime.spawn(run(Arc::clone(&self.core)));
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.core.stop.cancel();
+    }
+}
+
+fn spawn_thread(work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
+    let no_thread = |error: std::io::Error| {
+        Error::new(
+            ErrorKind::Unavailable,
+            "the engine's thread could not be started",
+        )
+        .with_fate(Fate::NotExecuted)
+        .with_source(error)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(no_thread)?;
+    std::thread::Builder::new()
+        .name("leasehold".into())
+        .spawn(move || runtime.block_on(work()))
+        .map_err(no_thread)?;
+    Ok(())
+}
+
+/// Runs the watchdog with the inbox in its hands, and puts it back if the runtime goes away.
+async fn run(core: Arc<Core>) {
+    let inbox = lock(&core.inbox).take();
+    if let Some(inbox) = inbox {
+        let mut seat = Seat {
+            core: &core,
+            inbox: Some(inbox),
+        };
+        if let Some(inbox) = &mut seat.inbox {
+            watchdog::run(&core, inbox).await;
+        }
+    }
+}
+
+struct Seat<'a> {
+    core: &'a Core,
+    inbox: Option<mpsc::UnboundedReceiver<Job>>,
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        *lock(&self.core.inbox) = self.inbox.take();
+        self.core.running.store(false, Ordering::Release);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Which hold to look at when: one entry per hold, O(log n) to change.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    entries: Mutex<Entries>,
+    earlier: Notify,
+}
+
+#[derive(Default)]
+struct Entries {
+    map: BTreeMap<(Instant, u64), Arc<Hold>>,
+    /// Until when the watchdog sleeps. Only an entry before that needs to wake it, so taking and
+    /// releasing a lease in a loop wakes it once per period, not each time.
+    armed: Option<Instant>,
+}
+
+impl Schedule {
+    /// Moves a hold from one time to another; `None` is outside.
+    pub(crate) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
+        let id = hold.token.number();
+        let mut entries = lock(&self.entries);
+        let removed = from.and_then(|from| entries.map.remove(&(from, id)));
+        let mut wake = false;
+        if let Some(to) = to {
+            entries.map.insert((to, id), Arc::clone(hold));
+            wake = entries.armed.is_none_or(|armed| to < armed);
+            if wake {
+                entries.armed = Some(to);
+            }
+        }
+        drop(entries);
+        drop(removed);
+        if wake {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Takes out what is due.
+    pub(crate) fn due(&self, now: Instant) -> Vec<(Instant, Arc<Hold>)> {
+        let mut entries = lock(&self.entries);
+        let mut due = Vec::new();
+        while let Some(first) = entries.map.first_entry()
+            && first.key().0 <= now
+        {
+            let ((at, _), hold) = first.remove_entry();
+            due.push((at, hold));
+        }
+        due
+    }
+
+    /// The first `count` holds that are due before `until`; they stay in.
+    pub(crate) fn soon(&self, until: Instant, count: usize) -> Vec<Arc<Hold>> {
+        let entries = lock(&self.entries);
+        entries
+            .map
+            .range(..(until, 0))
+            .take(count)
+            .map(|(_, hold)| Arc::clone(hold))
+            .collect()
+    }
+
+    /// All holds; they stay in.
+    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
+        lock(&self.entries).map.values().cloned().collect()
+    }
+
+    /// Sleeps until the first entry is due, or one that is earlier was put in.
+    pub(crate) async fn wait(&self, clock: &Clock) {
+        let next = {
+            let mut entries = lock(&self.entries);
+            let now = clock.now();
+            // A time that was armed stays armed, even when its entry has gone: to sleep for it in
+            // vain once is cheaper than to be woken by the next lease.
+            let first = entries.map.first_key_value().map(|((at, _), _)| *at);
+            entries.armed = entries.armed.filter(|armed| *armed > now).or(first);
+            entries.armed
+        };
+        let earlier = self.earlier.notified();
+        match next {
+            None => earlier.await,
+            Some(at) => tokio::select! {
+                () = earlier => {}
+                () = clock.sleep_until(at) => {}
+            },
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Gives back what nobody holds: dropped leases, abandoned acquires, unknown outcomes.
+//!
+//! Whoever sends something to the store does so through a guard here. When the caller's future
+//! is dropped, the guard's Drop hands the request, still in flight, to the engine as a [`Job`]; it
+//! never spawns and never blocks, so it works inside a runtime and out.
+
+use super::engine::Core;
+use super::{Entered, Hold, Next, Op};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
+use std::sync::Arc;
+
+/// Work for the engine.
+pub(crate) enum Job {
+    /// Tell the store what it does not know of a hold yet.
+    Settle(Arc<Hold>),
+    /// Await an operation on a hold, then settle it.
+    Finish {
+        hold: Arc<Hold>,
+        op: Op,
+        verdict: StoreFuture<Released>,
+    },
+    /// Await a nested acquire that nobody waits for.
+    FinishNested {
+        hold: Arc<Hold>,
+        count: u32,
+        verdict: StoreFuture<Acquired>,
+    },
+    /// Await an outermost acquire that nobody waits for, and give back what it brings.
+    Abandon {
+        sweep: Sweep,
+        verdict: StoreFuture<Acquired>,
+    },
+    /// Release a token that may have been granted, or may be yet.
+    Sweep(Sweep),
+}
+
+pub(crate) async fn work(core: Arc<Core>, job: Job) {
+    match job {
+        Job::Settle(hold) => settle_to_the_end(&core, &hold, None).await,
+        Job::Finish { hold, op, verdict } => {
+            settle_to_the_end(&core, &hold, Some((op, verdict))).await;
+        }
+        Job::FinishNested {
+            hold,
+            count,
+            verdict,
+        } => {
+            let mut nested = Nested {
+                core: &core,
+                hold: &hold,
+                count,
+                flight: Some(verdict),
+            };
+            let verdict = nested.land().await;
+            // Nobody is there to be told.
+            let _ = nested.end(verdict, false);
+        }
+        Job::Abandon { sweep, verdict } => {
+            let mut attempt = Attempt {
+                core: &core,
+                sweep,
+                flight: Some(verdict),
+            };
+            if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
+                attempt.give_back(sent);
+            }
+        }
+        Job::Sweep(sweep) => sweep.run(&core).await,
+    }
+}
+
+/// The grants of one token that may exist without anybody's knowledge.
+#[derive(Clone, Debug)]
+pub(crate) struct Sweep {
+    name: Name,
+    token: Token,
+    /// How many requests may have been, or may yet be, granted.
+    unknown: u32,
+    /// Until when the last of them may keep the name.
+    until: Option<Instant>,
+}
+
+impl Sweep {
+    pub(crate) fn new(name: Name, token: Token) -> Self {
+        Self {
+            name,
+            token,
+            unknown: 0,
+            until: None,
+        }
+    }
+
+    pub(crate) fn late(name: Name, token: Token, until: Instant) -> Self {
+        // Of several sends, one release cannot know which it undid.
+        Self {
+            name,
+            token,
+            unknown: 2,
+            until: Some(until),
+        }
+    }
+
+    pub(crate) fn unsure(&mut self, core: &Core, sent: Instant) {
+        self.unknown += 1;
+        self.until = self.until.max(Some(sent + core.timing.ttl));
+    }
+
+    /// Releases the token now, after every reconnect and every T/10, until a late grant would have
+    /// expired by itself. That it is not there says nothing: the grant may still be on its way.
+    async fn run(self, core: &Arc<Core>) {
+        let Some(until) = self.until else { return };
+        loop {
+            let request = Release {
+                name: self.name.clone(),
+                token: self.token,
+                count: 0,
+                timeout: core.timing.attempt,
+            };
+            let done = matches!(core.store.release(request).await, Ok(Released::Done { .. }));
+            if done && self.unknown == 1 {
+                return;
+            }
+            if core.now() >= until || core.stop.is_cancelled() {
+                return;
+            }
+            tokio::select! {
+                () = core.reconnected.notified() => {}
+                () = tokio::time::sleep(core.timing.ttl / 10) => {}
+                () = core.stop.cancelled() => {}
+            }
+        }
+    }
+}
+
+/// An outermost acquire: all requests of one token, until it is granted or given up.
+pub(crate) struct Attempt<'a> {
+    core: &'a Arc<Core>,
+    sweep: Sweep,
+    flight: Option<StoreFuture<Acquired>>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>, name: Name, token: Token) -> Self {
+        Self {
+            core,
+            sweep: Sweep::new(name, token),
+            flight: None,
+        }
+    }
+
+    /// Asks the store once.
+    pub(crate) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
+        self.flight = Some(self.core.store.acquire(request));
+        self.land().await
+    }
+
+    async fn land(&mut self) -> Result<Acquired> {
+        let verdict = land(&mut self.flight).await;
+        if let Err(error) = &verdict
+            && error.fate() != Fate::NotExecuted
+        {
+            self.sweep.unsure(self.core, self.core.now());
+        }
+        verdict
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.sweep.token
+    }
+
+    /// The grant is taken over; until when earlier requests may still arrive.
+    pub(crate) fn taken(mut self) -> Option<Instant> {
+        self.sweep.until.take()
+    }
+
+    /// The grant, sent at `sent`, is of no use.
+    pub(crate) fn give_back(mut self, sent: Instant) {
+        self.sweep.unsure(self.core, sent);
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let sweep = self.sweep.clone();
+        match self.flight.take() {
+            Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
+            None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
+            None => {}
+        }
+    }
+}
+
+/// A nested acquire: between [`Hold::enter`] and [`Hold::entered`].
+pub(crate) struct Nested<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    count: u32,
+    flight: Option<StoreFuture<Acquired>>,
+}
+
+impl<'a> Nested<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
+        Self {
+            core,
+            hold,
+            count,
+            flight: None,
+        }
+    }
+
+    /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
+    pub(crate) async fn ask(&mut self, request: Acquire) -> Entered {
+        self.flight = Some(self.core.store.acquire(request));
+        self.land().await
+    }
+
+    async fn land(&mut self) -> Entered {
+        match land(&mut self.flight).await {
+            Ok(Acquired::Granted { sent, .. }) => Entered::Granted {
+                sent,
+                count: self.count,
+            },
+            Ok(Acquired::NotYours(absence)) => Entered::NotYours(absence),
+            // A store must not say this of a nested acquire; it means the same.
+            Ok(Acquired::Held { .. }) => Entered::NotYours(Absence::Taken),
+            Err(error) => Entered::Failed(error),
+        }
+    }
+
+    /// Ends it; with `keep`, and if it was granted, there is one lease more.
+    pub(crate) fn end(self, verdict: Entered, keep: bool) -> Result<()> {
+        // Its Drop has nothing left to do.
+        let nested = std::mem::ManuallyDrop::new(self);
+        nested.hold.entered(nested.core, verdict, keep)
+    }
+}
+
+impl Drop for Nested<'_> {
+    fn drop(&mut self) {
+        let hold = Arc::clone(self.hold);
+        match self.flight.take() {
+            Some(verdict) => {
+                self.core.reap(Job::FinishNested {
+                    hold,
+                    count: self.count,
+                    verdict,
+                });
+            }
+            // Dropped between two attempts: what the store has recorded is not known.
+            None => {
+                let error = Error::new(ErrorKind::Unavailable, "given up");
+                let _ = hold.entered(self.core, Entered::Failed(error), false);
+            }
+        }
+    }
+}
+
+/// Awaits a request in place, so that a guard's Drop finds it there as long as it is in flight.
+async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> Result<T> {
+    let verdict = match flight {
+        Some(request) => request.await,
+        None => {
+            Err(Error::new(ErrorKind::Unavailable, "nothing was sent").with_fate(Fate::NotExecuted))
+        }
+    };
+    *flight = None;
+    verdict
+}
+
+type Flight = Option<(Op, StoreFuture<Released>)>;
+
+/// Tells the store what it does not know yet of a hold. Whoever drops this in the middle
+/// leaves the rest to the engine.
+struct Settlement<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    flight: Flight,
+    over: bool,
+}
+
+impl Settlement<'_> {
+    fn start(&mut self, op: Op) {
+        let count = match op {
+            Op::Record(count) => count,
+            Op::Release => 0,
+        };
+        let (name, token) = (self.hold.name.clone(), self.hold.token);
+        let request = Release {
+            name,
+            token,
+            count,
+            timeout: self.core.timing.attempt,
+        };
+        self.flight = Some((op, self.core.store.release(request)));
+    }
+
+    /// The next operation and its verdict; `None` when the store knows all it needs.
+    async fn step(&mut self) -> Option<(Op, Result<Option<Absence>>)> {
+        while self.flight.is_none() {
+            match self.hold.next_op(self.core) {
+                Next::Op(op) => self.start(op),
+                Next::Busy => {
+                    self.hold
+                        .until(|hold| (!hold.is_busy()).then_some(()))
+                        .await
+                }
+                Next::Nothing => return None,
+            }
+        }
+        let (op, request) = self.flight.as_mut()?;
+        let op = *op;
+        let verdict = request.await.map(|released| match released {
+            Released::Done { .. } => None,
+            Released::NotYours(absence) => Some(absence),
+        });
+        self.flight = None;
+        if let Some(until) = self.hold.settled(self.core, op, verdict.clone()) {
+            let sweep = Sweep::late(self.hold.name.clone(), self.hold.token, until);
+            self.core.reap(Job::Sweep(sweep));
+        }
+        Some((op, verdict))
+    }
+}
+
+impl Drop for Settlement<'_> {
+    fn drop(&mut self) {
+        let hold = Arc::clone(self.hold);
+        match self.flight.take() {
+            Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
+            None if self.over => {}
+            None => self.core.reap(Job::Settle(hold)),
+        }
+    }
+}
+
+/// Settles a hold, retrying a release until `until` says to stop.
+pub(crate) async fn settle(
+    core: &Arc<Core>,
+    hold: &Arc<Hold>,
+    flight: Flight,
+    until: impl Fn() -> Instant,
+) -> Result<()> {
+    let mut settlement = Settlement {
+        core,
+        hold,
+        flight,
+        over: false,
+    };
+    let result = run(&mut settlement, until).await;
+    settlement.over = true;
+    result
+}
+
+async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let (core, hold) = (settlement.core, settlement.hold);
+    let mut failures = 0;
+    let mut unknown = false;
+    while let Some(step) = settlement.step().await {
+        match step {
+            (_, Ok(None)) => {}
+            // An earlier request, whose answer was lost, has done it.
+            (Op::Release, Ok(Some(_))) if unknown && core.now() < hold.deadline(core) => {}
+            (_, Ok(Some(absence))) => return Err(Error::lost(absence.into())),
+            // A record that is refused (out of memory, say) does not matter: the count here does.
+            (Op::Record(_), Err(error)) => {
+                tracing::debug!(name = hold.name.as_str(), %error, "hold count not recorded");
+            }
+            (Op::Release, Err(error)) => {
+                failures += 1;
+                unknown |= error.fate() != Fate::NotExecuted;
+                let gap = core.timing.gap(failures, core.jitter());
+                if core.now() + gap >= until() || core.stop.is_cancelled() {
+                    return Err(error);
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(gap) => {}
+                    () = core.stop.cancelled() => {}
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The engine's own settling: to `D`, after which the store lets it expire.
+async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, flight: Flight) {
+    let until = || {
+        let deadline = hold.deadline(core);
+        core.closing_until
+            .get()
+            .map_or(deadline, |closing| deadline.min(*closing))
+    };
+    match settle(core, hold, flight, until).await {
+        Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
+        _ => {}
+    }
+}

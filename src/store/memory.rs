@@ -1,0 +1,341 @@
+//! The embedded store: leases of one process, in a map.
+
+use super::{
+    Absence, Acquire, Acquired, Capabilities, Fencing, Holding, Name, Release, Released, Renewal,
+    Renewed, Store, StoreFuture, Token, Wakeups,
+};
+use crate::clock::{Clock, Instant};
+use crate::error::Result;
+use async_trait::async_trait;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Keeps leases in the memory of this process.
+///
+/// It behaves as a server does, with time to live, wake-ups and fencing tokens, so that tests and
+/// one-process services run the same code as with Redis. Clones share the leases: give
+/// clones to several managers and they are rivals, as processes are. It follows tokio's
+/// clock, so a test with paused time needs no real waiting.
+///
+/// ```
+/// use leasehold::{LeaseManager, store::MemoryStore};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let store = MemoryStore::new();
+/// let here = LeaseManager::builder().store(store.clone())?;
+/// let there = LeaseManager::builder().store(store)?;
+///
+/// let lease = here.lock("job").lock().await?;
+/// assert!(there.lock("job").try_lock().await?.is_none());
+/// lease.unlock().await?;
+/// # Ok::<(), leasehold::Error>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    clock: Clock,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    holds: HashMap<Name, Entry>,
+    fences: HashMap<Name, Fence>,
+    waiters: HashMap<Name, Vec<Arc<Notify>>>,
+    /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    token: Token,
+    count: u32,
+    /// The first of the fencing tokens reserved at the grant.
+    fence: Option<u64>,
+    expires: Instant,
+}
+
+#[derive(Debug)]
+struct Fence {
+    last: u64,
+    /// `None`: kept for ever.
+    expires: Option<Instant>,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryStore {
+    /// An empty store on tokio's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            clock: Clock::tokio(),
+            state: Arc::default(),
+        }
+    }
+
+    /// Deletes what is under `name`, as an operator's `DEL` would: nobody is told.
+    ///
+    /// Whether there was something. For tests of what happens when a lease is lost.
+    pub fn delete(&self, name: &str) -> bool {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        state.holds.retain(|_, entry| entry.expires > now);
+        Name::new(name).is_ok_and(|name| state.holds.remove(&name).is_some())
+    }
+
+    /// How many holds there are.
+    pub fn len(&self) -> usize {
+        let now = self.clock.now();
+        self.lock()
+            .holds
+            .values()
+            .filter(|entry| entry.expires > now)
+            .count()
+    }
+
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code between lock and unlock can leave the maps half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs an operation at one instant.
+    fn at_once<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut State, Instant) -> T,
+    ) -> StoreFuture<T> {
+        let now = self.clock.now();
+        let result = operation(&mut self.lock(), now);
+        Box::pin(std::future::ready(Ok(result)))
+    }
+}
+
+impl State {
+    /// The live entry of a name; a dead one is removed, as Redis does on access.
+    fn entry(&mut self, name: &Name, now: Instant) -> Option<&mut Entry> {
+        if self
+            .holds
+            .get(name)
+            .is_some_and(|entry| entry.expires <= now)
+        {
+            self.holds.remove(name);
+        }
+        self.holds.get_mut(name)
+    }
+
+    fn own(&mut self, name: &Name, token: Token, now: Instant) -> Result<&mut Entry, Absence> {
+        match self.entry(name, now) {
+            None => Err(Absence::Gone),
+            Some(entry) if entry.token != token => Err(Absence::Taken),
+            Some(entry) => Ok(entry),
+        }
+    }
+
+    fn acquire(&mut self, request: &Acquire, now: Instant) -> Acquired {
+        let expires = now + request.ttl;
+        match self.own(&request.name, request.token, now) {
+            Ok(entry) => {
+                entry.count = request.count;
+                entry.expires = expires;
+                Acquired::Granted {
+                    sent: now,
+                    fence: entry.fence,
+                }
+            }
+            Err(absence) if request.count > 1 => Acquired::NotYours(absence),
+            Err(Absence::Taken) => {
+                let remaining = self
+                    .entry(&request.name, now)
+                    .map(|entry| entry.expires.saturating_duration_since(now));
+                Acquired::Held { remaining }
+            }
+            Err(Absence::Gone) => {
+                self.sweep(now);
+                let fence = request
+                    .fencing
+                    .map(|fencing| self.fence(&request.name, fencing, now));
+                let (token, count) = (request.token, request.count);
+                self.holds.insert(
+                    request.name.clone(),
+                    Entry {
+                        token,
+                        count,
+                        fence,
+                        expires,
+                    },
+                );
+                Acquired::Granted { sent: now, fence }
+            }
+        }
+    }
+
+    /// Reserves a block of fencing tokens and returns the first.
+    fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
+        let expires = fencing.retention.map(|retention| now + retention);
+        let fence = self
+            .fences
+            .entry(name.clone())
+            .or_insert(Fence { last: 0, expires });
+        // Microseconds, as on a server: they grow even when the memory of the last is gone.
+        let first = (fence.last + 1).max(micros(now));
+        *fence = Fence {
+            last: first + u64::from(fencing.block) - 1,
+            expires,
+        };
+        first
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        if self.holds.len() + self.fences.len() < self.sweep_at.max(1024) {
+            return;
+        }
+        self.holds.retain(|_, entry| entry.expires > now);
+        self.fences
+            .retain(|_, fence| fence.expires.is_none_or(|expires| expires > now));
+        self.sweep_at = 2 * (self.holds.len() + self.fences.len());
+    }
+
+    fn release(&mut self, request: &Release, now: Instant) -> Released {
+        match self.own(&request.name, request.token, now) {
+            Err(absence) => Released::NotYours(absence),
+            Ok(entry) if request.count > 0 => {
+                entry.count = request.count;
+                Released::Done { listeners: 0 }
+            }
+            Ok(_) => {
+                self.holds.remove(&request.name);
+                Released::Done {
+                    listeners: self.wake(&request.name),
+                }
+            }
+        }
+    }
+
+    fn renew(&mut self, request: &Renewal, now: Instant) -> Option<Absence> {
+        match self.own(&request.name, request.token, now) {
+            Err(absence) => Some(absence),
+            Ok(entry) => {
+                entry.expires = now + request.ttl;
+                if let (Some(fence), Some(retention)) =
+                    (self.fences.get_mut(&request.name), request.fence_retention)
+                {
+                    fence.expires = Some(now + retention);
+                }
+                None
+            }
+        }
+    }
+
+    fn wake(&self, name: &Name) -> u64 {
+        let waiters = self
+            .waiters
+            .get(name)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        waiters.iter().for_each(|waiter| waiter.notify_one());
+        waiters.len() as u64
+    }
+}
+
+fn micros(now: Instant) -> u64 {
+    let since_origin = now.saturating_duration_since(Instant::ZERO);
+    u64::try_from(since_origin.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        self.at_once(|state, now| state.acquire(&request, now))
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        self.at_once(|state, now| state.release(&request, now))
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, _timeout: Duration) -> StoreFuture<Renewed> {
+        self.at_once(|state, sent| {
+            let verdicts = batch
+                .iter()
+                .map(|request| Ok(state.renew(request, sent)))
+                .collect();
+            Renewed { sent, verdicts }
+        })
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        self.at_once(|state, now| {
+            state.entry(name, now).map(|entry| {
+                let remaining = entry.expires.saturating_duration_since(now);
+                Holding::new(entry.token.to_string(), entry.count.into(), Some(remaining))
+            })
+        })
+        .await
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        self.at_once(|state, now| {
+            let held = state.entry(name, now).is_some();
+            state.holds.remove(name);
+            state.wake(name);
+            held
+        })
+        .await
+    }
+
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        let notify = Arc::new(Notify::new());
+        self.lock()
+            .waiters
+            .entry(name.clone())
+            .or_default()
+            .push(Arc::clone(&notify));
+        let subscription = Subscription {
+            store: self.clone(),
+            name: name.clone(),
+            notify: Arc::clone(&notify),
+        };
+        Ok(Some(Wakeups::new(notify, subscription)))
+    }
+
+    async fn close(&self) {
+        // The leases outlive a manager, as they would on a server: clones may be in use.
+    }
+}
+
+struct Subscription {
+    store: MemoryStore,
+    name: Name,
+    notify: Arc<Notify>,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut state = self.store.lock();
+        if let Some(waiters) = state.waiters.get_mut(&self.name) {
+            waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
+            if waiters.is_empty() {
+                state.waiters.remove(&self.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! What a lock needs of a store, and the stores that leasehold brings.
+//!
+//! [`Store`] is the one narrow waist between the engine and whatever keeps the leases. Its
+//! contract is in prose on the trait; with the feature `testing`, the conformance suite in
+//! `leasehold::testing` checks a store of your own against it.
+
+mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+pub use memory::MemoryStore;
+
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, Result};
+use async_trait::async_trait;
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+/// The longest name in bytes, so that keys stay cheap to compare and to log.
+const LONGEST_NAME: usize = 512;
+
+/// A future of a store: owned, so that the engine can finish what its caller dropped.
+pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// A place that keeps leases.
+///
+/// # The contract
+///
+/// A store keeps for each name at most one *hold*: a token, a hold count of 1 or more, and a
+/// time to live, by the store's own clock. It upholds:
+///
+/// 1. **Atomic.** Each operation on one name happens at one instant.
+/// 2. **Absolute.** Requests carry the count that is to be, never a change of it, so every
+///    operation may run twice, or late, with the effect of running once.
+/// 3. **Never without a time to live.** No hold exists that does not expire by itself, not
+///    even for an instant, whatever fails.
+/// 4. **Only an outermost acquire creates.** A nested acquire (count above 1), a renewal or a
+///    release of a token that is not there changes nothing and says so.
+/// 5. **Acquire recognises its own.** An acquire by the token that already holds is granted
+///    again, with the same fencing token, and sets count and time to live anew.
+/// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
+///    it was just before the request left, never later: the holder's deadline counts from it.
+/// 7. **Time to live is a promise.** A hold is there for the whole of its time to live after
+///    the operation ran, unless somebody deletes it.
+/// 8. **Fencing tokens grow** in the order of the outermost grants of a name, beyond releases and
+///    expiries, if [`Capabilities::fencing`] says so.
+/// 9. **Errors are sorted.** An error says what kind it is and, by its
+///    [fate](crate::Error::fate), whether the operation ran. A refusal of credentials is
+///    never reported as contention.
+/// 10. **Bounded.** No future takes longer than about [`Acquire::timeout`] and its like.
+///
+/// A store may: answer late, lose answers, fail, send too many or too few wake-ups. It must
+/// not: retry an operation by itself after its outcome became unknown and the time limit
+/// passed; touch a key that holds something that is not a lock.
+///
+/// # Dropped futures
+///
+/// The futures are `'static`: an abandoned acquire is moved to the engine, which awaits the
+/// verdict and gives back what nobody waits for. Dropping one of them without that means
+/// that the outcome is unknown.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// The clock by which verdicts say when they were sent. The engine uses the same.
+    fn clock(&self) -> Clock;
+
+    /// What this store can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Takes a name, re-enters it, or is granted again what it has.
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
+
+    /// Lowers the hold count, or at zero gives the name back and wakes waiters.
+    fn release(&self, request: Release) -> StoreFuture<Released>;
+
+    /// Extends many leases at once; verdicts are in the order of the requests.
+    ///
+    /// An `Err` is the failure of the whole batch.
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed>;
+
+    /// Who holds `name`.
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>>;
+
+    /// Deletes the hold of whoever has it and wakes waiters; whether there was one.
+    async fn force_release(&self, name: &Name) -> Result<bool>;
+
+    /// Hints that `name` may have become free; they may be late, lost, or for nothing.
+    ///
+    /// `Ok(None)` where [`Capabilities::wakeups`] is false.
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>>;
+
+    /// A signal each time that a lost connection was made anew; the engine then verifies
+    /// all leases at once.
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        None
+    }
+
+    /// Ends all connections. Operations fail after it.
+    async fn close(&self);
+}
+
+/// What a store can do; the engine answers `Unsupported` for the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Outermost grants carry a fencing token.
+    pub fencing: bool,
+    /// [`Store::subscribe`] gives wake-ups; without them waiters poll.
+    pub wakeups: bool,
+    /// How many renewals one [`Store::renew`] takes at most.
+    pub renewal_batch: usize,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            fencing: true,
+            wakeups: true,
+            renewal_batch: 100,
+        }
+    }
+}
+
+/// What kind of lock is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// One holder at a time, which may re-enter.
+    #[default]
+    Exclusive,
+}
+
+/// How many fencing tokens an outermost grant reserves, and how long the last is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fencing {
+    /// The size of the reserved block, at least 1. The grant tells the first of them.
+    pub block: u32,
+    /// How long the last fencing token is kept when nobody locks; `None` for ever.
+    pub retention: Option<Duration>,
+}
+
+/// A request for a name.
+#[derive(Clone, Debug)]
+pub struct Acquire {
+    /// What to lock.
+    pub name: Name,
+    /// Who asks: new for each outermost acquire, the same in its retries and nested calls.
+    pub token: Token,
+    /// What kind of lock.
+    pub mode: Mode,
+    /// The hold count after the grant: 1 for an outermost acquire.
+    pub count: u32,
+    /// The time to live to grant; whole milliseconds.
+    pub ttl: Duration,
+    /// Fencing tokens wanted; `None` for none, and for nested acquires.
+    pub fencing: Option<Fencing>,
+    /// How long the attempt may take.
+    pub timeout: Duration,
+}
+
+/// The store's verdict on an [`Acquire`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// It is yours.
+    Granted {
+        /// When the request left.
+        sent: Instant,
+        /// The first reserved fencing token.
+        fence: Option<u64>,
+    },
+    /// An outermost acquire found another holder.
+    Held {
+        /// Its time to live, if it has one (it always should).
+        remaining: Option<Duration>,
+    },
+    /// A nested acquire found that the hold is no longer there.
+    NotYours(Absence),
+}
+
+/// A request to lower the hold count, or to give a name back.
+#[derive(Clone, Debug)]
+pub struct Release {
+    /// What is locked.
+    pub name: Name,
+    /// Who holds it.
+    pub token: Token,
+    /// The hold count that is to remain; 0 gives the name back.
+    pub count: u32,
+    /// How long the attempt may take.
+    pub timeout: Duration,
+}
+
+/// The store's verdict on a [`Release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// Done; to how many subscribers the wake-up went.
+    Done {
+        /// Waiters elsewhere, and our own.
+        listeners: u64,
+    },
+    /// The hold was not there (any more).
+    NotYours(Absence),
+}
+
+/// One lease of a batch to extend.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// What is locked.
+    pub name: Name,
+    /// Who holds it.
+    pub token: Token,
+    /// The time to live to set.
+    pub ttl: Duration,
+    /// When given, the memory of the last fencing token is to be kept for this much longer too.
+    pub fence_retention: Option<Duration>,
+}
+
+/// The store's verdicts on a batch of renewals.
+#[derive(Clone, Debug)]
+pub struct Renewed {
+    /// When the batch left.
+    pub sent: Instant,
+    /// One per request: `Ok(None)` renewed, `Ok(Some(_))` not there any more.
+    pub verdicts: Vec<Result<Option<Absence>>>,
+}
+
+/// What is under the name instead of the hold that was looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Absence {
+    /// Nothing.
+    Gone,
+    /// Somebody else's hold.
+    Taken,
+}
+
+/// Who holds a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holding {
+    /// The holder's token as the store has it: `<uuid of its manager>:<number>`.
+    ///
+    /// An identity for people who debug, not a secret and not a permission.
+    pub holder: String,
+    /// How often the holder has entered.
+    pub hold_count: u64,
+    /// Until the store lets it expire; `None` if it never will (which leasehold never does).
+    pub remaining: Option<Duration>,
+}
+
+impl Holding {
+    /// For those who write a [`Store`].
+    pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
+        Self {
+            holder,
+            hold_count,
+            remaining,
+        }
+    }
+}
+
+/// A subscription to one name's wake-ups; it ends when dropped.
+#[derive(Debug)]
+pub struct Wakeups {
+    notify: Arc<Notify>,
+    _subscription: Box<dyn Any + Send + Sync>,
+}
+
+impl Wakeups {
+    /// `notify` wakes the waiter (by `notify_one`, so that none is lost between two waits);
+    /// `subscription` is dropped with it.
+    pub fn new(notify: Arc<Notify>, subscription: impl Any + Send + Sync) -> Self {
+        Self {
+            notify,
+            _subscription: Box::new(subscription),
+        }
+    }
+
+    /// Waits for a hint that came since the last call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a hint is not lost.
+    pub async fn recv(&mut self) {
+        self.notify.notified().await;
+    }
+}
+
+/// A checked name of a lock.
+///
+/// 1 to 512 bytes; braces balanced and never empty, because Redis Cluster and Redisson derive
+/// the slot from them.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(Arc<str>);
+
+impl Name {
+    /// Checks a name.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](crate::ErrorKind::Invalid) says which rule is broken.
+    ///
+    /// ```
+    /// use leasehold::store::Name;
+    ///
+    /// assert!(Name::new("orders:{42}").is_ok());
+    /// assert!(Name::new("orders:{42").is_err());
+    /// ```
+    pub fn new(name: &str) -> Result<Self> {
+        if name.is_empty() {
+            return Err(Error::invalid(
+                "a lock's name is empty; give it at least one byte",
+            ));
+        }
+        if name.len() > LONGEST_NAME {
+            return Err(Error::invalid(format!(
+                "a lock's name has {} bytes; at most {LONGEST_NAME} are allowed, so use a digest of it",
+                name.len()
+            )));
+        }
+        check_braces(name)?;
+        Ok(Self(name.into()))
+    }
+
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Refuses braces from which Redis Cluster would derive different slots for one lock's keys.
+pub(crate) fn check_braces(name: &str) -> Result<()> {
+    let mut open = 0usize;
+    let mut previous = ' ';
+    for c in name.chars() {
+        match c {
+            '{' => open += 1,
+            '}' if open == 0 => return Err(braces(name, "a '}' without its '{'")),
+            '}' if previous == '{' => return Err(braces(name, "an empty '{}'")),
+            '}' => open -= 1,
+            _ => {}
+        }
+        previous = c;
+    }
+    if open > 0 {
+        return Err(braces(name, "a '{' without its '}'"));
+    }
+    Ok(())
+}
+
+fn braces(name: &str, what: &str) -> Error {
+    Error::invalid(format!(
+        "the name {name:?} has {what}; braces must be balanced and not empty, for they choose the cluster slot"
+    ))
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The identity of one hold: `<uuid v4 of the manager>:<number>`, used for one grant only.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token {
+    manager: Uuid,
+    number: u64,
+}
+
+impl Token {
+    /// The `number`-th token of a manager.
+    pub fn new(manager: Uuid, number: u64) -> Self {
+        Self { manager, number }
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.number
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.manager.as_hyphenated(), self.number)
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Four digits tell tokens apart in a log without giving them away.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}…:{}", self.manager.as_fields().1, self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_checked() {
+        for good in [
+            "a",
+            "orders:42",
+            "{a}b",
+            "x{a}y",
+            "a{b}{c}",
+            "{{a}}",
+            "naïve ☕",
+            "a\nb\0",
+        ] {
+            assert!(Name::new(good).is_ok(), "{good:?}");
+        }
+        for bad in [
+            "", "a{b", "{a", "{", "a}b", "}", "x{}y", "{}", "a}b{c", "}{",
+        ] {
+            let error = Name::new(bad).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{bad:?}");
+        }
+        assert!(Name::new(&"x".repeat(512)).is_ok());
+        let error = Name::new(&"x".repeat(513)).unwrap_err();
+        assert!(error.to_string().contains("513 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_token_shows_four_digits_in_debug_and_all_on_the_wire() {
+        let token = Token::new(
+            Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef),
+            7,
+        );
+        assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
+        assert_eq!(format!("{token:?}"), "9abc…:7");
+    }
+
+    proptest! {
+        /// Redis takes the text between the first '{' and the next '}' for the slot, unless empty.
+        #[test]
+        fn every_accepted_name_and_its_fence_key_share_a_slot_tag(name in "[ab{}:]{1,12}") {
+            fn tag(key: &str) -> &str {
+                key.split_once('{')
+                    .and_then(|(_, rest)| rest.split_once('}'))
+                    .map(|(tag, _)| tag)
+                    .filter(|tag| !tag.is_empty())
+                    .unwrap_or(key)
+            }
+            if Name::new(&name).is_ok() {
+                let derived = if name.contains('{') {
+                    format!("redisson_lock_token:{name}")
+                } else {
+                    format!("redisson_lock_token:{{{name}}}")
+                };
+                prop_assert_eq!(tag(&name), tag(&derived));
+            }
+        }
+    }
+}

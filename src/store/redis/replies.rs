@@ -1,0 +1,266 @@
+//! What the server's words mean. Knows no client: only numbers, texts, and the scripts' codes.
+
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Absence, Holding};
+use std::time::Duration;
+
+/// One element of a script's reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Element {
+    Int(i64),
+    Text(String),
+}
+
+/// A code of the scripts, or the error that an item met.
+#[derive(Debug)]
+pub(super) enum Code {
+    Yes,
+    No,
+    Absent(Absence),
+}
+
+impl Element {
+    pub(super) fn code(&self) -> Result<Code> {
+        match self {
+            Element::Int(1) => Ok(Code::Yes),
+            Element::Int(0) => Ok(Code::No),
+            Element::Int(-1) => Ok(Code::Absent(Absence::Gone)),
+            Element::Int(-2) => Ok(Code::Absent(Absence::Taken)),
+            Element::Int(_) => Err(nonsense()),
+            Element::Text(text) => Err(sort(text)),
+        }
+    }
+
+    pub(super) fn int(&self) -> Result<i64> {
+        match self {
+            Element::Int(value) => Ok(*value),
+            Element::Text(_) => Err(nonsense()),
+        }
+    }
+}
+
+/// A time to live as Redis tells it; `None` when there is none.
+pub(super) fn remaining(millis: i64) -> Option<Duration> {
+    u64::try_from(millis).ok().map(Duration::from_millis)
+}
+
+/// A server that speaks Redis would not have said this.
+pub(super) fn nonsense() -> Error {
+    Error::invalid("the server's reply makes no sense; is it Redis 6.2 or later, without a proxy that changes replies?")
+        .with_fate(Fate::Unknown)
+}
+
+/// Sorts an error reply by its first word, as Redis documents them.
+pub(super) fn sort(text: &str) -> Error {
+    use ErrorKind::{Denied, Invalid, Rejected, Unavailable, WrongType};
+
+    // A failed fred write under one attempt; never sent.
+    if text.contains("Too many failed write attempts") {
+        return error(
+            Unavailable,
+            "the connection failed before the command was sent",
+            text,
+            Fate::NotExecuted,
+        );
+    }
+    // Inside a script a missing right has no word of its own.
+    if text.contains("The user executing the script can't") {
+        let message =
+            "the user lacks a right that the lock scripts need; see the README for the ACL";
+        return error(Denied, message, text, Fate::Unknown);
+    }
+    let word = text.split([' ', ':']).next().unwrap_or_default();
+    let (kind, message) = match word {
+        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" => (
+            Unavailable,
+            "the server is part of a cluster that sends us elsewhere",
+        ),
+        "LOADING" => (Unavailable, "the server is still loading its data"),
+        "MASTERDOWN" => (Unavailable, "the server is a replica that lost its master"),
+        "BUSY" => (
+            Unavailable,
+            "the server is busy with somebody's long script",
+        ),
+        "READONLY" => (Rejected, "the server is a read-only replica"),
+        "OOM" => (Rejected, "the server is out of memory"),
+        "NOREPLICAS" => (Rejected, "the server has too few replicas to accept writes"),
+        "MISCONF" => (
+            Rejected,
+            "the server cannot save to disk and refuses writes",
+        ),
+        "NOAUTH" => (Denied, "the server wants a password; put it into the URL"),
+        "WRONGPASS" => (Denied, "the server refuses this user or password"),
+        "NOPERM" => (Denied, "the user lacks a right; see the README for the ACL"),
+        "WRONGTYPE" => (
+            WrongType,
+            "the key under this name is not a lock; it was left untouched",
+        ),
+        "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
+        "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),
+        "ERR" if text.contains("max number of clients") => {
+            (Unavailable, "the server accepts no more clients")
+        }
+        "ERR"
+            if text.contains("without any password configured")
+                || text.contains("invalid password") =>
+        {
+            (Denied, "the server refuses this user or password")
+        }
+        "ERR" if text.contains("DB index is out of range") => {
+            (Invalid, "the server has no database of this number")
+        }
+        _ => {
+            return error(
+                Unavailable,
+                "the server answered with an error",
+                text,
+                Fate::Unknown,
+            );
+        }
+    };
+    error(kind, message, text, Fate::NotExecuted)
+}
+
+/// The server's own words, kept as the source.
+#[derive(Debug)]
+struct ServerError(String);
+
+impl std::fmt::Display for ServerError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ServerError {}
+
+fn error(kind: ErrorKind, message: &'static str, text: &str, fate: Fate) -> Error {
+    Error::new(kind, format!("{message} ({text})"))
+        .with_fate(fate)
+        .with_source(ServerError(text.to_owned()))
+}
+
+/// The reply of the inspect script.
+pub(super) fn holding(reply: &[Element]) -> Result<Option<Holding>> {
+    let [left, fields @ ..] = reply else {
+        return Err(nonsense());
+    };
+    match fields {
+        [] => Ok(None),
+        [Element::Text(holder), Element::Text(count)] => {
+            let count = count.parse().map_err(|_| not_a_lock())?;
+            Ok(Some(Holding::new(
+                holder.clone(),
+                count,
+                remaining(left.int()?),
+            )))
+        }
+        _ => Err(not_a_lock()),
+    }
+}
+
+fn not_a_lock() -> Error {
+    Error::new(
+        ErrorKind::WrongType,
+        "the hash under this name is not a plain lock (one field, a count); it was left untouched",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_reply_has_its_kind_and_fate() {
+        use ErrorKind::*;
+        use Fate::*;
+        let table = [
+            ("MOVED 3999 127.0.0.1:6381", Unavailable, NotExecuted),
+            (
+                "LOADING Redis is loading the dataset in memory",
+                Unavailable,
+                NotExecuted,
+            ),
+            (
+                "BUSY Redis is busy running a script.",
+                Unavailable,
+                NotExecuted,
+            ),
+            (
+                "MASTERDOWN Link with MASTER is down",
+                Unavailable,
+                NotExecuted,
+            ),
+            (
+                "ERR max number of clients reached",
+                Unavailable,
+                NotExecuted,
+            ),
+            ("Too many failed write attempts.", Unavailable, NotExecuted),
+            (
+                "READONLY You can't write against a read only replica.",
+                Rejected,
+                NotExecuted,
+            ),
+            (
+                "OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:3.",
+                Rejected,
+                NotExecuted,
+            ),
+            (
+                "NOREPLICAS Not enough good replicas to write.",
+                Rejected,
+                NotExecuted,
+            ),
+            (
+                "MISCONF Redis is configured to save RDB snapshots",
+                Rejected,
+                NotExecuted,
+            ),
+            ("NOAUTH Authentication required.", Denied, NotExecuted),
+            (
+                "WRONGPASS invalid username-password pair or user is disabled.",
+                Denied,
+                NotExecuted,
+            ),
+            (
+                "NOPERM this user has no permissions to run the 'eval' command",
+                Denied,
+                NotExecuted,
+            ),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                Denied,
+                Unknown,
+            ),
+            (
+                "WRONGTYPE Operation against a key holding the wrong kind of value",
+                WrongType,
+                NotExecuted,
+            ),
+            (
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                Invalid,
+                NotExecuted,
+            ),
+            ("LEASEHOLD bad argument x", Invalid, NotExecuted),
+            ("ERR something new", Unavailable, Unknown),
+            ("", Unavailable, Unknown),
+        ];
+        for (text, kind, fate) in table {
+            let error = sort(text);
+            assert_eq!((error.kind(), error.fate()), (kind, fate), "{text}");
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn replies_that_make_no_sense_are_refused() {
+        assert!(Element::Int(7).code().is_err());
+        assert!(Element::Text("12".into()).int().is_err());
+        assert!(holding(&[]).is_err());
+        assert!(holding(&[Element::Int(5), Element::Text("mode".into())]).is_err());
+        let text = |s: &str| Element::Text(s.into());
+        let error = holding(&[Element::Int(5), text("a"), text("x")]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WrongType);
+    }
+}

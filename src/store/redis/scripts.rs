@@ -1,0 +1,163 @@
+//! The Lua scripts, and the one way to run them.
+
+use super::replies::{self, Element};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::config::Options;
+use fred::types::{ClusterHash, CustomCommand, Value};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// A script and the name under which servers remember it.
+pub(super) struct Script {
+    source: &'static str,
+    sha: LazyLock<String>,
+}
+
+macro_rules! script {
+    ($($file:literal),+) => {
+        Script {
+            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
+            sha: LazyLock::new(|| {
+                fred::util::sha1_hash(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
+            }),
+        }
+    };
+}
+
+pub(super) static BATCH: Script = script!("common", "acquire", "release", "batch");
+pub(super) static RENEW: Script = script!("common", "renew");
+pub(super) static FORCE: Script = script!("common", "force");
+pub(super) static INSPECT: Script = script!("inspect");
+
+/// The arguments of one call.
+#[derive(Debug, Default)]
+pub(super) struct Call {
+    pub(super) keys: Vec<Value>,
+    pub(super) args: Vec<Value>,
+}
+
+impl Call {
+    pub(super) fn key(&mut self, key: String) {
+        self.keys.push(Value::from(key));
+    }
+
+    pub(super) fn text(&mut self, text: String) {
+        self.args.push(Value::from(text));
+    }
+
+    pub(super) fn word(&mut self, word: &'static str) {
+        self.args.push(Value::from_static_str(word));
+    }
+
+    pub(super) fn number(&mut self, number: u64) {
+        // fred has no unsigned integers; none of ours reaches 2^63.
+        self.args
+            .push(Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)));
+    }
+
+    fn words(&self, head: Value) -> Vec<Value> {
+        let mut words = Vec::with_capacity(2 + self.keys.len() + self.args.len());
+        words.push(head);
+        words.push(Value::Integer(self.keys.len() as i64));
+        words.extend(self.keys.iter().cloned());
+        words.extend(self.args.iter().cloned());
+        words
+    }
+}
+
+impl Script {
+    /// Runs the script once: by its name, and if the server does not know that, by its text.
+    ///
+    /// Not through fred's Lua interface: per-command options do not reach that.
+    pub(super) async fn run(
+        &'static self,
+        client: &Client,
+        call: &Call,
+        timeout: Duration,
+    ) -> Result<Vec<Element>> {
+        let options = Options {
+            max_attempts: Some(1),
+            timeout: Some(timeout.max(Duration::from_millis(1))),
+            ..Options::default()
+        };
+        let client = client.with_options(&options);
+        let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
+        let sha = Value::from_static_str(self.sha());
+        let reply: Result<Value, fred::error::Error> =
+            client.custom(by_name, call.words(sha)).await;
+        let reply = match reply {
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                let by_text = CustomCommand::new_static("EVAL", ClusterHash::Offset(2), false);
+                let source = Value::from_static_str(self.source);
+                client.custom(by_text, call.words(source)).await
+            }
+            reply => reply,
+        };
+        elements(reply.map_err(|error| sorted(&error))?)
+    }
+
+    fn sha(&'static self) -> &'static str {
+        &self.sha
+    }
+}
+
+fn elements(reply: Value) -> Result<Vec<Element>> {
+    let Value::Array(values) = reply else {
+        return Err(replies::nonsense());
+    };
+    values.into_iter().map(element).collect()
+}
+
+fn element(value: Value) -> Result<Element> {
+    match value {
+        Value::Integer(value) => Ok(Element::Int(value)),
+        Value::String(text) => Ok(Element::Text(text.to_string())),
+        Value::Bytes(bytes) => Ok(Element::Text(String::from_utf8_lossy(&bytes).into_owned())),
+        _ => Err(replies::nonsense()),
+    }
+}
+
+/// Sorts a failure of fred's: first by the server's words, then by what fred knows.
+pub(super) fn sorted(error: &fred::error::Error) -> Error {
+    use fred::error::ErrorKind as Kind;
+
+    let text = error.details();
+    let sorted = replies::sort(text);
+    if sorted.fate() == Fate::NotExecuted || sorted.kind() != ErrorKind::Unavailable {
+        return sorted;
+    }
+    let (kind, message, fate) = match error.kind() {
+        Kind::Auth => (
+            ErrorKind::Denied,
+            "the server refuses this user or password",
+            Fate::NotExecuted,
+        ),
+        Kind::Timeout => (
+            ErrorKind::Unavailable,
+            "the server did not answer in time",
+            Fate::Unknown,
+        ),
+        Kind::IO => (
+            ErrorKind::Unavailable,
+            "the connection to the server failed",
+            Fate::Unknown,
+        ),
+        Kind::Canceled => (
+            ErrorKind::Unavailable,
+            "the connection was closed",
+            Fate::Unknown,
+        ),
+        Kind::Backpressure => (
+            ErrorKind::Unavailable,
+            "the client's queue is full",
+            Fate::NotExecuted,
+        ),
+        Kind::Protocol | Kind::Parse => return replies::nonsense().with_source(error.clone()),
+        _ => return sorted,
+    };
+    Error::new(kind, format!("{message} ({text})"))
+        .with_fate(fate)
+        .with_source(error.clone())
+}

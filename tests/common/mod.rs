@@ -1,0 +1,41 @@
+//! What the integration tests and the benchmarks share: servers of their own, a proxy that
+//! breaks connections in chosen ways, and a client that looks at the server from outside.
+//!
+//! Everything here is synchronous, except for [`eventually`], so that it serves any runtime;
+//! each call is short enough to be made from async code.
+
+// Every test binary uses its own part of this module.
+#![allow(dead_code, unused_imports)]
+
+pub mod proxy;
+pub mod resp;
+pub mod server;
+
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+pub use proxy::{Mode, Proxy};
+pub use resp::{Reply, Resp, is_timeout};
+pub use server::Server;
+
+/// Waits until `condition` holds; panics, naming the caller's line, if it does not within `limit`.
+///
+/// The limit is real time even under a paused tokio clock: what is waited for happens in other
+/// processes and threads, which know nothing of that clock.
+#[track_caller]
+pub fn eventually(
+    limit: Duration,
+    mut condition: impl FnMut() -> bool,
+) -> impl Future<Output = ()> {
+    let caller = Location::caller();
+    async move {
+        let start = Instant::now();
+        while !condition() {
+            assert!(
+                start.elapsed() < limit,
+                "what {caller} waits for did not come true within {limit:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

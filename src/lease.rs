@@ -1,9 +1,10 @@
 //! What the user keeps in hand while a name is held.
 
 use crate::error::{Error, Loss, Result};
+use crate::hold::Hold;
 use crate::hold::engine::{Core, Engine};
 use crate::hold::reaper::{self, Job};
-use crate::hold::{Hold, Phase};
+use crate::hold::state::Phase;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -104,7 +105,7 @@ impl Lease {
     /// ```
     pub fn token(&self) -> CancellationToken {
         self.token
-            .get_or_init(|| self.hold.lost.child_token())
+            .get_or_init(|| self.hold.lost_token())
             .child_token()
     }
 
@@ -176,15 +177,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn remaining(&self) -> Duration {
-        match self.hold.phase(self.core()) {
-            Phase::Lost(_) => Duration::ZERO,
-            _ => {
-                let core = self.core();
-                self.hold
-                    .believed_until(core)
-                    .saturating_duration_since(core.now())
-            }
-        }
+        self.hold.remaining(self.core())
     }
 
     /// Makes sure that at least `min` [remains](Lease::remaining), renewing now if less does.

@@ -10,6 +10,7 @@ mod hold;
 mod lease;
 mod lock;
 mod manager;
+mod seek;
 pub mod store;
 
 pub use error::{Error, ErrorKind, Fate, Loss, Result};

@@ -235,9 +235,8 @@ impl LeaseManager {
         let mut failed = Vec::new();
         let mut released = 0;
         for hold in holds {
-            let over = hold.until(|hold| hold.is_over().then_some(()));
             let in_time = tokio::select! {
-                () = over => true,
+                () = hold.until_over() => true,
                 () = core.clock().sleep_until(until) => hold.is_over(),
             };
             match hold.release_error() {

@@ -4,8 +4,9 @@
 //! is dropped, the guard's Drop hands the request, still in flight, to the engine as a [`Job`]; it
 //! never spawns and never blocks, so it works inside a runtime and out.
 
+use super::Hold;
 use super::engine::Core;
-use super::{Entered, Hold, Next, Op};
+use super::state::{Entered, Next, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
@@ -301,11 +302,7 @@ impl Settlement<'_> {
         while self.flight.is_none() {
             match self.hold.next_op(self.core) {
                 Next::Op(op) => self.start(op),
-                Next::Busy => {
-                    self.hold
-                        .until(|hold| (!hold.is_busy()).then_some(()))
-                        .await
-                }
+                Next::Busy => self.hold.until_idle().await,
                 Next::Nothing => return None,
             }
         }

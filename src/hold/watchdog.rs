@@ -3,9 +3,10 @@
 //! One loop per engine. It wakes for the hold that is due first, never for each hold, and hands
 //! I/O to tasks of its own, so that no store, however slow, keeps it from firing a token at `C`.
 
+use super::Hold;
 use super::engine::Core;
 use super::reaper::{self, Job};
-use super::{Due, Hold};
+use super::state::Due;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Renewal, Renewed};
@@ -104,9 +105,9 @@ async fn renew(core: Arc<Core>, batch: Vec<Renewing>) {
     // No attempt outlives the last `C` among them.
     let left = batch
         .iter()
-        .map(|(hold, _)| hold.believed_until(&core))
-        .max();
-    let left = left.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        .map(|(hold, _)| hold.remaining(&core))
+        .max()
+        .unwrap_or_default();
     let timeout = left.min(core.timing.attempt);
 
     let mut requests = Vec::with_capacity(batch.len());
@@ -142,7 +143,7 @@ async fn renew(core: Arc<Core>, batch: Vec<Renewing>) {
     };
     for ((hold, attempt), kept) in batch.into_iter().zip(kept) {
         if let Some(verdict) = verdicts.next() {
-            hold.renewed(&core, attempt, sent, kept, verdict);
+            hold.renewed(&core, (attempt, sent, kept), verdict);
         }
     }
 }

@@ -260,14 +260,18 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "rustls")]
+    #[test]
+    fn tls_is_asked_for_by_the_scheme() {
+        assert!(parsed("rediss://host").unwrap().tls.is_some());
+        assert!(parsed("redis://host").unwrap().tls.is_none());
+    }
+
+    #[cfg(not(feature = "rustls"))]
     #[test]
     fn tls_without_the_feature_is_unsupported() {
-        let result = parsed("rediss://host");
-        if cfg!(feature = "rustls") {
-            assert!(result.unwrap().tls.is_some());
-        } else {
-            assert_eq!(result.unwrap_err().kind(), ErrorKind::Unsupported);
-        }
+        let error = parsed("rediss://host").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 
     #[test]

@@ -1,0 +1,692 @@
+//! The state machine of a hold: pure transitions over time, no I/O, no locks, no clocks of its own.
+
+use super::timing::Timing;
+use crate::clock::Instant;
+use crate::error::{Error, Fate, Loss, Result};
+use crate::store::Absence;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Held,
+    AtRisk,
+    Lost(Loss),
+    /// The count is zero: the release is under way, or will be tried again.
+    Releasing,
+    /// The store has it back, or it is left to expire.
+    Released,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Renewal {
+    Due(Instant),
+    UnderWay { attempt: u32, until: Instant },
+    Stopped,
+}
+
+/// What the watchdog must do for a hold now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    Renew { attempt: u32 },
+    Settle,
+}
+
+/// Whether the holder may enter once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Ask the store for this count.
+    Count(u32),
+    /// Another operation is under way; ask again after a change.
+    Busy,
+    /// Lost while older leases are alive.
+    Lost(Loss),
+    /// Nothing left of it: take a new one.
+    Over,
+}
+
+/// What became of a nested acquire.
+#[derive(Clone, Debug)]
+pub(crate) enum Entered {
+    Granted { sent: Instant, count: u32 },
+    NotYours(Absence),
+    Failed(Error),
+}
+
+/// What the store must be told of the count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Record(u32),
+    Release,
+}
+
+/// What is next to be told to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Send this; its verdict must follow.
+    Op(Op),
+    /// Another operation is under way; ask again after a change.
+    Busy,
+    /// The store knows all it needs.
+    Nothing,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    phase: Phase,
+    /// When the last confirmed grant or renewal was sent.
+    confirmed: Instant,
+    renewal: Renewal,
+    attempts: u32,
+    failures: u32,
+    /// Leases alive in this process.
+    live: u32,
+    /// The count that the store has, as far as known.
+    recorded: Option<u32>,
+    /// An operation that writes the count is under way.
+    busy: bool,
+    /// ... and it is a nested acquire.
+    nesting: bool,
+    /// The reaper was told of what is owed.
+    settling: bool,
+    /// The loss was ours to decide: when to release at the latest.
+    owed: Option<Instant>,
+    max_until: Option<Instant>,
+    /// Earlier sends of the grant whose fate is unknown may run until then.
+    unsure_until: Option<Instant>,
+    /// When the store last set how long it remembers the fencing token.
+    fence_kept: Instant,
+    /// The error of the last release that failed.
+    release_error: Option<Error>,
+}
+
+impl State {
+    /// Granted by a request that left at `sent`; renewed first at `renew`.
+    pub(super) fn granted(
+        sent: Instant,
+        renew: Instant,
+        max_until: Option<Instant>,
+        unsure_until: Option<Instant>,
+    ) -> Self {
+        Self {
+            phase: Phase::Held,
+            confirmed: sent,
+            renewal: Renewal::Due(renew),
+            attempts: 0,
+            failures: 0,
+            live: 1,
+            recorded: Some(1),
+            busy: false,
+            nesting: false,
+            settling: false,
+            owed: None,
+            max_until,
+            unsure_until,
+            fence_kept: sent,
+            release_error: None,
+        }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(super) fn live(&self) -> u32 {
+        self.live
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    pub(super) fn max_until(&self) -> Option<Instant> {
+        self.max_until
+    }
+
+    pub(super) fn fence_kept(&self) -> Instant {
+        self.fence_kept
+    }
+
+    pub(super) fn release_error(&self) -> Option<Error> {
+        self.release_error.clone()
+    }
+
+    pub(super) fn believed(&self) -> bool {
+        matches!(self.phase, Phase::Held | Phase::AtRisk)
+    }
+
+    /// Nothing more will be sent for it, so the next in line may ask the store.
+    pub(super) fn is_over(&self) -> bool {
+        match self.phase {
+            Phase::Released => true,
+            Phase::Lost(_) => self.owed.is_none() && !self.busy,
+            _ => false,
+        }
+    }
+
+    /// `D`: until when the store surely keeps it.
+    pub(super) fn deadline(&self, timing: &Timing) -> Instant {
+        timing.deadline(self.confirmed)
+    }
+
+    /// `C`, or the end of `max_hold` if that is earlier: until when its holder may believe.
+    pub(super) fn believed_until(&self, timing: &Timing) -> Instant {
+        let cancel = timing.cancel(self.confirmed);
+        self.max_until.map_or(cancel, |max| max.min(cancel))
+    }
+
+    /// Whether something of the store's is still owed and nobody is at it.
+    pub(super) fn needs_settling(&self) -> bool {
+        match self.phase {
+            Phase::Releasing => true,
+            Phase::Lost(_) => self.owed.is_some() && self.live == 0,
+            Phase::Held | Phase::AtRisk => self.recorded != Some(self.live),
+            Phase::Released => false,
+        }
+    }
+
+    /// When the watchdog must look at this hold again.
+    pub(super) fn wake_at(&self, timing: &Timing) -> Option<Instant> {
+        match self.phase {
+            Phase::Held | Phase::AtRisk => {
+                let end = self.believed_until(timing);
+                Some(match self.renewal {
+                    Renewal::Due(at) | Renewal::UnderWay { until: at, .. } => at.min(end),
+                    Renewal::Stopped => end,
+                })
+            }
+            Phase::Lost(_) if !self.settling => self.owed,
+            _ => None,
+        }
+    }
+
+    /// Belief ends. With `owed` the key is still ours, to be released by then.
+    pub(super) fn lose(&mut self, loss: Loss, owed: Option<Instant>) {
+        if self.believed() {
+            self.phase = Phase::Lost(loss);
+            self.renewal = Renewal::Stopped;
+            self.owed = owed;
+        }
+    }
+
+    /// Notices by the clock what no event has told yet.
+    pub(super) fn expire(&mut self, timing: &Timing, now: Instant) {
+        if now >= timing.cancel(self.confirmed) {
+            self.lose(Loss::Expired, None);
+        } else if self.max_until.is_some_and(|max| now >= max) {
+            self.lose(Loss::MaxHold, Some(now + timing.grace));
+        }
+    }
+
+    pub(super) fn tick(&mut self, timing: &Timing, now: Instant, jitter: f64) -> Due {
+        self.expire(timing, now);
+        if let Phase::Lost(_) = self.phase {
+            let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.settling;
+            self.settling |= due;
+            return if due { Due::Settle } else { Due::Nothing };
+        }
+        if let Renewal::UnderWay { attempt, until } = self.renewal
+            && until <= now
+        {
+            self.renewal_failed(timing, now, jitter, attempt);
+        }
+        match self.renewal {
+            Renewal::Due(at) if at <= now => self.renew_early(timing, now),
+            _ => Due::Nothing,
+        }
+    }
+
+    /// Starts a renewal that is not due yet.
+    pub(super) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
+        match self.renewal {
+            Renewal::Due(_) if self.believed() && now < self.believed_until(timing) => {
+                self.attempts = self.attempts.wrapping_add(1);
+                let attempt = self.attempts;
+                self.renewal = Renewal::UnderWay {
+                    attempt,
+                    until: now + timing.attempt,
+                };
+                Due::Renew { attempt }
+            }
+            _ => Due::Nothing,
+        }
+    }
+
+    /// Makes a renewal due, unless one is under way or was just refused.
+    pub(super) fn renew_now(&mut self, now: Instant) {
+        if let (Phase::Held, Renewal::Due(at)) = (self.phase, self.renewal) {
+            self.renewal = Renewal::Due(at.min(now));
+        }
+    }
+
+    /// The verdict on renewal `attempt`, which left at `sent`.
+    pub(super) fn renewed(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        jitter: f64,
+        (attempt, sent, fence_kept): (u32, Instant, bool),
+        verdict: Result<Option<Absence>>,
+    ) {
+        self.expire(timing, now);
+        if !self.believed() {
+            return;
+        }
+        match verdict {
+            Ok(None) => {
+                self.confirm(timing, sent, jitter);
+                if fence_kept {
+                    self.fence_kept = sent;
+                }
+            }
+            Ok(Some(absence)) => self.lose(absence.into(), None),
+            Err(_) => self.renewal_failed(timing, now, jitter, attempt),
+        }
+    }
+
+    fn renewal_failed(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
+        // An attempt that was given up on may still fail later; it says nothing new.
+        if !matches!(self.renewal, Renewal::UnderWay { attempt: current, .. } if current == attempt)
+        {
+            return;
+        }
+        self.phase = Phase::AtRisk;
+        self.failures = self.failures.saturating_add(1);
+        self.renewal = Renewal::Due(now + timing.gap(self.failures, jitter));
+    }
+
+    fn confirm(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
+        self.confirmed = self.confirmed.max(sent);
+        self.phase = Phase::Held;
+        self.failures = 0;
+        self.renewal = Renewal::Due(timing.renewal(self.confirmed, jitter));
+    }
+
+    /// Asks to enter once more; after [`Entry::Count`] the verdict must follow.
+    pub(super) fn enter(&mut self, timing: &Timing, now: Instant) -> Entry {
+        self.expire(timing, now);
+        match self.phase {
+            Phase::Lost(loss) if self.live > 0 => Entry::Lost(loss),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Entry::Over,
+            Phase::Held | Phase::AtRisk if self.busy => Entry::Busy,
+            Phase::Held | Phase::AtRisk => {
+                self.busy = true;
+                self.nesting = true;
+                Entry::Count(self.live + 1)
+            }
+        }
+    }
+
+    /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
+    pub(super) fn entered(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        jitter: f64,
+        verdict: Entered,
+        keep: bool,
+    ) -> Result<()> {
+        self.busy = false;
+        self.nesting = false;
+        self.expire(timing, now);
+        let result = match (self.phase, verdict) {
+            (Phase::Lost(loss), _) => Err(Error::lost(loss)),
+            (_, Entered::Granted { sent, count }) => {
+                self.confirm(timing, sent, jitter);
+                self.recorded = Some(count);
+                self.live += u32::from(keep);
+                Ok(())
+            }
+            (_, Entered::NotYours(absence)) => {
+                self.lose(absence.into(), None);
+                Err(Error::lost(absence.into()))
+            }
+            (_, Entered::Failed(error)) => {
+                if error.fate() != Fate::NotExecuted {
+                    self.recorded = None;
+                }
+                Err(error)
+            }
+        };
+        self.close_if_left();
+        result
+    }
+
+    /// One lease less; returns the phase as it was for its holder.
+    pub(super) fn leave(&mut self, timing: &Timing, now: Instant) -> Phase {
+        self.expire(timing, now);
+        let phase = self.phase;
+        self.live = self.live.saturating_sub(1);
+        self.close_if_left();
+        phase
+    }
+
+    /// Invariant 5; a nested acquire under way decides about itself when its verdict is there.
+    fn close_if_left(&mut self) {
+        if self.live == 0 && self.believed() && !self.nesting {
+            self.phase = Phase::Releasing;
+            self.renewal = Renewal::Stopped;
+        }
+    }
+
+    /// One lease less without telling the store: it is left to expire.
+    pub(super) fn forget(&mut self) {
+        self.live = self.live.saturating_sub(1);
+        if self.live == 0 && !self.nesting {
+            self.owed = None;
+            self.renewal = Renewal::Stopped;
+            if self.believed() {
+                self.phase = Phase::Released;
+            }
+        }
+    }
+
+    /// What the store must be told next.
+    pub(super) fn next_op(&mut self, now: Instant) -> Next {
+        if self.busy {
+            return Next::Busy;
+        }
+        let op = match self.phase {
+            Phase::Releasing => Op::Release,
+            Phase::Lost(_) if self.owed.is_some_and(|at| self.live == 0 || at <= now) => {
+                Op::Release
+            }
+            Phase::Held | Phase::AtRisk if self.recorded != Some(self.live) => {
+                Op::Record(self.live)
+            }
+            _ => return Next::Nothing,
+        };
+        self.busy = true;
+        Next::Op(op)
+    }
+
+    /// The verdict on [`State::next_op`]. `Some` is a time until when copies of the grant may still
+    /// arrive, so that the token must be swept until then.
+    pub(super) fn settled(
+        &mut self,
+        now: Instant,
+        op: Op,
+        verdict: Result<Option<Absence>>,
+    ) -> Option<Instant> {
+        self.busy = false;
+        match (op, verdict) {
+            (Op::Record(count), Ok(None)) => self.recorded = Some(count),
+            (Op::Record(_), Ok(Some(absence))) => self.lose(absence.into(), None),
+            // The count in the store is only a record: the renewals and the release will do.
+            (Op::Record(count), Err(_)) => self.recorded = Some(count),
+            (Op::Release, Ok(_)) => {
+                self.end();
+                self.release_error = None;
+                return self.unsure_until.filter(|until| *until > now);
+            }
+            (Op::Release, Err(error)) => self.release_error = Some(error),
+        }
+        None
+    }
+
+    /// Nothing more is owed to the store.
+    pub(super) fn end(&mut self) {
+        self.owed = None;
+        if self.phase == Phase::Releasing {
+            self.phase = Phase::Released;
+        }
+    }
+}
+
+impl From<Absence> for Loss {
+    fn from(absence: Absence) -> Self {
+        match absence {
+            Absence::Gone => Loss::Gone,
+            Absence::Taken => Loss::Taken,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use std::time::Duration;
+
+    /// T = 1 s: renew at 333 ms, attempts of 166 ms, C = 888 ms, D = 988 ms.
+    fn timing() -> Timing {
+        Timing::new(Duration::from_secs(1)).unwrap()
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    fn held() -> State {
+        State::granted(at(0), at(333), None, None)
+    }
+
+    fn unavailable() -> Error {
+        Error::new(ErrorKind::Unavailable, "test")
+    }
+
+    fn renew(state: &mut State, now: u64) -> u32 {
+        match state.tick(&timing(), at(now), 0.0) {
+            Due::Renew { attempt } => attempt,
+            due => panic!("{due:?} at {now}"),
+        }
+    }
+
+    fn verdict(
+        state: &mut State,
+        now: u64,
+        attempt: u32,
+        sent: u64,
+        verdict: Result<Option<Absence>>,
+    ) {
+        state.renewed(&timing(), at(now), 0.0, (attempt, at(sent), false), verdict);
+    }
+
+    #[test]
+    fn a_renewal_moves_the_deadline_by_its_own_sent_and_only_forward() {
+        let mut state = held();
+        assert_eq!(state.wake_at(&timing()), Some(at(333)));
+        let attempt = renew(&mut state, 333);
+        verdict(&mut state, 340, attempt, 334, Ok(None));
+        assert_eq!(state.believed_until(&timing()), at(334 + 888));
+        verdict(&mut state, 341, attempt, 100, Ok(None));
+        assert_eq!(state.believed_until(&timing()), at(334 + 888));
+    }
+
+    #[test]
+    fn a_blip_is_at_risk_and_then_held_again() {
+        let mut state = held();
+        let attempt = renew(&mut state, 333);
+        verdict(&mut state, 350, attempt, 333, Err(unavailable()));
+        assert_eq!(state.phase(), Phase::AtRisk);
+        let attempt = renew(&mut state, 400);
+        verdict(&mut state, 410, attempt, 400, Ok(None));
+        assert_eq!(state.phase(), Phase::Held);
+    }
+
+    #[test]
+    fn an_unanswered_renewal_is_tried_again_until_c_and_never_after() {
+        let mut state = held();
+        let mut attempts = 0;
+        loop {
+            let now = state.wake_at(&timing()).unwrap();
+            if now >= at(888) {
+                break;
+            }
+            attempts += u32::from(state.tick(&timing(), now, 1.0) != Due::Nothing);
+        }
+        assert_eq!(attempts, 3);
+        assert_eq!(state.tick(&timing(), at(888), 0.0), Due::Nothing);
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+        assert_eq!(state.wake_at(&timing()), None);
+        assert_eq!(state.renew_early(&timing(), at(889)), Due::Nothing);
+    }
+
+    #[test]
+    fn a_reply_after_c_changes_nothing() {
+        let mut state = held();
+        let attempt = renew(&mut state, 333);
+        verdict(&mut state, 888, attempt, 333, Ok(None));
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+        verdict(&mut state, 889, attempt, 333, Ok(Some(Absence::Taken)));
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+    }
+
+    #[test]
+    fn the_failure_of_an_attempt_given_up_on_says_nothing() {
+        let mut state = held();
+        let first = renew(&mut state, 333);
+        let due = state.tick(&timing(), at(500), 0.0);
+        assert_eq!(due, Due::Nothing, "a gap first");
+        let second = renew(&mut state, 520);
+        verdict(&mut state, 530, first, 333, Err(unavailable()));
+        assert_eq!(
+            state.renewal,
+            Renewal::UnderWay {
+                attempt: second,
+                until: at(686)
+            }
+        );
+    }
+
+    #[test]
+    fn only_the_stores_clear_word_or_c_loses() {
+        for (absence, loss) in [(Absence::Gone, Loss::Gone), (Absence::Taken, Loss::Taken)] {
+            let mut state = held();
+            let attempt = renew(&mut state, 333);
+            verdict(&mut state, 340, attempt, 333, Ok(Some(absence)));
+            assert_eq!(state.phase(), Phase::Lost(loss));
+            assert!(state.is_over());
+        }
+    }
+
+    #[test]
+    fn the_last_lease_closes_the_hold_in_the_same_step() {
+        let mut state = held();
+        assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
+        assert_eq!(state.phase(), Phase::Releasing);
+        assert_eq!(state.enter(&timing(), at(11)), Entry::Over);
+        assert_eq!(state.next_op(at(11)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(at(11)), Next::Busy);
+        assert!(!state.is_over());
+        assert_eq!(state.settled(at(12), Op::Release, Ok(None)), None);
+        assert!(state.is_over());
+        assert_eq!(state.next_op(at(13)), Next::Nothing);
+    }
+
+    #[test]
+    fn nested_leases_are_recorded_with_absolute_counts() {
+        let mut state = held();
+        assert_eq!(state.enter(&timing(), at(10)), Entry::Count(2));
+        assert_eq!(state.enter(&timing(), at(10)), Entry::Busy);
+        let granted = Entered::Granted {
+            sent: at(10),
+            count: 2,
+        };
+        state
+            .entered(&timing(), at(11), 0.0, granted, true)
+            .unwrap();
+        assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
+        state.leave(&timing(), at(13));
+        assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
+        state.settled(at(15), Op::Record(1), Err(unavailable()));
+        assert_eq!(
+            state.next_op(at(16)),
+            Next::Nothing,
+            "a refused record is let be"
+        );
+    }
+
+    #[test]
+    fn a_lease_dropped_while_entering_does_not_release_under_the_new_one() {
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        state.leave(&timing(), at(11));
+        assert_eq!(state.phase(), Phase::Held);
+        let granted = Entered::Granted {
+            sent: at(10),
+            count: 2,
+        };
+        state
+            .entered(&timing(), at(12), 0.0, granted, true)
+            .unwrap();
+        assert_eq!(
+            (state.live(), state.next_op(at(13))),
+            (1, Next::Op(Op::Record(1)))
+        );
+    }
+
+    #[test]
+    fn a_failed_entry_after_the_last_lease_has_gone_releases() {
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        state.leave(&timing(), at(11));
+        let failed = Entered::Failed(unavailable());
+        assert!(state.entered(&timing(), at(12), 0.0, failed, true).is_err());
+        assert!(state.needs_settling());
+        assert_eq!(state.next_op(at(13)), Next::Op(Op::Release));
+    }
+
+    #[test]
+    fn an_abandoned_entry_is_taken_back() {
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        let granted = Entered::Granted {
+            sent: at(10),
+            count: 2,
+        };
+        state
+            .entered(&timing(), at(12), 0.0, granted, false)
+            .unwrap();
+        assert_eq!(
+            (state.live(), state.next_op(at(13))),
+            (1, Next::Op(Op::Record(1)))
+        );
+    }
+
+    #[test]
+    fn tokens_first_then_the_release_when_dropped_or_after_the_grace() {
+        let mut state = State::granted(at(0), at(333), Some(at(200)), None);
+        assert_eq!(state.wake_at(&timing()), Some(at(200)));
+        assert_eq!(state.tick(&timing(), at(200), 0.0), Due::Nothing);
+        assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
+        assert_eq!(state.next_op(at(250)), Next::Nothing, "the lease is alive");
+        assert_eq!(state.enter(&timing(), at(250)), Entry::Lost(Loss::MaxHold));
+        assert_eq!(state.wake_at(&timing()), Some(at(300)));
+        assert_eq!(state.tick(&timing(), at(300), 0.0), Due::Settle);
+        assert_eq!(state.tick(&timing(), at(301), 0.0), Due::Nothing, "once");
+        assert_eq!(state.next_op(at(301)), Next::Op(Op::Release));
+        state.settled(at(302), Op::Release, Ok(None));
+        assert!(state.is_over());
+        assert_eq!(
+            state.phase(),
+            Phase::Lost(Loss::MaxHold),
+            "lost is terminal"
+        );
+
+        let mut state = State::granted(at(0), at(333), None, None);
+        state.lose(Loss::Closed, Some(at(150)));
+        state.leave(&timing(), at(60));
+        assert_eq!(
+            state.next_op(at(60)),
+            Next::Op(Op::Release),
+            "dropped before the grace"
+        );
+    }
+
+    #[test]
+    fn copies_of_the_grant_that_may_still_arrive_are_told_at_the_release() {
+        let mut state = State::granted(at(0), at(333), None, Some(at(900)));
+        state.leave(&timing(), at(10));
+        state.next_op(at(10));
+        assert_eq!(state.settled(at(11), Op::Release, Ok(None)), Some(at(900)));
+    }
+
+    #[test]
+    fn forgotten_is_neither_renewed_nor_released() {
+        let mut state = held();
+        state.forget();
+        assert!(state.is_over());
+        assert_eq!(state.wake_at(&timing()), None);
+        assert_eq!(state.next_op(at(1)), Next::Nothing);
+    }
+}

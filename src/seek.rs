@@ -1,0 +1,310 @@
+//! How a name is taken: alone, again, or after waiting.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::hold::engine::{Core, Engine};
+use crate::hold::queue::Turn;
+use crate::hold::reaper::{Attempt, Nested};
+use crate::hold::state::{Entered, Entry};
+use crate::hold::{Grant, Hold};
+use crate::lease::Lease;
+use crate::store::{Acquire, Acquired, Mode, Name, Token, Wakeups};
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use tracing::Instrument;
+
+/// A server's time to live has a grain of a millisecond; be there just after it ended.
+const AFTER_EXPIRY: Duration = Duration::from_millis(5);
+
+/// How long the caller waits for somebody else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    Once,
+    For(Duration),
+    Forever,
+}
+
+pub(crate) async fn lock(
+    engine: &Arc<Engine>,
+    name: &Result<Name>,
+    current: &mut Option<Arc<Hold>>,
+) -> Result<Lease> {
+    let lease = acquire(engine, name, current, Patience::Forever).await?;
+    lease.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the wait ended without a lease"))
+}
+
+/// The one way to a lease: traced, and bounded by the caller's patience.
+pub(crate) async fn acquire(
+    engine: &Arc<Engine>,
+    name: &Result<Name>,
+    current: &mut Option<Arc<Hold>>,
+    patience: Patience,
+) -> Result<Option<Lease>> {
+    let name = name.as_ref().map_err(Error::clone)?;
+    let core = &engine.core;
+    let span = tracing::debug_span!(
+        "acquire",
+        name = name.as_str(),
+        waited_ms = tracing::field::Empty,
+        outcome = tracing::field::Empty,
+    );
+    let start = core.now();
+    // Whether the store has said anything; waiting behind a local holder needs no answer.
+    let answered = AtomicBool::new(true);
+    let once = match patience {
+        Patience::Once => true,
+        Patience::For(limit) => limit.is_zero(),
+        Patience::Forever => false,
+    };
+    let seek = Seek {
+        engine,
+        name,
+        once,
+        answered: &answered,
+    }
+    .run(current)
+    .instrument(span.clone());
+    let result = match patience {
+        Patience::For(limit) if !once => match timeout(limit, seek).await {
+            Ok(result) => result,
+            Err(_) if answered.load(Ordering::Relaxed) => Ok(None),
+            Err(_) => Err(silent()),
+        },
+        _ => seek.await,
+    };
+    let waited = core.now().saturating_duration_since(start);
+    span.record("waited_ms", waited.as_secs_f64() * 1e3);
+    span.record(
+        "outcome",
+        match &result {
+            Ok(Some(_)) => "granted",
+            Ok(None) => "not granted",
+            Err(_) => "failed",
+        },
+    );
+    if let Ok(Some(lease)) = &result {
+        let count = lease.hold_count();
+        span.in_scope(|| {
+            tracing::debug!(
+                name = name.as_str(),
+                fence = lease.fence(),
+                count,
+                "granted"
+            )
+        });
+    }
+    result
+}
+
+fn silent() -> Error {
+    Error::new(ErrorKind::Unavailable, "the store did not answer in time")
+}
+
+struct Seek<'a> {
+    engine: &'a Arc<Engine>,
+    name: &'a Name,
+    once: bool,
+    answered: &'a AtomicBool,
+}
+
+impl Seek<'_> {
+    fn core(&self) -> &Arc<Core> {
+        &self.engine.core
+    }
+
+    async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Lease>> {
+        self.core().check_open()?;
+        self.engine.ensure_running();
+        if let Some(hold) = current.clone() {
+            if let Some(lease) = self.enter(hold).await? {
+                return Ok(Some(lease));
+            }
+            *current = None;
+        }
+        let queue = &self.core().queue;
+        let turn = if self.once {
+            match queue.try_enter(self.name) {
+                Some(turn) => turn,
+                None => return Ok(None),
+            }
+        } else {
+            tokio::select! {
+                turn = queue.enter(self.name) => turn,
+                () = self.core().closed.cancelled() => return Err(Error::closed()),
+            }
+        };
+        let Some(grant) = self.take(turn).await? else {
+            return Ok(None);
+        };
+        let hold = Hold::begin(self.core(), grant);
+        *current = Some(Arc::clone(&hold));
+        Ok(Some(Lease::new(self.engine, hold)))
+    }
+
+    fn request(&self, token: Token, count: u32) -> Acquire {
+        let core = self.core();
+        Acquire {
+            name: self.name.clone(),
+            token,
+            mode: Mode::Exclusive,
+            count,
+            ttl: core.timing.ttl,
+            fencing: core.settings.fencing.filter(|_| count == 1),
+            timeout: core.timing.attempt,
+        }
+    }
+
+    /// Enters a hold of ours once more. `None`: nothing is left of it.
+    async fn enter(&self, hold: Arc<Hold>) -> Result<Option<Lease>> {
+        let core = self.core();
+        let count = loop {
+            match hold.enter(core) {
+                Entry::Count(count) => break count,
+                Entry::Busy => hold.until_idle().await,
+                Entry::Lost(loss) => return Err(Error::lost(loss)),
+                Entry::Over => {
+                    // The own release may still be under way; `try_lock` must not trip over it.
+                    if self.once {
+                        let _ = timeout(core.timing.attempt, hold.until_over()).await;
+                    }
+                    return Ok(None);
+                }
+            }
+        };
+        let mut nested = Nested::new(core, &hold, count);
+        let mut failures = 0;
+        let ask = async {
+            loop {
+                self.answered.store(false, Ordering::Relaxed);
+                match nested.ask(self.request(hold.token, count)).await {
+                    Entered::Failed(error) if error.is_unavailable() && !self.once => {
+                        failures += 1;
+                        tracing::debug!(%error, "nested acquire failed; trying again");
+                        sleep(core.timing.gap(failures, core.jitter())).await;
+                    }
+                    verdict => return verdict,
+                }
+            }
+        };
+        tokio::select! {
+            verdict = ask => nested.end(verdict, true)?,
+            loss = hold.when_lost() => return Err(Error::lost(loss)),
+        }
+        Ok(Some(Lease::new(self.engine, hold)))
+    }
+
+    /// Takes the name from the store, alone in this process. `None`: it is held, and we ask once only.
+    async fn take(&self, turn: Turn) -> Result<Option<Grant>> {
+        let core = self.core();
+        let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
+        let mut hints = Hints::Unasked;
+        let mut heard = core.now();
+        let mut failures = 0;
+        self.answered.store(false, Ordering::Relaxed);
+        loop {
+            core.check_open()?;
+            let silence = core.now().saturating_duration_since(heard);
+            let limit = if self.once {
+                core.timing.attempt * 2
+            } else {
+                core.timing.ttl
+            };
+            let request = self.request(attempt.token(), 1);
+            let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
+                Ok(verdict) => verdict,
+                Err(_) => return Err(silent()),
+            };
+            match verdict {
+                Ok(Acquired::Granted { sent, fence }) => {
+                    if core.timing.stale(sent, core.now()) {
+                        tracing::debug!("granted too late; given back");
+                        attempt.give_back(sent);
+                        attempt = Attempt::new(core, self.name.clone(), core.draw_token());
+                        continue;
+                    }
+                    let token = attempt.token();
+                    let unsure_until = attempt.taken();
+                    let name = self.name.clone();
+                    return Ok(Some(Grant {
+                        name,
+                        token,
+                        fence,
+                        sent,
+                        unsure_until,
+                        turn,
+                    }));
+                }
+                Ok(Acquired::Held { remaining }) => {
+                    self.answered.store(true, Ordering::Relaxed);
+                    if self.once {
+                        return Ok(None);
+                    }
+                    (heard, failures) = (core.now(), 0);
+                    hints.wait(core, self.name, remaining).await?;
+                }
+                Ok(Acquired::NotYours(_)) => {
+                    return Err(Error::invalid(
+                        "the store took an outermost acquire for a nested one",
+                    ));
+                }
+                Err(error) if error.is_unavailable() && !self.once => {
+                    self.answered.store(false, Ordering::Relaxed);
+                    failures += 1;
+                    let gap = core.timing.gap(failures, core.jitter());
+                    if core.now() + gap >= heard + core.timing.ttl {
+                        return Err(error);
+                    }
+                    tracing::debug!(%error, "acquire failed; trying again");
+                    tokio::select! {
+                        () = sleep(gap) => {}
+                        () = core.closed.cancelled() => {}
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// What a waiter listens to between two attempts.
+enum Hints {
+    Unasked,
+    Subscribed(Wakeups),
+    /// The store has no wake-ups, or refused them: the clock alone.
+    Clock,
+}
+
+impl Hints {
+    /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound.
+    ///
+    /// The first call only subscribes: what was released before that must be seen by one more attempt.
+    async fn wait(&mut self, core: &Core, name: &Name, remaining: Option<Duration>) -> Result<()> {
+        if let Self::Unasked = self {
+            *self = match timeout(core.timing.attempt, core.store.subscribe(name)).await {
+                Ok(Ok(Some(wakeups))) => Self::Subscribed(wakeups),
+                Ok(Ok(None)) => Self::Clock,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "no wake-ups; waiting by the clock");
+                    Self::Clock
+                }
+                Err(_) => Self::Clock,
+            };
+            return Ok(());
+        }
+        let bound = core.settings.poll_bound;
+        let pause = remaining.map_or(bound, |left| bound.min(left + AFTER_EXPIRY));
+        let hint = async {
+            match self {
+                Self::Subscribed(wakeups) => wakeups.recv().await,
+                _ => pending().await,
+            }
+        };
+        tokio::select! {
+            () = hint => Ok(()),
+            () = sleep(pause) => Ok(()),
+            () = core.closed.cancelled() => Err(Error::closed()),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Who may import whom: reads the `use` lines of src/, so that the layers stay layers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("src is there") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The code of a file before its tests, without comments.
+fn code(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).expect("readable");
+    text.lines()
+        .take_while(|line| !line.starts_with("#[cfg(test)]"))
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn each_room_knows_only_what_is_below_it() {
+    let rules: &[(&str, &[&str])] = &[
+        ("error.rs", &["crate::"]),
+        ("clock.rs", &["crate::"]),
+        ("store/", &["crate::hold", "crate::lease", "crate::lock", "crate::manager", "crate::seek"]),
+        ("hold/", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::lease", "crate::lock", "crate::manager", "crate::seek"]),
+        ("lease.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::lock", "crate::manager", "crate::seek"]),
+        ("seek.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::lock", "crate::manager"]),
+        ("lock.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::manager"]),
+        ("manager.rs", &["fred"]),
+        ("store/memory.rs", &["redis", "fred"]),
+        ("store/redis/", &["memory"]),
+        ("store/redis/mod.rs", &["fred::"]),
+        ("store/redis/keys.rs", &["fred"]),
+        ("store/redis/lane.rs", &["fred"]),
+        ("store/redis/replies.rs", &["fred::"]),
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut seen = vec![false; rules.len()];
+    for path in sources(&root) {
+        let place = path.strip_prefix(&root).expect("under src").to_string_lossy().replace('\\', "/");
+        for ((room, forbidden), seen) in rules.iter().zip(&mut seen) {
+            if !place.starts_with(room) {
+                continue;
+            }
+            *seen = true;
+            for line in code(&path) {
+                for word in *forbidden {
+                    assert!(!line.contains(word), "{place} must not know {word}: {line}");
+                }
+            }
+        }
+    }
+    for ((room, _), seen) in rules.iter().zip(seen) {
+        assert!(seen, "no file is in {room}; mend this test");
+    }
+}
+
+#[test]
+fn files_stay_short_before_their_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for path in sources(&root) {
+        let lines = code(&path).len();
+        assert!(lines <= 400, "{} has {lines} lines of code; split it", path.display());
+    }
+}
+
+#[test]
+fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for path in sources(&root) {
+        let includes = code(&path).iter().any(|line| line.contains("include_str!") && line.contains("scripts"));
+        assert!(!includes || path.ends_with("store/redis/scripts.rs"), "{}", path.display());
+    }
+    for entry in fs::read_dir(root.join("store/redis/scripts")).expect("scripts") {
+        let path = entry.expect("readable").path();
+        if path.ends_with("common.lua") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("readable");
+        for part in ["-- KEYS", "-- ARGV", "-- Reply", "-- Twice is harmless"] {
+            assert!(text.contains(part), "{} lacks {part:?}", path.display());
+        }
+    }
+}

@@ -143,13 +143,7 @@ mod system {
             // All zero would disarm the timer.
             tv_nsec: at.0.subsec_nanos().max(1).into(),
         };
-        let spec = Itimerspec {
-            it_interval: Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            },
-            it_value: value,
-        };
+        let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &spec)?;
         // Newer tokio wants unsafe code here, because a type might close its descriptor early; an
         // OwnedFd does not.
@@ -190,9 +184,7 @@ mod tests {
         let at = clock.now() + Duration::from_millis(20);
         clock.sleep_until(at).await;
         assert!(clock.now() >= at);
-        clock
-            .sleep_until(clock.now().saturating_sub(Duration::from_secs(1)))
-            .await;
+        clock.sleep_until(clock.now().saturating_sub(Duration::from_secs(1))).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -200,14 +192,8 @@ mod tests {
         let clock = Clock::tokio();
         let start = clock.now();
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(
-            clock.now().saturating_duration_since(start),
-            Duration::from_secs(5)
-        );
+        assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(5));
         clock.sleep_until(start + Duration::from_secs(60)).await;
-        assert_eq!(
-            clock.now().saturating_duration_since(start),
-            Duration::from_secs(60)
-        );
+        assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(60));
     }
 }

@@ -106,13 +106,7 @@ impl Error {
             ErrorKind::Unavailable => Fate::Unknown,
             _ => Fate::NotExecuted,
         };
-        Self(Arc::new(Inner {
-            kind,
-            fate,
-            loss: None,
-            message: message.into(),
-            source: None,
-        }))
+        Self(Arc::new(Inner { kind, fate, loss: None, message: message.into(), source: None }))
     }
 
     pub(crate) fn lost(loss: Loss) -> Self {
@@ -126,10 +120,7 @@ impl Error {
     }
 
     pub(crate) fn closed() -> Self {
-        Self::new(
-            ErrorKind::Closed,
-            "this manager was closed; make a new one to lock again",
-        )
+        Self::new(ErrorKind::Closed, "this manager was closed; make a new one to lock again")
     }
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {

@@ -65,12 +65,7 @@ pub enum LeaseState {
 
 impl Lease {
     pub(crate) fn new(engine: &Arc<Engine>, hold: Arc<Hold>) -> Self {
-        Self {
-            engine: Arc::clone(engine),
-            hold,
-            token: OnceLock::new(),
-            over: false,
-        }
+        Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), over: false }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -104,9 +99,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn token(&self) -> CancellationToken {
-        self.token
-            .get_or_init(|| self.hold.lost_token())
-            .child_token()
+        self.token.get_or_init(|| self.hold.lost_token()).child_token()
     }
 
     /// Waits for the loss of this lease and says why.

@@ -77,11 +77,7 @@ pub struct Holder {
 
 impl Lock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self {
-            engine,
-            name: Name::new(name),
-            current: None,
-        }
+        Self { engine, name: Name::new(name), current: None }
     }
 
     /// The name, as it was given; empty if it was refused.
@@ -184,13 +180,7 @@ impl Lock {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
-        acquire(
-            &self.engine,
-            &self.name,
-            &mut self.current,
-            Patience::For(timeout),
-        )
-        .await
+        acquire(&self.engine, &self.name, &mut self.current, Patience::For(timeout)).await
     }
 
     /// Takes the lock, runs `body` for as long as it is held, and gives it back.
@@ -238,11 +228,7 @@ impl Lock {
 
 impl Holder {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self {
-            engine,
-            holds: HashMap::new(),
-            sweep_at: 16,
-        }
+        Self { engine, holds: HashMap::new(), sweep_at: 16 }
     }
 
     /// Waits until `name` is ours, as [`Lock::lock`] does.
@@ -303,8 +289,7 @@ impl Holder {
         let name = Name::new(name)?;
         if self.holds.len() >= self.sweep_at {
             self.holds.retain(|_, hold| {
-                hold.as_ref()
-                    .is_some_and(|hold| !hold.is_over() || hold.count() > 0)
+                hold.as_ref().is_some_and(|hold| !hold.is_over() || hold.count() > 0)
             });
             self.sweep_at = 16.max(2 * self.holds.len());
         }
@@ -315,16 +300,12 @@ impl Holder {
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("Lock").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holder")
-            .field("names", &self.holds.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Holder").field("names", &self.holds.len()).finish_non_exhaustive()
     }
 }

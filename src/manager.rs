@@ -110,9 +110,7 @@ impl LeaseManager {
         let timing = Timing::DEFAULT;
         let settings = Builder::default().settings(&timing);
         let core = Core::new(Arc::new(MemoryStore::new()), timing, settings);
-        Self {
-            engine: Engine::on_caller(core),
-        }
+        Self { engine: Engine::on_caller(core) }
     }
 
     /// Settings other than the defaults.
@@ -254,11 +252,7 @@ impl LeaseManager {
             () = core.stopped.cancelled() => {}
             () = core.clock().sleep_until(core.now() + core.timing.attempt * 2) => {}
         }
-        if failed.is_empty() {
-            Ok(())
-        } else {
-            Err(CloseError { released, failed })
-        }
+        if failed.is_empty() { Ok(()) } else { Err(CloseError { released, failed }) }
     }
 }
 
@@ -295,12 +289,7 @@ impl CloseError {
 impl fmt::Display for CloseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { released, failed } = self;
-        write!(
-            f,
-            "{} of {} leases could not be released",
-            failed.len(),
-            released + failed.len()
-        )?;
+        write!(f, "{} of {} leases could not be released", failed.len(), released + failed.len())?;
         if let Some((name, error)) = failed.first() {
             write!(f, "; the first: {name:?}, {error}")?;
         }
@@ -480,11 +469,8 @@ impl Builder {
         let (timing, settings) = self.checked()?;
         let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings);
-        let engine = if own_thread {
-            Engine::on_new_thread(core)?
-        } else {
-            Engine::on_caller(core)
-        };
+        let engine =
+            if own_thread { Engine::on_new_thread(core)? } else { Engine::on_caller(core) };
         Ok(LeaseManager { engine })
     }
 
@@ -518,13 +504,8 @@ impl Builder {
     fn settings(&self, timing: &Timing) -> Settings {
         Settings {
             max_hold: self.max_hold,
-            poll_bound: self
-                .poll_bound
-                .unwrap_or(DEFAULT_POLL_BOUND.min(timing.ttl / 3)),
-            fencing: self.fencing.then_some(Fencing {
-                block: 1,
-                retention: self.fence_retention,
-            }),
+            poll_bound: self.poll_bound.unwrap_or(DEFAULT_POLL_BOUND.min(timing.ttl / 3)),
+            fencing: self.fencing.then_some(Fencing { block: 1, retention: self.fence_retention }),
         }
     }
 }

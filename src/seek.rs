@@ -58,14 +58,8 @@ pub(crate) async fn acquire(
         Patience::For(limit) => limit.is_zero(),
         Patience::Forever => false,
     };
-    let seek = Seek {
-        engine,
-        name,
-        once,
-        answered: &answered,
-    }
-    .run(current)
-    .instrument(span.clone());
+    let seek =
+        Seek { engine, name, once, answered: &answered }.run(current).instrument(span.clone());
     let result = match patience {
         Patience::For(limit) if !once => match timeout(limit, seek).await {
             Ok(result) => result,
@@ -87,12 +81,7 @@ pub(crate) async fn acquire(
     if let Ok(Some(lease)) = &result {
         let count = lease.hold_count();
         span.in_scope(|| {
-            tracing::debug!(
-                name = name.as_str(),
-                fence = lease.fence(),
-                count,
-                "granted"
-            )
+            tracing::debug!(name = name.as_str(), fence = lease.fence(), count, "granted")
         });
     }
     result
@@ -206,11 +195,7 @@ impl Seek<'_> {
         loop {
             core.check_open()?;
             let silence = core.now().saturating_duration_since(heard);
-            let limit = if self.once {
-                core.timing.attempt * 2
-            } else {
-                core.timing.ttl
-            };
+            let limit = if self.once { core.timing.attempt * 2 } else { core.timing.ttl };
             let request = self.request(attempt.token(), 1);
             let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
                 Ok(verdict) => verdict,
@@ -227,14 +212,7 @@ impl Seek<'_> {
                     let token = attempt.token();
                     let unsure_until = attempt.taken();
                     let name = self.name.clone();
-                    return Ok(Some(Grant {
-                        name,
-                        token,
-                        fence,
-                        sent,
-                        unsure_until,
-                        turn,
-                    }));
+                    return Ok(Some(Grant { name, token, fence, sent, unsure_until, turn }));
                 }
                 Ok(Acquired::Held { remaining }) => {
                     self.answered.store(true, Ordering::Relaxed);

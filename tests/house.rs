@@ -31,10 +31,46 @@ fn each_room_knows_only_what_is_below_it() {
     let rules: &[(&str, &[&str])] = &[
         ("error.rs", &["crate::"]),
         ("clock.rs", &["crate::"]),
-        ("store/", &["crate::hold", "crate::lease", "crate::lock", "crate::manager", "crate::seek"]),
-        ("hold/", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::lease", "crate::lock", "crate::manager", "crate::seek"]),
-        ("lease.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::lock", "crate::manager", "crate::seek"]),
-        ("seek.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::lock", "crate::manager"]),
+        (
+            "store/",
+            &["crate::hold", "crate::lease", "crate::lock", "crate::manager", "crate::seek"],
+        ),
+        (
+            "hold/",
+            &[
+                "store::memory",
+                "MemoryStore",
+                "store::redis",
+                "fred",
+                "crate::lease",
+                "crate::lock",
+                "crate::manager",
+                "crate::seek",
+            ],
+        ),
+        (
+            "lease.rs",
+            &[
+                "store::memory",
+                "MemoryStore",
+                "store::redis",
+                "fred",
+                "crate::lock",
+                "crate::manager",
+                "crate::seek",
+            ],
+        ),
+        (
+            "seek.rs",
+            &[
+                "store::memory",
+                "MemoryStore",
+                "store::redis",
+                "fred",
+                "crate::lock",
+                "crate::manager",
+            ],
+        ),
         ("lock.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::manager"]),
         ("manager.rs", &["fred"]),
         ("store/memory.rs", &["redis", "fred"]),
@@ -47,7 +83,8 @@ fn each_room_knows_only_what_is_below_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut seen = vec![false; rules.len()];
     for path in sources(&root) {
-        let place = path.strip_prefix(&root).expect("under src").to_string_lossy().replace('\\', "/");
+        let place =
+            path.strip_prefix(&root).expect("under src").to_string_lossy().replace('\\', "/");
         for ((room, forbidden), seen) in rules.iter().zip(&mut seen) {
             if !place.starts_with(room) {
                 continue;
@@ -78,7 +115,9 @@ fn files_stay_short_before_their_tests() {
 fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for path in sources(&root) {
-        let includes = code(&path).iter().any(|line| line.contains("include_str!") && line.contains("scripts"));
+        let includes = code(&path)
+            .iter()
+            .any(|line| line.contains("include_str!") && line.contains("scripts"));
         assert!(!includes || path.ends_with("store/redis/scripts.rs"), "{}", path.display());
     }
     for entry in fs::read_dir(root.join("store/redis/scripts")).expect("scripts") {

@@ -89,9 +89,7 @@ impl Core {
 
     /// A number in [0, 1) to keep processes apart; splitmix64 over a counter.
     pub(crate) fn jitter(&self) -> f64 {
-        let mut z = self
-            .random
-            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mut z = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
@@ -108,11 +106,7 @@ impl Core {
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
-        if self.is_closed() {
-            Err(Error::closed())
-        } else {
-            Ok(())
-        }
+        if self.is_closed() { Err(Error::closed()) } else { Ok(()) }
     }
 }
 
@@ -125,10 +119,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// An engine whose work runs on the runtime of whoever locks.
     pub(crate) fn on_caller(core: Arc<Core>) -> Arc<Self> {
-        let engine = Arc::new(Self {
-            core,
-            on_caller: true,
-        });
+        let engine = Arc::new(Self { core, on_caller: true });
         engine.ensure_running();
         engine
     }
@@ -137,10 +128,7 @@ impl Engine {
     pub(crate) fn on_new_thread(core: Arc<Core>) -> Result<Arc<Self>> {
         let work = Arc::clone(&core);
         spawn_thread(async move || run(work).await)?;
-        Ok(Arc::new(Self {
-            core,
-            on_caller: false,
-        }))
+        Ok(Arc::new(Self { core, on_caller: false }))
     }
 
     /// An engine on a thread of its own, where `make` also makes the store.
@@ -152,10 +140,7 @@ impl Engine {
         let (made, ready) = tokio::sync::oneshot::channel();
         spawn_thread(async move || match make().await {
             Ok(core) => {
-                let engine = Arc::new(Self {
-                    core: Arc::clone(&core),
-                    on_caller: false,
-                });
+                let engine = Arc::new(Self { core: Arc::clone(&core), on_caller: false });
                 // If nobody waits any more, the engine goes here, and `run` ends at once.
                 drop(made.send(Ok(engine)));
                 run(core).await;
@@ -163,10 +148,7 @@ impl Engine {
             Err(error) => drop(made.send(Err(error))),
         })?;
         ready.await.unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::Unavailable,
-                "the engine's thread ended before it was ready",
-            ))
+            Err(Error::new(ErrorKind::Unavailable, "the engine's thread ended before it was ready"))
         })
     }
 
@@ -193,17 +175,12 @@ impl Drop for Engine {
 
 fn spawn_thread(work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
     let no_thread = |error: std::io::Error| {
-        Error::new(
-            ErrorKind::Unavailable,
-            "the engine's thread could not be started",
-        )
-        .with_fate(Fate::NotExecuted)
-        .with_source(error)
+        Error::new(ErrorKind::Unavailable, "the engine's thread could not be started")
+            .with_fate(Fate::NotExecuted)
+            .with_source(error)
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(no_thread)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
     std::thread::Builder::new()
         .name("leasehold".into())
         .spawn(move || runtime.block_on(work()))
@@ -215,10 +192,7 @@ fn spawn_thread(work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
 async fn run(core: Arc<Core>) {
     let inbox = lock(&core.inbox).take();
     if let Some(inbox) = inbox {
-        let mut seat = Seat {
-            core: &core,
-            inbox: Some(inbox),
-        };
+        let mut seat = Seat { core: &core, inbox: Some(inbox) };
         if let Some(inbox) = &mut seat.inbox {
             watchdog::run(&core, inbox).await;
         }
@@ -293,12 +267,7 @@ impl Schedule {
     /// The first `count` holds that are due before `until`; they stay in.
     pub(crate) fn soon(&self, until: Instant, count: usize) -> Vec<Arc<Hold>> {
         let entries = lock(&self.entries);
-        entries
-            .map
-            .range(..(until, 0))
-            .take(count)
-            .map(|(_, hold)| Arc::clone(hold))
-            .collect()
+        entries.map.range(..(until, 0)).take(count).map(|(_, hold)| Arc::clone(hold)).collect()
     }
 
     /// All holds; they stay in.

@@ -71,14 +71,7 @@ pub(crate) struct Grant {
 impl Hold {
     /// Begins the life of a hold: one lease, watched, and known under its name.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant {
-            name,
-            token,
-            fence,
-            sent,
-            unsure_until,
-            turn,
-        } = grant;
+        let Grant { name, token, fence, sent, unsure_until, turn } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| core.now() + max);
         let state = State::granted(sent, renew, max_until, unsure_until);
@@ -88,11 +81,7 @@ impl Hold {
             fence,
             lost: CancellationToken::new(),
             changed: Notify::new(),
-            inner: Mutex::new(Inner {
-                state,
-                scheduled: None,
-                turn: Some(turn),
-            }),
+            inner: Mutex::new(Inner { state, scheduled: None, turn: Some(turn) }),
         });
         core.queue.install(&hold);
         hold.update(core, |_, _| ());
@@ -124,15 +113,8 @@ impl Hold {
             inner.scheduled = wake_at;
         }
         let after = inner.state.phase();
-        let left = inner
-            .state
-            .believed_until(&core.timing)
-            .saturating_duration_since(now);
-        let turn = if inner.state.is_over() {
-            inner.turn.take()
-        } else {
-            None
-        };
+        let left = inner.state.believed_until(&core.timing).saturating_duration_since(now);
+        let turn = if inner.state.is_over() { inner.turn.take() } else { None };
         drop(inner);
 
         if before != after {
@@ -178,12 +160,9 @@ impl Hold {
 
     /// For how long its holder may believe; zero when lost.
     pub(crate) fn remaining(self: &Arc<Self>, core: &Arc<Core>) -> Duration {
-        let until = self.read(core, |state| {
-            state.believed().then(|| state.believed_until(&core.timing))
-        });
-        until.map_or(Duration::ZERO, |until| {
-            until.saturating_duration_since(core.now())
-        })
+        let until =
+            self.read(core, |state| state.believed().then(|| state.believed_until(&core.timing)));
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(core.now()))
     }
 
     /// `D`, by the last confirmation.
@@ -282,9 +261,7 @@ impl Hold {
                 inner.scheduled = None;
             }
         }
-        self.update(core, |state, now| {
-            state.tick(&core.timing, now, core.jitter())
-        })
+        self.update(core, |state, now| state.tick(&core.timing, now, core.jitter()))
     }
 
     /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect.

@@ -34,10 +34,7 @@ impl Queue {
             return None;
         }
         slots.insert(name.clone(), Slot::default());
-        Some(Turn {
-            queue: Some(Arc::clone(self)),
-            name: name.clone(),
-        })
+        Some(Turn { queue: Some(Arc::clone(self)), name: name.clone() })
     }
 
     /// Waits in line for the turn of a name.
@@ -72,10 +69,7 @@ impl Queue {
 
     /// All holds of this process.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.lock()
-            .values()
-            .filter_map(|slot| slot.hold.clone())
-            .collect()
+        self.lock().values().filter_map(|slot| slot.hold.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Name, Slot>> {
@@ -98,10 +92,7 @@ impl Queue {
             };
             drop(hold);
             let Some((_, waiter)) = next else { return };
-            let turn = Turn {
-                queue: Some(Arc::clone(self)),
-                name: name.clone(),
-            };
+            let turn = Turn { queue: Some(Arc::clone(self)), name: name.clone() };
             match waiter.send(turn) {
                 Ok(()) => return,
                 // The waiter went away in this moment; its turn must not pass on by itself.
@@ -148,12 +139,7 @@ impl Place {
         slot.tickets += 1;
         slot.waiters.insert(ticket, sender);
         drop(slots);
-        Some(Self {
-            queue: Arc::clone(queue),
-            name: name.clone(),
-            ticket,
-            turn,
-        })
+        Some(Self { queue: Arc::clone(queue), name: name.clone(), ticket, turn })
     }
 }
 
@@ -194,9 +180,7 @@ mod tests {
         assert!(poll(third.as_mut()).is_pending());
         drop(first);
         assert!(poll(third.as_mut()).is_pending());
-        let Poll::Ready(turn) = poll(second.as_mut()) else {
-            panic!("second is first now")
-        };
+        let Poll::Ready(turn) = poll(second.as_mut()) else { panic!("second is first now") };
         drop(turn);
         assert!(poll(third.as_mut()).is_ready());
     }

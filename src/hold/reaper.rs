@@ -17,22 +17,11 @@ pub(crate) enum Job {
     /// Tell the store what it does not know of a hold yet.
     Settle(Arc<Hold>),
     /// Await an operation on a hold, then settle it.
-    Finish {
-        hold: Arc<Hold>,
-        op: Op,
-        verdict: StoreFuture<Released>,
-    },
+    Finish { hold: Arc<Hold>, op: Op, verdict: StoreFuture<Released> },
     /// Await a nested acquire that nobody waits for.
-    FinishNested {
-        hold: Arc<Hold>,
-        count: u32,
-        verdict: StoreFuture<Acquired>,
-    },
+    FinishNested { hold: Arc<Hold>, count: u32, verdict: StoreFuture<Acquired> },
     /// Await an outermost acquire that nobody waits for, and give back what it brings.
-    Abandon {
-        sweep: Sweep,
-        verdict: StoreFuture<Acquired>,
-    },
+    Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a token that may have been granted, or may be yet.
     Sweep(Sweep),
 }
@@ -43,27 +32,14 @@ pub(crate) async fn work(core: Arc<Core>, job: Job) {
         Job::Finish { hold, op, verdict } => {
             settle_to_the_end(&core, &hold, Some((op, verdict))).await;
         }
-        Job::FinishNested {
-            hold,
-            count,
-            verdict,
-        } => {
-            let mut nested = Nested {
-                core: &core,
-                hold: &hold,
-                count,
-                flight: Some(verdict),
-            };
+        Job::FinishNested { hold, count, verdict } => {
+            let mut nested = Nested { core: &core, hold: &hold, count, flight: Some(verdict) };
             let verdict = nested.land().await;
             // Nobody is there to be told.
             let _ = nested.end(verdict, false);
         }
         Job::Abandon { sweep, verdict } => {
-            let mut attempt = Attempt {
-                core: &core,
-                sweep,
-                flight: Some(verdict),
-            };
+            let mut attempt = Attempt { core: &core, sweep, flight: Some(verdict) };
             if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
                 attempt.give_back(sent);
             }
@@ -85,22 +61,12 @@ pub(crate) struct Sweep {
 
 impl Sweep {
     pub(crate) fn new(name: Name, token: Token) -> Self {
-        Self {
-            name,
-            token,
-            unknown: 0,
-            until: None,
-        }
+        Self { name, token, unknown: 0, until: None }
     }
 
     pub(crate) fn late(name: Name, token: Token, until: Instant) -> Self {
         // Of several sends, one release cannot know which it undid.
-        Self {
-            name,
-            token,
-            unknown: 2,
-            until: Some(until),
-        }
+        Self { name, token, unknown: 2, until: Some(until) }
     }
 
     pub(crate) fn unsure(&mut self, core: &Core, sent: Instant) {
@@ -144,11 +110,7 @@ pub(crate) struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, name: Name, token: Token) -> Self {
-        Self {
-            core,
-            sweep: Sweep::new(name, token),
-            flight: None,
-        }
+        Self { core, sweep: Sweep::new(name, token), flight: None }
     }
 
     /// Asks the store once.
@@ -203,12 +165,7 @@ pub(crate) struct Nested<'a> {
 
 impl<'a> Nested<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
-        Self {
-            core,
-            hold,
-            count,
-            flight: None,
-        }
+        Self { core, hold, count, flight: None }
     }
 
     /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
@@ -219,10 +176,7 @@ impl<'a> Nested<'a> {
 
     async fn land(&mut self) -> Entered {
         match land(&mut self.flight).await {
-            Ok(Acquired::Granted { sent, .. }) => Entered::Granted {
-                sent,
-                count: self.count,
-            },
+            Ok(Acquired::Granted { sent, .. }) => Entered::Granted { sent, count: self.count },
             Ok(Acquired::NotYours(absence)) => Entered::NotYours(absence),
             // A store must not say this of a nested acquire; it means the same.
             Ok(Acquired::Held { .. }) => Entered::NotYours(Absence::Taken),
@@ -243,11 +197,7 @@ impl Drop for Nested<'_> {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
             Some(verdict) => {
-                self.core.reap(Job::FinishNested {
-                    hold,
-                    count: self.count,
-                    verdict,
-                });
+                self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
             }
             // Dropped between two attempts: what the store has recorded is not known.
             None => {
@@ -288,12 +238,7 @@ impl Settlement<'_> {
             Op::Release => 0,
         };
         let (name, token) = (self.hold.name.clone(), self.hold.token);
-        let request = Release {
-            name,
-            token,
-            count,
-            timeout: self.core.timing.attempt,
-        };
+        let request = Release { name, token, count, timeout: self.core.timing.attempt };
         self.flight = Some((op, self.core.store.release(request)));
     }
 
@@ -339,12 +284,7 @@ pub(crate) async fn settle(
     flight: Flight,
     until: impl Fn() -> Instant,
 ) -> Result<()> {
-    let mut settlement = Settlement {
-        core,
-        hold,
-        flight,
-        over: false,
-    };
+    let mut settlement = Settlement { core, hold, flight, over: false };
     let result = run(&mut settlement, until).await;
     settlement.over = true;
     result
@@ -385,9 +325,7 @@ async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Re
 async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, flight: Flight) {
     let until = || {
         let deadline = hold.deadline(core);
-        core.closing_until
-            .get()
-            .map_or(deadline, |closing| deadline.min(*closing))
+        core.closing_until.get().map_or(deadline, |closing| deadline.min(*closing))
     };
     match settle(core, hold, flight, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),

@@ -241,10 +241,7 @@ impl State {
             Renewal::Due(_) if self.believed() && now < self.believed_until(timing) => {
                 self.attempts = self.attempts.wrapping_add(1);
                 let attempt = self.attempts;
-                self.renewal = Renewal::UnderWay {
-                    attempt,
-                    until: now + timing.attempt,
-                };
+                self.renewal = Renewal::UnderWay { attempt, until: now + timing.attempt };
                 Due::Renew { attempt }
             }
             _ => Due::Nothing,
@@ -539,13 +536,8 @@ mod tests {
         assert_eq!(due, Due::Nothing, "a gap first");
         let second = renew(&mut state, 520);
         verdict(&mut state, 530, first, 333, Err(unavailable()));
-        assert_eq!(
-            state.renewal,
-            Renewal::UnderWay {
-                attempt: second,
-                until: at(686)
-            }
-        );
+        let under_way = Renewal::UnderWay { attempt: second, until: at(520) + timing().attempt };
+        assert_eq!(state.renewal, under_way);
     }
 
     #[test]
@@ -578,22 +570,13 @@ mod tests {
         let mut state = held();
         assert_eq!(state.enter(&timing(), at(10)), Entry::Count(2));
         assert_eq!(state.enter(&timing(), at(10)), Entry::Busy);
-        let granted = Entered::Granted {
-            sent: at(10),
-            count: 2,
-        };
-        state
-            .entered(&timing(), at(11), 0.0, granted, true)
-            .unwrap();
+        let granted = Entered::Granted { sent: at(10), count: 2 };
+        state.entered(&timing(), at(11), 0.0, granted, true).unwrap();
         assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
         state.leave(&timing(), at(13));
         assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
         state.settled(at(15), Op::Record(1), Err(unavailable()));
-        assert_eq!(
-            state.next_op(at(16)),
-            Next::Nothing,
-            "a refused record is let be"
-        );
+        assert_eq!(state.next_op(at(16)), Next::Nothing, "a refused record is let be");
     }
 
     #[test]
@@ -602,17 +585,9 @@ mod tests {
         state.enter(&timing(), at(10));
         state.leave(&timing(), at(11));
         assert_eq!(state.phase(), Phase::Held);
-        let granted = Entered::Granted {
-            sent: at(10),
-            count: 2,
-        };
-        state
-            .entered(&timing(), at(12), 0.0, granted, true)
-            .unwrap();
-        assert_eq!(
-            (state.live(), state.next_op(at(13))),
-            (1, Next::Op(Op::Record(1)))
-        );
+        let granted = Entered::Granted { sent: at(10), count: 2 };
+        state.entered(&timing(), at(12), 0.0, granted, true).unwrap();
+        assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
@@ -630,17 +605,9 @@ mod tests {
     fn an_abandoned_entry_is_taken_back() {
         let mut state = held();
         state.enter(&timing(), at(10));
-        let granted = Entered::Granted {
-            sent: at(10),
-            count: 2,
-        };
-        state
-            .entered(&timing(), at(12), 0.0, granted, false)
-            .unwrap();
-        assert_eq!(
-            (state.live(), state.next_op(at(13))),
-            (1, Next::Op(Op::Record(1)))
-        );
+        let granted = Entered::Granted { sent: at(10), count: 2 };
+        state.entered(&timing(), at(12), 0.0, granted, false).unwrap();
+        assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
@@ -657,20 +624,12 @@ mod tests {
         assert_eq!(state.next_op(at(301)), Next::Op(Op::Release));
         state.settled(at(302), Op::Release, Ok(None));
         assert!(state.is_over());
-        assert_eq!(
-            state.phase(),
-            Phase::Lost(Loss::MaxHold),
-            "lost is terminal"
-        );
+        assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold), "lost is terminal");
 
         let mut state = State::granted(at(0), at(333), None, None);
         state.lose(Loss::Closed, Some(at(150)));
         state.leave(&timing(), at(60));
-        assert_eq!(
-            state.next_op(at(60)),
-            Next::Op(Op::Release),
-            "dropped before the grace"
-        );
+        assert_eq!(state.next_op(at(60)), Next::Op(Op::Release), "dropped before the grace");
     }
 
     #[test]

@@ -61,9 +61,7 @@ impl Timing {
             ttl,
             grace: (ttl / 10).clamp(GRACE.0, GRACE.1),
             period: (ttl / 3).min(LONGEST_PERIOD),
-            attempt: (ttl / 10)
-                .clamp(SHORTEST_ATTEMPT, LONGEST_ATTEMPT)
-                .min(ttl / 6),
+            attempt: (ttl / 10).clamp(SHORTEST_ATTEMPT, LONGEST_ATTEMPT).min(ttl / 6),
         })
     }
 
@@ -124,12 +122,7 @@ mod tests {
 
     #[test]
     fn the_limits_are_named_in_the_error() {
-        for bad in [
-            Duration::ZERO,
-            millis(99),
-            LONGEST_TTL + millis(1),
-            Duration::MAX,
-        ] {
+        for bad in [Duration::ZERO, millis(99), LONGEST_TTL + millis(1), Duration::MAX] {
             let error = Timing::new(bad).unwrap_err();
             assert!(error.to_string().contains("100 ms to 365 days"), "{error}");
         }

@@ -103,11 +103,7 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, mut renewing: Vec<Renewing>) 
 async fn renew(core: Arc<Core>, batch: Vec<Renewing>) {
     let now = core.now();
     // No attempt outlives the last `C` among them.
-    let left = batch
-        .iter()
-        .map(|(hold, _)| hold.remaining(&core))
-        .max()
-        .unwrap_or_default();
+    let left = batch.iter().map(|(hold, _)| hold.remaining(&core)).max().unwrap_or_default();
     let timeout = left.min(core.timing.attempt);
 
     let mut requests = Vec::with_capacity(batch.len());
@@ -119,10 +115,8 @@ async fn renew(core: Arc<Core>, batch: Vec<Renewing>) {
             fence_retention: fence_retention(&core, hold, now),
         });
     }
-    let kept: Vec<bool> = requests
-        .iter()
-        .map(|request| request.fence_retention.is_some())
-        .collect();
+    let kept: Vec<bool> =
+        requests.iter().map(|request| request.fence_retention.is_some()).collect();
 
     let renewed = tokio::select! {
         renewed = core.store.renew(requests, timeout) => renewed,

@@ -75,10 +75,7 @@ impl MemoryStore {
     /// An empty store on tokio's clock.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            clock: Clock::tokio(),
-            state: Arc::default(),
-        }
+        Self { clock: Clock::tokio(), state: Arc::default() }
     }
 
     /// Deletes what is under `name`, as an operator's `DEL` would: nobody is told.
@@ -94,11 +91,7 @@ impl MemoryStore {
     /// How many holds there are.
     pub fn len(&self) -> usize {
         let now = self.clock.now();
-        self.lock()
-            .holds
-            .values()
-            .filter(|entry| entry.expires > now)
-            .count()
+        self.lock().holds.values().filter(|entry| entry.expires > now).count()
     }
 
     /// Whether nothing is held.
@@ -125,11 +118,7 @@ impl MemoryStore {
 impl State {
     /// The live entry of a name; a dead one is removed, as Redis does on access.
     fn entry(&mut self, name: &Name, now: Instant) -> Option<&mut Entry> {
-        if self
-            .holds
-            .get(name)
-            .is_some_and(|entry| entry.expires <= now)
-        {
+        if self.holds.get(name).is_some_and(|entry| entry.expires <= now) {
             self.holds.remove(name);
         }
         self.holds.get_mut(name)
@@ -149,10 +138,7 @@ impl State {
             Ok(entry) => {
                 entry.count = request.count;
                 entry.expires = expires;
-                Acquired::Granted {
-                    sent: now,
-                    fence: entry.fence,
-                }
+                Acquired::Granted { sent: now, fence: entry.fence }
             }
             Err(absence) if request.count > 1 => Acquired::NotYours(absence),
             Err(Absence::Taken) => {
@@ -163,19 +149,9 @@ impl State {
             }
             Err(Absence::Gone) => {
                 self.sweep(now);
-                let fence = request
-                    .fencing
-                    .map(|fencing| self.fence(&request.name, fencing, now));
+                let fence = request.fencing.map(|fencing| self.fence(&request.name, fencing, now));
                 let (token, count) = (request.token, request.count);
-                self.holds.insert(
-                    request.name.clone(),
-                    Entry {
-                        token,
-                        count,
-                        fence,
-                        expires,
-                    },
-                );
+                self.holds.insert(request.name.clone(), Entry { token, count, fence, expires });
                 Acquired::Granted { sent: now, fence }
             }
         }
@@ -184,16 +160,10 @@ impl State {
     /// Reserves a block of fencing tokens and returns the first.
     fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
         let expires = fencing.retention.map(|retention| now + retention);
-        let fence = self
-            .fences
-            .entry(name.clone())
-            .or_insert(Fence { last: 0, expires });
+        let fence = self.fences.entry(name.clone()).or_insert(Fence { last: 0, expires });
         // Microseconds, as on a server: they grow even when the memory of the last is gone.
         let first = (fence.last + 1).max(micros(now));
-        *fence = Fence {
-            last: first + u64::from(fencing.block) - 1,
-            expires,
-        };
+        *fence = Fence { last: first + u64::from(fencing.block) - 1, expires };
         first
     }
 
@@ -202,8 +172,7 @@ impl State {
             return;
         }
         self.holds.retain(|_, entry| entry.expires > now);
-        self.fences
-            .retain(|_, fence| fence.expires.is_none_or(|expires| expires > now));
+        self.fences.retain(|_, fence| fence.expires.is_none_or(|expires| expires > now));
         self.sweep_at = 2 * (self.holds.len() + self.fences.len());
     }
 
@@ -216,9 +185,7 @@ impl State {
             }
             Ok(_) => {
                 self.holds.remove(&request.name);
-                Released::Done {
-                    listeners: self.wake(&request.name),
-                }
+                Released::Done { listeners: self.wake(&request.name) }
             }
         }
     }
@@ -239,11 +206,7 @@ impl State {
     }
 
     fn wake(&self, name: &Name) -> u64 {
-        let waiters = self
-            .waiters
-            .get(name)
-            .map(Vec::as_slice)
-            .unwrap_or_default();
+        let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
         waiters.iter().for_each(|waiter| waiter.notify_one());
         waiters.len() as u64
     }
@@ -274,10 +237,7 @@ impl Store for MemoryStore {
 
     fn renew(&self, batch: Vec<Renewal>, _timeout: Duration) -> StoreFuture<Renewed> {
         self.at_once(|state, sent| {
-            let verdicts = batch
-                .iter()
-                .map(|request| Ok(state.renew(request, sent)))
-                .collect();
+            let verdicts = batch.iter().map(|request| Ok(state.renew(request, sent))).collect();
             Renewed { sent, verdicts }
         })
     }
@@ -304,16 +264,9 @@ impl Store for MemoryStore {
 
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
         let notify = Arc::new(Notify::new());
-        self.lock()
-            .waiters
-            .entry(name.clone())
-            .or_default()
-            .push(Arc::clone(&notify));
-        let subscription = Subscription {
-            store: self.clone(),
-            name: name.clone(),
-            notify: Arc::clone(&notify),
-        };
+        self.lock().waiters.entry(name.clone()).or_default().push(Arc::clone(&notify));
+        let subscription =
+            Subscription { store: self.clone(), name: name.clone(), notify: Arc::clone(&notify) };
         Ok(Some(Wakeups::new(notify, subscription)))
     }
 

@@ -118,11 +118,7 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self {
-            fencing: true,
-            wakeups: true,
-            renewal_batch: 100,
-        }
+        Self { fencing: true, wakeups: true, renewal_batch: 100 }
     }
 }
 
@@ -255,11 +251,7 @@ pub struct Holding {
 impl Holding {
     /// For those who write a [`Store`].
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self {
-            holder,
-            hold_count,
-            remaining,
-        }
+        Self { holder, hold_count, remaining }
     }
 }
 
@@ -274,10 +266,7 @@ impl Wakeups {
     /// `notify` wakes the waiter (by `notify_one`, so that none is lost between two waits);
     /// `subscription` is dropped with it.
     pub fn new(notify: Arc<Notify>, subscription: impl Any + Send + Sync) -> Self {
-        Self {
-            notify,
-            _subscription: Box::new(subscription),
-        }
+        Self { notify, _subscription: Box::new(subscription) }
     }
 
     /// Waits for a hint that came since the last call.
@@ -312,9 +301,7 @@ impl Name {
     /// ```
     pub fn new(name: &str) -> Result<Self> {
         if name.is_empty() {
-            return Err(Error::invalid(
-                "a lock's name is empty; give it at least one byte",
-            ));
+            return Err(Error::invalid("a lock's name is empty; give it at least one byte"));
         }
         if name.len() > LONGEST_NAME {
             return Err(Error::invalid(format!(
@@ -408,21 +395,11 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        for good in [
-            "a",
-            "orders:42",
-            "{a}b",
-            "x{a}y",
-            "a{b}{c}",
-            "{{a}}",
-            "naïve ☕",
-            "a\nb\0",
-        ] {
+        for good in ["a", "orders:42", "{a}b", "x{a}y", "a{b}{c}", "{{a}}", "naïve ☕", "a\nb\0"]
+        {
             assert!(Name::new(good).is_ok(), "{good:?}");
         }
-        for bad in [
-            "", "a{b", "{a", "{", "a}b", "}", "x{}y", "{}", "a}b{c", "}{",
-        ] {
+        for bad in ["", "a{b", "{a", "{", "a}b", "}", "x{}y", "{}", "a}b{c", "}{"] {
             let error = Name::new(bad).unwrap_err();
             assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{bad:?}");
         }
@@ -433,10 +410,7 @@ mod tests {
 
     #[test]
     fn a_token_shows_four_digits_in_debug_and_all_on_the_wire() {
-        let token = Token::new(
-            Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef),
-            7,
-        );
+        let token = Token::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
         assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
         assert_eq!(format!("{token:?}"), "9abc…:7");
     }

@@ -45,12 +45,7 @@ impl Address {
             )));
         }
         let config = parse(url)?;
-        Ok(Self {
-            config,
-            prefix: prefix.to_owned(),
-            ttl,
-            attempt,
-        })
+        Ok(Self { config, prefix: prefix.to_owned(), ttl, attempt })
     }
 
     fn builder(&self) -> Builder {
@@ -96,10 +91,7 @@ impl Address {
     }
 
     pub(super) async fn subscriber(&self) -> Result<SubscriberClient> {
-        let client = self
-            .builder()
-            .build_subscriber_client()
-            .map_err(|error| sorted(&error))?;
+        let client = self.builder().build_subscriber_client().map_err(|error| sorted(&error))?;
         self.init(&client).await?;
         Ok(client)
     }
@@ -154,17 +146,10 @@ fn parse(url: &str) -> Result<Config> {
         }
     }
     if let Some(key) = first_key(query) {
-        return Err(unknown_key(
-            key,
-            "put the database into the path, as in redis://host:6379/3",
-        ));
+        return Err(unknown_key(key, "put the database into the path, as in redis://host:6379/3"));
     }
     let (_, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let database = if path.is_empty() {
-        None
-    } else {
-        Some(database(path)?)
-    };
+    let database = if path.is_empty() { None } else { Some(database(path)?) };
     let mut config = Config::from_url_centralized(&format!("{scheme}://{rest}")).map_err(|_| {
         // fred's own text may echo the URL.
         Error::invalid("the URL cannot be parsed; write redis://user:password@host:6379/0 and percent-encode odd characters")
@@ -207,8 +192,7 @@ fn unknown_key(key: &str, hint: &str) -> Error {
 }
 
 fn database(text: &str) -> Result<u8> {
-    text.parse()
-        .map_err(|_| Error::invalid("the URL's database is not a number from 0 to 255"))
+    text.parse().map_err(|_| Error::invalid("the URL's database is not a number from 0 to 255"))
 }
 
 #[cfg(test)]
@@ -243,10 +227,7 @@ mod tests {
             ("redis://u:hunter2@host:port", "cannot be parsed"),
             ("redis://host/x", "database is not a number"),
             ("redis://host/256", "database is not a number"),
-            (
-                "redis://u:hunter2@host?password=hunter2",
-                "query key \"password\"",
-            ),
+            ("redis://u:hunter2@host?password=hunter2", "query key \"password\""),
             ("redis://host?db=3", "query key \"db\""),
             ("redis+unix://", "names no socket"),
             ("redis+unix:///a?database=hunter2", "query key \"database\""),

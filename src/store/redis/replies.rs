@@ -44,6 +44,11 @@ pub(super) fn remaining(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
+/// Nobody is there any more to ask.
+pub(super) fn gone() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection to the server has been closed")
+}
+
 /// A server that speaks Redis would not have said this.
 pub(super) fn nonsense() -> Error {
     Error::invalid("the server's reply makes no sense; is it Redis 6.2 or later, without a proxy that changes replies?")
@@ -71,30 +76,20 @@ pub(super) fn sort(text: &str) -> Error {
     }
     let word = text.split([' ', ':']).next().unwrap_or_default();
     let (kind, message) = match word {
-        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" => (
-            Unavailable,
-            "the server is part of a cluster that sends us elsewhere",
-        ),
+        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" => {
+            (Unavailable, "the server is part of a cluster that sends us elsewhere")
+        }
         "LOADING" => (Unavailable, "the server is still loading its data"),
         "MASTERDOWN" => (Unavailable, "the server is a replica that lost its master"),
-        "BUSY" => (
-            Unavailable,
-            "the server is busy with somebody's long script",
-        ),
+        "BUSY" => (Unavailable, "the server is busy with somebody's long script"),
         "READONLY" => (Rejected, "the server is a read-only replica"),
         "OOM" => (Rejected, "the server is out of memory"),
         "NOREPLICAS" => (Rejected, "the server has too few replicas to accept writes"),
-        "MISCONF" => (
-            Rejected,
-            "the server cannot save to disk and refuses writes",
-        ),
+        "MISCONF" => (Rejected, "the server cannot save to disk and refuses writes"),
         "NOAUTH" => (Denied, "the server wants a password; put it into the URL"),
         "WRONGPASS" => (Denied, "the server refuses this user or password"),
         "NOPERM" => (Denied, "the user lacks a right; see the README for the ACL"),
-        "WRONGTYPE" => (
-            WrongType,
-            "the key under this name is not a lock; it was left untouched",
-        ),
+        "WRONGTYPE" => (WrongType, "the key under this name is not a lock; it was left untouched"),
         "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
         "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),
         "ERR" if text.contains("max number of clients") => {
@@ -110,12 +105,7 @@ pub(super) fn sort(text: &str) -> Error {
             (Invalid, "the server has no database of this number")
         }
         _ => {
-            return error(
-                Unavailable,
-                "the server answered with an error",
-                text,
-                Fate::Unknown,
-            );
+            return error(Unavailable, "the server answered with an error", text, Fate::Unknown);
         }
     };
     error(kind, message, text, Fate::NotExecuted)
@@ -148,11 +138,7 @@ pub(super) fn holding(reply: &[Element]) -> Result<Option<Holding>> {
         [] => Ok(None),
         [Element::Text(holder), Element::Text(count)] => {
             let count = count.parse().map_err(|_| not_a_lock())?;
-            Ok(Some(Holding::new(
-                holder.clone(),
-                count,
-                remaining(left.int()?),
-            )))
+            Ok(Some(Holding::new(holder.clone(), count, remaining(left.int()?))))
         }
         _ => Err(not_a_lock()),
     }
@@ -175,58 +161,22 @@ mod tests {
         use Fate::*;
         let table = [
             ("MOVED 3999 127.0.0.1:6381", Unavailable, NotExecuted),
-            (
-                "LOADING Redis is loading the dataset in memory",
-                Unavailable,
-                NotExecuted,
-            ),
-            (
-                "BUSY Redis is busy running a script.",
-                Unavailable,
-                NotExecuted,
-            ),
-            (
-                "MASTERDOWN Link with MASTER is down",
-                Unavailable,
-                NotExecuted,
-            ),
-            (
-                "ERR max number of clients reached",
-                Unavailable,
-                NotExecuted,
-            ),
+            ("LOADING Redis is loading the dataset in memory", Unavailable, NotExecuted),
+            ("BUSY Redis is busy running a script.", Unavailable, NotExecuted),
+            ("MASTERDOWN Link with MASTER is down", Unavailable, NotExecuted),
+            ("ERR max number of clients reached", Unavailable, NotExecuted),
             ("Too many failed write attempts.", Unavailable, NotExecuted),
-            (
-                "READONLY You can't write against a read only replica.",
-                Rejected,
-                NotExecuted,
-            ),
+            ("READONLY You can't write against a read only replica.", Rejected, NotExecuted),
             (
                 "OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:3.",
                 Rejected,
                 NotExecuted,
             ),
-            (
-                "NOREPLICAS Not enough good replicas to write.",
-                Rejected,
-                NotExecuted,
-            ),
-            (
-                "MISCONF Redis is configured to save RDB snapshots",
-                Rejected,
-                NotExecuted,
-            ),
+            ("NOREPLICAS Not enough good replicas to write.", Rejected, NotExecuted),
+            ("MISCONF Redis is configured to save RDB snapshots", Rejected, NotExecuted),
             ("NOAUTH Authentication required.", Denied, NotExecuted),
-            (
-                "WRONGPASS invalid username-password pair or user is disabled.",
-                Denied,
-                NotExecuted,
-            ),
-            (
-                "NOPERM this user has no permissions to run the 'eval' command",
-                Denied,
-                NotExecuted,
-            ),
+            ("WRONGPASS invalid username-password pair or user is disabled.", Denied, NotExecuted),
+            ("NOPERM this user has no permissions to run the 'eval' command", Denied, NotExecuted),
             (
                 "ERR The user executing the script can't run this command or subcommand",
                 Denied,
@@ -237,11 +187,7 @@ mod tests {
                 WrongType,
                 NotExecuted,
             ),
-            (
-                "CROSSSLOT Keys in request don't hash to the same slot",
-                Invalid,
-                NotExecuted,
-            ),
+            ("CROSSSLOT Keys in request don't hash to the same slot", Invalid, NotExecuted),
             ("LEASEHOLD bad argument x", Invalid, NotExecuted),
             ("ERR something new", Unavailable, Unknown),
             ("", Unavailable, Unknown),

@@ -1,13 +1,17 @@
-//! The Lua scripts, and the one way to run them.
+//! The Lua scripts, and the connection that runs them.
 
 use super::replies::{self, Element};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use fred::clients::Client;
-use fred::interfaces::ClientLike;
+use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Value};
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::timeout;
 
 /// A script and the name under which servers remember it.
 pub(super) struct Script {
@@ -53,8 +57,7 @@ impl Call {
 
     pub(super) fn number(&mut self, number: u64) {
         // fred has no unsigned integers; none of ours reaches 2^63.
-        self.args
-            .push(Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)));
+        self.args.push(Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)));
     }
 
     fn words(&self, head: Value) -> Vec<Value> {
@@ -103,6 +106,65 @@ impl Script {
     }
 }
 
+/// A connection for scripts.
+#[derive(Clone)]
+pub(super) struct Link {
+    client: Client,
+    reconnecting: Arc<AtomicBool>,
+    attempt: Duration,
+}
+
+impl Link {
+    pub(super) fn new(client: Client, attempt: Duration) -> Self {
+        Self { client, reconnecting: Arc::default(), attempt }
+    }
+
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        call: &Call,
+        timeout: Duration,
+    ) -> Result<Vec<Element>> {
+        let result = script.run(&self.client, call, timeout).await;
+        if let Err(error) = &result
+            && error.is_unavailable()
+            && error.fate() == Fate::Unknown
+        {
+            self.renew_connection();
+        }
+        result
+    }
+
+    /// After a time-out the connection may be half dead, and fred may not notice while commands go out.
+    fn renew_connection(&self) {
+        if self.reconnecting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let link = self.clone();
+        tokio::spawn(async move {
+            // On a stalled server this itself hangs; nobody waits for it.
+            let _ = timeout(link.attempt * 2, link.client.force_reconnection()).await;
+            link.reconnecting.store(false, Ordering::Release);
+        });
+    }
+
+    /// Tells each reconnect, until the client ends.
+    pub(super) fn tell_reconnects(&self) -> Arc<Notify> {
+        let reconnects = Arc::new(Notify::new());
+        let (told, mut events) = (Arc::clone(&reconnects), self.client.reconnect_rx());
+        tokio::spawn(async move {
+            while !matches!(events.recv().await, Err(RecvError::Closed)) {
+                told.notify_one();
+            }
+        });
+        reconnects
+    }
+
+    pub(super) async fn close(&self) {
+        let _ = timeout(self.attempt, self.client.quit()).await;
+    }
+}
+
 fn elements(reply: Value) -> Result<Vec<Element>> {
     let Value::Array(values) = reply else {
         return Err(replies::nonsense());
@@ -129,35 +191,19 @@ pub(super) fn sorted(error: &fred::error::Error) -> Error {
         return sorted;
     }
     let (kind, message, fate) = match error.kind() {
-        Kind::Auth => (
-            ErrorKind::Denied,
-            "the server refuses this user or password",
-            Fate::NotExecuted,
-        ),
-        Kind::Timeout => (
-            ErrorKind::Unavailable,
-            "the server did not answer in time",
-            Fate::Unknown,
-        ),
-        Kind::IO => (
-            ErrorKind::Unavailable,
-            "the connection to the server failed",
-            Fate::Unknown,
-        ),
-        Kind::Canceled => (
-            ErrorKind::Unavailable,
-            "the connection was closed",
-            Fate::Unknown,
-        ),
-        Kind::Backpressure => (
-            ErrorKind::Unavailable,
-            "the client's queue is full",
-            Fate::NotExecuted,
-        ),
+        Kind::Auth => {
+            (ErrorKind::Denied, "the server refuses this user or password", Fate::NotExecuted)
+        }
+        Kind::Timeout => {
+            (ErrorKind::Unavailable, "the server did not answer in time", Fate::Unknown)
+        }
+        Kind::IO => (ErrorKind::Unavailable, "the connection to the server failed", Fate::Unknown),
+        Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed", Fate::Unknown),
+        Kind::Backpressure => {
+            (ErrorKind::Unavailable, "the client's queue is full", Fate::NotExecuted)
+        }
         Kind::Protocol | Kind::Parse => return replies::nonsense().with_source(error.clone()),
         _ => return sorted,
     };
-    Error::new(kind, format!("{message} ({text})"))
-        .with_fate(fate)
-        .with_source(error.clone())
+    Error::new(kind, format!("{message} ({text})")).with_fate(fate).with_source(error.clone())
 }

@@ -42,10 +42,7 @@ enum Order {
 impl Hub {
     pub(super) fn start(client: SubscriberClient, attempt: Duration) -> Self {
         let (clerk, orders) = mpsc::unbounded_channel();
-        let hub = Self {
-            channels: Arc::default(),
-            clerk,
-        };
+        let hub = Self { channels: Arc::default(), clerk };
         tokio::spawn(listen(client.clone(), Arc::clone(&hub.channels)));
         tokio::spawn(keep(client, Arc::clone(&hub.channels), orders, attempt));
         hub
@@ -62,11 +59,8 @@ impl Hub {
     /// Subscribes a waiter and returns when the subscription is confirmed.
     pub(super) async fn subscribe(&self, channel: String) -> Result<Wakeups> {
         let notify = Arc::new(Notify::new());
-        let guard = Guard {
-            hub: self.clone(),
-            channel: channel.clone(),
-            notify: Arc::clone(&notify),
-        };
+        let guard =
+            Guard { hub: self.clone(), channel: channel.clone(), notify: Arc::clone(&notify) };
         let subscribed = {
             let mut channels = lock(&self.channels);
             let entry = channels.entry(channel.clone()).or_default();
@@ -76,9 +70,7 @@ impl Hub {
         if !subscribed {
             let (done, confirmed) = oneshot::channel();
             let closed = |_| Error::new(ErrorKind::Unavailable, "the subscriber has gone");
-            self.clerk
-                .send(Order::Subscribe(channel, done))
-                .map_err(|_| closed(()))?;
+            self.clerk.send(Order::Subscribe(channel, done)).map_err(|_| closed(()))?;
             confirmed.await.map_err(|_| closed(()))??;
         }
         Ok(Wakeups::new(notify, guard))
@@ -97,15 +89,10 @@ impl Drop for Guard {
         let Some(channel) = channels.get_mut(&self.channel) else {
             return;
         };
-        channel
-            .waiters
-            .retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
+        channel.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
         if channel.waiters.is_empty() {
             drop(channels);
-            let _ = self
-                .hub
-                .clerk
-                .send(Order::Idle(std::mem::take(&mut self.channel)));
+            let _ = self.hub.clerk.send(Order::Idle(std::mem::take(&mut self.channel)));
         }
     }
 }
@@ -116,10 +103,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn wake_all(channels: &Mutex<HashMap<String, Channel>>) {
     for channel in lock(channels).values() {
-        channel
-            .waiters
-            .iter()
-            .for_each(|waiter| waiter.notify_one());
+        channel.waiters.iter().for_each(|waiter| waiter.notify_one());
     }
 }
 
@@ -134,16 +118,9 @@ async fn listen(client: SubscriberClient, channels: Arc<Mutex<HashMap<String, Ch
                     continue;
                 };
                 // Redisson: 0 is for one waiter, anything else for all.
-                let one = message
-                    .value
-                    .as_bytes()
-                    .is_some_and(|payload| payload == b"0");
+                let one = message.value.as_bytes().is_some_and(|payload| payload == b"0");
                 let count = if one { 1 } else { usize::MAX };
-                channel
-                    .waiters
-                    .iter()
-                    .take(count)
-                    .for_each(|waiter| waiter.notify_one());
+                channel.waiters.iter().take(count).for_each(|waiter| waiter.notify_one());
             }
             // We were too slow; who was meant is lost, so it is everybody.
             Err(RecvError::Lagged(_)) => wake_all(&channels),
@@ -218,10 +195,9 @@ async fn subscribe(
             Ok(())
         }
         Ok(Err(error)) => Err(super::scripts::sorted(&error)),
-        Err(_) => Err(Error::new(
-            ErrorKind::Unavailable,
-            "the subscription was not confirmed in time",
-        )),
+        Err(_) => {
+            Err(Error::new(ErrorKind::Unavailable, "the subscription was not confirmed in time"))
+        }
     }
 }
 
@@ -233,10 +209,7 @@ async fn unsubscribe(
 ) {
     {
         let mut channels = lock(channels);
-        if channels
-            .get(channel)
-            .is_none_or(|entry| !entry.waiters.is_empty())
-        {
+        if channels.get(channel).is_none_or(|entry| !entry.waiters.is_empty()) {
             return;
         }
         // From here on a new waiter orders a new subscription, which comes after this command.

@@ -74,7 +74,7 @@ fn each_room_knows_only_what_is_below_it() {
         ("lock.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::manager"]),
         ("manager.rs", &["fred"]),
         ("store/memory.rs", &["redis", "fred"]),
-        ("store/redis/", &["memory"]),
+        ("store/redis/", &["store::memory", "MemoryStore"]),
         ("store/redis/mod.rs", &["fred::"]),
         ("store/redis/keys.rs", &["fred"]),
         ("store/redis/lane.rs", &["fred"]),

@@ -146,8 +146,14 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
+        let mut flight = self.flight.take();
+        if flight.is_some() && std::thread::panicking() {
+            // It may be the request itself that panicked, so nobody must poll it again.
+            flight = None;
+            self.sweep.unsure(self.core, self.core.now());
+        }
         let sweep = self.sweep.clone();
-        match self.flight.take() {
+        match flight {
             Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
             None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
             None => {}
@@ -195,7 +201,7 @@ impl<'a> Nested<'a> {
 impl Drop for Nested<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
-        match self.flight.take() {
+        match self.flight.take().filter(|_| !std::thread::panicking()) {
             Some(verdict) => {
                 self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
             }
@@ -270,6 +276,11 @@ impl Drop for Settlement<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
+            Some((op, _)) if std::thread::panicking() => {
+                let error = Error::new(ErrorKind::Unavailable, "given up in a panic");
+                hold.settled(self.core, op, Err(error));
+                self.core.reap(Job::Settle(hold));
+            }
             Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
             None if self.over => {}
             None => self.core.reap(Job::Settle(hold)),

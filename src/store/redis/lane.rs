@@ -1,181 +1,190 @@
-//! The lane of acquires and releases: one call in flight, what arrives meanwhile leaves as the next.
+//! A lane of acquires and releases: what arrives while a call is in flight leaves as one call after it.
 //!
-//! A lone request never waits, so it costs what a bare call costs; many share a call, so they cost
-//! the client and the server less than a command each.
+//! A lone request is run in place, by whoever asks, so it costs what a bare call costs. All others are
+//! run by the lane's own task, up to a hundred in a call, so they cost the client and the server less
+//! than a command each. That task waits for nobody else: a caller who does not poll its request holds up
+//! only itself.
 
 use super::keys::Keys;
-use super::replies::{self, Code, Element};
+use super::replies::{self, Element};
+use super::requests::{REPLY_SIZE, Request};
 use super::scripts::{BATCH, Call, Link};
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, Result};
-use crate::store::{Acquire, Acquired, Release, Released, Renewal, StoreFuture};
+use crate::error::Result;
+use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 /// How many items one call carries: 100 keep the server's stall near a quarter of a millisecond.
 pub(super) const BATCH_SIZE: usize = 100;
 
-/// The entrance to the lane; the lane ends with it.
-pub(super) struct Lane(mpsc::UnboundedSender<Item>);
+/// The entrance to a lane; the lane ends with the last of them.
+#[derive(Clone)]
+pub(super) struct Lane {
+    road: Arc<Road>,
+    items: mpsc::UnboundedSender<Item>,
+    /// Fires when the lane's connection is closed, or its runtime has gone.
+    ended: CancellationToken,
+}
 
-/// One request in the lane.
+/// What a call needs.
+struct Road {
+    link: Link,
+    keys: Keys,
+    clock: Clock,
+    /// Requests that have no answer yet.
+    busy: AtomicUsize,
+}
+
+/// One request that waits for the lane's task.
 enum Item {
-    Acquire(Acquire, oneshot::Sender<Result<Acquired>>),
-    Release(Release, oneshot::Sender<Result<Released>>),
+    Acquire(Waiting<Acquire>),
+    Release(Waiting<Release>),
+}
+
+struct Waiting<R: Request> {
+    request: R,
+    verdict: oneshot::Sender<Result<R::Verdict>>,
+    _busy: Busy,
+}
+
+/// Counts as a request without an answer for as long as it lives.
+struct Busy(Arc<Road>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Lane {
-    /// Starts the lane on the current runtime.
-    pub(super) fn start(link: Link, keys: Keys, clock: Clock) -> Self {
-        let (lane, inbox) = mpsc::unbounded_channel();
-        tokio::spawn(drive(link, keys, clock, inbox));
-        Self(lane)
+    /// A lane, and the work that must run on the runtime where the link's connection lives.
+    pub(super) fn new(link: Link, keys: Keys, clock: Clock) -> (Self, impl Future<Output = ()>) {
+        let (items, inbox) = mpsc::unbounded_channel();
+        let ended = CancellationToken::new();
+        let road = Arc::new(Road { link, keys, clock, busy: AtomicUsize::new(0) });
+        let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
+        let work = async move {
+            let _end = end;
+            drive(&lane_road, inbox).await;
+            lane_road.link.close().await;
+        };
+        (Self { road, items, ended }, work)
     }
 
-    pub(super) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.send(|sender| Item::Acquire(request, sender))
+    /// Whether nobody serves it any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.items.is_closed()
     }
 
-    pub(super) fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.send(|sender| Item::Release(request, sender))
+    /// Gives up this entrance and waits for the end of the lane.
+    pub(super) async fn close(self) {
+        let ended = self.ended.clone();
+        drop(self);
+        ended.cancelled().await;
     }
 
-    fn send<T: Send + 'static>(
+    /// `here`: whether the caller is on the lane's runtime.
+    pub(super) fn acquire(&self, request: Acquire, here: bool) -> StoreFuture<Acquired> {
+        self.send(request, Item::Acquire, here)
+    }
+
+    /// `here`: whether the caller is on the lane's runtime.
+    pub(super) fn release(&self, request: Release, here: bool) -> StoreFuture<Released> {
+        self.send(request, Item::Release, here)
+    }
+
+    fn send<R: Request>(
         &self,
-        item: impl FnOnce(oneshot::Sender<Result<T>>) -> Item,
-    ) -> StoreFuture<T> {
+        request: R,
+        item: impl FnOnce(Waiting<R>) -> Item,
+        here: bool,
+    ) -> StoreFuture<R::Verdict> {
+        let lone = self.road.busy.fetch_add(1, Ordering::AcqRel) == 0;
+        let busy = Busy(Arc::clone(&self.road));
+        if lone && here {
+            return Box::pin(run_alone(request, busy, self.ended.clone()));
+        }
         let (sender, verdict) = oneshot::channel();
         // If the lane has gone, the item goes with its sender, which tells the receiver.
-        let _ = self.0.send(item(sender));
+        let _ = self.items.send(item(Waiting { request, verdict: sender, _busy: busy }));
         Box::pin(async move { verdict.await.unwrap_or_else(|_| Err(replies::gone())) })
     }
 }
 
-/// Sends what is in the lane: one call in flight, up to a hundred items in it.
-async fn drive(link: Link, keys: Keys, clock: Clock, mut inbox: mpsc::UnboundedReceiver<Item>) {
-    let mut items = Vec::with_capacity(BATCH_SIZE);
-    while inbox.recv_many(&mut items, BATCH_SIZE).await > 0 {
-        // An acquire that nobody waits for was never sent: nothing is to be undone.
-        items.retain(|item| !matches!(item, Item::Acquire(_, sender) if sender.is_closed()));
-        let timeout = items.iter().map(Item::timeout).max().unwrap_or_default();
-        let call = batch(&keys, &items);
-        if items.is_empty() {
-            continue;
-        }
-        let sent = clock.now();
-        match link.run(&BATCH, &call, timeout).await {
-            Ok(reply) if reply.len() == items.len() * 2 => {
-                for (item, reply) in items.drain(..).zip(reply.chunks(2)) {
-                    item.answer(sent, reply);
-                }
-            }
-            Ok(_) => items.drain(..).for_each(|item| item.fail(replies::nonsense())),
-            Err(error) => items.drain(..).for_each(|item| item.fail(error.clone())),
-        }
+/// Runs a lone request in place. It may be moved to another runtime half way, and outlive its own.
+async fn run_alone<R: Request>(
+    request: R,
+    busy: Busy,
+    ended: CancellationToken,
+) -> Result<R::Verdict> {
+    let road = &busy.0;
+    let mut call = Call::default();
+    request.write(&road.keys, &mut call);
+    let sent = road.clock.now();
+    tokio::select! {
+        biased;
+        () = ended.cancelled() => Err(replies::gone()),
+        reply = road.link.run(&BATCH, &call, request.timeout()) => request.read(sent, &reply?),
+    }
+}
+
+impl<R: Request> Waiting<R> {
+    fn answer(self, verdict: impl FnOnce(&R) -> Result<R::Verdict>) {
+        let verdict = verdict(&self.request);
+        // A receiver that has gone has left the verdict to nobody: see Store's contract.
+        drop(self.verdict.send(verdict));
     }
 }
 
 impl Item {
-    fn timeout(&self) -> Duration {
+    /// Adds itself to a call; returns how long that may take.
+    fn write(&self, keys: &Keys, call: &mut Call) -> Duration {
+        fn write(request: &impl Request, keys: &Keys, call: &mut Call) -> Duration {
+            request.write(keys, call);
+            request.timeout()
+        }
         match self {
-            Item::Acquire(request, _) => request.timeout,
-            Item::Release(request, _) => request.timeout,
+            Item::Acquire(one) => write(&one.request, keys, call),
+            Item::Release(one) => write(&one.request, keys, call),
         }
     }
 
-    fn answer(self, sent: Instant, reply: &[Element]) {
-        // A receiver that has gone has left the verdict to nobody: see Store's contract.
+    fn answer(self, sent: Instant, reply: Result<&[Element]>) {
         match self {
-            Item::Acquire(request, sender) => drop(sender.send(acquired(&request, sent, reply))),
-            Item::Release(_, sender) => drop(sender.send(released(reply))),
-        }
-    }
-
-    fn fail(self, error: Error) {
-        match self {
-            Item::Acquire(_, sender) => drop(sender.send(Err(error))),
-            Item::Release(_, sender) => drop(sender.send(Err(error))),
+            Item::Acquire(one) => one.answer(|request| request.read(sent, reply?)),
+            Item::Release(one) => one.answer(|request| request.read(sent, reply?)),
         }
     }
 }
 
-fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
-    let [code, value] = reply else {
-        return Err(replies::nonsense());
-    };
-    let code = code.code()?;
-    let value = value.int()?;
-    match code {
-        Code::Yes => {
-            let fence = u64::try_from(value).map_err(|_| replies::nonsense())?;
-            let fence = request.fencing.is_some().then_some(fence);
-            Ok(Acquired::Granted { sent, fence })
+/// Sends what is in the lane: one call in flight, up to a hundred items in it.
+async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
+    let mut items = Vec::with_capacity(BATCH_SIZE);
+    while inbox.recv_many(&mut items, BATCH_SIZE).await > 0 {
+        // An acquire that nobody waits for was never sent: nothing is to be undone.
+        items.retain(|item| !matches!(item, Item::Acquire(one) if one.verdict.is_closed()));
+        if items.is_empty() {
+            continue;
         }
-        Code::No => Ok(Acquired::Held { remaining: replies::remaining(value) }),
-        Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
-    }
-}
-
-fn released(reply: &[Element]) -> Result<Released> {
-    let [code, value] = reply else {
-        return Err(replies::nonsense());
-    };
-    match (code.code()?, value.int()?) {
-        (Code::Yes, listeners) => {
-            if listeners < 0 {
-                tracing::warn!(
-                    "the server refused to wake waiters; check the channel rights of its ACL"
-                );
-            }
-            Ok(Released::Done { listeners: u64::try_from(listeners).unwrap_or_default() })
-        }
-        (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
-        (Code::No, _) => Err(replies::nonsense()),
-    }
-}
-
-fn batch(keys: &Keys, items: &[Item]) -> Call {
-    let mut call = Call::default();
-    for item in items {
-        match item {
-            Item::Acquire(request, _) => {
-                call.key(keys.lock(&request.name));
-                call.key(keys.fence(&request.name));
-                call.word("A");
-                call.text(request.token.to_string());
-                call.number(millis(request.ttl));
-                call.number(request.count.into());
-                call.number(request.fencing.map_or(0, |fencing| fencing.block.into()));
-                call.number(
-                    request.fencing.and_then(|fencing| fencing.retention).map_or(0, millis),
-                );
-            }
-            Item::Release(request, _) => {
-                call.key(keys.lock(&request.name));
-                call.word("R");
-                call.text(request.token.to_string());
-                call.number(request.count.into());
-                call.text(keys.channel(&request.name));
-            }
+        let mut call = Call::default();
+        let timeouts = items.iter().map(|item| item.write(&road.keys, &mut call));
+        let timeout = timeouts.max().unwrap_or_default();
+        let sent = road.clock.now();
+        let reply = match road.link.run(&BATCH, &call, timeout).await {
+            Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
+            reply => reply,
+        };
+        for (index, item) in items.drain(..).enumerate() {
+            let part = match &reply {
+                Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
+                Err(error) => Err(error.clone()),
+            };
+            item.answer(sent, part);
         }
     }
-    call
-}
-
-pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
-    let mut call = Call::default();
-    call.number(batch.first().map_or(0, |renewal| millis(renewal.ttl)));
-    for renewal in batch {
-        call.key(keys.lock(&renewal.name));
-        if renewal.fence_retention.is_some() {
-            call.key(keys.fence(&renewal.name));
-        }
-        call.text(renewal.token.to_string());
-        call.number(renewal.fence_retention.map_or(0, millis));
-    }
-    call
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

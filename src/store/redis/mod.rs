@@ -7,7 +7,9 @@
 mod connect;
 mod keys;
 mod lane;
+mod lanes;
 mod replies;
+mod requests;
 mod scripts;
 mod wakeups;
 
@@ -21,8 +23,9 @@ use crate::clock::Clock;
 use crate::error::{ErrorKind, Result};
 use async_trait::async_trait;
 use keys::Keys;
-use lane::{BATCH_SIZE, Lane};
-use replies::{Code, Element};
+use lane::BATCH_SIZE;
+use lanes::Lanes;
+use replies::Element;
 use scripts::{Call, FORCE, INSPECT, Link, RENEW};
 use std::fmt;
 use std::future::Future;
@@ -36,7 +39,7 @@ pub(crate) struct RedisStore {
     clock: Clock,
     keys: Keys,
     attempt: Duration,
-    lane: Lane,
+    lanes: Lanes,
     locks: Link,
     renewals: Link,
     hub: Hub,
@@ -53,10 +56,10 @@ impl RedisStore {
         let renewals = Link::new(address.client().await?, attempt);
         let hub = Hub::start(address.subscriber().await?, attempt);
         let keys = Keys::new(&address.prefix);
-        let lane = Lane::start(locks.clone(), keys.clone(), clock.clone());
+        let lanes = Lanes::start(locks.clone(), address, keys.clone(), clock.clone());
         let reconnects = renewals.tell_reconnects();
         let runtime = Handle::current();
-        let store = Self { clock, keys, attempt, lane, locks, renewals, hub, reconnects, runtime };
+        let store = Self { clock, keys, attempt, lanes, locks, renewals, hub, reconnects, runtime };
         if let Err(error) = store.try_out().await {
             store.close().await;
             return Err(error);
@@ -117,28 +120,20 @@ impl Store for RedisStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.lane.acquire(request)
+        self.lanes.acquire(request)
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.lane.release(request)
+        self.lanes.release(request)
     }
 
     fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
         let (link, clock) = (self.renewals.clone(), self.clock.clone());
-        let call = lane::renewal(&self.keys, &batch);
+        let call = requests::renewal(&self.keys, &batch);
         Box::pin(async move {
             let sent = clock.now();
             let reply = link.run(&RENEW, &call, timeout).await?;
-            let verdicts = reply
-                .iter()
-                .map(|element| match element.code()? {
-                    Code::Yes => Ok(None),
-                    Code::Absent(absence) => Ok(Some(absence)),
-                    Code::No => Err(replies::nonsense()),
-                })
-                .collect();
-            Ok(Renewed { sent, verdicts })
+            Ok(Renewed { sent, verdicts: reply.iter().map(requests::renewed).collect() })
         })
     }
 
@@ -176,6 +171,7 @@ impl Store for RedisStore {
     }
 
     async fn close(&self) {
+        self.lanes.close(self.attempt * 2).await;
         self.locks.close().await;
         self.renewals.close().await;
         self.hub.close(self.attempt).await;

@@ -1,0 +1,175 @@
+//! Uncontended `lock` + `unlock` against its floor: the same two scripts with the same arguments, run
+//! bare through the same client library with the same socket options.
+//!
+//! Prints the ratio first, from short blocks that alternate between the two, because the machine's
+//! mood changes over the seconds that criterion gives to each.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use common::Server;
+use criterion::{Criterion, criterion_group};
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::config::{Config, ConnectionConfig, TcpConfig};
+use fred::types::{Builder, ClusterHash, CustomCommand, Value};
+use leasehold::{LeaseManager, Lock};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+const BATCH: &str = concat!(
+    include_str!("../src/store/redis/scripts/common.lua"),
+    include_str!("../src/store/redis/scripts/acquire.lua"),
+    include_str!("../src/store/redis/scripts/release.lua"),
+    include_str!("../src/store/redis/scripts/batch.lua"),
+);
+const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
+
+/// Acquire and release without a lock library.
+#[derive(Clone)]
+struct Bare {
+    client: Client,
+    sha: String,
+    fenced: bool,
+}
+
+impl Bare {
+    async fn connect(url: &str, fenced: bool) -> Self {
+        let mut builder = Builder::from_config(Config::from_url(url).expect("a url"));
+        builder.set_connection_config(ConnectionConfig {
+            max_command_attempts: 1,
+            tcp: TcpConfig {
+                nodelay: Some(true),
+                linger: Some(Duration::ZERO),
+                ..TcpConfig::default()
+            },
+            ..ConnectionConfig::default()
+        });
+        let client = builder.build().expect("a client");
+        client.init().await.expect("connected");
+        let load = CustomCommand::new_static("SCRIPT", ClusterHash::Random, false);
+        let sha: String =
+            client.custom(load, vec!["LOAD".to_owned(), BATCH.to_owned()]).await.expect("loaded");
+        Self { client, sha, fenced }
+    }
+
+    async fn call(&self, keys: &[&str], args: &[&str]) -> Value {
+        let mut words: Vec<Value> = vec![self.sha.as_str().into(), (keys.len() as i64).into()];
+        words.extend(keys.iter().map(|&key| Value::from(key)));
+        words.extend(args.iter().map(|&arg| Value::from(arg)));
+        let command = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
+        self.client.custom(command, words).await.expect("an answer")
+    }
+
+    async fn pair(&self, name: &str) {
+        let fence = format!("redisson_lock_token:{{{name}}}");
+        let block = if self.fenced { "1" } else { "0" };
+        self.call(&[name, &fence], &["A", TOKEN, "30000", "1", block, "86400000"]).await;
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        self.call(&[name], &["R", TOKEN, "0", &channel]).await;
+    }
+}
+
+async fn pair(lock: &mut Lock) {
+    let lease = lock.lock().await.expect("granted");
+    lease.unlock().await.expect("released");
+}
+
+async fn locks(url: &str, fenced: bool) -> LeaseManager {
+    LeaseManager::builder().fencing(fenced).connect(url).await.expect("connected")
+}
+
+/// The median of each, over samples taken in turn.
+async fn medians(url: &str, fenced: bool) -> (Duration, Duration) {
+    let bare = Bare::connect(url, fenced).await;
+    let mut lock = locks(url, fenced).await.lock("leasehold");
+    let (mut floors, mut ours) = (Vec::new(), Vec::new());
+    for block in 0..200 {
+        for _ in 0..50 {
+            let start = Instant::now();
+            bare.pair("bare").await;
+            // The first blocks warm up the server, both clients and the processor.
+            if block >= 20 {
+                floors.push(start.elapsed());
+            }
+        }
+        for _ in 0..50 {
+            let start = Instant::now();
+            pair(&mut lock).await;
+            if block >= 20 {
+                ours.push(start.elapsed());
+            }
+        }
+    }
+    (median(floors), median(ours))
+}
+
+fn median(mut samples: Vec<Duration>) -> Duration {
+    samples.sort_unstable();
+    samples[samples.len() / 2]
+}
+
+fn print_ratio(runtime: &Runtime, url: &str) {
+    println!("uncontended lock + unlock, medians of 9000 samples each, taken in turn");
+    for fenced in [true, false] {
+        let url = url.to_owned();
+        let task = runtime.spawn(async move { medians(&url, fenced).await });
+        let (floor, ours) = runtime.block_on(task).expect("measured");
+        let ratio = ours.as_secs_f64() / floor.as_secs_f64();
+        println!(
+            "  fencing {fenced:<5}  bare scripts {floor:>10.1?}  leasehold {ours:>10.1?}  ratio {ratio:.2}"
+        );
+    }
+}
+
+fn uncontended(criterion: &mut Criterion) {
+    let server = Server::start();
+    let runtime = Runtime::new().expect("a runtime");
+    print_ratio(&runtime, &server.url());
+
+    let mut group = criterion.benchmark_group("uncontended");
+    let bare = runtime.block_on(Bare::connect(&server.url(), true));
+    group.bench_function("bare scripts", |bencher| {
+        bencher.to_async(&runtime).iter(|| bare.pair("bare"));
+    });
+    for (store, url) in [("redis", server.url()), ("memory", "memory:".to_owned())] {
+        let leases = runtime.block_on(locks(&url, true));
+        group.bench_function(format!("lock + unlock, {store}"), |bencher| {
+            bencher.to_async(&runtime).iter_custom(|times| {
+                let mut lock = leases.lock("leasehold");
+                async move {
+                    let start = Instant::now();
+                    for _ in 0..times {
+                        pair(&mut lock).await;
+                    }
+                    start.elapsed()
+                }
+            });
+        });
+        group.bench_function(format!("nested lock + unlock, {store}"), |bencher| {
+            bencher.to_async(&runtime).iter_custom(|times| {
+                let mut lock = leases.lock("leasehold");
+                async move {
+                    let outer = lock.lock().await.expect("granted");
+                    let start = Instant::now();
+                    for _ in 0..times {
+                        pair(&mut lock).await;
+                    }
+                    let elapsed = start.elapsed();
+                    outer.unlock().await.expect("released");
+                    elapsed
+                }
+            });
+        });
+    }
+    let leases = runtime.block_on(locks(&server.url(), true));
+    group.bench_function("check", |bencher| {
+        let lease =
+            runtime.block_on(async { leases.lock("checked").lock().await }).expect("granted");
+        bencher.iter(|| lease.check());
+    });
+    group.finish();
+}
+
+criterion_group!(benches, uncontended);
+criterion::criterion_main!(benches);

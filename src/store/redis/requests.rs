@@ -1,0 +1,119 @@
+//! Requests as the scripts take them, and verdicts as the scripts give them.
+
+use super::keys::Keys;
+use super::replies::{self, Code, Element};
+use super::scripts::Call;
+use crate::clock::Instant;
+use crate::error::Result;
+use crate::store::{Absence, Acquire, Acquired, Release, Released, Renewal};
+use std::time::Duration;
+
+/// One item of the batch script.
+pub(super) trait Request: Send + 'static {
+    type Verdict: Send + 'static;
+
+    fn timeout(&self) -> Duration;
+    fn write(&self, keys: &Keys, call: &mut Call);
+    /// Reads this item's part of the reply.
+    fn read(&self, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+}
+
+/// How many elements of the reply belong to one item.
+pub(super) const REPLY_SIZE: usize = 2;
+
+impl Request for Acquire {
+    type Verdict = Acquired;
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn write(&self, keys: &Keys, call: &mut Call) {
+        call.key(keys.lock(&self.name));
+        call.key(keys.fence(&self.name));
+        call.word("A");
+        call.text(self.token.to_string());
+        call.number(millis(self.ttl));
+        call.number(self.count.into());
+        call.number(self.fencing.map_or(0, |fencing| fencing.block.into()));
+        call.number(self.fencing.and_then(|fencing| fencing.retention).map_or(0, millis));
+    }
+
+    fn read(&self, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+        let (code, value) = item(reply)?;
+        match code {
+            Code::Yes => {
+                let fence = u64::try_from(value).map_err(|_| replies::nonsense())?;
+                Ok(Acquired::Granted { sent, fence: self.fencing.is_some().then_some(fence) })
+            }
+            Code::No => Ok(Acquired::Held { remaining: replies::remaining(value) }),
+            Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
+        }
+    }
+}
+
+impl Request for Release {
+    type Verdict = Released;
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn write(&self, keys: &Keys, call: &mut Call) {
+        call.key(keys.lock(&self.name));
+        call.word("R");
+        call.text(self.token.to_string());
+        call.number(self.count.into());
+        call.text(keys.channel(&self.name));
+    }
+
+    fn read(&self, _sent: Instant, reply: &[Element]) -> Result<Released> {
+        match item(reply)? {
+            (Code::Yes, listeners) => {
+                if listeners < 0 {
+                    tracing::warn!(
+                        "the server refused to wake waiters; see the README for the ACL"
+                    );
+                }
+                Ok(Released::Done { listeners: u64::try_from(listeners).unwrap_or_default() })
+            }
+            (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
+            (Code::No, _) => Err(replies::nonsense()),
+        }
+    }
+}
+
+fn item(reply: &[Element]) -> Result<(Code, i64)> {
+    match reply {
+        [code, value] => Ok((code.code()?, value.int()?)),
+        _ => Err(replies::nonsense()),
+    }
+}
+
+/// The call of the renewal script.
+pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
+    let mut call = Call::default();
+    call.number(batch.first().map_or(0, |renewal| millis(renewal.ttl)));
+    for renewal in batch {
+        call.key(keys.lock(&renewal.name));
+        if renewal.fence_retention.is_some() {
+            call.key(keys.fence(&renewal.name));
+        }
+        call.text(renewal.token.to_string());
+        call.number(renewal.fence_retention.map_or(0, millis));
+    }
+    call
+}
+
+/// The renewal script's word on one lease.
+pub(super) fn renewed(element: &Element) -> Result<Option<Absence>> {
+    match element.code()? {
+        Code::Yes => Ok(None),
+        Code::Absent(absence) => Ok(Some(absence)),
+        Code::No => Err(replies::nonsense()),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,87 @@
+//! The contract of [`Store`](crate::store::Store), one function for each of its clauses.
+//!
+//! [`conformance_suite!`](crate::conformance_suite) runs them all. Each takes names of its own, so
+//! they can share a backend, also with an earlier run of themselves.
+
+mod ends;
+mod fences;
+mod holds;
+mod party;
+
+pub use ends::*;
+pub use fences::*;
+pub use holds::*;
+
+/// Makes a test of each function in [`testing::conformance`](crate::testing::conformance).
+///
+/// Takes the attributes of the tests and an expression, in an async context, for a
+/// [`Harness`](crate::testing::Harness); each test evaluates it anew. Put it into a module of its own.
+///
+/// ```
+/// # mod kit {
+/// #     use leasehold::{store::*, testing::Harness};
+/// #     pub struct Kit(pub MemoryStore);
+/// #     #[async_trait::async_trait]
+/// #     impl Harness for Kit {
+/// #         async fn store(&self) -> std::sync::Arc<dyn Store> { std::sync::Arc::new(self.0.clone()) }
+/// #         async fn lose(&self, name: &Name) { self.0.delete(name.as_str()); }
+/// #         async fn occupy(&self, _: &Name) -> bool { false }
+/// #         async fn elapse(&self, time: std::time::Duration) { tokio::time::advance(time).await }
+/// #         fn ttl(&self) -> std::time::Duration { std::time::Duration::from_secs(1) }
+/// #     }
+/// # }
+/// mod memory {
+///     use super::kit::Kit;
+///     use leasehold::store::MemoryStore;
+///
+///     leasehold::conformance_suite!(#[tokio::test(start_paused = true)] Kit(MemoryStore::new()));
+/// }
+/// # fn main() {}
+/// ```
+#[macro_export]
+macro_rules! conformance_suite {
+    ($(#[$test:meta])+ $harness:expr) => {
+        $crate::conformance_suite! { @each [$(#[$test])+] [$harness]
+            a_free_name_is_granted
+            a_held_name_is_refused_with_the_time_it_has_left
+            only_one_of_many_rivals_is_granted
+            the_same_token_is_granted_again_with_the_same_fence
+            a_nested_acquire_sets_the_count
+            a_nested_acquire_never_creates
+            a_release_lowers_the_count_and_at_zero_gives_back
+            a_release_by_another_token_changes_nothing
+            a_renewal_sets_the_time_to_live_and_never_adds_to_it
+            a_renewal_never_creates
+            a_batch_of_renewals_is_answered_one_by_one_in_order
+            every_operation_may_run_twice
+            what_arrives_late_changes_nothing
+            there_is_always_a_time_to_live
+            a_hold_expires_after_its_time_to_live_and_not_before
+            an_expired_hold_does_not_come_back
+            a_renewed_hold_outlives_its_first_time_to_live
+            fences_grow_whatever_ends_a_hold
+            a_reserved_block_of_fences_is_never_given_again
+            the_memory_of_the_last_fence_is_renewed
+            fences_grow_beyond_the_memory_of_the_last
+            without_fencing_there_is_no_fence
+            inspection_tells_who_holds
+            a_deleted_hold_is_gone
+            a_forced_release_ends_any_hold
+            the_last_release_wakes_a_waiter
+            a_forced_release_wakes_a_waiter
+            what_is_not_a_lock_is_left_alone
+            names_are_taken_as_they_are
+            verdicts_say_when_the_request_left
+            closing_one_handle_leaves_the_leases
+        }
+    };
+    (@each $test:tt $harness:tt $($case:ident)+) => {
+        $($crate::conformance_suite! { @one $test $harness $case })+
+    };
+    (@one [$(#[$test:meta])+] [$harness:expr] $case:ident) => {
+        $(#[$test])+
+        async fn $case() {
+            $crate::testing::conformance::$case(&$harness).await;
+        }
+    };
+}

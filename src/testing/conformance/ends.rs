@@ -1,0 +1,165 @@
+//! How holds end, and who hears of it.
+
+use super::party::*;
+use crate::store::{Absence, Acquired, Wakeups};
+use crate::testing::Harness;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// After every operation that leaves a hold.
+pub async fn there_is_always_a_time_to_live(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("ttl")).await;
+    for step in ["grant", "same", "nested", "renewal", "release", "rival"] {
+        match step {
+            "grant" | "same" => drop(granted(party.acquire(1).await)),
+            "nested" => drop(granted(party.acquire(2).await)),
+            "renewal" => assert_eq!(renewed(party.renew().await), None),
+            "release" => assert_eq!(released(party.release(1).await), None),
+            _ => drop(held(rival.acquire(1).await)),
+        }
+        let holding = party.holding().await.expect("held");
+        assert!(holding.remaining.is_some(), "after {step}: {holding:?}");
+    }
+}
+
+/// Asked again and again, ever closer to the end.
+pub async fn a_hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Harness) {
+    let (holder, rival) = Party::two(harness, &unique("expiry")).await;
+    let holder = holder.short();
+    let grant = granted(holder.acquire(1).await);
+    let running = holder.now();
+    // A clock that runs 1 % faster, and rounding: the engine allows for both.
+    let promised = holder.ttl - holder.ttl / 100 - Duration::from_millis(2);
+    loop {
+        let asked = rival.now().saturating_duration_since(running);
+        match rival.acquire(1).await {
+            Ok(Acquired::Held { remaining }) => {
+                assert!(asked <= holder.ttl + harness.slack(), "held after {asked:?}");
+                let pause = remaining.unwrap_or_default() / 2;
+                harness.elapse(pause.max(Duration::from_millis(1))).await;
+            }
+            verdict => {
+                granted(verdict);
+                let kept = rival.now().saturating_duration_since(grant.sent);
+                assert!(kept >= promised, "kept for {kept:?} of {:?}", holder.ttl);
+                return;
+            }
+        }
+    }
+}
+
+/// Whatever its token asks for.
+pub async fn an_expired_hold_does_not_come_back(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("expired")).await.short();
+    party.lapse().await;
+    assert_eq!(party.holding().await, None);
+    assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
+    assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
+    assert_eq!(released(party.release(1).await), Some(Absence::Gone));
+    assert_eq!(released(party.release(0).await), Some(Absence::Gone));
+    assert!(!party.force().await);
+    assert_eq!(party.holding().await, None);
+}
+
+/// As it would not without the renewal.
+pub async fn a_renewed_hold_outlives_its_first_time_to_live(harness: &dyn Harness) {
+    let (mut party, rival) = Party::two(harness, &unique("outlive")).await;
+    party.ttl = harness.ttl();
+    granted(party.acquire(1).await);
+    party.ttl = LONG;
+    assert_eq!(renewed(party.renew().await), None);
+    harness.elapse(harness.ttl() + harness.slack()).await;
+    held(rival.acquire(1).await);
+    assert!(party.holds(1).await);
+}
+
+/// After the call was made, and not after the store ran it: the deadline counts from there.
+pub async fn verdicts_say_when_the_request_left(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("sent")).await;
+    for round in 0..10 {
+        let before = party.now();
+        let sent = if round % 2 == 0 {
+            granted(party.acquire(1).await).sent
+        } else {
+            let renewed = party.renew().await.expect("verdicts");
+            renewed.sent
+        };
+        let answered = party.now();
+        assert!(before <= sent && sent <= answered, "{before:?} {sent:?}");
+        let left = party.holding().await.and_then(|holding| holding.remaining);
+        let left = left.expect("a time to live") + harness.slack();
+        // It ran at `looked - (ttl - left)` at the latest.
+        let looked = party.now();
+        assert!(sent + party.ttl <= looked + left, "{sent:?} {looked:?} {left:?}");
+    }
+}
+
+/// Its token learns it, and the name is free.
+pub async fn a_deleted_hold_is_gone(harness: &dyn Harness) {
+    let name = unique("deleted");
+    let (party, rival) = Party::two(harness, &name).await;
+    granted(party.acquire(1).await);
+    harness.lose(&name).await;
+    assert_eq!(party.holding().await, None);
+    assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
+    assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
+    assert_eq!(released(party.release(1).await), Some(Absence::Gone));
+    assert_eq!(released(party.release(0).await), Some(Absence::Gone));
+    granted(rival.acquire(1).await);
+    assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
+}
+
+/// And says whether there was one.
+pub async fn a_forced_release_ends_any_hold(harness: &dyn Harness) {
+    let (party, other) = Party::two(harness, &unique("force")).await;
+    assert!(!other.force().await);
+    granted(party.acquire(1).await);
+    granted(party.acquire(2).await);
+    assert!(other.force().await);
+    assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
+    granted(other.acquire(1).await);
+}
+
+async fn listen(party: &Party<'_>) -> Option<Wakeups> {
+    let wakeups = party.store.subscribe(&party.name).await;
+    let wakeups = wakeups.expect("the store takes subscriptions");
+    assert_eq!(wakeups.is_some(), party.store.capabilities().wakeups);
+    wakeups
+}
+
+async fn heard(wakeups: Option<Wakeups>) -> bool {
+    match wakeups {
+        Some(mut wakeups) => timeout(PATIENCE, wakeups.recv()).await.is_ok(),
+        None => true,
+    }
+}
+
+/// Whoever subscribed before; releases that only lower the count need not.
+pub async fn the_last_release_wakes_a_waiter(harness: &dyn Harness) {
+    let (party, waiter) = Party::two(harness, &unique("wake")).await;
+    granted(party.acquire(1).await);
+    let wakeups = listen(&waiter).await;
+    granted(party.acquire(2).await);
+    assert_eq!(released(party.release(1).await), None);
+    assert_eq!(released(party.release(0).await), None);
+    assert!(heard(wakeups).await, "the waiter sleeps on");
+}
+
+/// As the last release does.
+pub async fn a_forced_release_wakes_a_waiter(harness: &dyn Harness) {
+    let (party, waiter) = Party::two(harness, &unique("wake-force")).await;
+    granted(party.acquire(1).await);
+    let wakeups = listen(&waiter).await;
+    assert!(party.force().await);
+    assert!(heard(wakeups).await, "the waiter sleeps on");
+}
+
+/// What it took is there until it expires, and for the other handles nothing changes.
+pub async fn closing_one_handle_leaves_the_leases(harness: &dyn Harness) {
+    let (party, other) = Party::two(harness, &unique("close")).await;
+    granted(party.acquire(1).await);
+    party.store.close().await;
+    held(other.acquire(1).await);
+    assert!(other.force().await);
+    granted(other.acquire(1).await);
+}

@@ -1,0 +1,75 @@
+//! Fencing tokens.
+
+use super::party::*;
+use crate::store::Fencing;
+use crate::testing::Harness;
+
+/// Release, deletion, force or expiry: the next outermost grant has a larger one.
+pub async fn fences_grow_whatever_ends_a_hold(harness: &dyn Harness) {
+    let name = unique("fences");
+    let mut party = Party::new(harness, &name).await;
+    let mut last = granted(party.acquire(1).await).fence;
+    for end in ["release", "delete", "force", "expiry"] {
+        match end {
+            "release" => assert_eq!(released(party.release(0).await), None),
+            "delete" => harness.lose(&name).await,
+            "force" => assert!(party.force().await),
+            _ => {
+                party.ttl = harness.ttl();
+                assert_eq!(renewed(party.renew().await), None);
+                party.outlast().await;
+            }
+        }
+        let next = granted(party.again().acquire(1).await).fence;
+        assert!(party.follows(last, next), "{last:?}, {next:?} after {end}");
+        last = next;
+    }
+}
+
+/// The holder may give out every one of the block; nobody else may get one of them.
+pub async fn a_reserved_block_of_fences_is_never_given_again(harness: &dyn Harness) {
+    let mut party = Party::new(harness, &unique("block")).await;
+    let mut last = None;
+    for round in 0..20 {
+        let next = granted(party.again().acquire(1).await).fence;
+        assert!(round == 0 || party.follows(last, next), "{last:?}, {next:?}");
+        last = next;
+        assert_eq!(released(party.release(0).await), None);
+    }
+}
+
+/// A long hold must not outlive what the store remembers of its fencing token.
+pub async fn the_memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
+    // So large a block that a clock alone, without memory, would not get past it in time.
+    let block = 1_000_000;
+    let mut party = Party::new(harness, &unique("memory")).await;
+    party.fencing = Some(Fencing { block, retention: Some(harness.ttl()) });
+    let first = granted(party.acquire(1).await).fence;
+    let mut renewal = party.renewal();
+    renewal.fence_retention = Some(LONG);
+    assert_eq!(renewed(party.store.renew(vec![renewal], PATIENCE).await), None);
+    harness.elapse(harness.ttl() + harness.slack()).await;
+    assert_eq!(released(party.release(0).await), None);
+    let second = granted(party.again().acquire(1).await).fence;
+    let least = first.map(|first| first + u64::from(block));
+    assert!(second >= least, "{first:?}, then {second:?}");
+}
+
+/// When the store has forgotten the last one.
+pub async fn fences_grow_beyond_the_memory_of_the_last(harness: &dyn Harness) {
+    let mut party = Party::new(harness, &unique("forgotten")).await;
+    party.fencing = Some(Fencing { block: BLOCK, retention: Some(harness.ttl()) });
+    let first = granted(party.acquire(1).await).fence;
+    assert_eq!(released(party.release(0).await), None);
+    harness.elapse(harness.ttl() + harness.slack()).await;
+    let second = granted(party.again().acquire(1).await).fence;
+    assert!(party.follows(first, second), "{first:?}, then {second:?}");
+}
+
+/// Who does not ask for one gets none, and is granted all the same.
+pub async fn without_fencing_there_is_no_fence(harness: &dyn Harness) {
+    let mut party = Party::new(harness, &unique("unfenced")).await;
+    party.fencing = None;
+    assert_eq!(granted(party.acquire(1).await).fence, None);
+    assert_eq!(granted(party.acquire(1).await).fence, None);
+}

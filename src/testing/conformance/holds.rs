@@ -1,0 +1,282 @@
+//! Who holds: grants, counts, releases, renewals.
+
+use super::party::*;
+use crate::store::{Absence, Acquired, Name};
+use crate::testing::Harness;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+/// A grant says so, carries a fencing token if the store has any, and is there for the others.
+pub async fn a_free_name_is_granted(harness: &dyn Harness) {
+    let (party, other) = Party::two(harness, &unique("free")).await;
+    let grant = granted(party.acquire(1).await);
+    assert_eq!(grant.fence.is_some(), party.store.capabilities().fencing);
+    assert!(party.holds(1).await);
+    let seen = other.holding().await.map(|holding| holding.holder);
+    assert_eq!(seen, Some(party.token.to_string()));
+}
+
+/// The second one is told how long the first has at most.
+pub async fn a_held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harness) {
+    let (holder, rival) = Party::two(harness, &unique("held")).await;
+    let since = holder.now();
+    granted(holder.acquire(1).await);
+    let left = held(rival.acquire(1).await);
+    assert!(holder.fresh(left, since), "{left:?}");
+    harness.elapse(harness.ttl()).await;
+    let less = held(rival.acquire(1).await);
+    assert!(less < left, "{less:?} after {left:?}");
+    assert!(holder.fresh(less, since), "{less:?}");
+    assert!(holder.holds(1).await);
+}
+
+/// Requests that arrive together are decided one after the other.
+pub async fn only_one_of_many_rivals_is_granted(harness: &dyn Harness) {
+    let name = unique("rivals");
+    let mut requests = JoinSet::new();
+    for _ in 0..5 {
+        let mut party = Party::new(harness, &name).await;
+        for _ in 0..5 {
+            let request = party.again().request(1);
+            requests.spawn(party.store.acquire(request));
+        }
+    }
+    let verdicts = requests.join_all().await;
+    let grants = verdicts.iter().filter(|verdict| matches!(verdict, Ok(Acquired::Granted { .. })));
+    assert_eq!(grants.count(), 1, "{verdicts:?}");
+}
+
+/// So a reply that was lost costs nothing: the request is sent again.
+pub async fn the_same_token_is_granted_again_with_the_same_fence(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("again")).await;
+    let first = granted(party.acquire(1).await);
+    harness.elapse(harness.ttl()).await;
+    let since = party.now();
+    let second = granted(party.acquire(1).await);
+    assert_eq!(second.fence, first.fence);
+    assert!(second.sent >= since);
+    assert!(party.holds(1).await);
+    let left = party.holding().await.and_then(|holding| holding.remaining);
+    assert!(party.fresh(left, since), "{left:?}");
+}
+
+/// To the count that is asked for, up or down, and sets the time to live anew.
+pub async fn a_nested_acquire_sets_the_count(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("nested")).await;
+    granted(party.acquire(1).await);
+    harness.elapse(harness.ttl()).await;
+    for count in [2, 3, 3, 7, 2] {
+        let since = party.now();
+        granted(party.acquire(count).await);
+        assert!(party.holds(count.into()).await, "count {count}");
+        let left = party.holding().await.and_then(|holding| holding.remaining);
+        assert!(party.fresh(left, since), "{left:?}");
+    }
+}
+
+/// Its hold is gone, so it must be told, and not be given another.
+pub async fn a_nested_acquire_never_creates(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("creates")).await;
+    assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
+    assert_eq!(party.holding().await, None);
+    granted(rival.acquire(1).await);
+    assert_eq!(not_yours(party.acquire(2).await), Absence::Taken);
+    assert!(rival.holds(1).await);
+}
+
+/// Below the count it is still held; at zero the next one gets it.
+pub async fn a_release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("release")).await;
+    granted(party.acquire(1).await);
+    granted(party.acquire(3).await);
+    for count in [2, 1] {
+        assert_eq!(released(party.release(count).await), None);
+        assert!(party.holds(count.into()).await, "count {count}");
+        held(rival.acquire(1).await);
+    }
+    assert_eq!(released(party.release(0).await), None);
+    assert_eq!(party.holding().await, None);
+    granted(rival.acquire(1).await);
+}
+
+/// Neither lowers nor ends another's hold, nor makes one.
+pub async fn a_release_by_another_token_changes_nothing(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("foreign")).await;
+    for count in [0, 1] {
+        assert_eq!(released(rival.release(count).await), Some(Absence::Gone));
+        assert_eq!(party.holding().await, None);
+    }
+    granted(party.acquire(1).await);
+    granted(party.acquire(2).await);
+    for count in [0, 1] {
+        assert_eq!(released(rival.release(count).await), Some(Absence::Taken));
+        assert!(party.holds(2).await);
+    }
+}
+
+/// Three renewals are worth one.
+pub async fn a_renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("renew")).await;
+    granted(party.acquire(1).await);
+    granted(party.acquire(2).await);
+    harness.elapse(harness.ttl()).await;
+    for _ in 0..3 {
+        let since = party.now();
+        assert_eq!(renewed(party.renew().await), None);
+        let left = party.holding().await.and_then(|holding| holding.remaining);
+        assert!(party.fresh(left, since), "{left:?}");
+    }
+    assert!(party.holds(2).await);
+}
+
+/// What is not there stays away, and another's hold stays as it is.
+pub async fn a_renewal_never_creates(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("revive")).await;
+    assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
+    assert_eq!(party.holding().await, None);
+    let since = rival.now();
+    granted(rival.acquire(1).await);
+    let mut longer = party.renewal();
+    longer.ttl = LONG * 10;
+    let verdict = party.store.renew(vec![longer], PATIENCE).await;
+    assert_eq!(renewed(verdict), Some(Absence::Taken));
+    assert!(rival.holds(1).await);
+    let left = rival.holding().await.and_then(|holding| holding.remaining);
+    assert!(rival.fresh(left, since), "{left:?}");
+}
+
+/// As many as the store takes at once: ours, gone and taken ones in turn.
+pub async fn a_batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn Harness) {
+    let name = unique("batch");
+    let (mut party, mut rival) = Party::two(harness, &name).await;
+    let size = party.store.capabilities().renewal_batch.clamp(1, 300);
+    let mut batch = Vec::new();
+    for i in 0..size {
+        let name = Name::new(&format!("{name}:{i}")).expect("a good name");
+        (party.name, rival.name) = (name.clone(), name);
+        match i % 3 {
+            0 => drop(granted(party.again().acquire(1).await)),
+            1 => drop(granted(rival.again().acquire(1).await)),
+            _ => {}
+        }
+        batch.push(party.renewal());
+    }
+    let verdicts = party.store.renew(batch, PATIENCE).await;
+    let verdicts = verdicts.expect("the store answers the batch").verdicts;
+    assert_eq!(verdicts.len(), size);
+    for (i, verdict) in verdicts.into_iter().enumerate() {
+        let expected = [None, Some(Absence::Taken), Some(Absence::Gone)][i % 3];
+        assert_eq!(verdict.expect("a verdict on each"), expected, "number {i}");
+    }
+}
+
+/// Client libraries send again what they think was lost.
+pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("twice")).await;
+    for count in [1, 2] {
+        let first = granted(party.acquire(count).await);
+        let second = granted(party.acquire(count).await);
+        assert_eq!(first.fence, second.fence);
+        assert!(party.holds(count.into()).await);
+    }
+    for _ in 0..2 {
+        assert_eq!(renewed(party.renew().await), None);
+        assert!(party.holds(2).await);
+    }
+    for _ in 0..2 {
+        assert_eq!(released(party.release(1).await), None);
+        assert!(party.holds(1).await);
+    }
+    assert_eq!(released(party.release(0).await), None);
+    assert_eq!(released(party.release(0).await), Some(Absence::Gone));
+    granted(rival.acquire(1).await);
+    assert!(rival.force().await);
+    assert!(!rival.force().await);
+    assert_eq!(party.holding().await, None);
+}
+
+/// Of an earlier hold, when the name has long had another.
+pub async fn what_arrives_late_changes_nothing(harness: &dyn Harness) {
+    let (party, rival) = Party::two(harness, &unique("late")).await;
+    granted(party.acquire(1).await);
+    assert_eq!(released(party.release(0).await), None);
+    granted(rival.acquire(1).await);
+    granted(rival.acquire(2).await);
+    assert_eq!(not_yours(party.acquire(2).await), Absence::Taken);
+    assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
+    assert_eq!(released(party.release(1).await), Some(Absence::Taken));
+    assert_eq!(released(party.release(0).await), Some(Absence::Taken));
+    held(party.acquire(1).await);
+    assert!(rival.holds(2).await);
+}
+
+/// The token on the wire, the count and the time left; nothing for a free name.
+pub async fn inspection_tells_who_holds(harness: &dyn Harness) {
+    let (party, other) = Party::two(harness, &unique("inspect")).await;
+    assert_eq!(other.holding().await, None);
+    let since = party.now();
+    granted(party.acquire(1).await);
+    granted(party.acquire(4).await);
+    let holding = other.holding().await.expect("held");
+    assert_eq!(holding.holder, party.token.to_string());
+    assert_eq!(holding.hold_count, 4);
+    assert!(party.fresh(holding.remaining, since), "{holding:?}");
+    assert_eq!(released(party.release(0).await), None);
+    assert_eq!(other.holding().await, None);
+}
+
+/// Every operation says `WrongType`, and spoils nothing else in the same batch.
+pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
+    let name = unique("type");
+    let (party, other) = Party::two(harness, &name).await;
+    let neighbour = Party::new(harness, &unique("neighbour")).await;
+    granted(neighbour.acquire(1).await);
+    let batch = vec![party.renewal(), neighbour.renewal(), party.renewal()];
+    if harness.occupy(&name).await {
+        for _ in 0..2 {
+            wrong_type(party.acquire(1).await);
+            wrong_type(party.acquire(2).await);
+            wrong_type(party.release(1).await);
+            wrong_type(party.release(0).await);
+            wrong_type(party.store.inspect(&name).await);
+            wrong_type(party.store.force_release(&name).await);
+        }
+        let verdicts = party.store.renew(batch, PATIENCE).await;
+        let mut verdicts = verdicts.expect("an answer").verdicts.into_iter();
+        wrong_type(verdicts.next().expect("a verdict"));
+        assert!(matches!(verdicts.next(), Some(Ok(None))));
+        wrong_type(verdicts.next().expect("a verdict"));
+        // It is there still.
+        wrong_type(other.acquire(1).await);
+        harness.lose(&name).await;
+    }
+    assert!(neighbour.holds(1).await);
+    granted(party.acquire(1).await);
+}
+
+/// Braces, white space, control characters, every script, and 512 bytes of them.
+pub async fn names_are_taken_as_they_are(harness: &dyn Harness) {
+    let run = Uuid::new_v4();
+    let mut names = vec![format!("{run}"), format!("{run} "), format!(" {run}")];
+    for odd in ["{a}", "x{a}y", "{{a}}", "é☕锁", "a\nb", "a\0b", "*?[a]", "'\"\\", "%s"] {
+        names.push(format!("{odd}:{run}"));
+    }
+    names.push(format!("{run}{}", "x".repeat(512 - 36)));
+    names.push(format!("{run}{}", "é".repeat((512 - 36) / 2)));
+    let (mut party, mut rival) = Party::two(harness, &unique("odd")).await;
+    let mut grants = Vec::new();
+    for name in &names {
+        party.name = Name::new(name).expect("a good name");
+        rival.name = party.name.clone();
+        granted(party.again().acquire(1).await);
+        held(rival.acquire(1).await);
+        grants.push((party.name.clone(), party.token));
+    }
+    for (name, token) in grants {
+        (party.name, party.token) = (name, token);
+        assert!(party.holds(1).await, "{:?}", party.name);
+        assert_eq!(renewed(party.renew().await), None, "{:?}", party.name);
+        assert_eq!(released(party.release(0).await), None, "{:?}", party.name);
+        assert_eq!(party.holding().await, None, "{:?}", party.name);
+    }
+}

@@ -1,0 +1,196 @@
+//! Those who ask, and what they make of the verdicts.
+
+use crate::clock::Instant;
+use crate::error::{ErrorKind, Result};
+use crate::store::{
+    Absence, Acquire, Acquired, Fencing, Holding, Mode, Name, Release, Released, Renewal, Renewed,
+    Store, Token,
+};
+use crate::testing::Harness;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// A time to live that no test outlasts.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const BLOCK: u32 = 64;
+/// How long a wake-up may take before it counts as lost.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One who asks for a name, with a handle and a token of his own.
+pub(super) struct Party<'a> {
+    pub(super) harness: &'a dyn Harness,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) name: Name,
+    pub(super) token: Token,
+    pub(super) ttl: Duration,
+    pub(super) fencing: Option<Fencing>,
+}
+
+impl<'a> Party<'a> {
+    pub(super) async fn new(harness: &'a dyn Harness, name: &Name) -> Self {
+        Self {
+            harness,
+            store: harness.store().await,
+            name: name.clone(),
+            token: Token::new(Uuid::new_v4(), 1),
+            ttl: LONG,
+            fencing: Some(Fencing { block: BLOCK, retention: Some(LONG) }),
+        }
+    }
+
+    pub(super) async fn two(harness: &'a dyn Harness, name: &Name) -> (Self, Self) {
+        (Self::new(harness, name).await, Self::new(harness, name).await)
+    }
+
+    pub(super) fn short(mut self) -> Self {
+        self.ttl = self.harness.ttl();
+        self
+    }
+
+    /// The same handle with the next token.
+    pub(super) fn again(&mut self) -> &Self {
+        self.token = Token::new(Uuid::new_v4(), 1);
+        self
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.store.clock().now()
+    }
+
+    pub(super) fn request(&self, count: u32) -> Acquire {
+        Acquire {
+            name: self.name.clone(),
+            token: self.token,
+            mode: Mode::Exclusive,
+            count,
+            ttl: self.ttl,
+            fencing: self.fencing.filter(|_| count == 1),
+            timeout: PATIENCE,
+        }
+    }
+
+    pub(super) async fn acquire(&self, count: u32) -> Result<Acquired> {
+        self.store.acquire(self.request(count)).await
+    }
+
+    pub(super) async fn release(&self, count: u32) -> Result<Released> {
+        let (name, token) = (self.name.clone(), self.token);
+        let timeout = PATIENCE;
+        let request = Release { name, token, count, timeout };
+        self.store.release(request).await
+    }
+
+    pub(super) fn renewal(&self) -> Renewal {
+        Renewal { name: self.name.clone(), token: self.token, ttl: self.ttl, fence_retention: None }
+    }
+
+    pub(super) async fn renew(&self) -> Result<Renewed> {
+        self.store.renew(vec![self.renewal()], PATIENCE).await
+    }
+
+    pub(super) async fn holding(&self) -> Option<Holding> {
+        let holding = self.store.inspect(&self.name).await;
+        holding.expect("the store tells who holds")
+    }
+
+    pub(super) async fn force(&self) -> bool {
+        let forced = self.store.force_release(&self.name).await;
+        forced.expect("the store takes the name away")
+    }
+
+    /// Whether it is there with this count.
+    pub(super) async fn holds(&self, count: u64) -> bool {
+        let holding = self.holding().await;
+        holding.is_some_and(|holding| {
+            holding.holder == self.token.to_string() && holding.hold_count == count
+        })
+    }
+
+    /// Holds, and lets it expire.
+    pub(super) async fn lapse(&self) {
+        granted(self.acquire(1).await);
+        self.outlast().await;
+    }
+
+    pub(super) async fn outlast(&self) {
+        self.harness.elapse(self.ttl + self.harness.slack()).await;
+    }
+
+    /// Whether `left`, told now, is what a time to live set not before `since` has left.
+    pub(super) fn fresh(&self, left: Option<Duration>, since: Instant) -> bool {
+        let passed = self.now().saturating_duration_since(since);
+        let slack = self.harness.slack();
+        left.is_some_and(|left| left <= self.ttl + slack && left + passed + slack >= self.ttl)
+    }
+
+    /// Whether one fencing token follows on the block of another, where there are any.
+    pub(super) fn follows(&self, before: Option<u64>, after: Option<u64>) -> bool {
+        match (self.store.capabilities().fencing, before, after) {
+            (true, Some(before), Some(after)) => after >= before + u64::from(BLOCK),
+            (false, None, None) => true,
+            _ => false,
+        }
+    }
+}
+
+pub(super) struct Grant {
+    pub(super) sent: Instant,
+    pub(super) fence: Option<u64>,
+}
+
+#[track_caller]
+pub(super) fn granted(verdict: Result<Acquired>) -> Grant {
+    match verdict {
+        Ok(Acquired::Granted { sent, fence }) => Grant { sent, fence },
+        other => panic!("expected a grant, the store says {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn held(verdict: Result<Acquired>) -> Option<Duration> {
+    match verdict {
+        Ok(Acquired::Held { remaining }) => remaining,
+        other => panic!("expected another holder, the store says {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn not_yours(verdict: Result<Acquired>) -> Absence {
+    match verdict {
+        Ok(Acquired::NotYours(absence)) => absence,
+        other => panic!("expected a refusal, the store says {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn released(verdict: Result<Released>) -> Option<Absence> {
+    match verdict {
+        Ok(Released::Done { .. }) => None,
+        Ok(Released::NotYours(absence)) => Some(absence),
+        Err(error) => panic!("expected an answer to a release, the store says {error:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn renewed(verdict: Result<Renewed>) -> Option<Absence> {
+    match verdict.map(|renewed| renewed.verdicts) {
+        Ok(verdicts) => match &verdicts[..] {
+            [Ok(absence)] => *absence,
+            other => panic!("expected one verdict on a renewal, the store says {other:?}"),
+        },
+        Err(error) => panic!("expected verdicts on a renewal, the store says {error:?}"),
+    }
+}
+
+#[track_caller]
+pub(super) fn wrong_type<T: std::fmt::Debug>(verdict: Result<T>) {
+    match verdict {
+        Err(error) if error.kind() == ErrorKind::WrongType => {}
+        other => panic!("expected WrongType, the store says {other:?}"),
+    }
+}
+
+pub(super) fn unique(label: &str) -> Name {
+    Name::new(&format!("conformance:{label}:{}", Uuid::new_v4())).expect("a good name")
+}

@@ -1,0 +1,358 @@
+//! A store that hangs, fails, delays and loses on command.
+
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{
+    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Wakeups,
+};
+use async_trait::async_trait;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+/// Wraps a store and does to its operations what its [`Faults`] say.
+///
+/// Without a fault every call goes straight through. With some of them it breaks the contract
+/// of [`Store`] on purpose: a hanging operation keeps to no time limit.
+///
+/// ```
+/// use leasehold::store::MemoryStore;
+/// use leasehold::testing::{Call, Fault, FaultyStore, Rule};
+/// use leasehold::{LeaseManager, LeaseState};
+/// use std::time::Duration;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?.block_on(async {
+/// let (store, faults) = FaultyStore::new(MemoryStore::new());
+/// let leases = LeaseManager::builder().store(store)?;
+/// let lease = leases.lock("orders:42").lock().await?;
+///
+/// faults.add(Rule::new(Fault::LoseReply).on(Call::Renew).times(1));
+/// faults.until_calls(Call::Renew, 1).await;
+/// tokio::time::sleep(Duration::from_millis(1)).await;
+/// assert_eq!(lease.state(), LeaseState::AtRisk);
+///
+/// faults.until_calls(Call::Renew, 2).await;
+/// tokio::time::sleep(Duration::from_millis(1)).await;
+/// assert_eq!(lease.state(), LeaseState::Held);
+/// # Ok::<(), leasehold::Error>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct FaultyStore<S: ?Sized> {
+    faults: Faults,
+    inner: Arc<S>,
+}
+
+/// The control of a [`FaultyStore`]: says what goes wrong, and counts the calls.
+#[derive(Clone, Debug)]
+pub struct Faults(Arc<Control>);
+
+#[derive(Debug)]
+struct Control {
+    rules: Mutex<Vec<Rule>>,
+    /// How often it was healed: whoever waits for that looks for a change.
+    healed: watch::Sender<u64>,
+    calls: watch::Sender<[usize; Call::ALL.len()]>,
+}
+
+/// The kinds of calls of a [`Store`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// [`Store::acquire`]
+    Acquire,
+    /// [`Store::release`]
+    Release,
+    /// [`Store::renew`], one for each batch
+    Renew,
+    /// [`Store::inspect`]
+    Inspect,
+    /// [`Store::force_release`]
+    ForceRelease,
+    /// [`Store::subscribe`]
+    Subscribe,
+    /// [`Store::close`], which is counted but never fails
+    Close,
+}
+
+impl Call {
+    /// Every kind.
+    pub const ALL: [Call; 7] = [
+        Call::Acquire,
+        Call::Release,
+        Call::Renew,
+        Call::Inspect,
+        Call::ForceRelease,
+        Call::Subscribe,
+        Call::Close,
+    ];
+}
+
+/// What goes wrong with a call.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The request does not arrive before [`Faults::heal`]; then it runs, and answers.
+    Hang,
+    /// The operation runs at once, and answers after [`Faults::heal`].
+    HoldReply,
+    /// The operation runs, and the answer is [`Unavailable`](ErrorKind::Unavailable), fate unknown.
+    LoseReply,
+    /// The answer is that of [`LoseReply`](Fault::LoseReply), and the operation runs after
+    /// [`Faults::heal`], when nobody expects it any more.
+    RunLate,
+    /// The operation does not run; this is the answer.
+    Fail(Error),
+    /// The request takes as long to arrive, by tokio's clock.
+    Delay(Duration),
+}
+
+/// A fault, and which calls it strikes: all of them, unless narrowed down.
+#[derive(Clone, Debug)]
+#[must_use = "a rule does nothing until it is added to the faults"]
+pub struct Rule {
+    fault: Fault,
+    calls: Vec<Call>,
+    names: Vec<String>,
+    times: usize,
+}
+
+impl Rule {
+    /// A rule that strikes every call until it is healed.
+    pub fn new(fault: Fault) -> Self {
+        Self { fault, calls: Vec::new(), names: Vec::new(), times: usize::MAX }
+    }
+
+    /// Strikes calls of this kind only; several of these add up.
+    pub fn on(mut self, call: Call) -> Self {
+        self.calls.push(call);
+        self
+    }
+
+    /// Strikes calls about this name only, or batches with it; several of these add up.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.names.push(name.into());
+        self
+    }
+
+    /// Strikes so many times only.
+    pub fn times(mut self, times: usize) -> Self {
+        self.times = times;
+        self
+    }
+
+    fn strikes(&self, call: Call, names: &[&Name]) -> bool {
+        let of_name = |wanted: &String| names.iter().any(|name| name.as_str() == wanted);
+        self.times > 0
+            && (self.calls.is_empty() || self.calls.contains(&call))
+            && (self.names.is_empty() || self.names.iter().any(of_name))
+    }
+}
+
+impl Faults {
+    /// Lets something go wrong from the next call on. Of several rules that strike, the newest counts.
+    pub fn add(&self, rule: Rule) {
+        self.rules().push(rule);
+    }
+
+    /// Forgets all rules and lets go of what was held up.
+    pub fn heal(&self) {
+        self.rules().clear();
+        self.0.healed.send_modify(|times| *times += 1);
+    }
+
+    /// How many calls of a kind were made so far.
+    pub fn calls(&self, call: Call) -> usize {
+        self.0.calls.borrow()[call as usize]
+    }
+
+    /// Waits until `count` calls of a kind have been made since the beginning.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: calls go on being counted.
+    pub async fn until_calls(&self, call: Call, count: usize) {
+        let mut calls = self.0.calls.subscribe();
+        // The sender lives as long as `self`.
+        let _ = calls.wait_for(|calls| calls[call as usize] >= count).await;
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Vec<Rule>> {
+        self.0.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call, and says what is to go wrong with it.
+    fn meet(&self, call: Call, names: &[&Name]) -> Option<Fault> {
+        self.0.calls.send_modify(|calls| calls[call as usize] += 1);
+        let mut rules = self.rules();
+        let rule = rules.iter_mut().rev().find(|rule| rule.strikes(call, names))?;
+        rule.times -= 1;
+        Some(rule.fault.clone())
+    }
+
+    /// Waits for a heal that comes after this call, not after the first poll.
+    fn healed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut healed = self.0.healed.subscribe();
+        async move {
+            // With nobody left to heal it, it hangs for ever.
+            if healed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+impl<S: Store> FaultyStore<S> {
+    /// Wraps a store; nothing goes wrong yet.
+    pub fn new(store: S) -> (Self, Faults) {
+        Self::shared(Arc::new(store))
+    }
+}
+
+impl<S: Store + ?Sized> FaultyStore<S> {
+    /// Wraps a store that others use too, past the faults.
+    pub fn shared(store: Arc<S>) -> (Self, Faults) {
+        let faults = Faults(Arc::new(Control {
+            rules: Mutex::default(),
+            healed: watch::Sender::default(),
+            calls: watch::Sender::default(),
+        }));
+        let store = Self { faults: faults.clone(), inner: store };
+        (store, faults)
+    }
+
+    /// Makes a call, with what is to go wrong with it.
+    ///
+    /// The contract reads the clock when the request leaves, which is before it is held up:
+    /// `backdate` puts that into the answer.
+    fn call<T: Send + 'static>(
+        &self,
+        call: Call,
+        names: &[&Name],
+        run: impl FnOnce(&S) -> StoreFuture<T> + Send + 'static,
+        backdate: fn(T, Instant) -> T,
+    ) -> StoreFuture<T> {
+        let fault = self.faults.meet(call, names);
+        let (inner, sent) = (Arc::clone(&self.inner), self.clock().now());
+        match fault {
+            None => run(&self.inner),
+            Some(Fault::Fail(error)) => Box::pin(async move { Err(error) }),
+            Some(Fault::Hang) => {
+                let healed = self.faults.healed();
+                Box::pin(async move {
+                    healed.await;
+                    Ok(backdate(run(&inner).await?, sent))
+                })
+            }
+            Some(Fault::HoldReply) => {
+                let (healed, reply) = (self.faults.healed(), run(&self.inner));
+                Box::pin(async move {
+                    let reply = reply.await;
+                    healed.await;
+                    reply
+                })
+            }
+            Some(Fault::LoseReply) => {
+                let reply = run(&self.inner);
+                Box::pin(async move { reply.await.and_then(|_| Err(lost())) })
+            }
+            Some(Fault::RunLate) => {
+                let healed = self.faults.healed();
+                tokio::spawn(async move {
+                    healed.await;
+                    let _ = run(&inner).await;
+                });
+                Box::pin(async move { Err(lost()) })
+            }
+            Some(Fault::Delay(time)) => Box::pin(async move {
+                tokio::time::sleep(time).await;
+                Ok(backdate(run(&inner).await?, sent))
+            }),
+        }
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Unavailable, "the reply was lost")
+}
+
+fn as_it_is<T>(reply: T, _: Instant) -> T {
+    reply
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store + ?Sized> Store for FaultyStore<S> {
+    fn clock(&self) -> Clock {
+        self.inner.clock()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        let name = request.name.clone();
+        self.call(
+            Call::Acquire,
+            &[&name],
+            move |inner| inner.acquire(request),
+            |reply, before| match reply {
+                Acquired::Granted { sent, fence } => {
+                    Acquired::Granted { sent: sent.min(before), fence }
+                }
+                other => other,
+            },
+        )
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        let name = request.name.clone();
+        let run = move |inner: &S| inner.release(request);
+        self.call(Call::Release, &[&name], run, as_it_is)
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+        let names: Vec<Name> = batch.iter().map(|renewal| renewal.name.clone()).collect();
+        self.call(
+            Call::Renew,
+            &names.iter().collect::<Vec<_>>(),
+            move |inner| inner.renew(batch, timeout),
+            |reply, before| Renewed { sent: reply.sent.min(before), ..reply },
+        )
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        let (inner, owned) = (Arc::clone(&self.inner), name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.inspect(&owned).await }) };
+        self.call(Call::Inspect, &[name], run, as_it_is).await
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        let (inner, owned) = (Arc::clone(&self.inner), name.clone());
+        let run = move |_: &S| -> StoreFuture<_> {
+            Box::pin(async move { inner.force_release(&owned).await })
+        };
+        self.call(Call::ForceRelease, &[name], run, as_it_is).await
+    }
+
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        let (inner, owned) = (Arc::clone(&self.inner), name.clone());
+        let run = move |_: &S| -> StoreFuture<_> {
+            Box::pin(async move { inner.subscribe(&owned).await })
+        };
+        self.call(Call::Subscribe, &[name], run, as_it_is).await
+    }
+
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        self.inner.reconnects()
+    }
+
+    async fn close(&self) {
+        self.faults.meet(Call::Close, &[]);
+        self.inner.close().await;
+    }
+}

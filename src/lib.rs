@@ -168,6 +168,7 @@
 #![warn(clippy::return_self_not_must_use, clippy::unwrap_used)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod builder;
 pub mod clock;
 mod error;
 mod hold;
@@ -179,9 +180,15 @@ pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use builder::Builder;
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use lease::{Lease, LeaseState};
 pub use lock::{Holder, Lock};
-pub use manager::{Builder, CloseError, LeaseManager};
+pub use manager::{CloseError, LeaseManager};
 pub use store::Holding;
 pub use tokio_util::sync::CancellationToken;
+
+/// The README's examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

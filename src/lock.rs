@@ -226,6 +226,9 @@ impl Lock {
     }
 }
 
+/// What [`acquire`] needs of a holder for one name.
+type Place<'a> = (&'a Arc<Engine>, Name, &'a mut Option<Arc<Hold>>);
+
 impl Holder {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         Self { engine, holds: HashMap::new(), sweep_at: 16 }
@@ -285,7 +288,7 @@ impl Holder {
         acquire(engine, &Ok(name), current, Patience::For(timeout)).await
     }
 
-    fn place(&mut self, name: &str) -> Result<(&Arc<Engine>, Name, &mut Option<Arc<Hold>>)> {
+    fn place(&mut self, name: &str) -> Result<Place<'_>> {
         let name = Name::new(name)?;
         if self.holds.len() >= self.sweep_at {
             self.holds.retain(|_, hold| {

@@ -5,13 +5,15 @@
 //! `leasehold::testing` checks a store of your own against it.
 
 mod memory;
+pub(crate) mod name;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
 pub use memory::MemoryStore;
+pub use name::{Name, Token};
 
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use async_trait::async_trait;
 use std::any::Any;
 use std::fmt;
@@ -20,10 +22,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
-use uuid::Uuid;
-
-/// The longest name in bytes, so that keys stay cheap to compare and to log.
-const LONGEST_NAME: usize = 512;
 
 /// A future of a store: owned, so that the engine can finish what its caller dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
@@ -276,164 +274,5 @@ impl Wakeups {
     /// Safe: a hint is not lost.
     pub async fn recv(&mut self) {
         self.notify.notified().await;
-    }
-}
-
-/// A checked name of a lock.
-///
-/// 1 to 512 bytes; braces balanced and never empty, because Redis Cluster and Redisson derive
-/// the slot from them.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Name(Arc<str>);
-
-impl Name {
-    /// Checks a name.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid`](crate::ErrorKind::Invalid) says which rule is broken.
-    ///
-    /// ```
-    /// use leasehold::store::Name;
-    ///
-    /// assert!(Name::new("orders:{42}").is_ok());
-    /// assert!(Name::new("orders:{42").is_err());
-    /// ```
-    pub fn new(name: &str) -> Result<Self> {
-        if name.is_empty() {
-            return Err(Error::invalid("a lock's name is empty; give it at least one byte"));
-        }
-        if name.len() > LONGEST_NAME {
-            return Err(Error::invalid(format!(
-                "a lock's name has {} bytes; at most {LONGEST_NAME} are allowed, so use a digest of it",
-                name.len()
-            )));
-        }
-        check_braces(name)?;
-        Ok(Self(name.into()))
-    }
-
-    /// The name as it was given.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-/// Refuses braces from which Redis Cluster would derive different slots for one lock's keys.
-pub(crate) fn check_braces(name: &str) -> Result<()> {
-    let mut open = 0usize;
-    let mut previous = ' ';
-    for c in name.chars() {
-        match c {
-            '{' => open += 1,
-            '}' if open == 0 => return Err(braces(name, "a '}' without its '{'")),
-            '}' if previous == '{' => return Err(braces(name, "an empty '{}'")),
-            '}' => open -= 1,
-            _ => {}
-        }
-        previous = c;
-    }
-    if open > 0 {
-        return Err(braces(name, "a '{' without its '}'"));
-    }
-    Ok(())
-}
-
-fn braces(name: &str, what: &str) -> Error {
-    Error::invalid(format!(
-        "the name {name:?} has {what}; braces must be balanced and not empty, for they choose the cluster slot"
-    ))
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// The identity of one hold: `<uuid v4 of the manager>:<number>`, used for one grant only.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token {
-    manager: Uuid,
-    number: u64,
-}
-
-impl Token {
-    /// The `number`-th token of a manager.
-    pub fn new(manager: Uuid, number: u64) -> Self {
-        Self { manager, number }
-    }
-
-    pub(crate) fn number(self) -> u64 {
-        self.number
-    }
-}
-
-impl fmt::Display for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.manager.as_hyphenated(), self.number)
-    }
-}
-
-impl fmt::Debug for Token {
-    /// Four digits tell tokens apart in a log without giving them away.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}…:{}", self.manager.as_fields().1, self.number)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn names_are_checked() {
-        for good in ["a", "orders:42", "{a}b", "x{a}y", "a{b}{c}", "{{a}}", "naïve ☕", "a\nb\0"]
-        {
-            assert!(Name::new(good).is_ok(), "{good:?}");
-        }
-        for bad in ["", "a{b", "{a", "{", "a}b", "}", "x{}y", "{}", "a}b{c", "}{"] {
-            let error = Name::new(bad).unwrap_err();
-            assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{bad:?}");
-        }
-        assert!(Name::new(&"x".repeat(512)).is_ok());
-        let error = Name::new(&"x".repeat(513)).unwrap_err();
-        assert!(error.to_string().contains("513 bytes"), "{error}");
-    }
-
-    #[test]
-    fn a_token_shows_four_digits_in_debug_and_all_on_the_wire() {
-        let token = Token::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
-        assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
-        assert_eq!(format!("{token:?}"), "9abc…:7");
-    }
-
-    proptest! {
-        /// Redis takes the text between the first '{' and the next '}' for the slot, unless empty.
-        #[test]
-        fn every_accepted_name_and_its_fence_key_share_a_slot_tag(name in "[ab{}:]{1,12}") {
-            fn tag(key: &str) -> &str {
-                key.split_once('{')
-                    .and_then(|(_, rest)| rest.split_once('}'))
-                    .map(|(tag, _)| tag)
-                    .filter(|tag| !tag.is_empty())
-                    .unwrap_or(key)
-            }
-            if Name::new(&name).is_ok() {
-                let derived = if name.contains('{') {
-                    format!("redisson_lock_token:{name}")
-                } else {
-                    format!("redisson_lock_token:{{{name}}}")
-                };
-                prop_assert_eq!(tag(&name), tag(&derived));
-            }
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::scripts::sorted;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::check_braces;
+use crate::store::name::check_braces;
 use fred::clients::{Client, SubscriberClient};
 use fred::interfaces::ClientLike;
 use fred::types::Builder;

@@ -197,7 +197,7 @@ pub(super) fn sorted(error: &fred::error::Error) -> Error {
         Kind::Timeout => {
             (ErrorKind::Unavailable, "the server did not answer in time", Fate::Unknown)
         }
-        Kind::IO => (ErrorKind::Unavailable, "the connection to the server failed", Fate::Unknown),
+        Kind::IO => (ErrorKind::Unavailable, io_failure(text), Fate::Unknown),
         Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed", Fate::Unknown),
         Kind::Backpressure => {
             (ErrorKind::Unavailable, "the client's queue is full", Fate::NotExecuted)
@@ -205,5 +205,16 @@ pub(super) fn sorted(error: &fred::error::Error) -> Error {
         Kind::Protocol | Kind::Parse => return replies::nonsense().with_source(error.clone()),
         _ => return sorted,
     };
-    Error::new(kind, format!("{message} ({text})")).with_fate(fate).with_source(error.clone())
+    // fred's text is for those who debug: it stays in the source.
+    Error::new(kind, message).with_fate(fate).with_source(error.clone())
+}
+
+fn io_failure(text: &str) -> &'static str {
+    if text.contains("ConnectionRefused") {
+        "nobody listens at the server's address"
+    } else if text.contains("NotFound") {
+        "there is no such socket"
+    } else {
+        "the connection to the server failed"
+    }
 }

@@ -1,0 +1,92 @@
+//! A long job that stops by itself when its lease is taken away.
+//!
+//! ```sh
+//! cargo run --example long_task                                       # in memory
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example long_task
+//! ```
+//!
+//! The job would run for a minute. After half a second an operator takes its lease away, as a crashed
+//! server or a network that stays away would; nobody tells the job anything but the lease.
+
+use leasehold::{CancellationToken, ErrorKind, LeaseManager, Loss};
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::sleep;
+
+const NAME: &str = "leasehold-example:nightly-report";
+
+/// The job itself: it needs to know nothing of leases. `run` drops it at one of its awaits.
+async fn write_report(pages: &AtomicU32) {
+    for page in 1..=1200 {
+        sleep(Duration::from_millis(50)).await;
+        pages.store(page, Relaxed);
+    }
+}
+
+/// What a job spawns is not dropped with it, so it gets the token.
+async fn upload(uploads: Arc<AtomicU32>, token: CancellationToken) {
+    loop {
+        tokio::select! {
+            // The token first: when both are ready, nothing more may be done.
+            biased;
+            () = token.cancelled() => break,
+            () = sleep(Duration::from_millis(50)) => {}
+        }
+        uploads.fetch_add(1, Relaxed);
+    }
+    println!("  uploads: stopped by the token after {}", uploads.load(Relaxed));
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
+    let leases = LeaseManager::connect(&url).await?;
+    let (pages, uploads) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
+
+    let lease = leases.lock(NAME).lock().await?;
+    println!("The job begins; its lease is good for {:.1?}", lease.remaining());
+    let helper = tokio::spawn(upload(Arc::clone(&uploads), lease.token()));
+
+    let operator = leases.clone();
+    tokio::spawn(async move {
+        sleep(Duration::from_millis(500)).await;
+        println!("  operator: takes the lease away");
+        operator.force_unlock(NAME).await
+    });
+
+    match lease.run(write_report(&pages)).await {
+        Ok(()) => return Err("the job was not stopped".into()),
+        Err(error) => {
+            println!("  job: stopped after {} pages: {error}", pages.load(Relaxed));
+            // The cause tells what to do: after `MaxHold`, say, somebody should look at the job.
+            if error.loss() != Some(Loss::Revoked) {
+                return Err(error.into());
+            }
+        }
+    }
+    helper.await?;
+
+    // Nothing goes on behind our back.
+    let written = (pages.load(Relaxed), uploads.load(Relaxed));
+    sleep(Duration::from_millis(200)).await;
+    if written != (pages.load(Relaxed), uploads.load(Relaxed)) {
+        return Err("the job went on without its lease".into());
+    }
+
+    // Lost is for good: nothing brings this lease back, and giving it back tells the cause again.
+    match lease.unlock().await {
+        Err(error) if error.kind() == ErrorKind::Lost => println!("  unlock: {error}"),
+        other => return Err(format!("unlock after the loss: {other:?}").into()),
+    }
+    let again = leases.lock(NAME).try_lock().await?;
+    println!("The next one can begin: {}", again.is_some());
+    if again.is_none() {
+        return Err("the name is not free".into());
+    }
+    drop(again);
+
+    leases.close().await?;
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! A method that holds a name calls another one that locks the same name.
+//!
+//! ```sh
+//! cargo run --example reentrant                                       # in memory
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example reentrant
+//! ```
+//!
+//! Each public method of `Warehouse` is safe by itself: it takes the lock. They can call each other,
+//! because they pass on the caller's handle, `&mut Lock`. With the same handle a nested call enters at
+//! once; with a handle of its own it would wait for its caller for ever.
+
+use leasehold::{LeaseManager, Lock, Result};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+const NAME: &str = "leasehold-example:warehouse";
+
+#[derive(Default)]
+struct Warehouse {
+    boxes: AtomicU32,
+}
+
+impl Warehouse {
+    /// Takes boxes out; orders more if there are too few.
+    async fn ship(&self, lock: &mut Lock, wanted: u32) -> Result<()> {
+        let lease = lock.lock().await?;
+        println!("  ship:    in,  hold count {}", lease.hold_count());
+        let outside = lease.hold_count();
+
+        let here = self.boxes.load(Relaxed);
+        if here < wanted {
+            self.restock(lock, wanted - here).await?;
+        }
+        // Still alone: the nested call gave back its own lease only.
+        assert_eq!(lease.hold_count(), outside);
+        lease.check()?;
+        self.boxes.fetch_sub(wanted, Relaxed);
+
+        println!("  ship:    out, hold count {}", lease.hold_count());
+        lease.unlock().await
+    }
+
+    async fn restock(&self, lock: &mut Lock, more: u32) -> Result<()> {
+        let lease = lock.lock().await?;
+        println!("  restock: in,  hold count {}", lease.hold_count());
+        self.boxes.fetch_add(more, Relaxed);
+        lease.unlock().await
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
+    let leases = LeaseManager::connect(&url).await?;
+    let warehouse = Warehouse::default();
+
+    let mut lock = leases.lock(NAME);
+    println!("One flow of control, one handle:");
+    warehouse.ship(&mut lock, 5).await?;
+
+    println!("The same inside a lease of our own:");
+    let lease = lock.lock().await?;
+    println!("  main:    in,  hold count {}", lease.hold_count());
+    warehouse.ship(&mut lock, 3).await?;
+    let holding = leases.inspect(NAME).await?.ok_or("nobody holds it")?;
+    println!("  main:    the store says hold count {}", holding.hold_count);
+    if (lease.hold_count(), holding.hold_count) != (1, 1) {
+        return Err("the nested calls did not give back what they took".into());
+    }
+
+    // Another handle is a rival, even here in the same task.
+    let mut rival = leases.lock(NAME);
+    let taken = rival.try_lock().await?;
+    println!("  a rival tries meanwhile: {}", outcome(&taken));
+    if taken.is_some() {
+        return Err("two holders at once".into());
+    }
+
+    lease.unlock().await?;
+    let taken = rival.try_lock().await?;
+    println!("  a rival tries after it:  {}", outcome(&taken));
+    if taken.is_none() {
+        return Err("the name was not given back".into());
+    }
+    drop(taken);
+    // A dropped lease is given back in the background; `close` waits for that.
+    leases.close().await?;
+    Ok(())
+}
+
+fn outcome(taken: &Option<leasehold::Lease>) -> &'static str {
+    match taken {
+        Some(_) => "it gets the lock",
+        None => "refused",
+    }
+}

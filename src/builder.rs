@@ -1,0 +1,237 @@
+//! What is decided once for all locks of a manager.
+
+use crate::LeaseManager;
+#[cfg(doc)]
+use crate::Loss;
+#[cfg(any(doc, not(feature = "redis")))]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::hold::engine::{Core, Engine, Settings};
+use crate::hold::timing::Timing;
+use crate::store::{Fencing, MemoryStore, Store};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
+const DEFAULT_TTL: Duration = Timing::DEFAULT.ttl;
+const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+const DEFAULT_POLL_BOUND: Duration = Duration::from_secs(1);
+const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
+const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
+
+/// Settings of a [`LeaseManager`].
+///
+/// All processes that share names should use the same.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// use leasehold::LeaseManager;
+/// use std::time::Duration;
+///
+/// let leases = LeaseManager::builder()
+///     .ttl(Duration::from_secs(10))
+///     .max_hold(Duration::from_secs(3600))
+///     .connect("memory:")
+///     .await?;
+/// # drop(leases);
+/// # Ok::<(), leasehold::Error>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct Builder {
+    ttl: Duration,
+    poll_bound: Option<Duration>,
+    max_hold: Option<Duration>,
+    fencing: bool,
+    fence_retention: Option<Duration>,
+    prefix: String,
+    own_thread: Option<bool>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            ttl: DEFAULT_TTL,
+            poll_bound: None,
+            max_hold: None,
+            fencing: true,
+            fence_retention: Some(DEFAULT_FENCE_RETENTION),
+            prefix: String::new(),
+            own_thread: None,
+        }
+    }
+}
+
+impl Builder {
+    /// T, the time to live of a lease: after a crash others wait for as long. 100 ms to 365 days; default 30 s.
+    ///
+    /// Renewals go out every third of it (at most every 60 s). Below 2 s a short stall of the network or the
+    /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long a waiter sleeps at most without asking the store again. 1 ms to 60 s; default 1 s, or T/3 if
+    /// that is less.
+    ///
+    /// Waiters are woken by messages; this bounds the wait when a message is lost.
+    pub fn poll_bound(mut self, bound: Duration) -> Self {
+        self.poll_bound = Some(bound);
+        self
+    }
+
+    /// How long one holder may hold; after it the lease is lost, with [`Loss::MaxHold`]. At least 10 ms;
+    /// default: no bound.
+    ///
+    /// Against a worker that hangs while its process lives on, and is renewed for ever.
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.max_hold = Some(max);
+        self
+    }
+
+    /// Whether grants carry [fencing tokens](crate::Lease::fence); default true.
+    ///
+    /// Without them a grant costs the server two fifths less time.
+    pub fn fencing(mut self, on: bool) -> Self {
+        self.fencing = on;
+        self
+    }
+
+    /// How long the store remembers the last fencing token of a name that nobody locks. At least 2 T; default
+    /// 24 h; `None` for ever, which leaves one key for each name behind.
+    ///
+    /// Choose `None` where Java services use `RFencedLock` on the same names: it would start again at 1.
+    pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
+        self.fence_retention = retention;
+        self
+    }
+
+    /// What goes before each name to make the key; default nothing. Redis only.
+    ///
+    /// Redisson calls it a name mapper.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Whether watchdog and connections live on a thread of their own; default true for Redis.
+    ///
+    /// There, blocked workers of your runtime cannot lose leases. Without it they run on the runtime of whoever
+    /// connects, by tokio's clock, which a test can pause; that is the default in memory.
+    pub fn own_thread(mut self, own: bool) -> Self {
+        self.own_thread = Some(own);
+        self
+    }
+
+    /// Connects to the store at `url`; see [`LeaseManager::connect`].
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseManager::connect`], and [`Invalid`](ErrorKind::Invalid) for a setting out of range.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect(self, url: &str) -> Result<LeaseManager> {
+        if url == "memory:" {
+            return self.store(MemoryStore::new());
+        }
+        self.connect_redis(url).await
+    }
+
+    #[cfg(feature = "redis")]
+    async fn connect_redis(self, url: &str) -> Result<LeaseManager> {
+        use crate::clock::Clock;
+        use crate::store::redis::{Address, RedisStore};
+
+        let (timing, settings) = self.checked()?;
+        let address = Address::parse(url, &self.prefix, timing.ttl, timing.attempt)?;
+        let engine = if self.own_thread.unwrap_or(true) {
+            Engine::on_own_thread(async move || {
+                let store = RedisStore::connect(address, Clock::system()).await?;
+                Ok(Core::new(Arc::new(store), timing, settings))
+            })
+            .await?
+        } else {
+            let store = RedisStore::connect(address, Clock::tokio()).await?;
+            Engine::on_caller(Core::new(Arc::new(store), timing, settings))
+        };
+        Ok(LeaseManager::new(engine))
+    }
+
+    #[cfg(not(feature = "redis"))]
+    async fn connect_redis(self, url: &str) -> Result<LeaseManager> {
+        if !url.contains("://") {
+            return Err(Error::invalid("the URL has no scheme; write memory:"));
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "only memory: is compiled in; turn on leasehold's feature \"redis\" for Redis",
+        ))
+    }
+
+    /// Uses a store of your own, or shares a [`MemoryStore`] between managers.
+    ///
+    /// The work runs on the caller's runtime if the store is on tokio's clock, else on a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](ErrorKind::Invalid) for a setting out of range.
+    pub fn store(self, store: impl Store) -> Result<LeaseManager> {
+        let (timing, settings) = self.checked()?;
+        let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
+        let core = Core::new(Arc::new(store), timing, settings);
+        let engine =
+            if own_thread { Engine::on_new_thread(core)? } else { Engine::on_caller(core) };
+        Ok(LeaseManager::new(engine))
+    }
+
+    /// The engine of the default settings, in memory.
+    pub(crate) fn default_in_memory() -> Arc<Engine> {
+        let timing = Timing::DEFAULT;
+        let settings = Self::default().settings(&timing);
+        Engine::on_caller(Core::new(Arc::new(MemoryStore::new()), timing, settings))
+    }
+
+    fn checked(&self) -> Result<(Timing, Settings)> {
+        let timing = Timing::new(self.ttl)?;
+        if let Some(bound) = self.poll_bound
+            && !(POLL_BOUNDS.0..=POLL_BOUNDS.1).contains(&bound)
+        {
+            return Err(Error::invalid(format!(
+                "a poll bound of {bound:?} is out of range; choose 1 ms to 60 s"
+            )));
+        }
+        if let Some(max) = self.max_hold
+            && max < SHORTEST_MAX_HOLD
+        {
+            return Err(Error::invalid(format!(
+                "a max_hold of {max:?} is too short; choose at least 10 ms"
+            )));
+        }
+        if let Some(retention) = self.fence_retention
+            && retention < timing.ttl * 2
+        {
+            return Err(Error::invalid(format!(
+                "a fence_retention of {retention:?} would end before a lease does; choose at least {:?}",
+                timing.ttl * 2
+            )));
+        }
+        Ok((timing, self.settings(&timing)))
+    }
+
+    fn settings(&self, timing: &Timing) -> Settings {
+        Settings {
+            max_hold: self.max_hold,
+            poll_bound: self.poll_bound.unwrap_or(DEFAULT_POLL_BOUND.min(timing.ttl / 3)),
+            fencing: self.fencing.then_some(Fencing { block: 1, retention: self.fence_retention }),
+        }
+    }
+}

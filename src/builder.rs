@@ -117,10 +117,10 @@ impl Builder {
         self
     }
 
-    /// Whether watchdog and connections live on a thread of their own; default true for Redis.
+    /// Whether the watchdog and its connections live on a thread of their own; default true for Redis.
     ///
-    /// There, blocked workers of your runtime cannot lose leases. Without it they run on the runtime of whoever
-    /// connects, by tokio's clock, which a test can pause; that is the default in memory.
+    /// There, blocked workers of your runtime cannot lose leases. Without it they run on the runtime of
+    /// whoever connects, by tokio's clock, which a test can pause; that is the default in memory.
     pub fn own_thread(mut self, own: bool) -> Self {
         self.own_thread = Some(own);
         self

@@ -260,16 +260,19 @@ impl Hints {
     /// The first call only subscribes: what was released before that must be seen by one more attempt.
     async fn wait(&mut self, core: &Core, name: &Name, remaining: Option<Duration>) -> Result<()> {
         if let Self::Unasked = self {
-            *self = match timeout(core.timing.attempt, core.store.subscribe(name)).await {
-                Ok(Ok(Some(wakeups))) => Self::Subscribed(wakeups),
-                Ok(Ok(None)) => Self::Clock,
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, "no wake-ups; waiting by the clock");
-                    Self::Clock
+            match timeout(core.timing.attempt, core.store.subscribe(name)).await {
+                Ok(Ok(Some(wakeups))) => {
+                    *self = Self::Subscribed(wakeups);
+                    return Ok(());
                 }
-                Err(_) => Self::Clock,
-            };
-            return Ok(());
+                Ok(Err(error)) if !error.is_unavailable() => {
+                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; waiting by the clock");
+                    *self = Self::Clock;
+                }
+                Ok(Ok(None)) => *self = Self::Clock,
+                // Wait by the clock this time; subscribe the next.
+                Ok(Err(_)) | Err(_) => {}
+            }
         }
         let bound = core.settings.poll_bound;
         let pause = remaining.map_or(bound, |left| bound.min(left + AFTER_EXPIRY));

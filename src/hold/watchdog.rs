@@ -171,5 +171,10 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
         () = finish => {}
         () = core.clock().sleep_until(until) => {}
     }
+    // What is still not released will not be; its turn must not keep the queue alive.
+    let error = Error::new(ErrorKind::Unavailable, "the engine has ended");
+    for hold in core.queue.holds() {
+        hold.give_up(core, &error);
+    }
     core.stopped.cancel();
 }

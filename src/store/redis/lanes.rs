@@ -99,6 +99,12 @@ impl Lanes {
     }
 }
 
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.near.lock().closed = true;
+    }
+}
+
 impl Near {
     fn lock(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)

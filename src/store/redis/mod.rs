@@ -79,7 +79,8 @@ impl RedisStore {
         let acquire = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
         match self.acquire(acquire).await {
             Err(error)
-                if error.to_string().contains("key") && error.kind() == ErrorKind::Denied =>
+                if error.to_string().contains("of the keys")
+                    && error.kind() == ErrorKind::Denied =>
             {
                 tracing::debug!(%error, "rights not tried out");
                 return Ok(());

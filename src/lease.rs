@@ -1,6 +1,6 @@
 //! What the user keeps in hand while a name is held.
 
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::hold::Hold;
 use crate::hold::engine::{Core, Engine};
 use crate::hold::reaper::{self, Job};
@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A held lease: the guard of a lock.
@@ -208,8 +209,6 @@ impl Lease {
         }
         self.engine.ensure_running();
         loop {
-            let mut changed = pin!(self.hold.changed());
-            changed.as_mut().enable();
             self.check()?;
             if self.remaining() >= min {
                 return Ok(());
@@ -220,7 +219,12 @@ impl Lease {
                 )));
             }
             self.hold.renew_now(core);
-            changed.await;
+            // What changed before this line is seen by the next look, what comes later wakes us.
+            let mut changed = pin!(self.hold.changed());
+            changed.as_mut().enable();
+            if self.check().is_ok() && self.remaining() < min {
+                changed.await;
+            }
         }
     }
 
@@ -316,7 +320,7 @@ impl Lease {
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease had been lost before; what it guarded may have
     ///   met someone else's work.
-    /// - Any other kind: the store did not confirm within about one attempt (T/10). The engine goes on
+    /// - Any other kind: the store did not confirm within one or two attempts (T/10 each). The engine goes on
     ///   trying in the background until the lease expires by itself.
     ///
     /// # Cancel safety
@@ -342,7 +346,14 @@ impl Lease {
         }
         self.engine.ensure_running();
         let until = core.now() + core.timing.attempt;
-        let result = reaper::settle(core, hold, None, || until).await;
+        // A request may have to wait for the one before it, so two attempts in all.
+        let settling = reaper::settle(core, hold, None, || until);
+        let result = match timeout(core.timing.attempt * 2, settling).await {
+            Ok(result) => result,
+            Err(_) => {
+                return Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"));
+            }
+        };
         if result.is_err() {
             core.reap(Job::Settle(Arc::clone(hold)));
         }

@@ -58,8 +58,15 @@ pub(crate) async fn acquire(
         Patience::For(limit) => limit.is_zero(),
         Patience::Forever => false,
     };
-    let seek =
-        Seek { engine, name, once, answered: &answered }.run(current).instrument(span.clone());
+    let seek = Seek { engine, name, once, answered: &answered }.run(current);
+    let seek = async {
+        tokio::select! {
+            biased;
+            result = seek => result,
+            () = core.closed.cancelled() => Err(Error::closed()),
+        }
+    }
+    .instrument(span.clone());
     let result = match patience {
         Patience::For(limit) if !once => match timeout(limit, seek).await {
             Ok(result) => result,
@@ -119,10 +126,7 @@ impl Seek<'_> {
                 None => return Ok(None),
             }
         } else {
-            tokio::select! {
-                turn = queue.enter(self.name) => turn,
-                () = self.core().closed.cancelled() => return Err(Error::closed()),
-            }
+            queue.enter(self.name).await
         };
         let Some(grant) = self.take(turn).await? else {
             return Ok(None);
@@ -220,7 +224,7 @@ impl Seek<'_> {
                         return Ok(None);
                     }
                     (heard, failures) = (core.now(), 0);
-                    hints.wait(core, self.name, remaining).await?;
+                    hints.wait(core, self.name, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::invalid(
@@ -235,10 +239,7 @@ impl Seek<'_> {
                         return Err(error);
                     }
                     tracing::debug!(%error, "acquire failed; trying again");
-                    tokio::select! {
-                        () = sleep(gap) => {}
-                        () = core.closed.cancelled() => {}
-                    }
+                    sleep(gap).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -258,12 +259,12 @@ impl Hints {
     /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound.
     ///
     /// The first call only subscribes: what was released before that must be seen by one more attempt.
-    async fn wait(&mut self, core: &Core, name: &Name, remaining: Option<Duration>) -> Result<()> {
+    async fn wait(&mut self, core: &Core, name: &Name, remaining: Option<Duration>) {
         if let Self::Unasked = self {
             match timeout(core.timing.attempt, core.store.subscribe(name)).await {
                 Ok(Ok(Some(wakeups))) => {
                     *self = Self::Subscribed(wakeups);
-                    return Ok(());
+                    return;
                 }
                 Ok(Err(error)) if !error.is_unavailable() => {
                     tracing::warn!(name = name.as_str(), %error, "no wake-ups; waiting by the clock");
@@ -283,9 +284,8 @@ impl Hints {
             }
         };
         tokio::select! {
-            () = hint => Ok(()),
-            () = sleep(pause) => Ok(()),
-            () = core.closed.cancelled() => Err(Error::closed()),
+            () = hint => {}
+            () = sleep(pause) => {}
         }
     }
 }

@@ -26,22 +26,11 @@ fn a_server_answers_commands() {
     assert_eq!(server.command(&["GET", "k"]).text(), "7");
     assert!(server.command(&["GET", "none"]).is_nil());
     assert_eq!(server.command(&["DEL", "k"]), Reply::Int(1));
-    assert!(
-        server
-            .command(&["NONSENSE"])
-            .error()
-            .is_some_and(|text| text.starts_with("ERR"))
-    );
+    assert!(server.command(&["NONSENSE"]).error().is_some_and(|text| text.starts_with("ERR")));
 
     server.command(&["HSET", "h", "a", "1", "b", "two words\r\n"]);
     let pairs = server.command(&["HGETALL", "h"]).pairs();
-    assert_eq!(
-        pairs,
-        [
-            ("a".into(), "1".into()),
-            ("b".into(), "two words\r\n".into())
-        ]
-    );
+    assert_eq!(pairs, [("a".into(), "1".into()), ("b".into(), "two words\r\n".into())]);
     let list = server.command(&["HMGET", "h", "a", "none"]).list();
     assert_eq!(list, [Reply::Text("1".to_owned()), Reply::Nil]);
     assert_eq!(server.command(&["DEBUG", "SLEEP", "0"]), ok());
@@ -53,17 +42,9 @@ fn a_server_takes_options() {
     let config = server.command(&["CONFIG", "GET", "maxmemory"]).pairs();
     assert_eq!(config, [("maxmemory".to_owned(), (64 << 20).to_string())]);
     let stranger = Resp::connect(server.port()).command(&["PING"]);
-    assert!(
-        stranger
-            .error()
-            .is_some_and(|text| text.starts_with("NOAUTH")),
-        "{stranger:?}"
-    );
+    assert!(stranger.error().is_some_and(|text| text.starts_with("NOAUTH")), "{stranger:?}");
     let url = server.url_as("default", "secret", 3);
-    assert_eq!(
-        url,
-        format!("redis://default:secret@127.0.0.1:{}/3", server.port())
-    );
+    assert_eq!(url, format!("redis://default:secret@127.0.0.1:{}/3", server.port()));
 }
 
 #[test]
@@ -76,18 +57,12 @@ fn a_server_that_cannot_start_shows_its_log() {
 fn a_server_listens_on_a_unix_socket() {
     let server = Server::start();
     let url = server.unix_url();
-    let path = url
-        .strip_prefix("redis+unix://")
-        .expect("the scheme of unix sockets");
+    let path = url.strip_prefix("redis+unix://").expect("the scheme of unix sockets");
     assert!(Path::new(path).is_absolute());
     let mut stream = UnixStream::connect(path).expect("the socket accepts connections");
-    stream
-        .write_all(b"PING\r\n")
-        .expect("the socket takes a request");
+    stream.write_all(b"PING\r\n").expect("the socket takes a request");
     let mut reply = [0; 7];
-    stream
-        .read_exact(&mut reply)
-        .expect("the socket gives a reply");
+    stream.read_exact(&mut reply).expect("the socket gives a reply");
     assert_eq!(&reply, b"+PONG\r\n");
 }
 
@@ -116,16 +91,11 @@ fn a_paused_server_answers_once_it_resumes() {
     server.pause();
     server.pause();
     connection.set_timeout(SHORT);
-    let error = connection
-        .try_command(&["PING"])
-        .expect_err("nobody answers");
+    let error = connection.try_command(&["PING"]).expect_err("nobody answers");
     assert!(is_timeout(&error), "{error}");
     server.resume();
     connection.set_timeout(LONG);
-    assert_eq!(
-        connection.receive().expect("the late reply"),
-        Reply::Text("PONG".to_owned())
-    );
+    assert_eq!(connection.receive().expect("the late reply"), Reply::Text("PONG".to_owned()));
 
     server.pause();
     server.kill();
@@ -148,9 +118,7 @@ fn a_dropped_server_leaves_nothing_behind() {
         let server = Server::start();
         let port = server.port();
         let url = server.unix_url();
-        let dir = Path::new(url.trim_start_matches("redis+unix://"))
-            .parent()
-            .expect("a dir");
+        let dir = Path::new(url.trim_start_matches("redis+unix://")).parent().expect("a dir");
         assert!(dir.exists());
         if paused {
             server.pause();
@@ -163,9 +131,7 @@ fn a_dropped_server_leaves_nothing_behind() {
 
 #[test]
 fn a_server_outlives_the_thread_that_started_it() {
-    let server = std::thread::spawn(Server::start)
-        .join()
-        .expect("the server starts");
+    let server = std::thread::spawn(Server::start).join().expect("the server starts");
     std::thread::sleep(SHORT);
     assert_eq!(server.command(&["PING"]).text(), "PONG");
 }
@@ -215,18 +181,9 @@ fn frames_are_measured() {
     ];
     for frame in frames {
         let followed = format!("{frame}+next\r\n");
-        assert_eq!(
-            frame_length(followed.as_bytes()),
-            Some(frame.len()),
-            "{frame:?}"
-        );
+        assert_eq!(frame_length(followed.as_bytes()), Some(frame.len()), "{frame:?}");
         for end in 0..frame.len() {
-            assert_eq!(
-                frame_length(&frame.as_bytes()[..end]),
-                None,
-                "{:?}",
-                &frame[..end]
-            );
+            assert_eq!(frame_length(&frame.as_bytes()[..end]), None, "{:?}", &frame[..end]);
         }
     }
 }
@@ -238,12 +195,8 @@ fn a_proxy_passes_and_counts() {
     assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}", proxy.port()));
     let mut connection = Resp::connect(proxy.port());
     for i in 0..100 {
-        connection
-            .send(&["SET", "k", &i.to_string()])
-            .expect("the proxy takes requests");
-        connection
-            .send(&["get", "k"])
-            .expect("the proxy takes requests");
+        connection.send(&["SET", "k", &i.to_string()]).expect("the proxy takes requests");
+        connection.send(&["get", "k"]).expect("the proxy takes requests");
     }
     for i in 0..100 {
         assert_eq!(connection.receive().expect("a reply"), ok());
@@ -271,35 +224,22 @@ fn a_black_hole_holds_both_ways() {
     let mut observer = server.connection();
     let clients = observer.command(&["CLIENT", "LIST"]).text().lines().count();
     connection.set_timeout(SHORT);
-    let error = connection
-        .try_command(&["INCR", "k"])
-        .expect_err("nothing comes back");
+    let error = connection.try_command(&["INCR", "k"]).expect_err("nothing comes back");
     assert!(is_timeout(&error), "{error}");
     observer.command(&["PUBLISH", "c", "held"]);
     assert_eq!(subscriber.next_message(SHORT), None);
     let mut newcomer = Resp::connect(proxy.port());
-    newcomer
-        .send(&["INCR", "k"])
-        .expect("a new connection opens");
+    newcomer.send(&["INCR", "k"]).expect("a new connection opens");
     std::thread::sleep(SHORT);
     assert!(observer.command(&["GET", "k"]).is_nil());
-    assert_eq!(
-        observer.command(&["CLIENT", "LIST"]).text().lines().count(),
-        clients
-    );
+    assert_eq!(observer.command(&["CLIENT", "LIST"]).text().lines().count(), clients);
 
     proxy.set(Mode::Pass);
     connection.set_timeout(LONG);
     let replies = [connection.receive(), newcomer.receive()];
-    let sum: i64 = replies
-        .map(|reply| reply.expect("a reply").int())
-        .iter()
-        .sum();
+    let sum: i64 = replies.map(|reply| reply.expect("a reply").int()).iter().sum();
     assert_eq!(sum, 1 + 2);
-    assert_eq!(
-        subscriber.next_message(LONG),
-        Some(("c".to_owned(), "held".to_owned()))
-    );
+    assert_eq!(subscriber.next_message(LONG), Some(("c".to_owned(), "held".to_owned())));
 }
 
 #[tokio::test]
@@ -312,9 +252,7 @@ async fn a_held_request_arrives_after_its_sender_is_gone() {
         let mut connection = Resp::connect(proxy.port());
         connection.command(&["PING"]);
         proxy.set(mode);
-        connection
-            .send(&["SET", "k", "late"])
-            .expect("the proxy takes requests");
+        connection.send(&["SET", "k", "late"]).expect("the proxy takes requests");
         drop(connection);
         std::thread::sleep(SHORT);
         assert!(server.command(&["GET", "k"]).is_nil());
@@ -331,9 +269,7 @@ async fn replies_are_held_or_dropped_while_requests_pass() {
     connection.command(&["PING"]);
 
     proxy.set(Mode::HoldReplies);
-    connection
-        .send(&["SET", "k", "1"])
-        .expect("the proxy takes requests");
+    connection.send(&["SET", "k", "1"]).expect("the proxy takes requests");
     eventually(LONG, || !server.command(&["GET", "k"]).is_nil()).await;
     connection.set_timeout(SHORT);
     assert!(connection.receive().is_err());
@@ -364,10 +300,7 @@ fn a_refusing_proxy_closes_what_it_gets() {
     newer.command(&["PING"]);
     proxy.close_all();
     assert!(is_closed(&mut newer));
-    assert_eq!(
-        Resp::connect(proxy.port()).command(&["PING"]).text(),
-        "PONG"
-    );
+    assert_eq!(Resp::connect(proxy.port()).command(&["PING"]).text(), "PONG");
 }
 
 #[test]
@@ -425,9 +358,7 @@ fn messages_do_not_confuse_the_proxy() {
         proxy.drop_reply_of(1, "SUBSCRIBE");
         let mut doomed = Resp::connect(proxy.port());
         doomed.command(&["HELLO", version]);
-        doomed
-            .send(&["SUBSCRIBE", "c"])
-            .expect("the proxy takes requests");
+        doomed.send(&["SUBSCRIBE", "c"]).expect("the proxy takes requests");
         assert!(is_closed(&mut doomed));
     }
     assert_eq!(proxy.dropped(), 3);
@@ -443,10 +374,7 @@ fn the_proxy_follows_its_server() {
     assert!(is_closed(&mut connection));
     assert!(is_closed(&mut Resp::connect(proxy.port())));
     server.restart();
-    assert_eq!(
-        Resp::connect(proxy.port()).command(&["PING"]).text(),
-        "PONG"
-    );
+    assert_eq!(Resp::connect(proxy.port()).command(&["PING"]).text(), "PONG");
 }
 
 #[test]

@@ -160,9 +160,9 @@ impl Engine {
         }
         if let Ok(runtime) = Handle::try_current()
             && !self.core.stopped.is_cancelled()
-            && !self.core.running.swap(true, Ordering::AcqRel)
+            && let Some(seat) = Seat::take(&self.core)
         {
-            runtime.spawn(run(Arc::clone(&self.core)));
+            runtime.spawn(seat.run());
         }
     }
 }
@@ -188,26 +188,39 @@ fn spawn_thread(work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Runs the watchdog with the inbox in its hands, and puts it back if the runtime goes away.
-async fn run(core: Arc<Core>) {
-    let inbox = lock(&core.inbox).take();
-    if let Some(inbox) = inbox {
-        let mut seat = Seat { core: &core, inbox: Some(inbox) };
-        if let Some(inbox) = &mut seat.inbox {
-            watchdog::run(&core, inbox).await;
+/// The watchdog's place, which only one task has: the inbox. If the runtime goes away, even before the
+/// task's first turn, the place is free again.
+struct Seat {
+    core: Arc<Core>,
+    inbox: Option<mpsc::UnboundedReceiver<Job>>,
+}
+
+impl Seat {
+    fn take(core: &Arc<Core>) -> Option<Self> {
+        let inbox = lock(&core.inbox).take()?;
+        core.running.store(true, Ordering::Release);
+        Some(Self { core: Arc::clone(core), inbox: Some(inbox) })
+    }
+
+    async fn run(mut self) {
+        if let Some(inbox) = &mut self.inbox {
+            watchdog::run(&self.core, inbox).await;
         }
     }
 }
 
-struct Seat<'a> {
-    core: &'a Core,
-    inbox: Option<mpsc::UnboundedReceiver<Job>>,
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // First the flag: whoever sees it finds the inbox at the next try at the latest.
+        self.core.running.store(false, Ordering::Release);
+        *lock(&self.core.inbox) = self.inbox.take();
+    }
 }
 
-impl Drop for Seat<'_> {
-    fn drop(&mut self) {
-        *lock(&self.core.inbox) = self.inbox.take();
-        self.core.running.store(false, Ordering::Release);
+/// Runs the work of an engine that has just been made.
+async fn run(core: Arc<Core>) {
+    if let Some(seat) = Seat::take(&core) {
+        seat.run().await;
     }
 }
 

@@ -115,6 +115,7 @@ impl Hold {
         let after = inner.state.phase();
         let left = inner.state.believed_until(&core.timing).saturating_duration_since(now);
         let turn = if inner.state.is_over() { inner.turn.take() } else { None };
+        let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
         drop(inner);
 
         if before != after {
@@ -122,6 +123,10 @@ impl Hold {
             if matches!(after, Phase::Lost(_)) {
                 self.lost.cancel();
             }
+        }
+        if let Some((from, until)) = sweep {
+            let sweep = reaper::Sweep::late(self.name.clone(), self.token, from, until);
+            core.reap(reaper::Job::Sweep(sweep));
         }
         drop(turn);
         self.changed.notify_waiters();
@@ -269,9 +274,11 @@ impl Hold {
         self.update(core, |state, now| state.renew_early(&core.timing, now))
     }
 
-    /// Lets the watchdog renew now.
+    /// Lets the watchdog renew now; changes nothing if it is about to.
     pub(crate) fn renew_now(self: &Arc<Self>, core: &Arc<Core>) {
-        self.update(core, |state, now| state.renew_now(now));
+        if self.lock().state.can_renew_at(core.now()) {
+            self.update(core, |state, now| state.renew_now(now));
+        }
     }
 
     /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
@@ -327,17 +334,17 @@ impl Hold {
         self.update(core, |state, now| state.next_op(now))
     }
 
-    /// The verdict on [`Hold::next_op`]; see [`State::settled`].
+    /// The verdict on [`Hold::next_op`]; what it means for who waits for it.
     pub(crate) fn settled(
         self: &Arc<Self>,
         core: &Arc<Core>,
         op: Op,
         verdict: Result<Option<Absence>>,
-    ) -> Option<Instant> {
+    ) -> Result<()> {
         if let (Op::Release, Ok(None)) = (op, &verdict) {
             tracing::debug!(name = self.name.as_str(), fence = self.fence, "released");
         }
-        self.update(core, |state, now| state.settled(now, op, verdict))
+        self.update(core, |state, now| state.settled(&core.timing, now, op, verdict))
     }
 
     /// Leaves a release that failed to the time to live.

@@ -55,18 +55,21 @@ pub(crate) struct Sweep {
     token: Token,
     /// How many requests may have been, or may yet be, granted.
     unknown: u32,
+    /// Not before.
+    from: Option<Instant>,
     /// Until when the last of them may keep the name.
     until: Option<Instant>,
 }
 
 impl Sweep {
     pub(crate) fn new(name: Name, token: Token) -> Self {
-        Self { name, token, unknown: 0, until: None }
+        Self { name, token, unknown: 0, from: None, until: None }
     }
 
-    pub(crate) fn late(name: Name, token: Token, until: Instant) -> Self {
+    /// Of a hold that is over, whose grant was asked for more than once.
+    pub(crate) fn late(name: Name, token: Token, from: Instant, until: Instant) -> Self {
         // Of several sends, one release cannot know which it undid.
-        Self { name, token, unknown: 2, until: Some(until) }
+        Self { name, token, unknown: 2, from: Some(from), until: Some(until) }
     }
 
     pub(crate) fn unsure(&mut self, core: &Core, sent: Instant) {
@@ -78,6 +81,12 @@ impl Sweep {
     /// expired by itself. That it is not there says nothing: the grant may still be on its way.
     async fn run(self, core: &Arc<Core>) {
         let Some(until) = self.until else { return };
+        if let Some(from) = self.from {
+            tokio::select! {
+                () = core.clock().sleep_until(from) => {}
+                () = core.stop.cancelled() => return,
+            }
+        }
         loop {
             let request = Release {
                 name: self.name.clone(),
@@ -248,8 +257,8 @@ impl Settlement<'_> {
         self.flight = Some((op, self.core.store.release(request)));
     }
 
-    /// The next operation and its verdict; `None` when the store knows all it needs.
-    async fn step(&mut self) -> Option<(Op, Result<Option<Absence>>)> {
+    /// The next operation and what came of it; `None` when the store knows all it needs.
+    async fn step(&mut self) -> Option<Result<()>> {
         while self.flight.is_none() {
             match self.hold.next_op(self.core) {
                 Next::Op(op) => self.start(op),
@@ -264,11 +273,10 @@ impl Settlement<'_> {
             Released::NotYours(absence) => Some(absence),
         });
         self.flight = None;
-        if let Some(until) = self.hold.settled(self.core, op, verdict.clone()) {
-            let sweep = Sweep::late(self.hold.name.clone(), self.hold.token, until);
-            self.core.reap(Job::Sweep(sweep));
+        if let (Op::Record(_), Err(error)) = (op, &verdict) {
+            tracing::debug!(name = self.hold.name.as_str(), %error, "hold count not recorded");
         }
-        Some((op, verdict))
+        Some(self.hold.settled(self.core, op, verdict))
     }
 }
 
@@ -278,7 +286,7 @@ impl Drop for Settlement<'_> {
         match self.flight.take() {
             Some((op, _)) if std::thread::panicking() => {
                 let error = Error::new(ErrorKind::Unavailable, "given up in a panic");
-                hold.settled(self.core, op, Err(error));
+                let _ = hold.settled(self.core, op, Err(error));
                 self.core.reap(Job::Settle(hold));
             }
             Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
@@ -302,22 +310,14 @@ pub(crate) async fn settle(
 }
 
 async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let (core, hold) = (settlement.core, settlement.hold);
+    let core = settlement.core;
     let mut failures = 0;
-    let mut unknown = false;
-    while let Some(step) = settlement.step().await {
-        match step {
-            (_, Ok(None)) => {}
-            // An earlier request, whose answer was lost, has done it.
-            (Op::Release, Ok(Some(_))) if unknown && core.now() < hold.deadline(core) => {}
-            (_, Ok(Some(absence))) => return Err(Error::lost(absence.into())),
-            // A record that is refused (out of memory, say) does not matter: the count here does.
-            (Op::Record(_), Err(error)) => {
-                tracing::debug!(name = hold.name.as_str(), %error, "hold count not recorded");
-            }
-            (Op::Release, Err(error)) => {
+    while let Some(result) = settlement.step().await {
+        match result {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Lost => return Err(error),
+            Err(error) => {
                 failures += 1;
-                unknown |= error.fate() != Fate::NotExecuted;
                 let gap = core.timing.gap(failures, core.jitter());
                 if core.now() + gap >= until() || core.stop.is_cancelled() {
                     return Err(error);

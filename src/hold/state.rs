@@ -97,6 +97,8 @@ pub(crate) struct State {
     fence_kept: Instant,
     /// The error of the last release that failed.
     release_error: Option<Error>,
+    /// A release that failed may have run.
+    release_unknown: bool,
 }
 
 impl State {
@@ -123,6 +125,7 @@ impl State {
             unsure_until,
             fence_kept: sent,
             release_error: None,
+            release_unknown: false,
         }
     }
 
@@ -248,10 +251,15 @@ impl State {
         }
     }
 
+    /// Whether the next renewal is later than `now`, and nothing speaks against it being now.
+    pub(super) fn can_renew_at(&self, now: Instant) -> bool {
+        self.phase == Phase::Held && matches!(self.renewal, Renewal::Due(at) if at > now)
+    }
+
     /// Makes a renewal due, unless one is under way or was just refused.
     pub(super) fn renew_now(&mut self, now: Instant) {
-        if let (Phase::Held, Renewal::Due(at)) = (self.phase, self.renewal) {
-            self.renewal = Renewal::Due(at.min(now));
+        if self.can_renew_at(now) {
+            self.renewal = Renewal::Due(now);
         }
     }
 
@@ -370,6 +378,7 @@ impl State {
         self.live = self.live.saturating_sub(1);
         if self.live == 0 && !self.nesting {
             self.owed = None;
+            self.unsure_until = None;
             self.renewal = Renewal::Stopped;
             if self.believed() {
                 self.phase = Phase::Released;
@@ -396,28 +405,50 @@ impl State {
         Next::Op(op)
     }
 
-    /// The verdict on [`State::next_op`]. `Some` is a time until when copies of the grant may still
-    /// arrive, so that the token must be swept until then.
+    /// The verdict on [`State::next_op`]; what it means for who waits for it.
     pub(super) fn settled(
         &mut self,
+        timing: &Timing,
         now: Instant,
         op: Op,
         verdict: Result<Option<Absence>>,
-    ) -> Option<Instant> {
+    ) -> Result<()> {
         self.busy = false;
         match (op, verdict) {
             (Op::Record(count), Ok(None)) => self.recorded = Some(count),
-            (Op::Record(_), Ok(Some(absence))) => self.lose(absence.into(), None),
+            (Op::Record(_), Ok(Some(absence))) => {
+                self.lose(absence.into(), None);
+                return Err(Error::lost(absence.into()));
+            }
             // The count in the store is only a record: the renewals and the release will do.
             (Op::Record(count), Err(_)) => self.recorded = Some(count),
-            (Op::Release, Ok(_)) => {
+            (Op::Release, Ok(absence)) => {
                 self.end();
                 self.release_error = None;
-                return self.unsure_until.filter(|until| *until > now);
+                // An earlier request, whose answer was lost, may have done it.
+                let done = self.release_unknown && now < self.deadline(timing);
+                if let (Some(absence), false) = (absence, done) {
+                    return Err(Error::lost(absence.into()));
+                }
             }
-            (Op::Release, Err(error)) => self.release_error = Some(error),
+            (Op::Release, Err(error)) => {
+                self.release_unknown |= error.fate() != Fate::NotExecuted;
+                self.release_error = Some(error.clone());
+                return Err(error);
+            }
         }
-        None
+        Ok(())
+    }
+
+    /// From when until when late copies of the grant must be swept away, once it is over.
+    pub(super) fn sweep(&self, timing: &Timing, now: Instant) -> Option<(Instant, Instant)> {
+        let until = self.unsure_until.filter(|until| *until > now)?;
+        let from = match self.phase {
+            // The key is still ours until `D`, and nobody may be let in before.
+            Phase::Lost(Loss::Expired) => self.deadline(timing),
+            _ => now,
+        };
+        Some((from, until))
     }
 
     /// Nothing more is owed to the store.
@@ -560,7 +591,7 @@ mod tests {
         assert_eq!(state.next_op(at(11)), Next::Op(Op::Release));
         assert_eq!(state.next_op(at(11)), Next::Busy);
         assert!(!state.is_over());
-        assert_eq!(state.settled(at(12), Op::Release, Ok(None)), None);
+        state.settled(&timing(), at(12), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
         assert_eq!(state.next_op(at(13)), Next::Nothing);
     }
@@ -575,7 +606,7 @@ mod tests {
         assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
         state.leave(&timing(), at(13));
         assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
-        state.settled(at(15), Op::Record(1), Err(unavailable()));
+        state.settled(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
         assert_eq!(state.next_op(at(16)), Next::Nothing, "a refused record is let be");
     }
 
@@ -622,7 +653,7 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(300), 0.0), Due::Settle);
         assert_eq!(state.tick(&timing(), at(301), 0.0), Due::Nothing, "once");
         assert_eq!(state.next_op(at(301)), Next::Op(Op::Release));
-        state.settled(at(302), Op::Release, Ok(None));
+        state.settled(&timing(), at(302), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold), "lost is terminal");
 
@@ -637,7 +668,35 @@ mod tests {
         let mut state = State::granted(at(0), at(333), None, Some(at(900)));
         state.leave(&timing(), at(10));
         state.next_op(at(10));
-        assert_eq!(state.settled(at(11), Op::Release, Ok(None)), Some(at(900)));
+        state.settled(&timing(), at(11), Op::Release, Ok(None)).unwrap();
+        assert_eq!(state.sweep(&timing(), at(11)), Some((at(11), at(900))));
+        assert_eq!(state.sweep(&timing(), at(900)), None);
+    }
+
+    #[test]
+    fn late_copies_of_an_expired_grant_are_swept_only_after_d() {
+        let mut state = State::granted(at(0), at(333), None, Some(at(1500)));
+        state.tick(&timing(), at(888), 0.0);
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+        assert_eq!(state.sweep(&timing(), at(888)), Some((at(988), at(1500))));
+    }
+
+    #[test]
+    fn a_release_that_may_have_run_explains_why_nothing_is_there_until_d() {
+        for (now, explained) in [(987, true), (988, false)] {
+            let mut state = held();
+            state.leave(&timing(), at(10));
+            state.next_op(at(10));
+            assert!(state.settled(&timing(), at(20), Op::Release, Err(unavailable())).is_err());
+            state.next_op(at(30));
+            let result = state.settled(&timing(), at(now), Op::Release, Ok(Some(Absence::Gone)));
+            assert_eq!(result.is_ok(), explained);
+        }
+        let mut state = held();
+        state.leave(&timing(), at(10));
+        state.next_op(at(10));
+        let result = state.settled(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone)));
+        assert_eq!(result.unwrap_err().loss(), Some(Loss::Gone));
     }
 
     #[test]

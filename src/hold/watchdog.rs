@@ -156,6 +156,7 @@ fn fence_retention(core: &Core, hold: &Hold, now: Instant) -> Option<Duration> {
 /// Nobody needs the engine any more: finish what was begun, within bounds, and disconnect.
 async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
     let until = core.now() + core.timing.attempt * 2;
+    let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
     let finish = async {
         loop {
             while let Ok(job) = inbox.try_recv() {
@@ -165,10 +166,14 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
                 break;
             }
         }
-        core.store.close().await;
     };
     tokio::select! {
         () = finish => {}
+        () = core.clock().sleep_until(until) => {}
+    }
+    let until = core.now() + core.timing.attempt;
+    tokio::select! {
+        () = core.store.close() => {}
         () = core.clock().sleep_until(until) => {}
     }
     // What is still not released will not be; its turn must not keep the queue alive.

@@ -7,9 +7,11 @@
 // Every test binary uses its own part of this module.
 #![allow(dead_code, unused_imports)]
 
+pub mod look;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod trace;
 
 use std::panic::Location;
 use std::time::{Duration, Instant};

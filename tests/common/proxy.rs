@@ -78,18 +78,9 @@ impl Proxy {
     pub fn start(upstream_port: u16) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .expect("a free port for the proxy");
-        listener
-            .set_nonblocking(true)
-            .expect("a non-blocking listener");
-        let port = listener
-            .local_addr()
-            .expect("a bound listener has an address")
-            .port();
-        let initial = Control {
-            mode: Mode::Pass,
-            generation: 0,
-            stopped: false,
-        };
+        listener.set_nonblocking(true).expect("a non-blocking listener");
+        let port = listener.local_addr().expect("a bound listener has an address").port();
+        let initial = Control { mode: Mode::Pass, generation: 0, stopped: false };
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -104,12 +95,7 @@ impl Proxy {
                 move || runtime.block_on(accept(listener, upstream_port, watcher, record))
             })
             .expect("a thread for the proxy");
-        Self {
-            port,
-            control,
-            record,
-            thread: Some(thread),
-        }
+        Self { port, control, record, thread: Some(thread) }
     }
 
     pub fn port(&self) -> u16 {
@@ -140,10 +126,7 @@ impl Proxy {
     pub fn drop_reply_of(&self, n: usize, needle: &str) {
         assert!(n > 0, "the next request is number 1");
         assert!(!needle.is_empty(), "every request would match");
-        self.record().rules.push(Rule {
-            needle: needle.to_owned(),
-            left: n,
-        });
+        self.record().rules.push(Rule { needle: needle.to_owned(), left: n });
     }
 
     /// How many replies were dropped on behalf of [`drop_reply_of`](Self::drop_reply_of).
@@ -153,20 +136,14 @@ impl Proxy {
 
     /// The requests passed on so far, each as its words with spaces between.
     pub fn requests(&self) -> Vec<String> {
-        self.record()
-            .requests
-            .iter()
-            .map(|words| words.join(" "))
-            .collect()
+        self.record().requests.iter().map(|words| words.join(" ")).collect()
     }
 
     /// How many requests passed on so far have this first word.
     pub fn count(&self, command: &str) -> usize {
         let record = self.record();
         let firsts = record.requests.iter().filter_map(|words| words.first());
-        firsts
-            .filter(|first| first.eq_ignore_ascii_case(command))
-            .count()
+        firsts.filter(|first| first.eq_ignore_ascii_case(command)).count()
     }
 
     fn record(&self) -> MutexGuard<'_, Record> {
@@ -206,9 +183,7 @@ async fn accept(
                 Err(_) => continue,
             },
         };
-        let Control {
-            mode, generation, ..
-        } = *control.borrow();
+        let Control { mode, generation, .. } = *control.borrow();
         if mode == Mode::Refuse {
             continue;
         }
@@ -257,9 +232,7 @@ impl Link {
         record: Arc<Mutex<Record>>,
     ) -> io::Result<()> {
         // The server sees nothing of a connection that begins in a black hole.
-        let _ = control
-            .wait_for(|control| control.mode != Mode::BlackHole)
-            .await;
+        let _ = control.wait_for(|control| control.mode != Mode::BlackHole).await;
         let server = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream_port)).await?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
@@ -358,10 +331,7 @@ impl Link {
     /// Records a request about to be passed on and decides the fate of its reply.
     fn note(&mut self, frame: &[u8]) {
         let words = words(frame);
-        let first = words
-            .first()
-            .map(|word| word.to_ascii_uppercase())
-            .unwrap_or_default();
+        let first = words.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         let subscribes = matches!(first.as_str(), "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE");
         let mut record = lock(&self.record);
         record.requests.push(words);
@@ -377,10 +347,7 @@ impl Link {
             drop_reply |= rule.left == 0;
             rule.left > 0
         });
-        self.pending.push_back(Pending {
-            drop_reply,
-            subscribes,
-        });
+        self.pending.push_back(Pending { drop_reply, subscribes });
     }
 
     /// The request that a frame from the server answers; none for what it sends unasked.
@@ -422,12 +389,7 @@ fn words(frame: &[u8]) -> Vec<String> {
     if frame[0] != b'*' {
         return text(frame).split_whitespace().map(str::to_owned).collect();
     }
-    let line = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .map_or(0, |at| at + 1)
-    };
+    let line = |bytes: &[u8]| bytes.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let mut words = Vec::new();
     let mut rest = &frame[line(frame)..];
     while let Some(length) = frame_length(rest) {

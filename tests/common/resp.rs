@@ -100,20 +100,14 @@ impl Resp {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        Ok(Self {
-            stream: BufReader::new(stream),
-            messages: VecDeque::new(),
-        })
+        Ok(Self { stream: BufReader::new(stream), messages: VecDeque::new() })
     }
 
     /// Changes how long [`receive`](Self::receive) waits (5 s at first).
     pub fn set_timeout(&mut self, timeout: Duration) {
         // Zero would be refused, as it means "forever" to the system.
         let timeout = timeout.max(Duration::from_millis(1));
-        self.stream
-            .get_ref()
-            .set_read_timeout(Some(timeout))
-            .expect("a timeout above zero");
+        self.stream.get_ref().set_read_timeout(Some(timeout)).expect("a timeout above zero");
     }
 
     /// Sends a command and waits for its reply; an error *reply* is a [`Reply::Error`].
@@ -147,10 +141,7 @@ impl Resp {
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
         let Some(line) = line.strip_suffix("\r\n").filter(|line| !line.is_empty()) else {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the connection was closed",
-            ));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed"));
         };
         let (kind, rest) = line.split_at(1);
         let number = || {
@@ -179,16 +170,11 @@ impl Resp {
     fn bulk(&mut self, length: usize) -> io::Result<Reply> {
         let mut bytes = vec![0; length + 2];
         self.stream.read_exact(&mut bytes)?;
-        Ok(Reply::Text(
-            String::from_utf8_lossy(&bytes[..length]).into_owned(),
-        ))
+        Ok(Reply::Text(String::from_utf8_lossy(&bytes[..length]).into_owned()))
     }
 
     fn items(&mut self, length: usize) -> io::Result<Reply> {
-        (0..length)
-            .map(|_| self.receive())
-            .collect::<io::Result<_>>()
-            .map(Reply::List)
+        (0..length).map(|_| self.receive()).collect::<io::Result<_>>().map(Reply::List)
     }
 
     /// Subscribes to a channel; returns once the server has confirmed it.
@@ -197,9 +183,7 @@ impl Resp {
         let mut reply = self.command(&["SUBSCRIBE", channel]);
         while let Some(message) = message_of(&reply) {
             self.messages.push_back(message);
-            reply = self
-                .receive()
-                .expect("the server confirms the subscription");
+            reply = self.receive().expect("the server confirms the subscription");
         }
         assert_eq!(reply.list()[0], Reply::Text("subscribe".to_owned()));
     }
@@ -218,10 +202,7 @@ impl Resp {
             Ok(true) => {
                 let reply = self.receive().expect("a message arrives in one piece");
                 let message = message_of(&reply);
-                assert!(
-                    message.is_some(),
-                    "expected a message, the server sent {reply:?}"
-                );
+                assert!(message.is_some(), "expected a message, the server sent {reply:?}");
                 message
             }
             Ok(false) => panic!("the connection of the subscription was closed"),
@@ -233,20 +214,17 @@ impl Resp {
 
 /// Whether a read ended because its time was up (which platforms report in two ways).
 pub fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 fn message_of(reply: &Reply) -> Option<(String, String)> {
     match reply {
         Reply::List(items) => match items.as_slice() {
-            [
-                Reply::Text(kind),
-                Reply::Text(channel),
-                Reply::Text(payload),
-            ] if kind == "message" => Some((channel.clone(), payload.clone())),
+            [Reply::Text(kind), Reply::Text(channel), Reply::Text(payload)]
+                if kind == "message" =>
+            {
+                Some((channel.clone(), payload.clone()))
+            }
             _ => None,
         },
         _ => None,

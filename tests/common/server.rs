@@ -71,10 +71,7 @@ impl Server {
                 Err(Failure::Other(text)) => panic!("{text}"),
             }
         }
-        panic!(
-            "redis-server lost the race for a port 20 times:\n{}",
-            server.log()
-        );
+        panic!("redis-server lost the race for a port 20 times:\n{}", server.log());
     }
 
     pub fn port(&self) -> u16 {
@@ -149,9 +146,7 @@ impl Server {
     /// still.
     pub fn pause(&self) {
         let mut process = self.process();
-        let process = process
-            .as_mut()
-            .expect("only a running server can be paused");
+        let process = process.as_mut().expect("only a running server can be paused");
         if process.paused {
             return;
         }
@@ -162,19 +157,14 @@ impl Server {
         let change =
             waitpid(Some(pid), WaitOptions::UNTRACED).expect("redis-server can be waited for");
         let stopped = change.is_some_and(|(_, status)| status.stopped());
-        assert!(
-            stopped,
-            "redis-server ended instead of stopping: {change:?}"
-        );
+        assert!(stopped, "redis-server ended instead of stopping: {change:?}");
         process.paused = true;
     }
 
     /// Lets a paused server run on.
     pub fn resume(&self) {
         let mut process = self.process();
-        let process = process
-            .as_mut()
-            .expect("only a paused server can be resumed");
+        let process = process.as_mut().expect("only a paused server can be resumed");
         let pid = Pid::from_child(&process.child);
         kill_process(pid, Signal::CONT).expect("redis-server can be continued");
         process.paused = false;
@@ -222,18 +212,12 @@ impl Server {
             .stderr(log);
         let child = spawn(command)
             .map_err(|error| Failure::Other(format!("cannot start redis-server: {error}")))?;
-        *self.process() = Some(Process {
-            child,
-            paused: false,
-        });
+        *self.process() = Some(Process { child, paused: false });
 
         let deadline = Instant::now() + STARTUP;
         while !self.answers() {
             let ended = self.process().as_mut().and_then(|process| {
-                process
-                    .child
-                    .try_wait()
-                    .expect("redis-server can be waited for")
+                process.child.try_wait().expect("redis-server can be waited for")
             });
             let problem = match ended {
                 Some(status) => format!("redis-server ended at its start ({status})"),
@@ -360,8 +344,6 @@ fn spawn(command: Command) -> io::Result<Child> {
         jobs
     });
     let (reply, child) = mpsc::channel();
-    SPAWNER
-        .send((command, reply))
-        .expect("the spawner runs as long as the process");
+    SPAWNER.send((command, reply)).expect("the spawner runs as long as the process");
     child.recv().expect("the spawner answers every job")
 }

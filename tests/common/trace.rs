@@ -1,0 +1,159 @@
+//! Collects what is traced, for tests that say what leasehold tells of itself.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Fields by their names, as text; the message of an event is its field `message`.
+pub type Fields = BTreeMap<String, String>;
+
+#[derive(Clone, Debug)]
+pub struct Traced {
+    pub level: Level,
+    pub target: String,
+    pub fields: Fields,
+    /// The names of the spans it happened in, the outermost first.
+    pub within: Vec<String>,
+}
+
+impl Traced {
+    pub fn message(&self) -> &str {
+        self.field("message")
+    }
+
+    /// A field as text; empty if there is none.
+    pub fn field(&self, name: &str) -> &str {
+        self.fields.get(name).map_or("", String::as_str)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Spanned {
+    pub name: String,
+    pub fields: Fields,
+    pub closed: bool,
+    id: u64,
+}
+
+/// All events and spans since it was installed.
+#[derive(Clone, Default)]
+pub struct Trace(Arc<Mutex<Log>>);
+
+#[derive(Default)]
+struct Log {
+    events: Vec<Traced>,
+    spans: Vec<Spanned>,
+}
+
+impl Trace {
+    /// Collects what the current thread traces, until the guard is dropped.
+    pub fn of_this_thread() -> (Self, DefaultGuard) {
+        let trace = Self::default();
+        let guard = tracing_subscriber::registry().with(trace.clone()).set_default();
+        (trace, guard)
+    }
+
+    /// Collects what all threads of this process trace, and what libraries log.
+    pub fn of_all_threads() -> &'static Self {
+        static ALL: LazyLock<Trace> = LazyLock::new(|| {
+            let trace = Trace::default();
+            tracing_subscriber::registry().with(trace.clone()).init();
+            trace
+        });
+        &ALL
+    }
+
+    /// leasehold's events about the lock `name`.
+    pub fn of(&self, name: &str) -> Vec<Traced> {
+        let log = self.lock();
+        let ours = log
+            .events
+            .iter()
+            .filter(|event| event.target.starts_with("leasehold") && event.field("name") == name);
+        ours.cloned().collect()
+    }
+
+    /// The messages of leasehold's events about the lock `name`.
+    pub fn messages(&self, name: &str) -> Vec<String> {
+        let events = self.of(name);
+        events.iter().map(|event| event.message().to_owned()).collect()
+    }
+
+    pub fn events(&self) -> Vec<Traced> {
+        self.lock().events.clone()
+    }
+
+    pub fn spans(&self) -> Vec<Spanned> {
+        self.lock().spans.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Trace {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _context: Context<'_, S>) {
+        let mut fields = Fields::new();
+        attributes.record(&mut Texts(&mut fields));
+        let name = attributes.metadata().name().to_owned();
+        self.lock().spans.push(Spanned { name, fields, closed: false, id: id.into_u64() });
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, _context: Context<'_, S>) {
+        if let Some(span) = self.lock().open(id) {
+            values.record(&mut Texts(&mut span.fields));
+        }
+    }
+
+    fn on_close(&self, id: Id, _context: Context<'_, S>) {
+        if let Some(span) = self.lock().open(&id) {
+            span.closed = true;
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::new();
+        event.record(&mut Texts(&mut fields));
+        let within = context
+            .event_scope(event)
+            .map(|scope| scope.from_root().map(|span| span.name().to_owned()))
+            .map(Iterator::collect)
+            .unwrap_or_default();
+        let metadata = event.metadata();
+        self.lock().events.push(Traced {
+            level: *metadata.level(),
+            target: metadata.target().to_owned(),
+            fields,
+            within,
+        });
+    }
+}
+
+impl Log {
+    /// Ids are used again once a span is closed.
+    fn open(&mut self, id: &Id) -> Option<&mut Spanned> {
+        let id = id.into_u64();
+        self.spans.iter_mut().rev().find(|span| span.id == id && !span.closed)
+    }
+}
+
+struct Texts<'a>(&'a mut Fields);
+
+impl Visit for Texts<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}

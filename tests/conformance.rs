@@ -1,0 +1,199 @@
+//! Every store that leasehold brings keeps the contract of `Store`.
+
+#[cfg(feature = "redis")]
+mod common;
+
+use leasehold::store::{MemoryStore, Name, Store};
+use leasehold::testing::{FaultyStore, Harness};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+mod memory {
+    leasehold::conformance_suite!(
+        #[tokio::test(start_paused = true)]
+        super::Memory::new()
+    );
+}
+
+/// Without a fault, the wrapper is the store.
+mod faulty {
+    leasehold::conformance_suite!(
+        #[tokio::test(start_paused = true)]
+        super::Wrapped(super::Memory::new())
+    );
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    leasehold::conformance_suite!(
+        #[tokio::test]
+        super::Redis::start()
+    );
+}
+
+struct Memory(MemoryStore);
+
+impl Memory {
+    fn new() -> Self {
+        Self(MemoryStore::new())
+    }
+}
+
+#[async_trait::async_trait]
+impl Harness for Memory {
+    async fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.0.clone())
+    }
+
+    async fn lose(&self, name: &Name) {
+        assert!(self.0.delete(name.as_str()));
+    }
+
+    async fn occupy(&self, _: &Name) -> bool {
+        false
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+
+    fn slack(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+struct Wrapped(Memory);
+
+#[async_trait::async_trait]
+impl Harness for Wrapped {
+    async fn store(&self) -> Arc<dyn Store> {
+        Arc::new(FaultyStore::shared(self.0.store().await).0)
+    }
+
+    async fn lose(&self, name: &Name) {
+        self.0.lose(name).await;
+    }
+
+    async fn occupy(&self, name: &Name) -> bool {
+        self.0.occupy(name).await
+    }
+
+    async fn elapse(&self, time: Duration) {
+        self.0.elapse(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        self.0.ttl()
+    }
+
+    fn slack(&self) -> Duration {
+        self.0.slack()
+    }
+}
+
+#[cfg(feature = "redis")]
+struct Redis(common::Server);
+
+#[cfg(feature = "redis")]
+impl Redis {
+    fn start() -> Self {
+        let server = common::Server::start();
+        // What has expired stays in memory until somebody asks for it: the harder case.
+        server.command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
+        Self(server)
+    }
+}
+
+#[cfg(feature = "redis")]
+#[async_trait::async_trait]
+impl Harness for Redis {
+    async fn store(&self) -> Arc<dyn Store> {
+        let store = leasehold::testing::redis_store(&self.0.url(), Duration::from_secs(30)).await;
+        store.expect("the server is there")
+    }
+
+    async fn lose(&self, name: &Name) {
+        let deleted = self.0.command(&["DEL", name.as_str()]);
+        assert_eq!(deleted.int(), 1);
+    }
+
+    async fn occupy(&self, name: &Name) -> bool {
+        let reply = self.0.command(&["SET", name.as_str(), "7"]);
+        assert_eq!(reply.text(), "OK");
+        true
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+}
+
+fn manifest() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).expect("the sources are there");
+    entries.map(|entry| entry.expect("readable").path()).collect()
+}
+
+/// The text of a module: of its file, or of all files in its directory.
+fn module(path: &Path) -> String {
+    if path.is_dir() {
+        files(path).iter().filter(|path| path.is_file()).map(read).collect()
+    } else {
+        read(path)
+    }
+}
+
+#[test]
+fn every_store_has_its_run() {
+    let here = read(manifest().join("tests/conformance.rs"));
+    let mut stores = BTreeSet::new();
+    for path in files(&manifest().join("src/store")) {
+        if !path.ends_with("mod.rs") && module(&path).contains(" Store for ") {
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            stores.insert(name);
+        }
+    }
+    assert!(stores.contains("memory") && stores.contains("redis"), "{stores:?}");
+    for store in stores {
+        let run = format!("mod {store} {{\n    leasehold::conformance_suite!(");
+        assert!(here.contains(&run), "src/store/{store} is a store; let the suite run with it");
+    }
+}
+
+#[test]
+fn every_case_is_in_the_suite() {
+    let suite = read(manifest().join("src/testing/conformance.rs"));
+    let (_, list) = suite.split_once("@each [").expect("the list of cases");
+    let (list, _) = list.split_once('}').expect("the end of the list");
+    let listed: BTreeSet<&str> = list.lines().skip(1).map(str::trim).collect();
+    let cases = module(&manifest().join("src/testing/conformance"));
+    let cases: BTreeSet<&str> = cases
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub async fn "))
+        .filter_map(|line| line.split_once('('))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(cases.len() > 20, "{cases:?}");
+    for case in cases {
+        assert!(listed.contains(case), "{case} is not in conformance_suite!");
+    }
+}

@@ -1,0 +1,271 @@
+//! Staying in: renewals, one by one and in batches, and what becomes of them in bad weather.
+
+use super::*;
+use leasehold::{Fate, LeaseState};
+
+#[tokio::test(start_paused = true)]
+async fn renewals_keep_a_lease_for_as_long_as_it_lives() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    for _ in 0..100 {
+        sleep(T / 10).await;
+        lease.check().unwrap();
+        assert_eq!(lease.state(), LeaseState::Held);
+        assert!(lease.remaining() > C - T / 3 - MOMENT);
+        assert!(other.lock("n").try_lock().await.unwrap().is_none());
+    }
+    // Every T/3, less up to a tenth of that.
+    let renewals = setup.calls(Call::Renew);
+    assert!((30..=34).contains(&renewals), "{renewals}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_lease_costs_no_calls_between_its_renewals() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    sleep(T / 3 - T / 30 - MOMENT).await;
+    assert_eq!(setup.calls(Call::Renew), 0);
+    setup.faults.until_calls(Call::Renew, 1).await;
+    assert_eq!(setup.calls(Call::Acquire) + setup.calls(Call::Inspect), 1);
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_failed_renewal_is_a_risk_and_no_loss() {
+    for fault in [Fault::LoseReply, Fault::RunLate, Fault::Fail(unavailable()), Fault::Hang] {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        let token = lease.token();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Renew).times(1));
+        setup.faults.until_calls(Call::Renew, 1).await;
+        // The one that hangs counts as failed after the time of an attempt.
+        sleep(if matches!(fault, Fault::Hang) { ATTEMPT + MOMENT } else { MOMENT }).await;
+        assert_eq!(lease.state(), LeaseState::AtRisk, "{fault:?}");
+        lease.check().unwrap();
+
+        setup.faults.until_calls(Call::Renew, 2).await;
+        settle().await;
+        assert_eq!(lease.state(), LeaseState::Held, "{fault:?}");
+        assert!(lease.remaining() > C - 2 * MOMENT);
+        setup.faults.heal();
+        sleep(10 * T).await;
+        assert_eq!(lease.state(), LeaseState::Held, "{fault:?}");
+        assert!(!token.is_cancelled());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_error_keeps_the_watchdog_from_trying_again() {
+    use ErrorKind::{Closed, Denied, Invalid, Rejected, Unavailable, Unsupported, WrongType};
+    for kind in [Closed, Denied, Invalid, Rejected, Unavailable, Unsupported, WrongType] {
+        for fate in [Fate::Executed, Fate::NotExecuted, Fate::Unknown] {
+            let setup = Setup::new();
+            let lease = setup.leases.lock("n").lock().await.unwrap();
+            let error = Error::new(kind, "no").with_fate(fate);
+            setup.faults.add(Rule::new(Fault::Fail(error)).on(Call::Renew));
+            setup.faults.until_calls(Call::Renew, 1).await;
+            sleep(T / 4).await;
+            assert_eq!(lease.state(), LeaseState::AtRisk, "{kind:?}");
+            assert!(setup.calls(Call::Renew) >= 3, "it tries again");
+            setup.faults.heal();
+            sleep(T / 10).await;
+            assert_eq!(lease.state(), LeaseState::Held, "{kind:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_confirmed_renewal_the_token_fires_before_the_store_lets_go() {
+    let faults = [Fault::Hang, Fault::HoldReply, Fault::LoseReply, Fault::Fail(unavailable())];
+    for fault in faults {
+        for renewals in [0, 1, 3] {
+            let setup = Setup::new();
+            let mut lock = setup.leases.lock("n");
+            let lease = lock.lock().await.unwrap();
+            let mut confirmed = Instant::now();
+            for done in 1..=renewals {
+                setup.faults.until_calls(Call::Renew, done).await;
+                confirmed = Instant::now();
+            }
+            settle().await;
+            setup.faults.add(Rule::new(fault.clone()).on(Call::Renew));
+            assert_eq!(lease.lost().await, Loss::Expired, "{fault:?}");
+            let believed = confirmed.elapsed();
+            assert!(believed < D && believed >= C - MOMENT, "{believed:?}, {fault:?}");
+            assert!(lease.token().is_cancelled());
+            assert_eq!(lost(lease.check()), Loss::Expired);
+            assert_eq!(lease.state(), LeaseState::Lost);
+            assert_eq!(lease.remaining(), Duration::ZERO);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_else_gets_in_before_the_token_has_fired() {
+    for renewals in [0, 2] {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        setup.faults.until_calls(Call::Renew, renewals).await;
+        settle().await;
+        setup.faults.add(Rule::new(Fault::Hang));
+        let mut rival = setup.other().lock("n");
+        let rival = tokio::spawn(async move { (rival.lock().await.unwrap(), Instant::now()) });
+        lease.token().cancelled().await;
+        let fired = Instant::now();
+        assert!(!rival.is_finished());
+        let (_theirs, entered) = rival.await.unwrap();
+        let apart = entered - fired;
+        assert!(apart >= GRACE && apart < GRACE + Duration::from_secs(1), "{apart:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_token_has_fired_nothing_is_renewed_and_no_answer_counts() {
+    for fault in [Fault::Hang, Fault::HoldReply, Fault::RunLate, Fault::Fail(unavailable())] {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Renew));
+        lease.token().cancelled().await;
+        let renewals = setup.calls(Call::Renew);
+        assert!(renewals > 1, "{fault:?}");
+        setup.faults.heal();
+        sleep(3 * T).await;
+        assert_eq!(setup.calls(Call::Renew), renewals, "{fault:?}");
+        assert_eq!(lost(lease.check()), Loss::Expired);
+        assert!(setup.memory.is_empty(), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_leases_are_renewed_in_batches() {
+    let setup = Setup::new();
+    let mut leases = Vec::new();
+    for i in 0..250 {
+        leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
+    }
+    sleep(10 * T).await;
+    for lease in &leases {
+        lease.check().unwrap();
+    }
+    // 100 at a time, up to 34 times each.
+    let calls = setup.calls(Call::Renew);
+    assert!(calls >= 75 && calls <= 34 * 4, "{calls}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_does_not_spoil_its_batch() {
+    let setup = Setup::new();
+    let (a, b) = (setup.leases.lock("a"), setup.leases.lock("b"));
+    let [mut a, mut b] = [a, b];
+    let (a, b) = (a.lock().await.unwrap(), b.lock().await.unwrap());
+    assert!(setup.memory.delete("a"));
+    assert_eq!(a.lost().await, Loss::Gone);
+    sleep(3 * T).await;
+    b.check().unwrap();
+}
+
+#[test]
+fn ensuring_waits_for_a_renewal_if_too_little_remains() {
+    watched(async || {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        let (took, result) = timed(lease.ensure(T / 2)).await;
+        result.unwrap();
+        assert_eq!((took, setup.calls(Call::Renew)), (Duration::ZERO, 0));
+
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+        sleep(T / 2).await;
+        assert!(lease.remaining() < T / 2);
+        let (took, result) = timed(lease.ensure(lease.remaining())).await;
+        result.unwrap();
+        assert_eq!(took, Duration::ZERO, "enough remains");
+        let mut ensured = Box::pin(lease.ensure(T / 2));
+        assert!(poll_once(ensured.as_mut()).await.is_pending());
+        sleep(T / 10).await;
+        assert!(poll_once(ensured.as_mut()).await.is_pending());
+        setup.faults.heal();
+        ensured.await.unwrap();
+        assert!(lease.remaining() >= T / 2);
+    });
+}
+
+#[test]
+fn ensuring_ends_with_the_lease_at_the_latest() {
+    watched(async || {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+        sleep(T / 2).await;
+        let (took, result) = timed(lease.ensure(T / 2)).await;
+        assert_eq!(lost(result), Loss::Expired);
+        assert_eq!(took, C - T / 2);
+        assert_eq!(lost(lease.ensure(MOMENT).await), Loss::Expired);
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_ensured_is_invalid() {
+    let setup = Setup::with(LeaseManager::builder().max_hold(T / 3));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    assert_eq!(failed(lease.ensure(T / 2 + MOMENT).await), ErrorKind::Invalid);
+    assert_eq!(failed(lease.ensure(T / 2).await), ErrorKind::Invalid, "max_hold is shorter");
+    lease.ensure(T / 4).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_remains_runs_down_and_is_pushed_up_again() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    assert_eq!(lease.remaining(), C);
+    sleep(Duration::from_secs(8)).await;
+    assert_eq!(lease.remaining(), C - Duration::from_secs(8));
+    setup.faults.until_calls(Call::Renew, 1).await;
+    settle().await;
+    assert!(lease.remaining() > C - 2 * MOMENT);
+}
+
+/// On the machine's clock: no timer can fire while the only thread is frozen.
+#[tokio::test]
+async fn a_frozen_runtime_is_noticed_without_an_event() {
+    let ttl = Duration::from_millis(200);
+    let setup = Setup::with(LeaseManager::builder().ttl(ttl));
+    let mut lock = setup.leases.lock("n");
+    let lease = lock.lock().await.unwrap();
+    lease.check().unwrap();
+    std::thread::sleep(ttl);
+    assert_eq!(lost(lease.check()), Loss::Expired);
+    assert_eq!(lease.remaining(), Duration::ZERO);
+    assert_eq!(lease.state(), LeaseState::Lost);
+    assert!(lease.token().is_cancelled());
+    let mut worked = false;
+    let work = lease.run(async { worked = true });
+    assert_eq!(lost(work.await), Loss::Expired);
+    assert!(!worked, "not one step without the lease");
+    assert_eq!(lost(lease.unlock().await), Loss::Expired);
+}
+
+/// The same, seen by what asks the lease first.
+#[tokio::test]
+async fn a_frozen_runtime_is_noticed_by_whatever_asks_first() {
+    let ttl = Duration::from_millis(200);
+    let setup = Setup::with(LeaseManager::builder().ttl(ttl));
+    let mut lock = setup.leases.lock("n");
+    let asks: [fn(&Lease) -> bool; 3] = [
+        |lease| lease.state() == LeaseState::Lost,
+        |lease| lease.remaining().is_zero(),
+        |lease| format!("{lease:?}").contains("Lost"),
+    ];
+    for ask in asks {
+        let lease = lock.lock().await.unwrap();
+        assert!(!ask(&lease));
+        std::thread::sleep(ttl);
+        assert!(ask(&lease));
+        drop(lease);
+    }
+    let lease = lock.lock().await.unwrap();
+    std::thread::sleep(ttl);
+    assert_eq!(lost(lock.lock().await), Loss::Expired, "no re-entry");
+    drop(lease);
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}

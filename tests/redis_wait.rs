@@ -1,0 +1,487 @@
+//! Waiting: woken by a message, or else by the clock; cheap for the server; and bounded.
+#![cfg(feature = "redis")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::look::{calls, channel, subscribers};
+use common::{Mode, Proxy, Reply, Server, eventually};
+use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager};
+use tokio::task::{JoinHandle, JoinSet};
+
+const LONG: Duration = Duration::from_secs(10);
+/// Far above what any test waits for: who wakes before it was woken by something else.
+const NEVER: Duration = Duration::from_secs(60);
+const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
+
+const fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// T is 30 s, and polling comes too late to matter.
+fn patient() -> Builder {
+    LeaseManager::builder().poll_bound(NEVER)
+}
+
+async fn connect(builder: Builder, server: &Server) -> LeaseManager {
+    builder.connect(&server.url()).await.expect("a manager")
+}
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    leases.lock(name).lock().await.expect("a lease")
+}
+
+/// A waiter, and the moment when it was done.
+fn wait_for(leases: &LeaseManager, name: &str) -> JoinHandle<(Result<Lease, Error>, Instant)> {
+    let mut lock = leases.lock(name);
+    tokio::spawn(async move { (lock.lock().await, Instant::now()) })
+}
+
+/// Until somebody waits in earnest: subscribed, and done with the attempt that follows it.
+async fn waits(server: &Server, name: &str) {
+    let mut connection = server.connection();
+    eventually(LONG, || subscribers(&mut connection, &channel(name)) >= 1).await;
+    settled(server).await;
+}
+
+/// Until no more scripts are called.
+async fn settled(server: &Server) {
+    let mut connection = server.connection();
+    let mut before = calls(&mut connection, "evalsha");
+    loop {
+        tokio::time::sleep(millis(100)).await;
+        let now = calls(&mut connection, "evalsha");
+        if now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// Makes a lock as another program would, which will never give it back.
+fn lock_by_hand(server: &Server, key: &str, ttl: Duration) {
+    let ttl = ttl.as_millis().to_string();
+    let script =
+        "redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
+    let made = server.command(&["EVAL", script, "1", key, JAVA, &ttl]);
+    assert_eq!(made, Reply::Int(1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unlock_message_wakes_the_waiter_of_another_process() {
+    let server = Server::start();
+    let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
+    for drops in [false, true] {
+        let lease = lock(&here, "job").await;
+        let waiter = wait_for(&there, "job");
+        waits(&server, "job").await;
+        assert!(!waiter.is_finished());
+        let released = Instant::now();
+        if drops {
+            drop(lease);
+        } else {
+            lease.unlock().await.expect("a release");
+        }
+        let (lease, at) = waiter.await.expect("no panic");
+        assert!(at - released < Duration::from_secs(1), "{:?}", at - released);
+        lease.expect("a lease").unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_release_is_missed_however_it_meets_the_waiter() {
+    const ROUNDS: usize = 60;
+    // A missed message would cost 30 s.
+    let server = Server::start();
+    let rounds = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..3 {
+        let leases = connect(patient(), &server).await;
+        for _ in 0..2 {
+            let mut lock = leases.lock("job");
+            let rounds = Arc::clone(&rounds);
+            tasks.spawn(async move {
+                for round in 0..ROUNDS {
+                    let lease = lock.lock().await.expect("a lease");
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                    // The moments at which the others meet a release are to differ.
+                    tokio::time::sleep(Duration::from_micros(97 * (round as u64 % 7))).await;
+                    if round % 2 == 0 {
+                        lease.unlock().await.expect("a release");
+                    }
+                }
+            });
+        }
+    }
+    let all = tokio::time::timeout(Duration::from_secs(25), tasks.join_all()).await;
+    assert!(all.is_ok(), "only {rounds:?} rounds of {}", 6 * ROUNDS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_channels_right_the_waiter_polls() {
+    const BOUND: Duration = millis(300);
+    let server = Server::start();
+    server.command(&["ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels"]);
+    let url = server.url_as("deaf", "secret", 0);
+    let leases = LeaseManager::builder()
+        .poll_bound(BOUND)
+        .connect(&url)
+        .await
+        .expect("messages are a hint only");
+    for _ in 0..3 {
+        lock_by_hand(&server, "job", Duration::from_secs(30));
+        let waiter = wait_for(&leases, "job");
+        tokio::time::sleep(BOUND).await;
+        assert!(!waiter.is_finished());
+        server.command(&["DEL", "job"]);
+        let freed = Instant::now();
+        let (lease, at) = waiter.await.expect("no panic");
+        assert!(at - freed < BOUND * 3, "{:?}", at - freed);
+        // Its release cannot be published, and is one all the same.
+        lease.expect("a lease").unlock().await.expect("a release");
+        assert_eq!(server.command(&["EXISTS", "job"]), Reply::Int(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_message_costs_no_more_than_the_poll_bound() {
+    const BOUND: Duration = millis(300);
+    let server = Server::start();
+    let leases = connect(LeaseManager::builder().poll_bound(BOUND), &server).await;
+    lock_by_hand(&server, "job", Duration::from_secs(30));
+    let waiter = wait_for(&leases, "job");
+    waits(&server, "job").await;
+    // Nobody tells.
+    server.command(&["DEL", "job"]);
+    let freed = Instant::now();
+    let (lease, at) = waiter.await.expect("no panic");
+    assert!(at - freed < BOUND * 3, "{:?}", at - freed);
+    drop(lease);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_in_the_gap_of_a_reconnect_is_made_up_for() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    let mut connection = server.connection();
+    for _ in 0..5 {
+        lock_by_hand(&server, "job", Duration::from_secs(30));
+        let waiter = wait_for(&leases, "job");
+        waits(&server, "job").await;
+        // One after the other on one connection: nobody can be subscribed at the second.
+        connection.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("sent");
+        connection.send(&["DEL", "job"]).expect("sent");
+        connection.send(&["PUBLISH", &channel("job"), "0"]).expect("sent");
+        assert_eq!(connection.receive().expect("a reply"), Reply::Int(1));
+        assert_eq!(connection.receive().expect("a reply"), Reply::Int(1));
+        assert_eq!(connection.receive().expect("a reply"), Reply::Int(0));
+        let freed = Instant::now();
+        let (lease, at) = waiter.await.expect("no panic");
+        assert!(at - freed < Duration::from_secs(5), "{:?}", at - freed);
+        lease.expect("a lease").unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reconnect_messages_wake_again() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    lock_by_hand(&server, "job", Duration::from_secs(30));
+    let waiter = wait_for(&leases, "job");
+    waits(&server, "job").await;
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    waits(&server, "job").await;
+    assert!(!waiter.is_finished());
+    server.command(&["DEL", "job"]);
+    server.command(&["PUBLISH", &channel("job"), "0"]);
+    let freed = Instant::now();
+    let (lease, at) = waiter.await.expect("no panic");
+    assert!(at - freed < Duration::from_secs(1), "{:?}", at - freed);
+    drop(lease);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_crashed_holder_the_waiter_enters_when_the_lease_ends() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let fill = "for i = 1, 200000 do redis.call('SET', 'volatile:' .. i, '', 'EX', 86400) end";
+    let mut connection = server.connection();
+    connection.set_timeout(Duration::from_secs(60));
+    assert_eq!(connection.command(&["EVAL", fill, "0"]).error(), None);
+    let leases = connect(patient(), &server).await;
+    let crashing = connect(LeaseManager::builder().ttl(T), &server).await;
+
+    // Nobody tells of an expiry, and the server itself notices it late, or never.
+    for active in ["1", "0"] {
+        server.command(&["DEBUG", "SET-ACTIVE-EXPIRE", active]);
+        lock_by_hand(&server, "java", T);
+        let java = wait_for(&leases, "java");
+        let start = Instant::now();
+        lock(&crashing, "job").await.forget();
+        let ours = wait_for(&leases, "job");
+        for waiter in [java, ours] {
+            let (lease, at) = waiter.await.expect("no panic");
+            assert!(at - start < T + millis(200), "{:?}", at - start);
+            lease.expect("a lease").unlock().await.expect("a release");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_server_wakes_the_waiters() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    lock_by_hand(&server, "job", Duration::from_secs(30));
+    let waiter = wait_for(&leases, "job");
+    waits(&server, "job").await;
+    server.restart();
+    let restarted = Instant::now();
+    let (lease, at) = waiter.await.expect("no panic");
+    let took = at.saturating_duration_since(restarted);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    lease.expect("a lease").unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_share_one_subscription_which_goes_after_the_last() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    lock_by_hand(&server, "job", Duration::from_secs(30));
+    let started = Arc::new(AtomicUsize::new(0));
+    let mut waiters = JoinSet::new();
+    for _ in 0..1_000 {
+        let mut lock = leases.lock("job");
+        let started = Arc::clone(&started);
+        waiters.spawn(async move {
+            started.fetch_add(1, Ordering::Relaxed);
+            lock.lock().await
+        });
+    }
+    eventually(LONG, || started.load(Ordering::Relaxed) == 1_000).await;
+    waits(&server, "job").await;
+    let mut connection = server.connection();
+    assert_eq!(subscribers(&mut connection, &channel("job")), 1);
+    // Names share the connection.
+    for i in 0..20 {
+        lock_by_hand(&server, &format!("other:{i}"), Duration::from_secs(30));
+        let mut lock = leases.lock(format!("other:{i}"));
+        waiters.spawn(async move { lock.lock().await });
+    }
+    waits(&server, "other:19").await;
+    let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
+    assert_eq!(list.lines().count(), 1, "{list}");
+    assert!(list.contains(" sub=21 "), "{list}");
+
+    waiters.shutdown().await;
+    let subscribed = || connection.command(&["PUBSUB", "CHANNELS"]).list().len();
+    let mut subscribed = subscribed;
+    eventually(Duration::from_secs(5), || subscribed() == 0).await;
+    // And comes back with the next one.
+    let waiter = wait_for(&leases, "job");
+    waits(&server, "job").await;
+    server.command(&["DEL", "job"]);
+    server.command(&["PUBLISH", &channel("job"), "0"]);
+    let (lease, _) = tokio::time::timeout(Duration::from_secs(5), waiter)
+        .await
+        .expect("woken")
+        .expect("no panic");
+    drop(lease);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_nothing_changes_five_hundred_waiters_cost_the_server_nothing() {
+    let server = Server::start();
+    let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
+    let lease = lock(&here, "job").await;
+    let mut waiters = JoinSet::new();
+    for i in 0..500 {
+        let leases = if i % 2 == 0 { &here } else { &there };
+        let mut lock = leases.lock("job");
+        waiters.spawn(async move { lock.lock().await });
+    }
+    waits(&server, "job").await;
+    let mut connection = server.connection();
+    connection.command(&["CONFIG", "RESETSTAT"]);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let evalsha = calls(&mut connection, "evalsha");
+    assert!(evalsha <= 1, "{evalsha} calls in a second");
+    waiters.shutdown().await;
+    drop(lease);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_costs_at_most_one_attempt_for_each_process_that_waits() {
+    const PROCESSES: i64 = 6;
+    let server = Server::start();
+    let here = connect(patient(), &server).await;
+    let lease = lock(&here, "job").await;
+    let mut waiters = JoinSet::new();
+    let mut others = Vec::new();
+    for _ in 0..PROCESSES {
+        let leases = connect(patient(), &server).await;
+        for _ in 0..10 {
+            let mut lock = leases.lock("job");
+            // The first one in keeps it.
+            waiters.spawn(async move { lock.lock().await.expect("a lease").forget() });
+        }
+        others.push(leases);
+    }
+    let mut connection = server.connection();
+    eventually(LONG, || subscribers(&mut connection, &channel("job")) == PROCESSES).await;
+    settled(&server).await;
+    connection.command(&["CONFIG", "RESETSTAT"]);
+    lease.unlock().await.expect("a release");
+    waiters.join_next().await.expect("a waiter").expect("no panic");
+    settled(&server).await;
+    let evalsha = calls(&mut connection, "evalsha");
+    // The forgetful winner's manager has a next one in line.
+    assert!(evalsha <= 1 + PROCESSES + 2, "{evalsha} calls");
+    waiters.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sleep_longer_than_the_time_to_live_is_no_outage() {
+    const T: Duration = millis(500);
+    let server = Server::start();
+    let leases = connect(patient().ttl(T), &server).await;
+    // Holders elsewhere, with a longer time to live.
+    let mut waiters = JoinSet::new();
+    for i in 0..30 {
+        let name = format!("job:{i}");
+        lock_by_hand(&server, &name, T * 3);
+        let mut lock = leases.lock(&name);
+        waiters.spawn(async move {
+            let lease = lock.lock().await.expect("the server answers all the time");
+            lease.unlock().await.expect("a release");
+        });
+    }
+    while let Some(waiter) = waiters.join_next().await {
+        waiter.expect("no panic");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_outlasts_an_outage_that_is_shorter_than_the_time_to_live() {
+    const T: Duration = millis(2_000);
+    let server = Server::start();
+    let mut outages = JoinSet::new();
+    for mode in [Mode::BlackHole, Mode::DropReplies, Mode::Refuse] {
+        let name = format!("job:{mode:?}");
+        lock_by_hand(&server, &name, Duration::from_secs(60));
+        let proxy = Proxy::start(server.port());
+        let builder = LeaseManager::builder().ttl(T).poll_bound(millis(100));
+        let leases = builder.connect(&proxy.url()).await.expect("a manager");
+        let waiter = wait_for(&leases, &name);
+        waits_polling(&proxy).await;
+        proxy.set(mode);
+        let mut connection = server.connection();
+        outages.spawn(async move {
+            tokio::time::sleep(T / 2).await;
+            assert!(!waiter.is_finished(), "{mode:?}");
+            proxy.set(Mode::Pass);
+            connection.command(&["DEL", &name]);
+            let healed = Instant::now();
+            let (lease, at) = waiter.await.expect("no panic");
+            lease.expect("a lease").unlock().await.expect("a release");
+            assert!(at - healed < T, "{mode:?}: {:?}", at - healed);
+        });
+    }
+    outages.join_all().await;
+}
+
+/// Until somebody behind the proxy has asked a few times.
+async fn waits_polling(proxy: &Proxy) {
+    let asked = proxy.count("EVALSHA");
+    eventually(LONG, || proxy.count("EVALSHA") >= asked + 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_longer_outage_is_told_as_unavailable() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let mut outages = JoinSet::new();
+    for mode in [Mode::BlackHole, Mode::DropReplies, Mode::Refuse] {
+        let name = format!("job:{mode:?}");
+        lock_by_hand(&server, &name, Duration::from_secs(60));
+        let proxy = Proxy::start(server.port());
+        let builder = LeaseManager::builder().ttl(T).poll_bound(millis(50));
+        let leases = builder.connect(&proxy.url()).await.expect("a manager");
+        let waiter = wait_for(&leases, &name);
+        waits_polling(&proxy).await;
+        proxy.set(mode);
+        let start = Instant::now();
+        outages.spawn(async move {
+            let (lease, at) = waiter.await.expect("no panic");
+            let error = lease.expect_err("nobody answers");
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{mode:?}: {error}");
+            let took = at - start;
+            assert!(took > T * 2 / 3, "{mode:?}: given up after {took:?}");
+            assert!(took < T * 2, "{mode:?}: told after {took:?}");
+            // Nothing is broken for good.
+            proxy.set(Mode::Pass);
+            let lease = leases.lock("other").lock().await.expect("a lease");
+            lease.unlock().await.expect("a release");
+        });
+    }
+    outages.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_server_is_unavailable_after_the_time_to_live() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let leases = connect(LeaseManager::builder().ttl(T), &server).await;
+    server.kill();
+    let start = Instant::now();
+    let error = leases.lock("job").lock().await.expect_err("nobody answers");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let took = start.elapsed();
+    assert!(took > T * 2 / 3 && took < T * 2, "{took:?}");
+    // One attempt ends sooner.
+    let start = Instant::now();
+    let error = leases.lock("job").try_lock().await.expect_err("nobody answers");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(start.elapsed() < T * 2 / 3, "{:?}", start.elapsed());
+    server.restart();
+    lock(&leases, "job").await.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_time_limit_is_kept_whatever_the_server_does() {
+    const LIMIT: Duration = millis(500);
+    const LATE: Duration = millis(200);
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    // Held by another: that is no error.
+    lock_by_hand(&server, "held", Duration::from_secs(30));
+    let start = Instant::now();
+    let lease = leases.lock("held").lock_timeout(LIMIT).await.expect("an answer");
+    assert!(lease.is_none());
+    let took = start.elapsed();
+    assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
+
+    // Behind a holder of this process.
+    let holder = lock(&leases, "ours").await;
+    let start = Instant::now();
+    let lease = leases.lock("ours").lock_timeout(LIMIT).await.expect("an answer");
+    assert!(lease.is_none());
+    let took = start.elapsed();
+    assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
+    holder.unlock().await.expect("a release");
+
+    // With a server that says nothing: nobody knows.
+    server.pause();
+    let start = Instant::now();
+    let error = leases.lock("free").lock_timeout(LIMIT).await.expect_err("no answer");
+    let took = start.elapsed();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
+    server.resume();
+    // What was asked for in vain is given back once it is granted.
+    let lease = tokio::time::timeout(LONG, lock(&leases, "free")).await.expect("soon");
+    lease.unlock().await.expect("a release");
+    assert_eq!(server.command(&["EXISTS", "free"]), Reply::Int(0));
+}

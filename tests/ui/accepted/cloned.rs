@@ -1,0 +1,9 @@
+use leasehold::LeaseManager;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let leases = LeaseManager::in_memory();
+    let mut lock = leases.clone().lock("n");
+    let mut other = leases.lock("m");
+    let (_first, _second) = tokio::join!(lock.lock(), other.lock());
+}

@@ -1,0 +1,10 @@
+use leasehold::LeaseManager;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let leases = LeaseManager::in_memory();
+    let mut lock = leases.lock("n");
+    drop(lock.lock().await);
+    let task = tokio::spawn(async move { lock.lock().await.map(drop) });
+    task.await.unwrap().unwrap();
+}

@@ -338,6 +338,8 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn unlock(mut self) -> Result<()> {
+        let engine = Arc::clone(&self.engine);
+        let _call = engine.core.call();
         let phase = self.leave();
         let (core, hold) = (self.core(), &self.hold);
         if let Phase::Lost(loss) = phase {

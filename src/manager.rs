@@ -241,6 +241,10 @@ impl LeaseManager {
                 }
             }
         }
+        tokio::select! {
+            () = core.until_no_call() => {}
+            () = core.clock().sleep_until(until) => {}
+        }
         core.stop.cancel();
         tokio::select! {
             () = core.stopped.cancelled() => {}

@@ -1,5 +1,6 @@
 //! How a name is taken: alone, again, or after waiting.
 
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::engine::{Core, Engine};
 use crate::hold::queue::Turn;
@@ -44,6 +45,7 @@ pub(crate) async fn acquire(
 ) -> Result<Option<Lease>> {
     let name = name.as_ref().map_err(Error::clone)?;
     let core = &engine.core;
+    let _call = core.call();
     let span = tracing::debug_span!(
         "acquire",
         name = name.as_str(),
@@ -193,12 +195,14 @@ impl Seek<'_> {
         let core = self.core();
         let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
         let mut hints = Hints::Unasked;
-        let mut heard = core.now();
+        let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
         self.answered.store(false, Ordering::Relaxed);
         loop {
             core.check_open()?;
-            let silence = core.now().saturating_duration_since(heard);
+            // Silence counts from the first send without an answer, not while we sleep.
+            let since = *unanswered.get_or_insert(core.now());
+            let silence = core.now().saturating_duration_since(since);
             let limit = if self.once { core.timing.attempt * 2 } else { core.timing.ttl };
             let request = self.request(attempt.token(), 1);
             let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
@@ -223,7 +227,7 @@ impl Seek<'_> {
                     if self.once {
                         return Ok(None);
                     }
-                    (heard, failures) = (core.now(), 0);
+                    (unanswered, failures) = (None, 0);
                     hints.wait(core, self.name, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
@@ -235,7 +239,7 @@ impl Seek<'_> {
                     self.answered.store(false, Ordering::Relaxed);
                     failures += 1;
                     let gap = core.timing.gap(failures, core.jitter());
-                    if core.now() + gap >= heard + core.timing.ttl {
+                    if core.now() + gap >= since + core.timing.ttl {
                         return Err(error);
                     }
                     tracing::debug!(%error, "acquire failed; trying again");

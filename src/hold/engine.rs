@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -47,6 +47,16 @@ pub(crate) struct Core {
     jobs: mpsc::UnboundedSender<Job>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Job>>>,
     running: AtomicBool,
+    callers: watch::Sender<usize>,
+}
+
+/// Counts a call that may still send something, or leave work to the reaper; see [`Core::call`].
+pub(crate) struct Caller<'a>(&'a Core);
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        self.0.callers.send_modify(|callers| *callers -= 1);
+    }
 }
 
 impl Core {
@@ -71,6 +81,7 @@ impl Core {
             jobs,
             inbox: Mutex::new(Some(inbox)),
             running: AtomicBool::new(false),
+            callers: watch::Sender::new(0),
         })
     }
 
@@ -99,6 +110,19 @@ impl Core {
     pub(crate) fn reap(&self, job: Job) {
         // The receiver outlives every sender but the engine's end, after which nothing can be sent.
         let _ = self.jobs.send(job);
+    }
+
+    /// Begins a call; to be dropped after all that the call holds.
+    pub(crate) fn call(&self) -> Caller<'_> {
+        self.callers.send_modify(|callers| *callers += 1);
+        Caller(self)
+    }
+
+    /// Waits until no call is under way.
+    pub(crate) async fn until_no_call(&self) {
+        let mut callers = self.callers.subscribe();
+        // The sender is ours, so there is no error.
+        let _ = callers.wait_for(|callers| *callers == 0).await;
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -107,6 +107,8 @@ pub enum Fault {
     Fail(Error),
     /// The request takes as long to arrive, by tokio's clock.
     Delay(Duration),
+    /// The store panics when its future is polled.
+    Panic,
 }
 
 /// A fault, and which calls it strikes: all of them, unless narrowed down.
@@ -239,6 +241,7 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         match fault {
             None => run(&self.inner),
             Some(Fault::Fail(error)) => Box::pin(async move { Err(error) }),
+            Some(Fault::Panic) => Box::pin(async { panic!("the store was told to panic") }),
             Some(Fault::Hang) => {
                 let healed = self.faults.healed();
                 Box::pin(async move {

@@ -149,7 +149,7 @@ fn parse(url: &str) -> Result<Config> {
         return Err(unknown_key(key, "put the database into the path, as in redis://host:6379/3"));
     }
     let (_, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let database = if path.is_empty() { None } else { Some(database(path)?) };
+    let database = if path.is_empty() { None } else { database(path)? };
     let mut config = Config::from_url_centralized(&format!("{scheme}://{rest}")).map_err(|_| {
         // fred's own text may echo the URL.
         Error::invalid("the URL cannot be parsed; write redis://user:password@host:6379/0 and percent-encode odd characters")
@@ -163,7 +163,7 @@ fn parse(url: &str) -> Result<Config> {
 fn parse_unix(rest: &str, query: &str) -> Result<Config> {
     let db = match query.split_once('=') {
         None if query.is_empty() => None,
-        Some(("db", number)) if !number.contains('&') => Some(database(number)?),
+        Some(("db", number)) if !number.contains('&') => database(number)?,
         _ => {
             return Err(unknown_key(
                 first_key(query).unwrap_or_default(),
@@ -191,8 +191,13 @@ fn unknown_key(key: &str, hint: &str) -> Error {
     Error::invalid(format!("the URL's query key {key:?} is unknown; {hint}"))
 }
 
-fn database(text: &str) -> Result<u8> {
-    text.parse().map_err(|_| Error::invalid("the URL's database is not a number from 0 to 255"))
+/// `None` for 0, where one is anyway: `SELECT` needs a right of its own.
+fn database(text: &str) -> Result<Option<u8>> {
+    match text.parse() {
+        Ok(0) => Ok(None),
+        Ok(number) => Ok(Some(number)),
+        Err(_) => Err(Error::invalid("the URL's database is not a number from 0 to 255")),
+    }
 }
 
 #[cfg(test)]

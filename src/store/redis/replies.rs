@@ -55,6 +55,9 @@ pub(super) fn nonsense() -> Error {
         .with_fate(Fate::Unknown)
 }
 
+/// How the server refuses a command inside a script.
+pub(super) const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't";
+
 /// Sorts an error reply by its first word, as Redis documents them.
 pub(super) fn sort(text: &str) -> Error {
     use ErrorKind::{Denied, Invalid, Rejected, Unavailable, WrongType};
@@ -69,7 +72,7 @@ pub(super) fn sort(text: &str) -> Error {
         );
     }
     // Inside a script a missing right has no word of its own.
-    if text.contains("The user executing the script can't") {
+    if text.contains(NO_RIGHT_IN_SCRIPT) {
         let message =
             "the user lacks a right that the lock scripts need; see the README for the ACL";
         return error(Denied, message, text, Fate::Unknown);

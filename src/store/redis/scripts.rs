@@ -98,7 +98,34 @@ impl Script {
             }
             reply => reply,
         };
-        elements(reply.map_err(|error| sorted(&error))?)
+        let mut elements = elements(reply.map_err(|error| self.explained(&error))?)?;
+        for element in &mut elements {
+            if let Element::Text(text) = element
+                && let Some(command) = self.refused(text)
+            {
+                *text = format!("{text} ('{command}')");
+            }
+        }
+        Ok(elements)
+    }
+
+    /// Sorts a failure of a whole call.
+    fn explained(&self, error: &fred::error::Error) -> Error {
+        match self.refused(error.details()) {
+            Some(command) => replies::sort(&format!("{} ('{command}')", error.details())),
+            None => sorted(error),
+        }
+    }
+
+    /// The command that a script's user has no right to: the server names only the script's line.
+    fn refused(&self, text: &str) -> Option<&'static str> {
+        if !text.contains(replies::NO_RIGHT_IN_SCRIPT) {
+            return None;
+        }
+        let (_, place) = text.rsplit_once("user_script:")?;
+        let digits = place.split(|c: char| !c.is_ascii_digit()).next()?;
+        let line = self.source.lines().nth(digits.parse::<usize>().ok()?.checked_sub(1)?)?;
+        line.split_once("call('")?.1.split('\'').next()
     }
 
     fn sha(&'static self) -> &'static str {
@@ -202,7 +229,11 @@ pub(super) fn sorted(error: &fred::error::Error) -> Error {
         Kind::Backpressure => {
             (ErrorKind::Unavailable, "the client's queue is full", Fate::NotExecuted)
         }
-        Kind::Protocol | Kind::Parse => return replies::nonsense().with_source(error.clone()),
+        Kind::Protocol | Kind::Parse => (
+            ErrorKind::Unavailable,
+            "the server's reply cannot be read; is it Redis?",
+            Fate::Unknown,
+        ),
         _ => return sorted,
     };
     // fred's text is for those who debug: it stays in the source.

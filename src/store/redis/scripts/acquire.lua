@@ -11,17 +11,23 @@
 -- Twice is harmless: count and time to live are absolute, the second run finds its own token and
 -- reads the fencing token that the first has reserved.
 
+-- The last fencing token that was reserved, if any is remembered.
+local function remembered(fence)
+  local text = redis.call('GET', fence)
+  if not text then
+    return nil
+  end
+  local last = tonumber(text)
+  -- Above 2^53 a number of Lua does not grow by 1 any more; a number that is not one differs from itself.
+  if not last or last ~= last or last > 9007199253000000 then
+    error('WRONGTYPE the key of the fencing token holds no number that can grow', 0)
+  end
+  return math.floor(last)
+end
+
 local function reserve(fence, block, retention)
   local time = redis.call('TIME')
-  local first = time[1] * 1000000 + time[2]
-  local last = redis.call('GET', fence)
-  if last then
-    last = tonumber(last)
-    if not last then
-      error('WRONGTYPE the key of the fencing token holds no number', 0)
-    end
-    first = math.max(first, last + 1)
-  end
+  local first = math.max(time[1] * 1000000 + time[2], (remembered(fence) or 0) + 1)
   local value = string.format('%.0f', first + block - 1)
   if retention > 0 then
     redis.call('SET', fence, value, 'PX', string.format('%.0f', retention))
@@ -51,7 +57,7 @@ local function acquire(lock, fence, token, ttl, count, block, retention)
     if block == 0 then
       return 1, 0
     end
-    local last = tonumber(redis.call('GET', fence) or '')
+    local last = remembered(fence)
     if last then
       return 1, last - block + 1
     end

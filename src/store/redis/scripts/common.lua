@@ -9,10 +9,10 @@ local function whole(text, low, high)
   return number
 end
 
--- The text of what pcall caught: a table since Redis 7, a string before.
+-- The text of what pcall caught: a table since Redis 7, a string before. The line tells which command failed.
 local function message(caught)
   if type(caught) == 'table' then
-    return caught.err or 'LEASEHOLD unknown error'
+    return (caught.err or 'LEASEHOLD unknown error') .. ' on @user_script:' .. (caught.line or '?')
   end
   return tostring(caught)
 end

@@ -138,6 +138,13 @@ impl Seek<'_> {
         Ok(Some(Lease::new(self.engine, hold)))
     }
 
+    /// For how long no answer from the store is taken.
+    fn silence_limit(&self) -> Duration {
+        // A request may have to wait for the one before it.
+        let timing = &self.core().timing;
+        if self.once { timing.attempt * 2 } else { timing.ttl }
+    }
+
     fn request(&self, token: Token, count: u32) -> Acquire {
         let core = self.core();
         Acquire {
@@ -157,7 +164,10 @@ impl Seek<'_> {
         let count = loop {
             match hold.enter(core) {
                 Entry::Count(count) => break count,
-                Entry::Busy => hold.until_idle().await,
+                Entry::Busy => {
+                    let idle = timeout(self.silence_limit(), hold.until_idle()).await;
+                    idle.map_err(|_| silent())?;
+                }
                 Entry::Lost(loss) => return Err(Error::lost(loss)),
                 Entry::Over => {
                     // The own release may still be under way; `try_lock` must not trip over it.
@@ -183,8 +193,12 @@ impl Seek<'_> {
                 }
             }
         };
+        let limit = self.silence_limit();
         tokio::select! {
-            verdict = ask => nested.end(verdict, true)?,
+            verdict = timeout(limit, ask) => match verdict {
+                Ok(verdict) => nested.end(verdict, true)?,
+                Err(_) => return Err(silent()),
+            },
             loss = hold.when_lost() => return Err(Error::lost(loss)),
         }
         Ok(Some(Lease::new(self.engine, hold)))
@@ -203,7 +217,7 @@ impl Seek<'_> {
             // Silence counts from the first send without an answer, not while we sleep.
             let since = *unanswered.get_or_insert(core.now());
             let silence = core.now().saturating_duration_since(since);
-            let limit = if self.once { core.timing.attempt * 2 } else { core.timing.ttl };
+            let limit = self.silence_limit();
             let request = self.request(attempt.token(), 1);
             let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
                 Ok(verdict) => verdict,

@@ -6,8 +6,10 @@
 mod common;
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -465,6 +467,39 @@ fn a_lease_outlives_its_runtime_and_is_released_when_it_is_dropped() {
     wait_until(|| others(&mut connection) == 0);
 }
 
+/// How often this thread has panicked from now on, panics caught by a runtime included.
+fn count_panics() -> Arc<AtomicUsize> {
+    let panics = Arc::new(AtomicUsize::new(0));
+    let (thread, counted) = (thread::current().id(), Arc::clone(&panics));
+    let before = take_hook();
+    set_hook(Box::new(move |info| {
+        if thread::current().id() == thread {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+        before(info);
+    }));
+    panics
+}
+
+#[test]
+fn a_runtime_without_io_is_enough_to_lock() {
+    let panics = count_panics();
+    let server = Server::start();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        let leases = connect(&server).await;
+        for _ in 0..3 {
+            let lease = lock(&leases, "job").await;
+            assert!(exists(&server, "job"));
+            lease.unlock().await.expect("a release");
+            tokio::task::yield_now().await;
+        }
+    });
+    drop(runtime);
+    assert_eq!(panics.load(Ordering::Relaxed), 0, "panics in the caller's runtime");
+}
+
 #[test]
 fn without_a_thread_of_its_own_a_manager_ends_with_its_runtime() {
     const T: Duration = millis(1_000);
@@ -499,8 +534,9 @@ fn without_a_thread_of_its_own_a_manager_ends_with_its_runtime() {
 async fn a_manager_that_is_dropped_disconnects() {
     let server = Server::start();
     let mut connection = server.connection();
-    for _ in 0..5 {
-        let leases = connect(&server).await;
+    for own_thread in [true, true, true, false, false] {
+        let builder = bare().own_thread(own_thread);
+        let leases = builder.connect(&server.url()).await.expect("a manager");
         lock(&leases, "job").await.unlock().await.expect("a release");
         assert!(others(&mut connection) >= 3);
         drop(leases);
@@ -532,24 +568,41 @@ async fn a_manager_that_is_dropped_disconnects() {
 }
 
 #[tokio::test]
-async fn a_connect_that_is_dropped_or_fails_disconnects() {
+async fn a_connect_that_fails_disconnects() {
     let server = Server::start();
     let mut connection = server.connection();
-    let mut connected = 0;
-    for count in 1..50 {
-        if let Some(leases) = polls(count, bare().connect(&server.url())).await {
-            drop(leases.expect("a manager"));
-            connected += 1;
-        }
-        if connected == 2 {
-            break;
-        }
-    }
-    assert_eq!(connected, 2);
     server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    bare().connect(&server.url()).await.expect_err("refused");
-    eventually(SOON, || others(&mut connection) == 0).await;
+    for own_thread in [true, false] {
+        let builder = bare().own_thread(own_thread);
+        builder.connect(&server.url()).await.expect_err("refused");
+        eventually(SOON, || others(&mut connection) == 0).await;
+    }
     assert_eq!(keys(&mut connection), 0);
+}
+
+#[tokio::test]
+async fn a_connect_dropped_after_any_poll_disconnects() {
+    let server = Server::start();
+    let url = server.url();
+    let mut connection = server.connection();
+    for own_thread in [true, false] {
+        let builder = bare().own_thread(own_thread);
+        let mut connected = 0;
+        for count in 1..50 {
+            let connecting = builder.clone().connect(&url);
+            if let Some(leases) = polls(count, connecting).await {
+                drop(leases.expect("a manager"));
+                connected += 1;
+            }
+            if connected == 2 {
+                break;
+            }
+        }
+        assert_eq!(connected, 2);
+        eventually(SOON, || others(&mut connection) == 0).await;
+        // An abandoned try-out's key lives for 5 s.
+        eventually(LONG, || keys(&mut connection) == 0).await;
+    }
 }
 
 #[tokio::test]

@@ -229,6 +229,23 @@ async fn without_the_right_to_publish_or_to_subscribe_waiters_poll() {
 }
 
 #[tokio::test]
+async fn a_release_that_is_denied_says_so_and_is_made_up_for() {
+    let server = Server::start();
+    set_user(&server, &MINIMAL);
+    let leases = app().connect(&lease_url(&server)).await.expect("a manager");
+    let lease = lock(&leases, "job").await;
+    let dropped = lock(&leases, "dropped").await;
+    server.command(&["ACL", "SETUSER", "lease", "-del"]);
+    drop(dropped);
+    let error = lease.unlock().await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert_eq!(keys(&server, "app:*").len(), 2);
+    server.command(&["ACL", "SETUSER", "lease", "+del"]);
+    // Tried again every 1.5 s, and long before the lease would end.
+    eventually(LONG, || keys(&server, "app:*").is_empty()).await;
+}
+
+#[tokio::test]
 async fn without_hgetall_only_inspect_is_denied() {
     let server = Server::start();
     set_user(&server, &[&MINIMAL[..], &["-hgetall"]].concat());
@@ -713,13 +730,16 @@ async fn odd_names_are_names() {
 async fn a_full_server_is_unavailable() {
     let server = Server::start();
     let mut connection = server.connection();
-    connection.command(&["CONFIG", "SET", "maxclients", "2"]);
-    let start = Instant::now();
-    let error = LeaseManager::connect(&server.url()).await.expect_err("no room");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
-    // What was connected is given up.
-    eventually(LONG, || others(&mut connection) == 0).await;
+    for (room, own_thread) in [("1", true), ("2", true), ("3", true), ("2", false), ("3", false)] {
+        connection.command(&["CONFIG", "SET", "maxclients", room]);
+        let start = Instant::now();
+        let builder = LeaseManager::builder().own_thread(own_thread);
+        let error = builder.connect(&server.url()).await.expect_err("no room");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{room}: {error}");
+        assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
+        // What was connected is given up.
+        eventually(LONG, || others(&mut connection) == 0).await;
+    }
     connection.command(&["CONFIG", "SET", "maxclients", "100"]);
     let leases = connect(&server).await;
     lock(&leases, "job").await.unlock().await.expect("a release");

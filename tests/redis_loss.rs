@@ -113,6 +113,30 @@ async fn a_key_of_another_type_ends_the_lease_and_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_key_spoils_no_other_renewal() {
+    const T: Duration = millis(1_500);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let mut held = Vec::new();
+    for i in 0..50 {
+        held.push(lock(&leases, &format!("job:{i}")).await);
+    }
+    server.command(&["SET", "job:10", "somebody's"]);
+    server.command(&["DEL", "job:20"]);
+    let (ten, twenty) = (watch(&held[10]), watch(&held[20]));
+    let start = Instant::now();
+    while start.elapsed() < T * 3 / 2 {
+        for (i, lease) in held.iter().enumerate() {
+            assert!(i == 10 || i == 20 || lease.state() == LeaseState::Held, "{i}");
+        }
+        tokio::time::sleep(millis(10)).await;
+    }
+    assert!(ten.is_finished());
+    assert_eq!(twenty.await.expect("no panic").0, Loss::Gone);
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_evicted_key_is_gone() {
     const T: Duration = millis(1_500);
     let options = ["--maxmemory", "3mb", "--maxmemory-policy", "volatile-ttl"];

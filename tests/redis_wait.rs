@@ -92,14 +92,41 @@ async fn an_unlock_message_wakes_the_waiter_of_another_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_share_a_channel_take_no_message_from_each_other() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    // Redisson puts braces around a name that has none.
+    for (first, second) in [("job", "{job}"), ("{job}", "job")] {
+        lock_by_hand(&server, first, Duration::from_secs(30));
+        lock_by_hand(&server, second, Duration::from_secs(30));
+        let one = wait_for(&leases, first);
+        waits(&server, "job").await;
+        let two = wait_for(&leases, second);
+        settled(&server).await;
+        for (name, waiter) in [(second, two), (first, one)] {
+            assert!(!waiter.is_finished(), "{name}");
+            server.command(&["DEL", name]);
+            server.command(&["PUBLISH", &channel("job"), "0"]);
+            let entered = tokio::time::timeout(Duration::from_secs(5), waiter).await;
+            let (lease, _) = entered.unwrap_or_else(|_| panic!("{name} was not woken")).expect("");
+            lease.expect("a lease").unlock().await.expect("a release");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_release_is_missed_however_it_meets_the_waiter() {
     const ROUNDS: usize = 60;
     // A missed message would cost 30 s.
     let server = Server::start();
+    lock_by_hand(&server, "job", Duration::from_secs(30));
     let rounds = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
+    let mut managers = Vec::new();
     for _ in 0..3 {
-        let leases = connect(patient(), &server).await;
+        managers.push(connect(patient(), &server).await);
+    }
+    for leases in &managers {
         for _ in 0..2 {
             let mut lock = leases.lock("job");
             let rounds = Arc::clone(&rounds);
@@ -116,6 +143,12 @@ async fn no_release_is_missed_however_it_meets_the_waiter() {
             });
         }
     }
+    // While its subscription is on the way, a waiter may have to poll; here all are there.
+    let mut connection = server.connection();
+    eventually(LONG, || subscribers(&mut connection, &channel("job")) == 3).await;
+    settled(&server).await;
+    server.command(&["DEL", "job"]);
+    server.command(&["PUBLISH", &channel("job"), "0"]);
     let all = tokio::time::timeout(Duration::from_secs(25), tasks.join_all()).await;
     assert!(all.is_ok(), "only {rounds:?} rounds of {}", 6 * ROUNDS);
 }
@@ -454,7 +487,7 @@ async fn a_time_limit_is_kept_whatever_the_server_does() {
     const LIMIT: Duration = millis(500);
     const LATE: Duration = millis(200);
     let server = Server::start();
-    let leases = connect(patient(), &server).await;
+    let leases = connect(LeaseManager::builder(), &server).await;
     // Held by another: that is no error.
     lock_by_hand(&server, "held", Duration::from_secs(30));
     let start = Instant::now();

@@ -1,6 +1,8 @@
 //! Dropping any future at any await leaves no lease behind, nor a place in the line.
 
 use super::*;
+use leasehold::store::{Acquire, Mode, Name, Release, Released, Store, Token};
+use uuid::Uuid;
 
 const TICK: Duration = Duration::from_millis(10);
 
@@ -112,9 +114,29 @@ async fn expect_free(setup: &Setup, context: &str) {
     }
     sleep(T).await;
     assert!(setup.memory.is_empty(), "{context}");
+    assert_eq!(listeners(&setup.memory).await, 0, "{context}");
     let renewals = setup.calls(Call::Renew);
     sleep(T).await;
     assert_eq!(setup.calls(Call::Renew), renewals, "somebody is renewed still, {context}");
+}
+
+/// How many listen for wake-ups on the name "n".
+async fn listeners(memory: &MemoryStore) -> u64 {
+    let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 0));
+    let acquire = Acquire {
+        name: name.clone(),
+        token,
+        mode: Mode::Exclusive,
+        count: 1,
+        ttl: T,
+        fencing: None,
+        timeout: T,
+    };
+    memory.acquire(acquire).await.unwrap();
+    match memory.release(Release { name, token, count: 0, timeout: T }).await.unwrap() {
+        Released::Done { listeners } => listeners,
+        Released::NotYours(absence) => panic!("{absence:?}"),
+    }
 }
 
 /// Another process has the name for a while.
@@ -397,6 +419,16 @@ async fn what_was_abandoned_is_given_back_although_releases_fail_at_first() {
     drop(lease.unwrap());
     assert!(took <= T / 10 * 3 + MOMENT, "{took:?}");
     assert!(setup.calls(Call::Release) >= 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stops_waiting_for_another_process_has_nothing_to_give_back() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("n").await;
+    assert!(setup.leases.lock("n").lock_timeout(3 * T).await.unwrap().is_none());
+    sleep(T).await;
+    assert_eq!(setup.calls(Call::Release), 0);
+    theirs.check().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use leasehold::Lock;
+use tokio::time::timeout;
 
 /// A function that locks what its caller has locked.
 async fn nested(lock: &mut Lock) -> Result<Lease> {
@@ -230,5 +231,49 @@ async fn a_nested_acquire_that_fails_changes_no_count() {
         assert_eq!(setup.recorded("n").await, Some(1), "{fault:?}");
         outer.unlock().await.unwrap();
         assert!(setup.memory.is_empty(), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn trying_to_enter_again_at_a_hung_store_is_one_attempt() {
+    for fault in [Fault::Hang, Fault::HoldReply] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
+        for limit in [None, Some(Duration::ZERO)] {
+            let enter = async {
+                match limit {
+                    None => lock.try_lock().await,
+                    Some(limit) => lock.lock_timeout(limit).await,
+                }
+            };
+            let (took, result) = timed(timeout(10 * T, enter)).await;
+            let result = result.unwrap_or_else(|_| panic!("it waits for ever, {fault:?}"));
+            assert_eq!(failed(result), ErrorKind::Unavailable, "{fault:?}");
+            assert!(took <= 2 * ATTEMPT, "{took:?}");
+        }
+        assert_eq!(outer.hold_count(), 1);
+        setup.faults.heal();
+        settle().await;
+        assert_eq!(setup.recorded("n").await, Some(1), "{fault:?}");
+        outer.check().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn entering_again_is_given_up_after_t_without_an_answer() {
+    // Renewals have a connection of their own, and it is sound.
+    for fault in [Fault::LoseReply, Fault::Fail(unavailable()), Fault::Hang] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
+        let (took, result) = timed(timeout(10 * T, lock.lock())).await;
+        let result = result.unwrap_or_else(|_| panic!("it tries for ever, {fault:?}"));
+        assert_eq!(failed(result), ErrorKind::Unavailable, "{fault:?}");
+        assert!(took <= T, "{took:?}");
+        outer.check().unwrap();
+        assert_eq!(outer.hold_count(), 1);
     }
 }

@@ -8,6 +8,7 @@ mod loss;
 mod random;
 mod release;
 mod renew;
+mod stress;
 mod types;
 mod wait;
 

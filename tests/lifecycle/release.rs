@@ -199,6 +199,36 @@ async fn a_panic_gives_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_keeps_no_name() {
+    for call in [Call::Acquire, Call::Release] {
+        for background in [false, true] {
+            let setup = Setup::new();
+            let mut lock = setup.leases.lock("n");
+            let rule = Rule::new(Fault::Panic).on(call).times(1);
+            let task = tokio::spawn({
+                let faults = setup.faults.clone();
+                async move {
+                    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+                    faults.add(rule);
+                    if background {
+                        drop((outer, inner, lock.lock().await));
+                    } else {
+                        drop(inner);
+                        drop(lock.lock().await);
+                        drop(outer.unlock().await);
+                    }
+                }
+            });
+            // Whether it goes through to the caller is not the point.
+            drop(task.await);
+            let (took, lease) = timed(setup.leases.lock("n").lock_timeout(T)).await;
+            assert!(lease.unwrap().is_some(), "{call:?}, background: {background}");
+            assert!(took <= T / 10, "{took:?}, {call:?}, background: {background}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_thread_without_a_runtime_gives_back() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();

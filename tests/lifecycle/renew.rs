@@ -76,6 +76,18 @@ async fn no_error_keeps_the_watchdog_from_trying_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_is_a_failed_renewal() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::Renew).times(2));
+    setup.faults.until_calls(Call::Renew, 3).await;
+    settle().await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    sleep(5 * T).await;
+    lease.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_a_confirmed_renewal_the_token_fires_before_the_store_lets_go() {
     let faults = [Fault::Hang, Fault::HoldReply, Fault::LoseReply, Fault::Fail(unavailable())];
     for fault in faults {

@@ -1,0 +1,99 @@
+//! Many tasks on many threads, who lock, nest, give up, drop and unlock as they like: never two
+//! inside, and nothing left in the end. In real time.
+
+use super::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const TASKS: u64 = 12;
+const ROUNDS: u64 = 200;
+
+/// Numbers that look random, the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % sides
+    }
+}
+
+#[derive(Default)]
+struct Room {
+    taken: AtomicBool,
+    last_fence: AtomicU64,
+    entered: AtomicU64,
+}
+
+impl Room {
+    /// What a lease is for: alone from here to the end, and later than all before.
+    async fn visit(&self, lease: &Lease, dice: &mut Dice) {
+        assert!(!self.taken.swap(true, Ordering::SeqCst), "two inside");
+        let fence = lease.fence().expect("a fence");
+        let last = self.last_fence.swap(fence, Ordering::SeqCst);
+        assert!(fence > last, "{fence} after {last}");
+        for _ in 0..dice.roll(3) {
+            tokio::task::yield_now().await;
+        }
+        self.entered.fetch_add(1, Ordering::SeqCst);
+        lease.check().unwrap();
+        self.taken.store(false, Ordering::SeqCst);
+    }
+}
+
+async fn guest(leases: LeaseManager, room: Arc<Room>, mut dice: Dice) {
+    let mut lock = leases.lock("room");
+    for _ in 0..ROUNDS {
+        let lease = match dice.roll(4) {
+            0 => lock.try_lock().await.unwrap(),
+            1 => match lock.lock_timeout(Duration::from_micros(dice.roll(500))).await {
+                // Less than a round trip: the store has not answered by then.
+                Err(error) if error.kind() == ErrorKind::Unavailable => None,
+                result => result.unwrap(),
+            },
+            2 => {
+                // Given up at any await.
+                let patience = Duration::from_micros(dice.roll(300));
+                tokio::time::timeout(patience, lock.lock()).await.ok().transpose().unwrap()
+            }
+            _ => Some(lock.lock().await.unwrap()),
+        };
+        let Some(outer) = lease else { continue };
+        room.visit(&outer, &mut dice).await;
+        if dice.roll(3) == 0 {
+            let inner = lock.lock().await.unwrap();
+            assert_eq!((inner.hold_count(), inner.fence()), (2, outer.fence()));
+            if dice.roll(2) == 0 {
+                drop(inner);
+            } else {
+                inner.unlock().await.unwrap();
+            }
+        }
+        match dice.roll(3) {
+            0 => drop(outer),
+            1 => std::thread::spawn(move || drop(outer)).join().unwrap(),
+            _ => outer.unlock().await.unwrap(),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn never_two_inside_and_nothing_left() {
+    let setup = Setup::new();
+    // The others have a faster way to the store.
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT)));
+    let processes = [setup.leases.clone(), setup.other(), setup.other()];
+    let room = Arc::new(Room::default());
+    let mut guests = tokio::task::JoinSet::new();
+    for (seed, leases) in (0..TASKS).zip(processes.iter().cycle()) {
+        guests.spawn(guest(leases.clone(), Arc::clone(&room), Dice(seed)));
+    }
+    while let Some(guest) = guests.join_next().await {
+        guest.unwrap();
+    }
+    assert!(room.entered.load(Ordering::SeqCst) > TASKS * ROUNDS / 4);
+    for leases in processes {
+        leases.close().await.unwrap();
+    }
+    assert!(setup.memory.is_empty());
+}

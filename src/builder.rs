@@ -3,9 +3,7 @@
 use crate::LeaseManager;
 #[cfg(doc)]
 use crate::Loss;
-#[cfg(any(doc, not(feature = "redis")))]
-use crate::error::ErrorKind;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::hold::engine::{Core, Engine, Settings};
 use crate::hold::timing::Timing;
 use crate::store::{Fencing, MemoryStore, Store};
@@ -15,6 +13,7 @@ use std::time::Duration;
 /// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
 const DEFAULT_TTL: Duration = Timing::DEFAULT.ttl;
 const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 const DEFAULT_POLL_BOUND: Duration = Duration::from_secs(1);
 const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
@@ -100,7 +99,7 @@ impl Builder {
         self
     }
 
-    /// How long the store remembers the last fencing token of a name that nobody locks. At least 2 T; default
+    /// How long the store remembers the last fencing token of a name that nobody locks. 2 T to 100 years; default
     /// 24 h; `None` for ever, which leaves one key for each name behind.
     ///
     /// Choose `None` where Java services use `RFencedLock` on the same names: it would start again at 1.
@@ -160,7 +159,11 @@ impl Builder {
             })
             .await?
         } else {
-            let store = RedisStore::connect(address, Clock::tokio()).await?;
+            // In a task of its own, so that a caller who gives up leaves no half of it behind.
+            let connecting = tokio::spawn(RedisStore::connect(address, Clock::tokio()));
+            let store = connecting.await.map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "connecting was given up").with_source(error)
+            })??;
             Engine::on_caller(Core::new(Arc::new(store), timing, settings))
         };
         Ok(LeaseManager::new(engine))
@@ -217,10 +220,10 @@ impl Builder {
             )));
         }
         if let Some(retention) = self.fence_retention
-            && retention < timing.ttl * 2
+            && !(timing.ttl * 2..=LONGEST_RETENTION).contains(&retention)
         {
             return Err(Error::invalid(format!(
-                "a fence_retention of {retention:?} would end before a lease does; choose at least {:?}",
+                "a fence_retention of {retention:?} is out of range; choose {:?} to 100 years, or None",
                 timing.ttl * 2
             )));
         }

@@ -100,6 +100,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn token(&self) -> CancellationToken {
+        self.engine.ensure_running();
         self.token.get_or_init(|| self.hold.lost_token()).child_token()
     }
 
@@ -124,6 +125,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        self.engine.ensure_running();
         let hold = Arc::clone(&self.hold);
         async move { hold.when_lost().await }
     }
@@ -272,6 +274,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
+        self.engine.ensure_running();
         let mut lost = pin!(self.lost());
         let mut future = pin!(future);
         poll_fn(|cx| {

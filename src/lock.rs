@@ -99,7 +99,7 @@ impl Lock {
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime, or in one without timers.
+    /// Outside a tokio runtime, or in one without timers (and, for Redis, without I/O).
     ///
     /// # Cancel safety
     ///

@@ -3,7 +3,8 @@
 use crate::Loss;
 use crate::builder::Builder;
 use crate::error::{Error, ErrorKind, Result};
-use crate::hold::engine::Engine;
+use crate::hold::Hold;
+use crate::hold::engine::{Core, Engine};
 use crate::lock::{Holder, Lock};
 use crate::store::{Holding, Name};
 use std::fmt;
@@ -97,7 +98,8 @@ impl LeaseManager {
 
     /// Leases in the memory of this process, for tests, tools and one-process services.
     ///
-    /// Follows tokio's clock, and works on the runtime of whoever locks.
+    /// Follows tokio's clock, and works on the runtime that it is first used on, which must be driven; when
+    /// that has ended, on the next that locks.
     #[must_use]
     pub fn in_memory() -> Self {
         Self::new(Builder::default_in_memory())
@@ -183,17 +185,21 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         let name = Name::new(name.as_ref())?;
-        if let Some(hold) = core.queue.hold(&name) {
+        let hold = core.queue.hold(&name);
+        if let Some(hold) = &hold {
             hold.lose(core, Loss::Revoked);
         }
-        core.store.force_release(&name).await
+        let mut revoked = Revoked { core, hold };
+        let held = core.store.force_release(&name).await?;
+        revoked.hold = None;
+        Ok(held)
     }
 
     /// Ends everything: no new locks, all leases given back, connections closed.
     ///
     /// Waiters get [`Closed`](ErrorKind::Closed). The tokens of all leases fire first, with
     /// [`Loss::Closed`]; each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
-    /// 2 s), never before. It takes at most that and two attempts (T/10 each). All clones are closed.
+    /// 2 s), never before. It takes at most that and three attempts (T/10 each). All clones are closed.
     ///
     /// # Errors
     ///
@@ -251,6 +257,20 @@ impl LeaseManager {
             () = core.clock().sleep_until(core.now() + core.timing.attempt * 2) => {}
         }
         if failed.is_empty() { Ok(()) } else { Err(CloseError { released, failed }) }
+    }
+}
+
+/// A hold whose key is to be deleted by force; if that fails or is given up, it is owed to the store.
+struct Revoked<'a> {
+    core: &'a Arc<Core>,
+    hold: Option<Arc<Hold>>,
+}
+
+impl Drop for Revoked<'_> {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            hold.owe(self.core);
+        }
     }
 }
 

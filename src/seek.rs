@@ -134,6 +134,11 @@ impl Seek<'_> {
             return Ok(None);
         };
         let hold = Hold::begin(self.core(), grant);
+        if self.core().is_closed() {
+            // What was granted goes the way of a dropped lease.
+            drop(Lease::new(self.engine, hold));
+            return Err(Error::closed());
+        }
         *current = Some(Arc::clone(&hold));
         Ok(Some(Lease::new(self.engine, hold)))
     }
@@ -158,6 +163,12 @@ impl Seek<'_> {
         }
     }
 
+    /// A nested request, which must not outlive `C`.
+    fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
+        let request = self.request(hold.token, count);
+        Acquire { timeout: request.timeout.min(hold.remaining(self.core())), ..request }
+    }
+
     /// Enters a hold of ours once more. `None`: nothing is left of it.
     async fn enter(&self, hold: Arc<Hold>) -> Result<Option<Lease>> {
         let core = self.core();
@@ -165,6 +176,8 @@ impl Seek<'_> {
             match hold.enter(core) {
                 Entry::Count(count) => break count,
                 Entry::Busy => {
+                    // Our own operation, so a silence here is the store's.
+                    self.answered.store(false, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
                     idle.map_err(|_| silent())?;
                 }
@@ -183,7 +196,7 @@ impl Seek<'_> {
         let ask = async {
             loop {
                 self.answered.store(false, Ordering::Relaxed);
-                match nested.ask(self.request(hold.token, count)).await {
+                match nested.ask(self.nested(&hold, count)).await {
                     Entered::Failed(error) if error.is_unavailable() && !self.once => {
                         failures += 1;
                         tracing::debug!(%error, "nested acquire failed; trying again");

@@ -8,11 +8,11 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Fencing, Store, Token};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -47,7 +47,8 @@ pub(crate) struct Core {
     jobs: mpsc::UnboundedSender<Job>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Job>>>,
     running: AtomicBool,
-    callers: watch::Sender<usize>,
+    callers: AtomicUsize,
+    no_call: Notify,
 }
 
 /// Counts a call that may still send something, or leave work to the reaper; see [`Core::call`].
@@ -55,7 +56,9 @@ pub(crate) struct Caller<'a>(&'a Core);
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        self.0.callers.send_modify(|callers| *callers -= 1);
+        if self.0.callers.fetch_sub(1, Ordering::AcqRel) == 1 && self.0.is_closed() {
+            self.0.no_call.notify_waiters();
+        }
     }
 }
 
@@ -81,7 +84,8 @@ impl Core {
             jobs,
             inbox: Mutex::new(Some(inbox)),
             running: AtomicBool::new(false),
-            callers: watch::Sender::new(0),
+            callers: AtomicUsize::new(0),
+            no_call: Notify::new(),
         })
     }
 
@@ -114,15 +118,20 @@ impl Core {
 
     /// Begins a call; to be dropped after all that the call holds.
     pub(crate) fn call(&self) -> Caller<'_> {
-        self.callers.send_modify(|callers| *callers += 1);
+        self.callers.fetch_add(1, Ordering::AcqRel);
         Caller(self)
     }
 
-    /// Waits until no call is under way.
+    /// Waits until no call is under way; for after the closing.
     pub(crate) async fn until_no_call(&self) {
-        let mut callers = self.callers.subscribe();
-        // The sender is ours, so there is no error.
-        let _ = callers.wait_for(|callers| *callers == 0).await;
+        loop {
+            let mut none = std::pin::pin!(self.no_call.notified());
+            none.as_mut().enable();
+            if self.callers.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            none.await;
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -221,8 +230,10 @@ struct Seat {
 
 impl Seat {
     fn take(core: &Arc<Core>) -> Option<Self> {
-        let inbox = lock(&core.inbox).take()?;
+        let mut place = lock(&core.inbox);
+        let inbox = place.take()?;
         core.running.store(true, Ordering::Release);
+        drop(place);
         Some(Self { core: Arc::clone(core), inbox: Some(inbox) })
     }
 
@@ -235,9 +246,9 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // First the flag: whoever sees it finds the inbox at the next try at the latest.
+        let mut place = lock(&self.core.inbox);
+        *place = self.inbox.take();
         self.core.running.store(false, Ordering::Release);
-        *lock(&self.core.inbox) = self.inbox.take();
     }
 }
 

@@ -119,10 +119,11 @@ impl Hold {
         drop(inner);
 
         if before != after {
-            self.trace(after, left);
+            // The token first: a subscriber of traces may be slow.
             if matches!(after, Phase::Lost(_)) {
                 self.lost.cancel();
             }
+            self.trace(after, left);
         }
         if let Some((from, until)) = sweep {
             let sweep = reaper::Sweep::late(self.name.clone(), self.token, from, until);
@@ -252,6 +253,24 @@ impl Hold {
         self.settle_if_needed(core);
     }
 
+    /// A key that `force_unlock` did not surely delete is owed to the store after all.
+    pub(crate) fn owe(self: &Arc<Self>, core: &Arc<Core>) {
+        self.update(core, |state, now| state.owe(now + core.timing.grace));
+        self.settle_if_needed(core);
+    }
+
+    /// Whether the engine may begin to settle it: one at a time. [`Hold::end_reaping`] must follow.
+    pub(crate) fn begin_reaping(&self) -> bool {
+        self.lock().state.begin_reaping()
+    }
+
+    /// Whether there is more to settle that came up meanwhile.
+    pub(crate) fn end_reaping(&self) -> bool {
+        let mut inner = self.lock();
+        inner.state.end_reaping();
+        inner.state.needs_settling()
+    }
+
     fn settle_if_needed(self: &Arc<Self>, core: &Core) {
         if self.lock().state.needs_settling() {
             core.reap(reaper::Job::Settle(Arc::clone(self)));
@@ -298,6 +317,7 @@ impl Hold {
         self.update(core, |state, now| {
             state.renewed(&core.timing, now, core.jitter(), attempt, verdict);
         });
+        self.settle_if_needed(core);
     }
 
     /// Asks to enter once more; after [`Entry::Count`], [`Hold::entered`] must follow.

@@ -26,26 +26,65 @@ pub(crate) enum Job {
     Sweep(Sweep),
 }
 
-pub(crate) async fn work(core: Arc<Core>, job: Job) {
-    match job {
-        Job::Settle(hold) => settle_to_the_end(&core, &hold, None).await,
-        Job::Finish { hold, op, verdict } => {
-            settle_to_the_end(&core, &hold, Some((op, verdict))).await;
+/// A job in the hands of a task. Made before the task is spawned, so that the job comes back if the
+/// runtime ends before the task's first turn.
+pub(crate) struct Work {
+    core: Arc<Core>,
+    job: Option<Job>,
+}
+
+impl Work {
+    pub(crate) fn new(core: &Arc<Core>, job: Job) -> Self {
+        Self { core: Arc::clone(core), job: Some(job) }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let core = &self.core;
+        match self.job.take() {
+            None => {}
+            Some(Job::Settle(hold)) => settle_to_the_end(core, &hold, None).await,
+            Some(Job::Finish { hold, op, verdict }) => {
+                settle_to_the_end(core, &hold, Some((op, in_time(core, verdict)))).await;
+            }
+            Some(Job::FinishNested { hold, count, verdict }) => {
+                let flight = Some(in_time(core, verdict));
+                let mut nested = Nested { core, hold: &hold, count, flight };
+                let verdict = nested.land().await;
+                // Nobody is there to be told.
+                let _ = nested.end(verdict, false);
+            }
+            Some(Job::Abandon { sweep, verdict }) => {
+                let flight = Some(in_time(core, verdict));
+                let mut attempt = Attempt { core, sweep, flight };
+                if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
+                    attempt.give_back(sent);
+                }
+            }
+            Some(Job::Sweep(sweep)) => Sweeping { core, sweep: Some(sweep) }.run().await,
         }
-        Job::FinishNested { hold, count, verdict } => {
-            let mut nested = Nested { core: &core, hold: &hold, count, flight: Some(verdict) };
-            let verdict = nested.land().await;
-            // Nobody is there to be told.
-            let _ = nested.end(verdict, false);
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.take() {
+            self.core.reap(job);
         }
-        Job::Abandon { sweep, verdict } => {
-            let mut attempt = Attempt { core: &core, sweep, flight: Some(verdict) };
-            if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
-                attempt.give_back(sent);
+    }
+}
+
+/// Bounds a request that was handed over: what it waits for may live on a runtime that nobody drives
+/// any more. Its fate is unknown then, and the engine asks again by its own connection.
+fn in_time<T: Send + 'static>(core: &Arc<Core>, request: StoreFuture<T>) -> StoreFuture<T> {
+    let core = Arc::clone(core);
+    Box::pin(async move {
+        tokio::select! {
+            verdict = request => verdict,
+            () = tokio::time::sleep(core.timing.attempt * 2) => {
+                Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"))
             }
         }
-        Job::Sweep(sweep) => sweep.run(&core).await,
-    }
+    })
 }
 
 /// The grants of one token that may exist without anybody's knowledge.
@@ -76,10 +115,35 @@ impl Sweep {
         self.unknown += 1;
         self.until = self.until.max(Some(sent + core.timing.ttl));
     }
+}
 
+/// A sweep under way, which goes back to the engine if the runtime ends.
+struct Sweeping<'a> {
+    core: &'a Arc<Core>,
+    sweep: Option<Sweep>,
+}
+
+impl Sweeping<'_> {
+    async fn run(mut self) {
+        if let Some(sweep) = &self.sweep {
+            sweep.run(self.core).await;
+        }
+        self.sweep = None;
+    }
+}
+
+impl Drop for Sweeping<'_> {
+    fn drop(&mut self) {
+        if let Some(sweep) = self.sweep.take() {
+            self.core.reap(Job::Sweep(sweep));
+        }
+    }
+}
+
+impl Sweep {
     /// Releases the token now, after every reconnect and every T/10, until a late grant would have
     /// expired by itself. That it is not there says nothing: the grant may still be on its way.
-    async fn run(self, core: &Arc<Core>) {
+    async fn run(&self, core: &Arc<Core>) {
         let Some(until) = self.until else { return };
         if let Some(from) = self.from {
             tokio::select! {
@@ -88,21 +152,23 @@ impl Sweep {
             }
         }
         loop {
+            let mut reconnected = std::pin::pin!(core.reconnected.notified());
+            reconnected.as_mut().enable();
             let request = Release {
                 name: self.name.clone(),
                 token: self.token,
                 count: 0,
                 timeout: core.timing.attempt,
             };
-            let done = matches!(core.store.release(request).await, Ok(Released::Done { .. }));
-            if done && self.unknown == 1 {
+            let verdict = in_time(core, core.store.release(request)).await;
+            if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
                 return;
             }
             if core.now() >= until || core.stop.is_cancelled() {
                 return;
             }
             tokio::select! {
-                () = core.reconnected.notified() => {}
+                () = reconnected => {}
                 () = tokio::time::sleep(core.timing.ttl / 10) => {}
                 () = core.stop.cancelled() => {}
             }
@@ -254,7 +320,7 @@ impl Settlement<'_> {
         };
         let (name, token) = (self.hold.name.clone(), self.hold.token);
         let request = Release { name, token, count, timeout: self.core.timing.attempt };
-        self.flight = Some((op, self.core.store.release(request)));
+        self.flight = Some((op, in_time(self.core, self.core.store.release(request))));
     }
 
     /// The next operation and what came of it; `None` when the store knows all it needs.
@@ -333,13 +399,31 @@ async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Re
 }
 
 /// The engine's own settling: to `D`, after which the store lets it expire.
-async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, flight: Flight) {
+async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut flight: Flight) {
+    if flight.is_none() && !hold.begin_reaping() {
+        // Whoever is at it looks again before it ends.
+        return;
+    }
+    let _reaping = Reaping { core, hold };
     let until = || {
         let deadline = hold.deadline(core);
         core.closing_until.get().map_or(deadline, |closing| deadline.min(*closing))
     };
-    match settle(core, hold, flight, until).await {
+    match settle(core, hold, flight.take(), until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}
+    }
+}
+
+struct Reaping<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+}
+
+impl Drop for Reaping<'_> {
+    fn drop(&mut self) {
+        if self.hold.end_reaping() {
+            self.core.reap(Job::Settle(Arc::clone(self.hold)));
+        }
     }
 }

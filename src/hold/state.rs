@@ -2,7 +2,7 @@
 
 use super::timing::Timing;
 use crate::clock::Instant;
-use crate::error::{Error, Fate, Loss, Result};
+use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,8 @@ pub(crate) struct State {
     nesting: bool,
     /// The reaper was told of what is owed.
     settling: bool,
+    /// The engine is settling it; one at a time, so that the gaps between attempts hold.
+    reaping: bool,
     /// The loss was ours to decide: when to release at the latest.
     owed: Option<Instant>,
     max_until: Option<Instant>,
@@ -120,6 +122,7 @@ impl State {
             busy: false,
             nesting: false,
             settling: false,
+            reaping: false,
             owed: None,
             max_until,
             unsure_until,
@@ -274,6 +277,9 @@ impl State {
     ) {
         self.expire(timing, now);
         if !self.believed() {
+            if let Ok(None) = verdict {
+                self.owe_late(timing, sent, now);
+            }
             return;
         }
         match verdict {
@@ -284,6 +290,7 @@ impl State {
                 }
             }
             Ok(Some(absence)) => self.lose(absence.into(), None),
+            Err(error) if error.kind() == ErrorKind::WrongType => self.lose(Loss::Taken, None),
             Err(_) => self.renewal_failed(timing, now, jitter, attempt),
         }
     }
@@ -297,6 +304,24 @@ impl State {
         self.phase = Phase::AtRisk;
         self.failures = self.failures.saturating_add(1);
         self.renewal = Renewal::Due(now + timing.gap(self.failures, jitter));
+    }
+
+    /// The store confirmed, at `sent`, what had been given up by then: the key is ours for T more, and
+    /// nobody uses it. To be released when the leases are gone, or when they cannot rely on it any more.
+    fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
+        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
+            self.owed = Some(self.deadline(timing).max(now));
+            self.settling = false;
+            self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl));
+        }
+    }
+
+    /// A key that was to be deleted may still be there.
+    pub(super) fn owe(&mut self, until: Instant) {
+        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
+            self.owed = Some(until);
+            self.settling = false;
+        }
     }
 
     fn confirm(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
@@ -334,7 +359,16 @@ impl State {
         self.nesting = false;
         self.expire(timing, now);
         let result = match (self.phase, verdict) {
-            (Phase::Lost(loss), _) => Err(Error::lost(loss)),
+            (Phase::Lost(loss), verdict) => {
+                if let Entered::Granted { sent, .. } = verdict {
+                    self.owe_late(timing, sent, now);
+                }
+                Err(Error::lost(loss))
+            }
+            (_, Entered::Failed(error)) if error.kind() == ErrorKind::WrongType => {
+                self.lose(Loss::Taken, None);
+                Err(error)
+            }
             (_, Entered::Granted { sent, count }) => {
                 self.confirm(timing, sent, jitter);
                 self.recorded = Some(count);
@@ -386,6 +420,15 @@ impl State {
         }
     }
 
+    /// Whether the engine may begin to settle it.
+    pub(super) fn begin_reaping(&mut self) -> bool {
+        !std::mem::replace(&mut self.reaping, true)
+    }
+
+    pub(super) fn end_reaping(&mut self) {
+        self.reaping = false;
+    }
+
     /// What the store must be told next.
     pub(super) fn next_op(&mut self, now: Instant) -> Next {
         if self.busy {
@@ -419,6 +462,10 @@ impl State {
             (Op::Record(_), Ok(Some(absence))) => {
                 self.lose(absence.into(), None);
                 return Err(Error::lost(absence.into()));
+            }
+            (Op::Record(_), Err(error)) if error.kind() == ErrorKind::WrongType => {
+                self.lose(Loss::Taken, None);
+                return Err(Error::lost(Loss::Taken));
             }
             // The count in the store is only a record: the renewals and the release will do.
             (Op::Record(count), Err(_)) => self.recorded = Some(count),
@@ -472,7 +519,6 @@ impl From<Absence> for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
     use std::time::Duration;
 
     /// T = 1 s: renew at 333 ms, attempts of 166 ms, C = 888 ms, D = 988 ms.
@@ -580,6 +626,27 @@ mod tests {
             assert_eq!(state.phase(), Phase::Lost(loss));
             assert!(state.is_over());
         }
+    }
+
+    #[test]
+    fn a_key_of_another_type_is_a_loss() {
+        let mut state = held();
+        let attempt = renew(&mut state, 333);
+        let error = Error::new(ErrorKind::WrongType, "test");
+        verdict(&mut state, 340, attempt, 333, Err(error));
+        assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
+    }
+
+    #[test]
+    fn what_is_confirmed_after_the_loss_is_given_back_but_not_before_d() {
+        let mut state = held();
+        let attempt = renew(&mut state, 333);
+        verdict(&mut state, 900, attempt, 700, Ok(None));
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+        assert_eq!(state.wake_at(&timing()), Some(at(988)));
+        assert_eq!(state.next_op(at(950)), Next::Nothing, "the lease is alive");
+        assert_eq!(state.tick(&timing(), at(988), 0.0), Due::Settle);
+        assert_eq!(state.next_op(at(988)), Next::Op(Op::Release));
     }
 
     #[test]

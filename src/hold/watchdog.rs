@@ -5,10 +5,10 @@
 
 use super::Hold;
 use super::engine::Core;
-use super::reaper::{self, Job};
+use super::reaper::{Job, Work};
 use super::state::Due;
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Renewal, Renewed};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +20,13 @@ type Renewing = (Arc<Hold>, u32);
 
 pub(crate) async fn run(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>) {
     let mut tasks = JoinSet::new();
+    let _alarm = Alarm(core);
     let reconnects = core.store.reconnects();
     loop {
         tokio::select! {
             () = core.schedule.wait(core.clock()) => {}
             Some(job) = inbox.recv() => {
-                tasks.spawn(reaper::work(Arc::clone(core), job));
+                tasks.spawn(Work::new(core, job).run());
                 continue;
             }
             Some(_) = tasks.join_next() => continue,
@@ -38,6 +39,21 @@ pub(crate) async fn run(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Jo
         tick(core, &mut tasks);
     }
     end(core, inbox, tasks).await;
+}
+
+/// Nobody renews when the loop has panicked, so all holders are told.
+struct Alarm<'a>(&'a Arc<Core>);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.closed.cancel();
+            for hold in self.0.queue.holds() {
+                hold.lose(self.0, Loss::Closed);
+            }
+            self.0.stopped.cancel();
+        }
+    }
 }
 
 async fn reconnected(reconnects: Option<&Notify>) {
@@ -56,7 +72,7 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
             Due::Nothing => {}
             Due::Renew { attempt } => renewing.push((hold, attempt)),
             Due::Settle => {
-                tasks.spawn(reaper::work(Arc::clone(core), Job::Settle(hold)));
+                tasks.spawn(Work::new(core, Job::Settle(hold)).run());
             }
         }
     }
@@ -91,20 +107,27 @@ fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     send(core, tasks, renewing);
 }
 
-fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, mut renewing: Vec<Renewing>) {
+fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, renewing: Vec<Renewing>) {
+    // Those with little time left apart: their attempt must be short, that of the others need not.
+    let (short, long): (Vec<_>, Vec<_>) =
+        renewing.into_iter().partition(|(hold, _)| hold.remaining(core) < core.timing.attempt);
     let size = core.store.capabilities().renewal_batch.max(1);
-    while !renewing.is_empty() {
-        let rest = renewing.split_off(size.min(renewing.len()));
-        let batch = std::mem::replace(&mut renewing, rest);
-        tasks.spawn(renew(Arc::clone(core), batch));
+    for mut renewing in [short, long] {
+        while !renewing.is_empty() {
+            let rest = renewing.split_off(size.min(renewing.len()));
+            let batch = std::mem::replace(&mut renewing, rest);
+            tasks.spawn(renew(Arc::clone(core), batch));
+        }
     }
 }
 
-async fn renew(core: Arc<Core>, batch: Vec<Renewing>) {
+async fn renew(core: Arc<Core>, mut batch: Vec<Renewing>) {
+    // Since it was due, the thread may have been stopped: nothing is sent after `C`, and no attempt
+    // outlives the first `C` among them.
     let now = core.now();
-    // No attempt outlives the last `C` among them.
-    let left = batch.iter().map(|(hold, _)| hold.remaining(&core)).max().unwrap_or_default();
-    let timeout = left.min(core.timing.attempt);
+    batch.retain(|(hold, _)| !hold.remaining(&core).is_zero());
+    let left = batch.iter().map(|(hold, _)| hold.remaining(&core)).min();
+    let Some(timeout) = left.map(|left| left.min(core.timing.attempt)) else { return };
 
     let mut requests = Vec::with_capacity(batch.len());
     for (hold, _) in &batch {
@@ -160,7 +183,7 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
     let finish = async {
         loop {
             while let Ok(job) = inbox.try_recv() {
-                tasks.spawn(reaper::work(Arc::clone(core), job));
+                tasks.spawn(Work::new(core, job).run());
             }
             if tasks.join_next().await.is_none() && inbox.is_empty() {
                 break;

@@ -45,6 +45,7 @@ struct State {
     holds: HashMap<Name, Entry>,
     fences: HashMap<Name, Fence>,
     waiters: HashMap<Name, Vec<Arc<Notify>>>,
+    to_wake: Vec<Arc<Notify>>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
     sweep_at: usize,
 }
@@ -110,7 +111,11 @@ impl MemoryStore {
         operation: impl FnOnce(&mut State, Instant) -> T,
     ) -> StoreFuture<T> {
         let now = self.clock.now();
-        let result = operation(&mut self.lock(), now);
+        let (result, waiters) = {
+            let mut state = self.lock();
+            (operation(&mut state, now), std::mem::take(&mut state.to_wake))
+        };
+        waiters.iter().for_each(|waiter| waiter.notify_one());
         Box::pin(std::future::ready(Ok(result)))
     }
 }
@@ -205,9 +210,10 @@ impl State {
         }
     }
 
-    fn wake(&self, name: &Name) -> u64 {
+    /// Has the waiters of a name woken as soon as the lock is free.
+    fn wake(&mut self, name: &Name) -> u64 {
         let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
-        waiters.iter().for_each(|waiter| waiter.notify_one());
+        self.to_wake.extend(waiters.iter().cloned());
         waiters.len() as u64
     }
 }

@@ -104,10 +104,11 @@ impl Address {
                 let _ = timeout(self.attempt, client.quit()).await;
                 Err(sorted(&error))
             }
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the server did not answer in time; is it up?",
-            )),
+            Err(_) => {
+                let _ = timeout(self.attempt, client.quit()).await;
+                let message = "the server did not answer in time; is it up?";
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }
         }
     }
 }
@@ -183,12 +184,19 @@ fn parse_unix(rest: &str, query: &str) -> Result<Config> {
 }
 
 fn first_key(query: &str) -> Option<&str> {
-    query.split(['=', '&']).next().filter(|key| !key.is_empty())
+    let key = query.split_once('=').map_or(query, |(key, _)| key);
+    Some(key).filter(|_| !query.is_empty())
 }
 
 fn unknown_key(key: &str, hint: &str) -> Error {
-    // A key is shown, a value never: it may be a password.
-    Error::invalid(format!("the URL's query key {key:?} is unknown; {hint}"))
+    // A key is shown, a value never: it may be part of a password that was not percent-encoded.
+    if key.len() <= 32 && key.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
+        Error::invalid(format!("the URL's query key {key:?} is unknown; {hint}"))
+    } else {
+        Error::invalid(format!(
+            "the URL has a query that is not known; {hint}, and a '?' in a password as %3F"
+        ))
+    }
 }
 
 /// `None` for 0, where one is anyway: `SELECT` needs a right of its own.
@@ -234,6 +242,8 @@ mod tests {
             ("redis://host/256", "database is not a number"),
             ("redis://u:hunter2@host?password=hunter2", "query key \"password\""),
             ("redis://host?db=3", "query key \"db\""),
+            ("redis://app:hun?ter2hunter2@db.internal:6379/0", "a query that is not known"),
+            ("redis://app:hun?hunter2=@db", "a query that is not known"),
             ("redis+unix://", "names no socket"),
             ("redis+unix:///a?database=hunter2", "query key \"database\""),
             ("redis-cluster://host", "not Sentinel, Cluster"),

@@ -53,11 +53,26 @@ impl RedisStore {
     pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
         let attempt = address.attempt;
         let locks = Link::new(address.client().await?, attempt);
-        let renewals = Link::new(address.client().await?, attempt);
-        let hub = Hub::start(address.subscriber().await?, attempt);
+        let renewals = match address.client().await {
+            Ok(client) => Link::new(client, attempt),
+            Err(error) => {
+                locks.close().await;
+                return Err(error);
+            }
+        };
+        let hub = match address.subscriber().await {
+            Ok(client) => Hub::start(client, attempt),
+            Err(error) => {
+                locks.close().await;
+                renewals.close().await;
+                return Err(error);
+            }
+        };
         let keys = Keys::new(&address.prefix);
-        let lanes = Lanes::start(locks.clone(), address, keys.clone(), clock.clone());
-        let reconnects = renewals.tell_reconnects();
+        let reconnects = Arc::new(Notify::new());
+        renewals.tell_reconnects(&reconnects);
+        let told = Arc::clone(&reconnects);
+        let lanes = Lanes::start(locks.clone(), address, keys.clone(), clock.clone(), told);
         let runtime = Handle::current();
         let store = Self { clock, keys, attempt, lanes, locks, renewals, hub, reconnects, runtime };
         if let Err(error) = store.try_out().await {
@@ -100,6 +115,14 @@ impl RedisStore {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         self.runtime.spawn(work).await.unwrap_or_else(|_| Err(replies::gone()))
+    }
+}
+
+impl Drop for RedisStore {
+    /// Without `close`, the lanes and the hub end with their entrances; this one has none.
+    fn drop(&mut self) {
+        let renewals = self.renewals.clone();
+        self.runtime.spawn(async move { renewals.close().await });
     }
 }
 

@@ -51,16 +51,24 @@ pub(super) fn gone() -> Error {
 
 /// A server that speaks Redis would not have said this.
 pub(super) fn nonsense() -> Error {
-    Error::invalid("the server's reply makes no sense; is it Redis 6.2 or later, without a proxy that changes replies?")
+    Error::invalid("the server's reply makes no sense; is it Redis 7.0 or later, without a proxy that changes replies?")
         .with_fate(Fate::Unknown)
 }
 
+/// A server's text without the arguments of the command that it does not know: a password may be
+/// among them.
+pub(super) fn harmless(text: &str) -> &str {
+    text.split(", with args").next().unwrap_or_default()
+}
+
 /// How the server refuses a command inside a script.
-pub(super) const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't";
+const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't";
 
 /// Sorts an error reply by its first word, as Redis documents them.
 pub(super) fn sort(text: &str) -> Error {
     use ErrorKind::{Denied, Invalid, Rejected, Unavailable, WrongType};
+
+    let text = harmless(text);
 
     // A failed fred write under one attempt; never sent.
     if text.contains("Too many failed write attempts") {
@@ -200,6 +208,12 @@ mod tests {
             assert_eq!((error.kind(), error.fate()), (kind, fate), "{text}");
             assert!(error.to_string().contains(text), "{error}");
         }
+    }
+
+    #[test]
+    fn a_servers_text_never_repeats_a_password() {
+        let error = sort("ERR unknown command 'AUTH', with args beginning with: 'app' 'hunter2'");
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
 
     #[test]

@@ -98,34 +98,7 @@ impl Script {
             }
             reply => reply,
         };
-        let mut elements = elements(reply.map_err(|error| self.explained(&error))?)?;
-        for element in &mut elements {
-            if let Element::Text(text) = element
-                && let Some(command) = self.refused(text)
-            {
-                *text = format!("{text} ('{command}')");
-            }
-        }
-        Ok(elements)
-    }
-
-    /// Sorts a failure of a whole call.
-    fn explained(&self, error: &fred::error::Error) -> Error {
-        match self.refused(error.details()) {
-            Some(command) => replies::sort(&format!("{} ('{command}')", error.details())),
-            None => sorted(error),
-        }
-    }
-
-    /// The command that a script's user has no right to: the server names only the script's line.
-    fn refused(&self, text: &str) -> Option<&'static str> {
-        if !text.contains(replies::NO_RIGHT_IN_SCRIPT) {
-            return None;
-        }
-        let (_, place) = text.rsplit_once("user_script:")?;
-        let digits = place.split(|c: char| !c.is_ascii_digit()).next()?;
-        let line = self.source.lines().nth(digits.parse::<usize>().ok()?.checked_sub(1)?)?;
-        line.split_once("call('")?.1.split('\'').next()
+        elements(reply.map_err(|error| sorted(&error))?)
     }
 
     fn sha(&'static self) -> &'static str {
@@ -176,15 +149,13 @@ impl Link {
     }
 
     /// Tells each reconnect, until the client ends.
-    pub(super) fn tell_reconnects(&self) -> Arc<Notify> {
-        let reconnects = Arc::new(Notify::new());
-        let (told, mut events) = (Arc::clone(&reconnects), self.client.reconnect_rx());
+    pub(super) fn tell_reconnects(&self, reconnects: &Arc<Notify>) {
+        let (told, mut events) = (Arc::clone(reconnects), self.client.reconnect_rx());
         tokio::spawn(async move {
             while !matches!(events.recv().await, Err(RecvError::Closed)) {
                 told.notify_one();
             }
         });
-        reconnects
     }
 
     pub(super) async fn close(&self) {
@@ -237,7 +208,8 @@ pub(super) fn sorted(error: &fred::error::Error) -> Error {
         _ => return sorted,
     };
     // fred's text is for those who debug: it stays in the source.
-    Error::new(kind, message).with_fate(fate).with_source(error.clone())
+    let source = fred::error::Error::new(error.kind().clone(), replies::harmless(text).to_owned());
+    Error::new(kind, message).with_fate(fate).with_source(source)
 }
 
 fn io_failure(text: &str) -> &'static str {

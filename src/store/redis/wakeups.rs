@@ -101,10 +101,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wake_all(channels: &Mutex<HashMap<String, Channel>>) {
-    for channel in lock(channels).values() {
-        channel.waiters.iter().for_each(|waiter| waiter.notify_one());
-    }
+/// Wakes who waits on one channel, or on all. Each of them is the first in line of its name, and
+/// two names may share a channel, so nobody is woken in vain.
+fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
+    let waiters: Vec<Arc<Notify>> = {
+        let channels = lock(channels);
+        match channel {
+            Some(channel) => channels
+                .get(channel)
+                .into_iter()
+                .flat_map(|entry| &entry.waiters)
+                .cloned()
+                .collect(),
+            None => channels.values().flat_map(|entry| &entry.waiters).cloned().collect(),
+        }
+    };
+    // Wakers run with no lock held.
+    waiters.iter().for_each(|waiter| waiter.notify_one());
 }
 
 /// Passes messages on until the client ends.
@@ -112,18 +125,9 @@ async fn listen(client: SubscriberClient, channels: Arc<Mutex<HashMap<String, Ch
     let mut messages = client.message_rx();
     loop {
         match messages.recv().await {
-            Ok(message) => {
-                let channels = lock(&channels);
-                let Some(channel) = channels.get(&*message.channel) else {
-                    continue;
-                };
-                // Redisson: 0 is for one waiter, anything else for all.
-                let one = message.value.as_bytes().is_some_and(|payload| payload == b"0");
-                let count = if one { 1 } else { usize::MAX };
-                channel.waiters.iter().take(count).for_each(|waiter| waiter.notify_one());
-            }
+            Ok(message) => wake(&channels, Some(&message.channel)),
             // We were too slow; who was meant is lost, so it is everybody.
-            Err(RecvError::Lagged(_)) => wake_all(&channels),
+            Err(RecvError::Lagged(_)) => wake(&channels, None),
             Err(RecvError::Closed) => return,
         }
     }
@@ -174,7 +178,7 @@ async fn keep(
                     let _ = subscribe(&client, &channels, &channel, attempt).await;
                 }
                 // Messages of the gap are lost.
-                wake_all(&channels);
+                wake(&channels, None);
             }
         }
     }

@@ -13,7 +13,7 @@
 
 -- The last fencing token that was reserved, if any is remembered.
 local function remembered(fence)
-  local text = redis.call('GET', fence)
+  local text = call('GET', fence)
   if not text then
     return nil
   end
@@ -26,13 +26,13 @@ local function remembered(fence)
 end
 
 local function reserve(fence, block, retention)
-  local time = redis.call('TIME')
+  local time = call('TIME')
   local first = math.max(time[1] * 1000000 + time[2], (remembered(fence) or 0) + 1)
   local value = string.format('%.0f', first + block - 1)
   if retention > 0 then
-    redis.call('SET', fence, value, 'PX', string.format('%.0f', retention))
+    call('SET', fence, value, 'PX', string.format('%.0f', retention))
   else
-    redis.call('SET', fence, value)
+    call('SET', fence, value)
   end
   return first
 end
@@ -43,25 +43,23 @@ local function acquire(lock, fence, token, ttl, count, block, retention)
   block = whole(block, 0, 1000000)
   retention = whole(retention, 0, 9007199254740991)
 
-  local left = redis.call('PTTL', lock)
+  local left = call('PTTL', lock)
   if left ~= -2 then
-    if redis.call('HEXISTS', lock, token) == 0 then
+    if call('HEXISTS', lock, token) == 0 then
       if count > 1 then
         return -2, 0
       end
       return 0, left
     end
+    local first = 0
+    if block > 0 then
+      local last = remembered(fence)
+      first = last and last - block + 1 or reserve(fence, block, retention)
+    end
     -- Refused when memory is short; the count is only a record, what counts is in the process.
     redis.pcall('HSET', lock, token, count)
-    redis.call('PEXPIRE', lock, ttl)
-    if block == 0 then
-      return 1, 0
-    end
-    local last = remembered(fence)
-    if last then
-      return 1, last - block + 1
-    end
-    return 1, reserve(fence, block, retention)
+    call('PEXPIRE', lock, ttl)
+    return 1, first
   end
 
   if count > 1 then
@@ -71,11 +69,12 @@ local function acquire(lock, fence, token, ttl, count, block, retention)
   if block > 0 then
     first = reserve(fence, block, retention)
   end
-  redis.call('HSET', lock, token, count)
+  call('HSET', lock, token, count)
   local expires = redis.pcall('PEXPIRE', lock, ttl)
   if expires ~= 1 then
     -- This very call made the key; it must not stay without a time to live.
-    redis.call('DEL', lock)
+    call('DEL', lock)
+    doing = 'PEXPIRE'
     error(expires)
   end
   return 1, first

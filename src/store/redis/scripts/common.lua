@@ -9,17 +9,28 @@ local function whole(text, low, high)
   return number
 end
 
--- The text of what pcall caught: a table since Redis 7, a string before. The line tells which command failed.
+-- redis.call, remembering the command: the server does not name the one that it refuses.
+local doing = ''
+local function call(command, ...)
+  doing = command
+  return redis.call(command, ...)
+end
+
+-- The text of what pcall caught: a string, or what redis.pcall returned.
 local function message(caught)
   if type(caught) == 'table' then
-    return (caught.err or 'LEASEHOLD unknown error') .. ' on @user_script:' .. (caught.line or '?')
+    caught = caught.err
   end
-  return tostring(caught)
+  local text = tostring(caught)
+  if string.find(text, 'user executing the script', 1, true) then
+    text = text .. " ('" .. doing .. "')"
+  end
+  return text
 end
 
 -- Why a token is not there: -1 nothing is, -2 someone else.
 local function absence(lock)
-  if redis.call('EXISTS', lock) == 0 then
+  if call('EXISTS', lock) == 0 then
     return -1
   end
   return -2

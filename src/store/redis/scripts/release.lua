@@ -10,13 +10,13 @@
 
 local function release(lock, token, count, channel)
   count = whole(count, 0, LONGEST_COUNT)
-  if redis.call('HEXISTS', lock, token) == 0 then
+  if call('HEXISTS', lock, token) == 0 then
     return absence(lock), 0
   end
   if count > 0 then
-    redis.call('HSET', lock, token, count)
+    call('HSET', lock, token, count)
     return 1, 0
   end
-  redis.call('DEL', lock)
+  call('DEL', lock)
   return 1, wake(channel)
 end

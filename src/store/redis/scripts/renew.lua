@@ -9,12 +9,12 @@
 -- that a time to live that someone removed or prolonged is put right.
 
 local function renew(lock, fence, token, ttl, retention)
-  if redis.call('HEXISTS', lock, token) == 0 then
+  if call('HEXISTS', lock, token) == 0 then
     return absence(lock)
   end
-  redis.call('PEXPIRE', lock, ttl)
+  call('PEXPIRE', lock, ttl)
   if fence then
-    redis.call('PEXPIRE', fence, retention)
+    call('PEXPIRE', fence, retention)
   end
   return 1
 end

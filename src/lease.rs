@@ -359,6 +359,11 @@ impl Lease {
                 return Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"));
             }
         };
+        // Another lease's release may have found it out.
+        let result = result.and_then(|()| match hold.loss() {
+            Some(loss) => Err(Error::lost(loss)),
+            None => Ok(()),
+        });
         if result.is_err() {
             core.reap(Job::Settle(Arc::clone(hold)));
         }

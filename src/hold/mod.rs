@@ -201,6 +201,11 @@ impl Hold {
         self.lock().state.max_until().is_some_and(|max| max < time)
     }
 
+    /// Why what was given back had been lost before, if it had.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.lock().state.loss()
+    }
+
     /// A token that fires on the loss.
     pub(crate) fn lost_token(&self) -> CancellationToken {
         self.lost.child_token()

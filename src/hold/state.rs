@@ -101,6 +101,8 @@ pub(crate) struct State {
     release_error: Option<Error>,
     /// A release that failed may have run.
     release_unknown: bool,
+    /// It was found lost when it was given back, by whoever told the store.
+    found_lost: Option<Loss>,
 }
 
 impl State {
@@ -129,6 +131,7 @@ impl State {
             fence_kept: sent,
             release_error: None,
             release_unknown: false,
+            found_lost: None,
         }
     }
 
@@ -154,6 +157,14 @@ impl State {
 
     pub(super) fn release_error(&self) -> Option<Error> {
         self.release_error.clone()
+    }
+
+    /// Why what was given back had been lost before, if it had.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        match self.phase {
+            Phase::Lost(loss) => Some(loss),
+            _ => self.found_lost,
+        }
     }
 
     pub(super) fn believed(&self) -> bool {
@@ -461,6 +472,7 @@ impl State {
             (Op::Record(count), Ok(None)) => self.recorded = Some(count),
             (Op::Record(_), Ok(Some(absence))) => {
                 self.lose(absence.into(), None);
+                self.found_lost = Some(absence.into());
                 return Err(Error::lost(absence.into()));
             }
             (Op::Record(_), Err(error)) if error.kind() == ErrorKind::WrongType => {
@@ -475,6 +487,7 @@ impl State {
                 // An earlier request, whose answer was lost, may have done it.
                 let done = self.release_unknown && now < self.deadline(timing);
                 if let (Some(absence), false) = (absence, done) {
+                    self.found_lost = Some(absence.into());
                     return Err(Error::lost(absence.into()));
                 }
             }

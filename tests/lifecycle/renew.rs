@@ -57,8 +57,8 @@ async fn one_failed_renewal_is_a_risk_and_no_loss() {
 
 #[tokio::test(start_paused = true)]
 async fn no_error_keeps_the_watchdog_from_trying_again() {
-    use ErrorKind::{Closed, Denied, Invalid, Rejected, Unavailable, Unsupported, WrongType};
-    for kind in [Closed, Denied, Invalid, Rejected, Unavailable, Unsupported, WrongType] {
+    use ErrorKind::{Closed, Denied, Invalid, Rejected, Unavailable, Unsupported};
+    for kind in [Closed, Denied, Invalid, Rejected, Unavailable, Unsupported] {
         for fate in [Fate::Executed, Fate::NotExecuted, Fate::Unknown] {
             let setup = Setup::new();
             let lease = setup.leases.lock("n").lock().await.unwrap();

@@ -1,0 +1,229 @@
+//! The hold count: entering, leaving, and what the store must be told of it.
+
+use super::super::timing::Timing;
+use super::{Phase, Renewal, State};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Fate, Loss, Result};
+use crate::store::Absence;
+
+/// Whether the holder may enter once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Ask the store for this count.
+    Count(u32),
+    /// Another operation is under way; ask again after a change.
+    Busy,
+    /// Lost while older leases are alive.
+    Lost(Loss),
+    /// Nothing left of it: take a new one.
+    Over,
+}
+
+/// What became of a nested acquire.
+#[derive(Clone, Debug)]
+pub(crate) enum Entered {
+    Granted { sent: Instant, count: u32 },
+    NotYours(Absence),
+    Failed(Error),
+}
+
+/// What the store must be told of the count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Record(u32),
+    Release,
+}
+
+/// What is next to be told to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Send this; its verdict must follow.
+    Op(Op),
+    /// Another operation is under way; ask again after a change.
+    Busy,
+    /// The store knows all it needs.
+    Nothing,
+}
+
+impl State {
+    /// Asks to enter once more; after [`Entry::Count`] the verdict must follow.
+    pub(in crate::hold) fn enter(&mut self, timing: &Timing, now: Instant) -> Entry {
+        self.expire(timing, now);
+        match self.phase {
+            Phase::Lost(loss) if self.live > 0 => Entry::Lost(loss),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Entry::Over,
+            Phase::Held | Phase::AtRisk if self.busy => Entry::Busy,
+            Phase::Held | Phase::AtRisk => {
+                self.busy = true;
+                self.nesting = true;
+                Entry::Count(self.live + 1)
+            }
+        }
+    }
+
+    /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
+    pub(in crate::hold) fn entered(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        jitter: f64,
+        verdict: Entered,
+        keep: bool,
+    ) -> Result<()> {
+        self.busy = false;
+        self.nesting = false;
+        self.expire(timing, now);
+        let result = match (self.phase, verdict) {
+            (Phase::Lost(loss), verdict) => {
+                if let Entered::Granted { sent, .. } = verdict {
+                    self.owe_late(timing, sent, now);
+                }
+                Err(Error::lost(loss))
+            }
+            (_, Entered::Failed(error)) if error.kind() == ErrorKind::WrongType => {
+                self.lose(Loss::Taken, None);
+                Err(error)
+            }
+            (_, Entered::Granted { sent, count }) => {
+                self.confirm(timing, sent, jitter);
+                self.recorded = Some(count);
+                self.live += u32::from(keep);
+                Ok(())
+            }
+            (_, Entered::NotYours(absence)) => {
+                self.lose(absence.into(), None);
+                Err(Error::lost(absence.into()))
+            }
+            (_, Entered::Failed(error)) => {
+                if error.fate() != Fate::NotExecuted {
+                    self.recorded = None;
+                }
+                Err(error)
+            }
+        };
+        self.close_if_left();
+        result
+    }
+
+    /// One lease less; returns the phase as it was for its holder.
+    pub(in crate::hold) fn leave(&mut self, timing: &Timing, now: Instant) -> Phase {
+        self.expire(timing, now);
+        let phase = self.phase;
+        self.live = self.live.saturating_sub(1);
+        self.close_if_left();
+        phase
+    }
+
+    /// Invariant 5; a nested acquire under way decides about itself when its verdict is there.
+    fn close_if_left(&mut self) {
+        if self.live == 0 && self.believed() && !self.nesting {
+            self.phase = Phase::Releasing;
+            self.renewal = Renewal::Stopped;
+        }
+    }
+
+    /// One lease less without telling the store: it is left to expire.
+    pub(in crate::hold) fn forget(&mut self) {
+        self.live = self.live.saturating_sub(1);
+        if self.live == 0 && !self.nesting {
+            self.owed = None;
+            self.unsure_until = None;
+            self.renewal = Renewal::Stopped;
+            if self.believed() {
+                self.phase = Phase::Released;
+            }
+        }
+    }
+
+    /// Whether the engine may begin to settle it.
+    pub(in crate::hold) fn begin_reaping(&mut self) -> bool {
+        !std::mem::replace(&mut self.reaping, true)
+    }
+
+    pub(in crate::hold) fn end_reaping(&mut self) {
+        self.reaping = false;
+    }
+
+    /// What the store must be told next.
+    pub(in crate::hold) fn next_op(&mut self, now: Instant) -> Next {
+        if self.busy {
+            return Next::Busy;
+        }
+        let op = match self.phase {
+            Phase::Releasing => Op::Release,
+            Phase::Lost(_) if self.owed.is_some_and(|at| self.live == 0 || at <= now) => {
+                Op::Release
+            }
+            Phase::Held | Phase::AtRisk if self.recorded != Some(self.live) => {
+                Op::Record(self.live)
+            }
+            _ => return Next::Nothing,
+        };
+        self.busy = true;
+        Next::Op(op)
+    }
+
+    /// The verdict on [`State::next_op`]; what it means for who waits for it.
+    pub(in crate::hold) fn settled(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        op: Op,
+        verdict: Result<Option<Absence>>,
+    ) -> Result<()> {
+        self.busy = false;
+        match (op, verdict) {
+            (Op::Record(count), Ok(None)) => self.recorded = Some(count),
+            (Op::Record(_), Ok(Some(absence))) => {
+                self.lose(absence.into(), None);
+                self.found_lost = Some(absence.into());
+                return Err(Error::lost(absence.into()));
+            }
+            (Op::Record(_), Err(error)) if error.kind() == ErrorKind::WrongType => {
+                self.lose(Loss::Taken, None);
+                return Err(Error::lost(Loss::Taken));
+            }
+            // The count in the store is only a record: the renewals and the release will do.
+            (Op::Record(count), Err(_)) => self.recorded = Some(count),
+            (Op::Release, Ok(absence)) => {
+                self.end();
+                self.release_error = None;
+                // An earlier request, whose answer was lost, may have done it.
+                let done = self.release_unknown && now < self.deadline(timing);
+                if let (Some(absence), false) = (absence, done) {
+                    self.found_lost = Some(absence.into());
+                    return Err(Error::lost(absence.into()));
+                }
+            }
+            (Op::Release, Err(error)) => {
+                self.release_unknown |= error.fate() != Fate::NotExecuted;
+                self.release_error = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// From when until when late copies of the grant must be swept away, once it is over.
+    pub(in crate::hold) fn sweep(
+        &self,
+        timing: &Timing,
+        now: Instant,
+    ) -> Option<(Instant, Instant)> {
+        let until = self.unsure_until.filter(|until| *until > now)?;
+        let from = match self.phase {
+            // The key is still ours until `D`, and nobody may be let in before.
+            Phase::Lost(Loss::Expired) => self.deadline(timing),
+            _ => now,
+        };
+        Some((from, until))
+    }
+
+    /// Nothing more is owed to the store.
+    pub(in crate::hold) fn end(&mut self) {
+        self.owed = None;
+        if self.phase == Phase::Releasing {
+            self.phase = Phase::Released;
+        }
+    }
+}

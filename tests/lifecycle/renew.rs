@@ -162,7 +162,7 @@ async fn many_leases_are_renewed_in_batches() {
     }
     // 100 at a time, up to 34 times each.
     let calls = setup.calls(Call::Renew);
-    assert!(calls >= 75 && calls <= 34 * 4, "{calls}");
+    assert!((75..=34 * 4).contains(&calls), "{calls}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,8 @@
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::hold::Hold;
 use crate::hold::engine::{Core, Engine};
-use crate::hold::reaper::{self, Job};
+use crate::hold::reaper::Job;
+use crate::hold::settle::settle;
 use crate::hold::state::Phase;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -352,7 +353,7 @@ impl Lease {
         self.engine.ensure_running();
         let until = core.now() + core.timing.attempt;
         // A request may have to wait for the one before it, so two attempts in all.
-        let settling = reaper::settle(core, hold, None, || until);
+        let settling = settle(core, hold, None, || until);
         let result = match timeout(core.timing.attempt * 2, settling).await {
             Ok(result) => result,
             Err(_) => {

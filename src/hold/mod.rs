@@ -21,6 +21,7 @@
 pub(crate) mod engine;
 pub(crate) mod queue;
 pub(crate) mod reaper;
+pub(crate) mod settle;
 pub(crate) mod state;
 pub(crate) mod timing;
 pub(crate) mod watchdog;

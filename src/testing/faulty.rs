@@ -54,6 +54,7 @@ struct Control {
     rules: Mutex<Vec<Rule>>,
     /// How often it was healed: whoever waits for that looks for a change.
     healed: watch::Sender<u64>,
+    reconnects: Arc<Notify>,
     calls: watch::Sender<[usize; Call::ALL.len()]>,
 }
 
@@ -165,6 +166,11 @@ impl Faults {
         self.0.healed.send_modify(|times| *times += 1);
     }
 
+    /// Says that a lost connection was made anew.
+    pub fn reconnect(&self) {
+        self.0.reconnects.notify_one();
+    }
+
     /// How many calls of a kind were made so far.
     pub fn calls(&self, call: Call) -> usize {
         self.0.calls.borrow()[call as usize]
@@ -219,6 +225,7 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         let faults = Faults(Arc::new(Control {
             rules: Mutex::default(),
             healed: watch::Sender::default(),
+            reconnects: store.reconnects().unwrap_or_default(),
             calls: watch::Sender::default(),
         }));
         let store = Self { faults: faults.clone(), inner: store };
@@ -351,7 +358,7 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn reconnects(&self) -> Option<Arc<Notify>> {
-        self.inner.reconnects()
+        Some(Arc::clone(&self.faults.0.reconnects))
     }
 
     async fn close(&self) {

@@ -10,7 +10,6 @@ use leasehold::store::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -202,7 +201,7 @@ impl Subject for Memory {
 struct Redis {
     runtime: Runtime,
     server: common::Server,
-    connection: RefCell<common::Resp>,
+    connection: std::cell::RefCell<common::Resp>,
     store: Arc<dyn Store>,
 }
 

@@ -422,6 +422,25 @@ async fn what_was_abandoned_is_given_back_although_releases_fail_at_first() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_was_abandoned_is_given_back_right_after_a_reconnect() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::RunLate).on(Call::Acquire).times(1));
+    let mut lock = setup.leases.lock("n");
+    let mut acquire = Box::pin(lock.lock());
+    assert!(poll_once(acquire.as_mut()).await.is_pending());
+    drop(acquire);
+    sleep(T / 10 + T / 20).await;
+    let releases = setup.calls(Call::Release);
+    // What was held up on the old connection runs, and the new one is there.
+    setup.faults.heal();
+    settle().await;
+    assert_eq!((setup.memory.len(), setup.calls(Call::Release)), (1, releases));
+    setup.faults.reconnect();
+    settle().await;
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_stops_waiting_for_another_process_has_nothing_to_give_back() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("n").await;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::look::{channel, fence_key, others, subscribers};
 use common::trace::Trace;
-use common::{Proxy, Reply, Resp, Server, eventually};
+use common::{Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -292,12 +292,12 @@ async fn the_minimal_rights_are_enough_for_everything() {
 
         // Why a lease is lost is seen, too.
         assert!(leases.force_unlock(name).await.expect("an answer"));
-        assert_eq!(lease.lost().await, Loss::Gone);
+        assert_eq!(within(LONG, lease.lost()).await, Loss::Gone);
         drop(lease);
         let lease = rivals.lock(name).lock().await.expect("a lease");
         assert!(leases.force_unlock(name).await.expect("an answer"));
         let next = leases.lock(name).lock().await.expect("a lease");
-        assert_eq!(lease.lost().await, Loss::Taken);
+        assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
         drop((lease, next));
         eventually(LONG, || !exists(&server, &format!("app:{name}"))).await;
     }
@@ -334,7 +334,7 @@ async fn without_exists_the_cause_of_a_loss_is_not_known() {
     let lease = lock(&leases, "job").await;
     server.command(&["DEL", "app:job"]);
     // It is not known why, so it is tried again until the time is up.
-    assert_eq!(lease.lost().await, Loss::Expired);
+    assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
     drop(lease);
 }
 
@@ -754,7 +754,7 @@ async fn a_password_that_changes_for_a_while_costs_the_connection_but_not_the_ma
     let lease = lock(&leases, "job").await;
     server.command(&["ACL", "SETUSER", "lease", "resetpass", ">other"]);
     server.command(&["CLIENT", "KILL", "USER", "lease"]);
-    assert_eq!(lease.lost().await, Loss::Expired);
+    assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
     drop(lease);
     let error = leases.lock("job").lock().await.expect_err("no connection");
     let expected = [ErrorKind::Denied, ErrorKind::Unavailable];

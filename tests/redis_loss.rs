@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::look::others;
 use common::trace::Trace;
-use common::{Mode, Proxy, Reply, Server, eventually};
+use common::{Mode, Proxy, Reply, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -36,7 +37,7 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
 
 /// Notes the cause of a loss, and when it was told.
 fn watch(lease: &Lease) -> JoinHandle<(Loss, Instant)> {
-    let lost = lease.lost();
+    let lost = within(LONG, lease.lost());
     tokio::spawn(async move { (lost.await, Instant::now()) })
 }
 
@@ -226,6 +227,49 @@ async fn with_replies_dropped_the_token_fires_before_a_rival_gets_in() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_connections_refused_the_token_fires_before_a_rival_gets_in() {
     at_six_phases(Mode::Refuse).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_comes_late_does_not_make_the_lease_longer() {
+    // An attempt may take 250 ms, and the token fires 167 ms before the key can go.
+    const T: Duration = millis(1_500);
+    const LATE: Duration = millis(220);
+    let server = Server::start();
+    let mut connection = server.connection();
+    for name in ["first-grant", "later-grant", "renewal"] {
+        let proxy = Proxy::start(server.port());
+        eventually(LONG, || others(&mut connection) == 0).await;
+        let leases = connect(&proxy.url(), T).await;
+        if name == "later-grant" {
+            // By then this runtime has a connection of its own, besides the manager's three.
+            lock(&leases, "other").await.unlock().await.expect("a release");
+            eventually(LONG, || others(&mut connection) == 4).await;
+        }
+        let lease = if name != "renewal" {
+            proxy.set(Mode::HoldReplies);
+            let mut handle = leases.lock(name);
+            let granted = tokio::spawn(async move { handle.lock().await.expect("a lease") });
+            eventually(LONG, || exists(&server, name)).await;
+            tokio::time::sleep(LATE).await;
+            proxy.set(Mode::Pass);
+            granted.await.expect("no panic")
+        } else {
+            let lease = lock(&leases, name).await;
+            proxy.set(Mode::HoldReplies);
+            renewal(&server, name).await;
+            tokio::time::sleep(LATE).await;
+            proxy.set(Mode::Pass);
+            lease
+        };
+        tokio::time::sleep(millis(20)).await;
+        let lost = watch(&lease);
+        proxy.set(Mode::HoldRequests);
+        tokio::time::sleep(millis(50)).await;
+        let end = end_of(&server, name);
+        let (loss, told) = lost.await.expect("no panic");
+        assert_eq!(loss, Loss::Expired);
+        assert!(told < end, "{:?} too late", told - end);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::look::{calls, channel, fence_key, subscribers};
-use common::{Mode, Proxy, Reply, Resp, Server, eventually};
+use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 
@@ -359,7 +359,7 @@ async fn a_forced_unlock_by_java_is_noticed_at_the_next_renewal() {
     let ttl = millis(1_500);
     let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
     let lease = leases.lock("job").lock().await.expect("a lease");
-    let lost = tokio::spawn(lease.lost());
+    let lost = tokio::spawn(within(LONG, lease.lost()));
     server.command(&["DEL", "job"]);
     server.command(&["PUBLISH", &channel("job"), "0"]);
     let start = Instant::now();
@@ -422,7 +422,7 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
 
     // From a holder in another manager, which learns it at its next renewal.
     let lease = others.lock("job").lock().await.expect("a lease");
-    let lost = tokio::spawn(lease.lost());
+    let lost = tokio::spawn(within(LONG, lease.lost()));
     assert!(leases.force_unlock("job").await.expect("an answer"));
     assert!(!exists(&server, "job"));
     assert_eq!(lost.await.expect("no panic"), Loss::Gone);
@@ -430,7 +430,7 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
 
     // From one who is followed by another.
     let lease = others.lock("job").lock().await.expect("a lease");
-    let lost = tokio::spawn(lease.lost());
+    let lost = tokio::spawn(within(LONG, lease.lost()));
     assert!(leases.force_unlock("job").await.expect("an answer"));
     let next = leases.lock("job").lock().await.expect("a lease");
     assert!(next.fence() > lease.fence());

@@ -41,3 +41,13 @@ pub fn eventually(
         }
     }
 }
+
+/// Awaits what must come; panics, naming the caller's line, if it does not within `limit`.
+#[track_caller]
+pub fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {
+    let caller = Location::caller();
+    async move {
+        let output = tokio::time::timeout(limit, future).await;
+        output.unwrap_or_else(|_| panic!("what {caller} awaits did not come within {limit:?}"))
+    }
+}

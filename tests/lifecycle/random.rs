@@ -130,12 +130,7 @@ impl Model {
     }
 
     /// Compares an answer; before all is settled, of a loss only that it is one.
-    fn hear(
-        &mut self,
-        handle: usize,
-        answer: Answer,
-        expected: Answer,
-    ) -> Result<(), TestCaseError> {
+    fn hear(&self, answer: Answer, expected: Answer) -> Result<(), TestCaseError> {
         if let (true, Answer::Lost(_), Answer::Lost(_)) = (self.unsettled, &answer, &expected) {
             return Ok(());
         }
@@ -259,7 +254,7 @@ impl Trial {
                         self.settle(model).await;
                     }
                 } else {
-                    model.hear(handle, answer, expected)?;
+                    model.hear(answer, expected)?;
                 }
             }
             Step::Unlock(handle, i) => {
@@ -275,7 +270,7 @@ impl Trial {
                 if unsure && answer == Answer::Done {
                     model.holds[handle].lost = None;
                 } else {
-                    model.hear(handle, answer, expected)?;
+                    model.hear(answer, expected)?;
                 }
             }
             Step::Drop(handle, i) => {

@@ -2,8 +2,10 @@
 //! inside, and nothing left in the end. In real time.
 
 use super::*;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 
 const TASKS: u64 = 12;
 const ROUNDS: u64 = 200;
@@ -96,4 +98,35 @@ async fn never_two_inside_and_nothing_left() {
         leases.close().await.unwrap();
     }
     assert!(setup.memory.is_empty());
+}
+
+/// The turn comes to those who leave in that very moment, on another thread, and must come past them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_turn_is_not_lost_on_those_who_leave_as_it_comes() {
+    let leases = LeaseManager::in_memory();
+    let over = Arc::new(AtomicBool::new(false));
+    let mut leaving = Vec::new();
+    for _ in 0..3 {
+        let (mut lock, over) = (leases.lock("n"), Arc::clone(&over));
+        leaving.push(tokio::task::spawn_blocking(move || {
+            let mut cx = Context::from_waker(Waker::noop());
+            while !over.load(Ordering::Relaxed) {
+                let mut waiter = pin!(lock.lock());
+                drop(waiter.as_mut().poll(&mut cx));
+            }
+        }));
+    }
+    let mut lock = leases.lock("n");
+    let passing = async {
+        for _ in 0..3000 {
+            lock.lock().await.unwrap().unlock().await.unwrap();
+        }
+    };
+    let passed = tokio::time::timeout(Duration::from_secs(20), passing).await;
+    over.store(true, Ordering::Relaxed);
+    for thread in leaving {
+        thread.await.unwrap();
+    }
+    passed.expect("a turn was lost");
+    leases.close().await.unwrap();
 }

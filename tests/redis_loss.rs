@@ -554,7 +554,7 @@ async fn max_hold_fires_the_token_first_and_releases_when_the_work_has_stopped()
     let (loss, told) = watch(&lease).await.expect("no panic");
     assert_eq!(loss, Loss::MaxHold);
     assert!(told - start >= MAX, "{:?}", told - start);
-    assert!(told - start < MAX + millis(500), "{:?}", told - start);
+    assert!(told - start < T / 3, "it does not wait for a renewal: {:?}", told - start);
     assert!(exists(&server, "job"), "the token fires before the release");
     drop(lease);
     eventually(millis(800), || !exists(&server, "job")).await;

@@ -258,7 +258,7 @@ async fn without_hgetall_only_inspect_is_denied() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_minimal_rights_are_enough_for_everything() {
-    const T: Duration = millis(600);
+    const T: Duration = millis(1_000);
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let builder = app().ttl(T).fence_retention(Some(T * 2));

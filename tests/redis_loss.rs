@@ -618,7 +618,7 @@ fn a_blocked_runtime_loses_nothing() {
 
 #[test]
 fn without_a_thread_of_its_own_a_blocked_runtime_loses_the_lease_and_check_says_so() {
-    const T: Duration = millis(500);
+    const T: Duration = millis(1_000);
     let server = Server::start();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -4,11 +4,11 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::look::{calls, channel, subscribers};
-use common::{Mode, Proxy, Reply, Server, eventually};
+use common::{Mode, Proxy, Reply, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -89,6 +89,81 @@ async fn an_unlock_message_wakes_the_waiter_of_another_process() {
         assert!(at - released < Duration::from_secs(1), "{:?}", at - released);
         lease.expect("a lease").unlock().await.expect("a release");
     }
+}
+
+/// Several holders of each manager take turns at `job`; panics if two are in at once or if a fencing
+/// token is not larger than the one before it. Returns how often somebody was in.
+async fn take_turns(managers: &[LeaseManager], until: Instant) -> usize {
+    let inside = Arc::new(AtomicBool::new(false));
+    let last = Arc::new(AtomicU64::new(0));
+    let turns = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for leases in managers {
+        for _ in 0..3 {
+            let mut lock = leases.lock("job");
+            let (inside, last, turns) =
+                (Arc::clone(&inside), Arc::clone(&last), Arc::clone(&turns));
+            tasks.spawn(async move {
+                while Instant::now() < until {
+                    let lease = lock.lock().await.expect("a lease");
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two are in");
+                    let fence = lease.fence().expect("a fencing token");
+                    let before = last.swap(fence, Ordering::SeqCst);
+                    assert!(before < fence, "{fence} after {before}");
+                    tokio::task::yield_now().await;
+                    lease.check().expect("it is held");
+                    inside.store(false, Ordering::SeqCst);
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    // What is not confirmed is given back in the background.
+                    let _ = lease.unlock().await;
+                }
+            });
+        }
+    }
+    while let Some(task) = within(LONG, tasks.join_next()).await {
+        task.expect("no panic");
+    }
+    turns.load(Ordering::Relaxed)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_in_twice_and_fencing_tokens_grow_in_the_order_of_the_grants() {
+    let server = Server::start();
+    let mut managers = Vec::new();
+    for _ in 0..3 {
+        managers.push(connect(LeaseManager::builder(), &server).await);
+    }
+    let turns = take_turns(&managers, Instant::now() + Duration::from_secs(1)).await;
+    assert!(turns > 50, "only {turns} turns");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_in_twice_though_connections_break_all_the_time() {
+    const T: Duration = millis(3_000);
+    let server = Server::start();
+    let (mut managers, mut proxies) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let proxy = Proxy::start(server.port());
+        let builder = LeaseManager::builder().ttl(T);
+        managers.push(builder.connect(&proxy.url()).await.expect("a manager"));
+        proxies.push(proxy);
+    }
+    let until = Instant::now() + T;
+    let breaking = tokio::spawn(async move {
+        for proxy in proxies.iter().cycle() {
+            tokio::time::sleep(millis(60)).await;
+            if Instant::now() >= until {
+                break;
+            }
+            proxy.close_all();
+        }
+        proxies
+    });
+    let turns = take_turns(&managers, until).await;
+    assert!(turns > 50, "only {turns} turns");
+    drop(breaking.await.expect("no panic"));
+    // Nothing is left but the memory of the fencing token.
+    eventually(T / 2, || server.command(&["EXISTS", "job"]) == Reply::Int(0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -377,7 +452,7 @@ async fn a_release_costs_at_most_one_attempt_for_each_process_that_waits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sleep_longer_than_the_time_to_live_is_no_outage() {
-    const T: Duration = millis(500);
+    const T: Duration = millis(1_000);
     let server = Server::start();
     let leases = connect(patient().ttl(T), &server).await;
     // Holders elsewhere, with a longer time to live.

@@ -1,0 +1,110 @@
+//! One file for each scenario, and what they share.
+
+mod contended;
+mod herd;
+mod throughput;
+mod uncontended;
+
+use crate::arguments::Arguments;
+use crate::contender::{Entry, Result, Runner};
+use crate::peers;
+use crate::server::Server;
+use crate::table::{Board, Sink};
+use crate::targets::Targets;
+
+pub struct Bench {
+    pub arguments: Arguments,
+    pub server: Server,
+    pub contenders: Vec<Connected>,
+    pub sink: Sink,
+    pub targets: Targets,
+}
+
+/// A contender, and its connection or why there is none.
+pub struct Connected {
+    pub entry: Entry,
+    pub runner: Result<Box<dyn Runner>>,
+}
+
+impl Bench {
+    pub async fn new(arguments: Arguments, server: Server) -> Result<Self> {
+        let sink = Sink::open(arguments.json.as_deref())?;
+        let mut contenders = Vec::new();
+        for entry in peers::all() {
+            if arguments.wants_contender(entry.id) {
+                server.keyspace_events(entry.events);
+                let runner = (entry.connect)(server.url()).await;
+                contenders.push(Connected { entry, runner });
+            }
+        }
+        server.keyspace_events(false);
+        Ok(Self { arguments, server, contenders, sink, targets: Targets::default() })
+    }
+
+    pub async fn run(&mut self) {
+        self.print_legend();
+        if self.arguments.wants("1") {
+            uncontended::run(self).await;
+        }
+        for (scenario, tasks) in [("2", 64), ("2b", 512)] {
+            if self.arguments.wants(scenario) {
+                throughput::run(self, scenario, tasks).await;
+            }
+        }
+        if self.arguments.wants("3") {
+            contended::run(self).await;
+        }
+        if self.arguments.wants("3b") {
+            herd::run(self).await;
+        }
+    }
+
+    /// Whether all targets that were measured are met.
+    pub fn finish(self) -> bool {
+        self.targets.print()
+    }
+
+    fn print_legend(&self) {
+        let info: String = self.server.command(&["INFO", "server"]);
+        let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        println!("Redis {} on loopback, {cores} cores", version.unwrap_or("?"));
+        println!("medians of n rounds taken in turn (smallest..largest)\n");
+        let line = |one: &Connected| vec![one.entry.id.to_owned(), one.entry.about.to_owned()];
+        for words in self.contenders.iter().map(line) {
+            println!("  {:<20} {}", words[0], words[1]);
+        }
+    }
+}
+
+/// Those of the contenders that a scenario is for; a failure to connect becomes its row.
+fn choose<'a>(
+    contenders: &'a [Connected],
+    board: &mut Board,
+    sink: &mut Sink,
+    wanted: impl Fn(&Entry) -> bool,
+) -> Vec<(&'a Entry, &'a dyn Runner)> {
+    let mut chosen = Vec::new();
+    for one in contenders.iter().filter(|one| wanted(&one.entry)) {
+        match &one.runner {
+            Ok(runner) => chosen.push((&one.entry, &**runner)),
+            Err(error) => board.fail(sink, one.entry.id, error),
+        }
+    }
+    chosen
+}
+
+/// The largest median among the peers.
+fn best_peer(
+    chosen: &[(&Entry, &dyn Runner)],
+    board: &Board,
+    metric: &str,
+    fits: impl Fn(&str) -> bool,
+) -> Option<f64> {
+    let peers = chosen.iter().filter(|(entry, _)| entry.role.is_peer() && fits(entry.id));
+    peers.filter_map(|(entry, _)| board.median(entry.id, metric)).max_by(f64::total_cmp)
+}
+
+fn ratio(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
+    Some(part? / whole?)
+}

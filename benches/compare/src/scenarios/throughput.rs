@@ -1,0 +1,113 @@
+//! 2 and 2b: pairs per second over many names, without contention.
+
+use super::{Bench, best_peer, choose, ratio};
+use crate::contender::Role;
+use crate::server::Server;
+use crate::stats::percentile;
+use crate::table::{Board, Column, Sink};
+use std::process::Command;
+use std::time::Duration;
+
+const NAMES: usize = 1000;
+
+pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
+    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let title = format!("pairs/s over {NAMES} names, {tasks} tasks at names of their own");
+    let mut board = Board::new(scenario, title);
+    let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());
+    let window = Duration::from_millis(arguments.pick(700, 400));
+
+    for round in 0..=arguments.rounds(5) {
+        for (entry, runner) in &chosen {
+            if board.failed(entry.id) {
+                continue;
+            }
+            server.keyspace_events(entry.events);
+            // The first round warms up; connection by connection, that needs no long time.
+            let window = if round == 0 { window / 4 } else { window };
+            let before = server.calls();
+            let result = runner.spread(tasks, NAMES, window).await;
+            let calls = server.calls().since(&before);
+            server.keyspace_events(false);
+            match result {
+                Ok(_) if round == 0 => {}
+                Ok(done) => {
+                    let pairs = done.pairs as f64;
+                    let figures = [
+                        ("pairs_per_s", pairs / done.elapsed.as_secs_f64()),
+                        ("p50_us", percentile(&done.times, 0.5) / 1e3),
+                        ("p99_us", percentile(&done.times, 0.99) / 1e3),
+                        ("commands", calls.total() as f64 / pairs),
+                        ("sent", calls.of(entry.sends) as f64 / pairs),
+                    ];
+                    board.add(sink, entry.id, &figures);
+                }
+                Err(error) => board.fail(sink, entry.id, &error),
+            }
+        }
+    }
+    if scenario == "2" {
+        server_limit(server, &mut board, sink, arguments.pick(100_000, 40_000));
+    }
+    board.print(&[
+        Column("pairs_per_s", "pairs/s", 0, true),
+        Column("p50_us", "p50 us", 0, false),
+        Column("p99_us", "p99 us", 0, false),
+        Column("commands", "commands", 2, false),
+        Column("sent", "sent by clients", 2, false),
+    ]);
+
+    let rate = |id: &str| board.median(id, "pairs_per_s");
+    let (with, without) = (rate("leasehold"), rate("leasehold-plain"));
+    let (floor, floor_plain) = (rate("floor-fred"), rate("floor-fred-plain"));
+    let least = if tasks > 64 { (2.0, 3.0) } else { (1.5, 2.0) };
+    let what = |what: &str| format!("{scenario}: {tasks} tasks, pairs/s, {what}");
+    targets.at_least(&what("x floor, with fences"), least.0, ratio(with, floor));
+    targets.at_least(&what("x floor, without fences"), least.1, ratio(without, floor_plain));
+    if tasks == 64 {
+        let best = best_peer(&chosen, &board, "pairs_per_s", |_| true);
+        targets.at_least(&what("x best peer, with fences"), 1.0, ratio(with, best));
+        targets.at_least(&what("x best peer, without fences"), 1.3, ratio(without, best));
+    }
+    debug_assert!(chosen.iter().all(|(entry, _)| entry.role != Role::Eager));
+}
+
+/// How fast the server alone runs the pair, by redis-benchmark with 64 connections: both scripts in one
+/// command, and that plus the cost of a command that does nothing, which is what two commands cost.
+fn server_limit(server: &Server, board: &mut Board, sink: &mut Sink, requests: u32) {
+    use crate::peers::{BATCH, TOKEN};
+    let sha: String = server.command(&["SCRIPT", "LOAD", BATCH]);
+    let nothing: String = server.command(&["SCRIPT", "LOAD", "return 1"]);
+    let idle = benchmark(server, requests, &["evalsha", &nothing, "0"]);
+    for (id, block) in [("redis-benchmark", "1"), ("redis-benchmark-plain", "0")] {
+        let keys = ["evalsha", &sha, "3", "limit", "redisson_lock_token:{limit}", "limit"];
+        let acquire = ["A", TOKEN, "30000", "1", block, "86400000"];
+        let release = ["R", TOKEN, "0", "redisson_lock__channel:{limit}"];
+        let words = [&keys[..], &acquire, &release].concat();
+        match (&idle, benchmark(server, requests, &words)) {
+            (Ok(idle), Ok(one)) => {
+                let pairs = 1.0 / (1.0 / one + 1.0 / idle);
+                board.add(sink, id, &[("pairs_per_s", pairs)]);
+                board.add(sink, &format!("{id}, one command"), &[("pairs_per_s", one)]);
+            }
+            (Err(error), _) => board.fail(sink, id, error),
+            (_, Err(error)) => board.fail(sink, id, &error),
+        }
+    }
+}
+
+/// Requests per second.
+fn benchmark(server: &Server, requests: u32, words: &[&str]) -> Result<f64, String> {
+    let (port, requests) = (server.port().to_string(), requests.to_string());
+    let output = Command::new("redis-benchmark")
+        .args(["-p", &port, "-c", "64", "-n", &requests, "--csv"])
+        .args(words)
+        .output()
+        .map_err(|error| format!("redis-benchmark: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().last().unwrap_or_default();
+    // The words of the command come first, in quotes, and may contain anything.
+    let mut cells = last.rsplit("\",\"");
+    let rate = cells.nth(6).and_then(|cell| cell.trim_matches('"').parse().ok());
+    rate.ok_or_else(|| format!("redis-benchmark says {text}"))
+}

@@ -1,0 +1,95 @@
+//! 1: the latency of acquire + release when nobody else is there.
+
+use super::{Bench, choose};
+use crate::alloc;
+use crate::stats::percentile;
+use crate::table::{Board, Column};
+use std::collections::BTreeMap;
+
+const BLOCK: usize = 50;
+
+pub async fn run(bench: &mut Bench) {
+    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let mut board = Board::new("1", "acquire + release, one task, nobody else there");
+    let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());
+    // Short blocks in turn, for the machine's mood changes over seconds.
+    let blocks = arguments.pick(30, 12);
+    // Allocations of the whole process, over so many cycles that nothing else counts.
+    let cycles = arguments.pick(10_000, 2_000);
+
+    for round in 0..=arguments.rounds(5) {
+        let mut times: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        let mut commands: BTreeMap<&str, u64> = BTreeMap::new();
+        for _ in 0..blocks {
+            for (entry, runner) in &chosen {
+                if board.failed(entry.id) {
+                    continue;
+                }
+                let name = format!("alone:{}", entry.id);
+                if entry.events {
+                    server.keyspace_events(true);
+                }
+                let before = server.calls();
+                match runner.sequential(name, BLOCK).await {
+                    Ok(block) => times.entry(entry.id).or_default().extend(block),
+                    Err(error) => board.fail(sink, entry.id, &error),
+                }
+                *commands.entry(entry.id).or_default() += server.calls().since(&before).total();
+                if entry.events {
+                    server.keyspace_events(false);
+                }
+            }
+        }
+        // The first round warms up: the server, all clients and the processor.
+        if round == 0 {
+            continue;
+        }
+        for sorted in times.values_mut() {
+            sorted.sort_unstable();
+        }
+        let p50 = |id: &str| times.get(id).map_or(f64::NAN, |sorted| percentile(sorted, 0.5));
+        for (entry, _) in &chosen {
+            let Some(sorted) = times.get(entry.id).filter(|_| !board.failed(entry.id)) else {
+                continue;
+            };
+            let figures = [
+                ("p50_us", p50(entry.id) / 1e3),
+                ("p99_us", percentile(sorted, 0.99) / 1e3),
+                ("x_floor", p50(entry.id) / p50("floor-fred")),
+                ("x_floor_plain", p50(entry.id) / p50("floor-fred-plain")),
+                ("commands", commands[entry.id] as f64 / sorted.len() as f64),
+            ];
+            board.add(sink, entry.id, &figures);
+        }
+    }
+
+    let mut memory = Board::new("1a", format!("allocations in {cycles} such pairs, each"));
+    for (entry, runner) in &chosen {
+        if board.failed(entry.id) || entry.role.is_peer() {
+            continue;
+        }
+        let count = alloc::Count::start();
+        let result = runner.sequential(format!("alone:{}", entry.id), cycles).await;
+        let (calls, bytes) = count.end();
+        match result {
+            Ok(_) => {
+                let each = |value: u64| value as f64 / cycles as f64;
+                memory.add(sink, entry.id, &[("calls", each(calls)), ("bytes", each(bytes))]);
+            }
+            Err(error) => memory.fail(sink, entry.id, &error),
+        }
+    }
+
+    board.print(&[
+        Column("p50_us", "p50 us", 1, true),
+        Column("p99_us", "p99 us", 0, false),
+        Column("x_floor", "x floor-fred", 2, true),
+        Column("x_floor_plain", "x floor-fred-plain", 2, true),
+        Column("commands", "commands", 2, false),
+    ]);
+    memory.print(&[Column("calls", "allocations", 1, false), Column("bytes", "bytes", 0, false)]);
+    let with = board.median("leasehold", "x_floor");
+    targets.at_most("1: p50 alone, x floor, with fences", 1.1, with);
+    let without = board.median("leasehold-plain", "x_floor_plain");
+    targets.at_most("1: p50 alone, x floor, without fences", 1.1, without);
+}

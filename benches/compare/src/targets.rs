@@ -1,0 +1,57 @@
+//! What leasehold is to reach, and whether it does.
+
+use crate::table::print_aligned;
+
+#[derive(Default)]
+pub struct Targets {
+    lines: Vec<Vec<String>>,
+    missed: usize,
+}
+
+impl Targets {
+    pub fn at_most(&mut self, what: &str, limit: f64, measured: Option<f64>) {
+        self.judge(what, "<=", limit, measured, |value| value <= limit);
+    }
+
+    pub fn at_least(&mut self, what: &str, limit: f64, measured: Option<f64>) {
+        self.judge(what, ">=", limit, measured, |value| value >= limit);
+    }
+
+    fn judge(
+        &mut self,
+        what: &str,
+        sign: &str,
+        limit: f64,
+        measured: Option<f64>,
+        holds: impl Fn(f64) -> bool,
+    ) {
+        let (value, verdict) = match measured {
+            None => ("not measured".to_owned(), ""),
+            Some(value) if holds(value) => (number(value), "yes"),
+            Some(value) => {
+                self.missed += 1;
+                (number(value), "NO")
+            }
+        };
+        let target = format!("{sign} {}", number(limit));
+        self.lines.push(vec![what.to_owned(), target, value, verdict.to_owned()]);
+    }
+
+    /// Whether none was missed.
+    pub fn print(&self) -> bool {
+        let head = ["leasehold", "target", "measured", "met?"].map(String::from).to_vec();
+        println!("\nTargets");
+        print_aligned(&[vec![head], self.lines.clone()].concat());
+        self.missed == 0
+    }
+}
+
+fn number(value: f64) -> String {
+    if value.fract() == 0.0 || value.abs() >= 1000.0 {
+        format!("{value:.0}")
+    } else if value.abs() >= 10.0 {
+        format!("{value:.1}")
+    } else {
+        format!("{value:.3}")
+    }
+}

@@ -10,33 +10,48 @@ use std::time::Duration;
 
 /// A point in time of one [`Clock`]; instants of different clocks must not be compared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Instant(Duration);
+pub struct Instant {
+    /// Since the clock's origin; enough for 584 years.
+    nanos: u64,
+}
 
 impl Instant {
-    pub(crate) const ZERO: Instant = Instant(Duration::ZERO);
+    pub(crate) const ZERO: Instant = Instant { nanos: 0 };
+
+    fn since_origin(time: Duration) -> Self {
+        Self { nanos: nanos(time) }
+    }
+
+    fn to_duration(self) -> Duration {
+        Duration::from_nanos(self.nanos)
+    }
 
     /// The time since `earlier`, or zero when `earlier` is later.
     #[must_use]
     pub fn saturating_duration_since(self, earlier: Instant) -> Duration {
-        self.0.saturating_sub(earlier.0)
+        Duration::from_nanos(self.nanos.saturating_sub(earlier.nanos))
     }
 
     pub(crate) fn saturating_sub(self, duration: Duration) -> Instant {
-        Instant(self.0.saturating_sub(duration))
+        Instant { nanos: self.nanos.saturating_sub(nanos(duration)) }
     }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Add<Duration> for Instant {
     type Output = Instant;
 
     fn add(self, duration: Duration) -> Instant {
-        Instant(self.0.saturating_add(duration))
+        Instant { nanos: self.nanos.saturating_add(nanos(duration)) }
     }
 }
 
 impl fmt::Debug for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.to_duration().fmt(f)
     }
 }
 
@@ -79,7 +94,7 @@ impl Clock {
     pub fn now(&self) -> Instant {
         match &self.0 {
             Source::System => system::now(),
-            Source::Tokio(origin) => Instant(origin.elapsed()),
+            Source::Tokio(origin) => Instant::since_origin(origin.elapsed()),
         }
     }
 
@@ -95,7 +110,7 @@ impl Clock {
     pub async fn sleep_until(&self, at: Instant) {
         match &self.0 {
             Source::System => system::sleep_until(at).await,
-            Source::Tokio(origin) => tokio::time::sleep_until(*origin + at.0).await,
+            Source::Tokio(origin) => tokio::time::sleep_until(*origin + at.to_duration()).await,
         }
     }
 }
@@ -115,7 +130,7 @@ mod system {
     pub(super) fn now() -> Instant {
         let time = clock_gettime(ClockId::Boottime);
         // The kernel keeps both parts in range, so the fallbacks are never taken.
-        Instant(Duration::new(
+        Instant::since_origin(Duration::new(
             u64::try_from(time.tv_sec).unwrap_or_default(),
             u32::try_from(time.tv_nsec).unwrap_or_default(),
         ))
@@ -138,10 +153,11 @@ mod system {
             TimerfdClockId::Boottime,
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
+        let time = at.to_duration();
         let value = Timespec {
-            tv_sec: at.0.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
             // All zero would disarm the timer.
-            tv_nsec: at.0.subsec_nanos().max(1).into(),
+            tv_nsec: time.subsec_nanos().max(1).into(),
         };
         let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &spec)?;
@@ -166,11 +182,11 @@ mod system {
     }
 
     pub(super) fn now() -> Instant {
-        Instant(origin().elapsed())
+        Instant::since_origin(origin().elapsed())
     }
 
     pub(super) async fn sleep_until(at: Instant) {
-        tokio::time::sleep_until((origin() + at.0).into()).await;
+        tokio::time::sleep_until((origin() + at.to_duration()).into()).await;
     }
 }
 

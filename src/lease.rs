@@ -320,6 +320,9 @@ impl Lease {
     /// one only lowers the hold count. A refused lowering is not an error: the process's own
     /// count is the truth.
     ///
+    /// When a waiter of the same manager is next, it is handed the name in memory, without a word to the
+    /// store, as often in a row as [`Builder::handoff_bound`](crate::Builder::handoff_bound) allows.
+    ///
     /// # Errors
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease had been lost before; what it guarded may have
@@ -344,8 +347,12 @@ impl Lease {
     pub async fn unlock(mut self) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.call();
-        let phase = self.leave();
+        self.end();
         let (core, hold) = (self.core(), &self.hold);
+        let Some(phase) = hold.leave(core) else {
+            // The next in line of this process has it.
+            return Ok(());
+        };
         if let Phase::Lost(loss) = phase {
             core.reap(Job::Settle(Arc::clone(hold)));
             return Err(Error::lost(loss));
@@ -398,18 +405,13 @@ impl Lease {
             token.cancel();
         }
     }
-
-    fn leave(&mut self) -> Phase {
-        self.end();
-        self.hold.leave(self.core())
-    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.over {
-            self.leave();
-            self.core().reap(Job::Settle(Arc::clone(&self.hold)));
+            self.end();
+            self.hold.give_back(self.core());
         }
     }
 }

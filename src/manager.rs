@@ -5,6 +5,7 @@ use crate::builder::Builder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::Hold;
 use crate::hold::engine::{Core, Engine};
+use crate::hold::handoff::lose;
 use crate::lock::{Holder, Lock};
 use crate::store::{Holding, Name};
 use std::fmt;
@@ -185,10 +186,7 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         let name = Name::new(name.as_ref())?;
-        let hold = core.queue.hold(&name);
-        if let Some(hold) = &hold {
-            hold.lose(core, Loss::Revoked);
-        }
+        let hold = lose(core, &name, Loss::Revoked);
         let mut revoked = Revoked { core, hold };
         let held = core.store.force_release(&name).await?;
         revoked.hold = None;
@@ -226,9 +224,11 @@ impl LeaseManager {
         core.closed.cancel();
         let until = core.now() + core.timing.grace + core.timing.attempt * 2;
         let until = *core.closing_until.get_or_init(|| until);
-        let holds = core.queue.holds();
-        for hold in &holds {
-            hold.lose(core, Loss::Closed);
+        let mut holds = core.queue.holds();
+        for hold in &mut holds {
+            if let Some(last) = lose(core, &hold.name, Loss::Closed) {
+                *hold = last;
+            }
         }
         let mut failed = Vec::new();
         let mut released = 0;

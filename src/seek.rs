@@ -3,7 +3,7 @@
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::engine::{Core, Engine};
-use crate::hold::queue::Turn;
+use crate::hold::queue::{Admission, Turn};
 use crate::hold::reaper::{Attempt, Nested};
 use crate::hold::state::{Entered, Entry};
 use crate::hold::{Grant, Hold};
@@ -121,19 +121,9 @@ impl Seek<'_> {
             }
             *current = None;
         }
-        let queue = &self.core().queue;
-        let turn = if self.once {
-            match queue.try_enter(self.name) {
-                Some(turn) => turn,
-                None => return Ok(None),
-            }
-        } else {
-            queue.enter(self.name).await
-        };
-        let Some(grant) = self.take(turn).await? else {
+        let Some(hold) = self.first().await? else {
             return Ok(None);
         };
-        let hold = Hold::begin(self.core(), grant);
         if self.core().is_closed() {
             // What was granted goes the way of a dropped lease.
             drop(Lease::new(self.engine, hold));
@@ -141,6 +131,30 @@ impl Seek<'_> {
         }
         *current = Some(Arc::clone(&hold));
         Ok(Some(Lease::new(self.engine, hold)))
+    }
+
+    /// Waits in line, and takes the name from the store or from the one before us.
+    async fn first(&self) -> Result<Option<Arc<Hold>>> {
+        let core = self.core();
+        loop {
+            let admission = if self.once {
+                core.queue.try_enter(self.name).map(Admission::Turn)
+            } else {
+                Some(core.queue.enter(self.name).await)
+            };
+            match admission {
+                None => return Ok(None),
+                Some(Admission::Turn(turn)) => {
+                    let grant = self.take(turn).await?;
+                    return Ok(grant.map(|grant| Hold::begin(core, grant)));
+                }
+                Some(Admission::Hold(passed)) => {
+                    if let Some(hold) = passed.accept() {
+                        return Ok(Some(hold));
+                    }
+                }
+            }
+        }
     }
 
     /// For how long no answer from the store is taken.
@@ -224,6 +238,9 @@ impl Seek<'_> {
         let mut hints = Hints::Unasked;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
+        if let Some(time) = turn.not_before() {
+            core.clock().sleep_until(time).await;
+        }
         self.answered.store(false, Ordering::Relaxed);
         loop {
             core.check_open()?;

@@ -21,6 +21,8 @@ use uuid::Uuid;
 pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) poll_bound: Duration,
+    /// How often in a row a hold is passed on in memory.
+    pub(crate) handoff_bound: u32,
     pub(crate) fencing: Option<Fencing>,
 }
 

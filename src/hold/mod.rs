@@ -19,6 +19,7 @@
 //! Lock order: a hold's state, then the schedule or the queue. Wakers run with no lock held.
 
 pub(crate) mod engine;
+pub(crate) mod handoff;
 pub(crate) mod queue;
 pub(crate) mod reaper;
 pub(crate) mod settle;
@@ -33,7 +34,7 @@ use engine::Core;
 use queue::Turn;
 use state::{Due, Entered, Entry, Next, Op, Phase, State};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -45,8 +46,8 @@ pub(crate) struct Hold {
     pub(crate) token: Token,
     /// Our own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
-    /// Fires on loss, never on release.
-    lost: CancellationToken,
+    /// Fires on loss, never on release; made when first asked for.
+    lost: OnceLock<CancellationToken>,
     changed: Notify,
     inner: Mutex<Inner>,
 }
@@ -80,17 +81,22 @@ impl Hold {
             name,
             token,
             fence,
-            lost: CancellationToken::new(),
+            lost: OnceLock::new(),
             changed: Notify::new(),
             inner: Mutex::new(Inner { state, scheduled: None, turn: Some(turn) }),
         });
         core.queue.install(&hold);
-        hold.update(core, |_, _| ());
+        hold.start(core);
+        hold
+    }
+
+    /// Puts it under the watchdog's eyes; it is known under its name already.
+    fn start(self: &Arc<Self>, core: &Arc<Core>) {
+        self.update(core, |_, _| ());
         // `close` looks through the queue after it has closed: one of the two sees the other.
         if core.is_closed() {
-            hold.lose(core, Loss::Closed);
+            self.lose(core, Loss::Closed);
         }
-        hold
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -121,8 +127,8 @@ impl Hold {
 
         if before != after {
             // The token first: a subscriber of traces may be slow.
-            if matches!(after, Phase::Lost(_)) {
-                self.lost.cancel();
+            if let (Phase::Lost(_), Some(lost)) = (after, self.lost.get()) {
+                lost.cancel();
             }
             self.trace(after, left);
         }
@@ -177,6 +183,11 @@ impl Hold {
         self.lock().state.deadline(&core.timing)
     }
 
+    /// When the last confirmed grant or renewal was sent.
+    fn confirmed(&self) -> Instant {
+        self.lock().state.confirmed()
+    }
+
     pub(crate) fn count(&self) -> u32 {
         self.lock().state.live()
     }
@@ -209,12 +220,16 @@ impl Hold {
 
     /// A token that fires on the loss.
     pub(crate) fn lost_token(&self) -> CancellationToken {
-        self.lost.child_token()
+        let lost = self.lost.get_or_init(CancellationToken::new);
+        // A loss before this line has found no token to fire, one after it does.
+        if matches!(self.lock().state.phase(), Phase::Lost(_)) {
+            lost.cancel();
+        }
+        lost.child_token()
     }
 
     /// Waits for the loss; for ever after a clean end.
     pub(crate) async fn when_lost(&self) -> Loss {
-        self.lost.cancelled().await;
         self.until(|hold| match hold.lock().state.phase() {
             Phase::Lost(loss) => Some(loss),
             _ => None,
@@ -343,11 +358,6 @@ impl Hold {
         });
         self.settle_if_needed(core);
         result
-    }
-
-    /// One lease less; returns the phase as it was for its holder. The caller settles.
-    pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>) -> Phase {
-        self.update(core, |state, now| state.leave(&core.timing, now))
     }
 
     /// One lease less without telling the store: it is left to expire.

@@ -8,6 +8,8 @@
 //! 3. Nothing is dropped, woken or sent while the map is locked.
 
 use super::Hold;
+use super::handoff::Passed;
+use crate::clock::Instant;
 use crate::store::Name;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -16,87 +18,143 @@ use tokio::sync::oneshot;
 
 #[derive(Default)]
 pub(crate) struct Queue {
-    slots: Mutex<HashMap<Name, Slot>>,
+    line: Mutex<Line>,
+}
+
+#[derive(Default)]
+struct Line {
+    slots: HashMap<Name, Slot>,
+    /// Until when the next turn of a name is to wait, so that other processes can go first.
+    giving_way: HashMap<Name, Instant>,
+    /// At how many of these the past ones are swept out next.
+    sweep_at: usize,
+}
+
+impl Line {
+    fn turn(&mut self, queue: &Arc<Queue>, name: &Name) -> Turn {
+        let not_before =
+            if self.giving_way.is_empty() { None } else { self.giving_way.remove(name) };
+        Turn { queue: Some(Arc::clone(queue)), name: name.clone(), not_before }
+    }
 }
 
 #[derive(Default)]
 struct Slot {
     hold: Option<Arc<Hold>>,
-    waiters: BTreeMap<u64, oneshot::Sender<Turn>>,
+    waiters: BTreeMap<u64, Waiter>,
     tickets: u64,
+}
+
+/// Where a waiter is told that it is first.
+pub(crate) type Waiter = oneshot::Sender<Admission>;
+
+/// What the first in line gets.
+pub(crate) enum Admission {
+    /// The right to ask the store.
+    Turn(Turn),
+    /// What the one before it had.
+    Hold(Passed),
 }
 
 impl Queue {
     /// Takes the turn of a name that nobody in this process has or waits for.
     pub(crate) fn try_enter(self: &Arc<Self>, name: &Name) -> Option<Turn> {
-        let mut slots = self.lock();
-        if slots.contains_key(name) {
+        let mut line = self.lock();
+        if line.slots.contains_key(name) {
             return None;
         }
-        slots.insert(name.clone(), Slot::default());
-        Some(Turn { queue: Some(Arc::clone(self)), name: name.clone() })
+        line.slots.insert(name.clone(), Slot::default());
+        Some(line.turn(self, name))
     }
 
-    /// Waits in line for the turn of a name.
+    /// The next turn of a name is to wait until `until`, for other processes want it too.
+    pub(crate) fn give_way(&self, name: &Name, now: Instant, until: Instant) {
+        let mut line = self.lock();
+        if line.giving_way.len() >= line.sweep_at.max(64) {
+            line.giving_way.retain(|_, until| *until > now);
+            line.sweep_at = 2 * line.giving_way.len();
+        }
+        line.giving_way.insert(name.clone(), until);
+    }
+
+    /// Waits in line for a name.
     ///
-    /// Dropping the future gives up the place, and the turn if it had just come.
-    pub(crate) async fn enter(self: &Arc<Self>, name: &Name) -> Turn {
+    /// Dropping the future gives up the place, and what had just come.
+    pub(crate) async fn enter(self: &Arc<Self>, name: &Name) -> Admission {
         loop {
             if let Some(turn) = self.try_enter(name) {
-                return turn;
+                return Admission::Turn(turn);
             }
             let Some(mut place) = Place::take(self, name) else {
                 continue;
             };
             // The sender lives in the slot, which ends only when no waiter is left.
-            if let Ok(turn) = (&mut place.turn).await {
-                return turn;
+            if let Ok(admission) = (&mut place.admission).await {
+                return admission;
             }
         }
     }
 
+    /// Takes the first waiter out of the line, if there is one, and puts the hold in place that it is to
+    /// have.
+    pub(crate) fn hand_over(
+        &self,
+        name: &Name,
+        next: impl FnOnce() -> Arc<Hold>,
+    ) -> Option<(Waiter, Arc<Hold>)> {
+        let mut line = self.lock();
+        let slot = line.slots.get_mut(name)?;
+        let (_, waiter) = slot.waiters.pop_first()?;
+        let next = next();
+        // What was there is alive in the hands of whoever passes it on.
+        slot.hold = Some(Arc::clone(&next));
+        Some((waiter, next))
+    }
+
     /// Makes a hold known under its name, for as long as it keeps the turn.
     pub(crate) fn install(&self, hold: &Arc<Hold>) {
-        if let Some(slot) = self.lock().get_mut(&hold.name) {
+        if let Some(slot) = self.lock().slots.get_mut(&hold.name) {
             slot.hold = Some(Arc::clone(hold));
         }
     }
 
     /// The hold that this process has of a name.
     pub(crate) fn hold(&self, name: &Name) -> Option<Arc<Hold>> {
-        self.lock().get(name).and_then(|slot| slot.hold.clone())
+        self.lock().slots.get(name).and_then(|slot| slot.hold.clone())
     }
 
     /// All holds of this process.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.lock().values().filter_map(|slot| slot.hold.clone()).collect()
+        self.lock().slots.values().filter_map(|slot| slot.hold.clone()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pass(self: &Arc<Self>, name: &Name) {
         loop {
             let (next, hold) = {
-                let mut slots = self.lock();
-                let Some(slot) = slots.get_mut(name) else {
+                let mut line = self.lock();
+                let Some(slot) = line.slots.get_mut(name) else {
                     return;
                 };
                 let hold = slot.hold.take();
-                let next = slot.waiters.pop_first();
-                if next.is_none() {
-                    slots.remove(name);
-                }
+                let next = match slot.waiters.pop_first() {
+                    Some((_, waiter)) => Some((waiter, line.turn(self, name))),
+                    None => {
+                        line.slots.remove(name);
+                        None
+                    }
+                };
                 (next, hold)
             };
             drop(hold);
-            let Some((_, waiter)) = next else { return };
-            let turn = Turn { queue: Some(Arc::clone(self)), name: name.clone() };
-            match waiter.send(turn) {
-                Ok(()) => return,
+            let Some((waiter, turn)) = next else { return };
+            match waiter.send(Admission::Turn(turn)) {
                 // The waiter went away in this moment; its turn must not pass on by itself.
-                Err(mut turn) => turn.queue = None,
+                Err(Admission::Turn(mut turn)) => turn.queue = None,
+                _ => return,
             }
         }
     }
@@ -106,6 +164,14 @@ impl Queue {
 pub(crate) struct Turn {
     queue: Option<Arc<Queue>>,
     name: Name,
+    not_before: Option<Instant>,
+}
+
+impl Turn {
+    /// When to ask the store at the earliest, if others are to go first.
+    pub(crate) fn not_before(&self) -> Option<Instant> {
+        self.not_before
+    }
 }
 
 impl Drop for Turn {
@@ -127,19 +193,19 @@ struct Place {
     queue: Arc<Queue>,
     name: Name,
     ticket: u64,
-    turn: oneshot::Receiver<Turn>,
+    admission: oneshot::Receiver<Admission>,
 }
 
 impl Place {
     fn take(queue: &Arc<Queue>, name: &Name) -> Option<Self> {
-        let (sender, turn) = oneshot::channel();
-        let mut slots = queue.lock();
-        let slot = slots.get_mut(name)?;
+        let (sender, admission) = oneshot::channel();
+        let mut line = queue.lock();
+        let slot = line.slots.get_mut(name)?;
         let ticket = slot.tickets;
         slot.tickets += 1;
         slot.waiters.insert(ticket, sender);
-        drop(slots);
-        Some(Self { queue: Arc::clone(queue), name: name.clone(), ticket, turn })
+        drop(line);
+        Some(Self { queue: Arc::clone(queue), name: name.clone(), ticket, admission })
     }
 }
 
@@ -148,6 +214,7 @@ impl Drop for Place {
         let sender = self
             .queue
             .lock()
+            .slots
             .get_mut(&self.name)
             .and_then(|slot| slot.waiters.remove(&self.ticket));
         drop(sender);
@@ -180,7 +247,9 @@ mod tests {
         assert!(poll(third.as_mut()).is_pending());
         drop(first);
         assert!(poll(third.as_mut()).is_pending());
-        let Poll::Ready(turn) = poll(second.as_mut()) else { panic!("second is first now") };
+        let Poll::Ready(Admission::Turn(turn)) = poll(second.as_mut()) else {
+            panic!("second is first now")
+        };
         drop(turn);
         assert!(poll(third.as_mut()).is_ready());
     }
@@ -213,7 +282,7 @@ mod tests {
         }
         drop(waiters);
         drop(first);
-        assert!(queue.lock().is_empty());
+        assert!(queue.lock().slots.is_empty());
         assert!(queue.try_enter(&name).is_some());
     }
 }

@@ -8,6 +8,10 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Release, Released, StoreFuture};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// For stores that answer at once; the others have to be woken up first.
+const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
 /// An operation that was sent, if one was.
 type Flight = Option<(Op, StoreFuture<Released>)>;
@@ -18,6 +22,8 @@ struct Settlement<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     flight: Flight,
+    /// When the operation was sent.
+    sent: Instant,
     over: bool,
 }
 
@@ -29,6 +35,7 @@ impl Settlement<'_> {
         };
         let (name, token) = (self.hold.name.clone(), self.hold.token);
         let request = Release { name, token, count, timeout: self.core.timing.attempt };
+        self.sent = self.core.now();
         self.flight = Some((op, in_time(self.core, self.core.store.release(request))));
     }
 
@@ -44,7 +51,12 @@ impl Settlement<'_> {
         let (op, request) = self.flight.as_mut()?;
         let op = *op;
         let verdict = request.await.map(|released| match released {
-            Released::Done { .. } => None,
+            Released::Done { listeners } => {
+                if op == Op::Release && listeners > 0 {
+                    self.give_way();
+                }
+                None
+            }
             Released::NotYours(absence) => Some(absence),
         });
         self.flight = None;
@@ -52,6 +64,17 @@ impl Settlement<'_> {
             tracing::debug!(name = self.hold.name.as_str(), %error, "hold count not recorded");
         }
         Some(self.hold.settled(self.core, op, verdict))
+    }
+}
+
+impl Settlement<'_> {
+    /// Waiters elsewhere were told; ours, who needs no telling, would always be faster. So it waits for
+    /// one round trip more, jittered.
+    fn give_way(&self) {
+        let now = self.core.now();
+        let round_trip = now.saturating_duration_since(self.sent).max(SHORTEST_ROUND_TRIP);
+        let wait = round_trip.mul_f64(1.0 + self.core.jitter());
+        self.core.queue.give_way(&self.hold.name, now, now + wait.min(self.core.timing.attempt));
     }
 }
 
@@ -78,7 +101,8 @@ pub(crate) async fn settle(
     flight: Flight,
     until: impl Fn() -> Instant,
 ) -> Result<()> {
-    let mut settlement = Settlement { core, hold, flight, over: false };
+    let sent = core.now();
+    let mut settlement = Settlement { core, hold, flight, sent, over: false };
     let result = run(&mut settlement, until).await;
     settlement.over = true;
     result

@@ -43,6 +43,9 @@ pub(crate) struct State {
     renewal: Renewal,
     attempts: u32,
     failures: u32,
+    /// When the store's grant was asked for, and how often it was passed on since.
+    granted: Instant,
+    passed: u32,
     /// Leases alive in this process.
     live: u32,
     /// The count that the store has, as far as known.
@@ -84,6 +87,8 @@ impl State {
             renewal: Renewal::Due(renew),
             attempts: 0,
             failures: 0,
+            granted: sent,
+            passed: 0,
             live: 1,
             recorded: Some(1),
             busy: false,
@@ -102,6 +107,10 @@ impl State {
 
     pub(super) fn phase(&self) -> Phase {
         self.phase
+    }
+
+    pub(super) fn confirmed(&self) -> Instant {
+        self.confirmed
     }
 
     pub(super) fn live(&self) -> u32 {

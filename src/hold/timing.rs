@@ -37,6 +37,8 @@ pub(crate) struct Timing {
     pub(crate) period: Duration,
     /// How long one attempt may take.
     pub(crate) attempt: Duration,
+    /// For how long a hold is passed on in memory before other processes get their turn.
+    pub(crate) longest_chain: Duration,
 }
 
 impl Timing {
@@ -46,6 +48,7 @@ impl Timing {
         grace: Duration::from_secs(2),
         period: Duration::from_secs(10),
         attempt: Duration::from_secs(3),
+        longest_chain: Duration::from_secs(3),
     };
 
     /// Derives everything from T.
@@ -62,6 +65,7 @@ impl Timing {
             grace: (ttl / 10).clamp(GRACE.0, GRACE.1),
             period: (ttl / 3).min(LONGEST_PERIOD),
             attempt: (ttl / 10).clamp(SHORTEST_ATTEMPT, LONGEST_ATTEMPT).min(ttl / 6),
+            longest_chain: ttl / 10,
         })
     }
 

@@ -114,6 +114,38 @@ impl State {
         phase
     }
 
+    /// Whether a waiter of this process may have the hold when its last lease ends now: it is sure, the
+    /// store's record is right, nothing is under way, enough is left, and other processes have not waited
+    /// for too long.
+    pub(in crate::hold) fn may_pass(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
+        self.phase == Phase::Held
+            && self.live == 1
+            && self.recorded == Some(1)
+            && !self.busy
+            && matches!(self.renewal, Renewal::Due(_))
+            && self.passed < bound
+            && now < self.granted + timing.longest_chain
+            && !timing.stale(self.confirmed, now)
+            && self.max_until.is_none_or(|max| now < max)
+    }
+
+    /// Ends it for its holder; returns what the next one has of it.
+    pub(in crate::hold) fn pass(&mut self, max_until: Option<Instant>) -> Self {
+        let unsure_until = self.unsure_until.take();
+        let next = Self {
+            renewal: self.renewal,
+            attempts: self.attempts,
+            granted: self.granted,
+            passed: self.passed + 1,
+            fence_kept: self.fence_kept,
+            ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)
+        };
+        self.live = 0;
+        self.phase = Phase::Released;
+        self.renewal = Renewal::Stopped;
+        next
+    }
+
     /// Invariant 5; a nested acquire under way decides about itself when its verdict is there.
     fn close_if_left(&mut self) {
         if self.live == 0 && self.believed() && !self.nesting {

@@ -2,8 +2,10 @@
 
 use crate::grants::Tenure;
 use crate::kernels::{self, Spread};
+use crate::peers::Pulse;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub type Result<T> = std::result::Result<T, String>;
@@ -35,6 +37,13 @@ pub trait Runner: Send + Sync {
         end: u64,
     ) -> Boxed<'_, Result<Tenure>>;
     fn herd(&self, name: String, tasks: usize, hold: Duration) -> Boxed<'_, Result<Tenure>>;
+    fn turns(
+        &self,
+        name: String,
+        start: u64,
+        end: u64,
+        pulse: Arc<Pulse>,
+    ) -> Boxed<'_, Result<Tenure>>;
 }
 
 impl<C: Contender> Runner for C {
@@ -58,6 +67,16 @@ impl<C: Contender> Runner for C {
 
     fn herd(&self, name: String, tasks: usize, hold: Duration) -> Boxed<'_, Result<Tenure>> {
         Box::pin(kernels::herd(self, name, tasks, hold))
+    }
+
+    fn turns(
+        &self,
+        name: String,
+        start: u64,
+        end: u64,
+        pulse: Arc<Pulse>,
+    ) -> Boxed<'_, Result<Tenure>> {
+        Box::pin(kernels::turns(self, name, start, end, pulse))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::contender::{Contender, Lock, Result};
 use crate::grants::{Grant, Tenure, now};
+use crate::peers::Pulse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Barrier;
@@ -141,6 +142,44 @@ pub async fn herd<C: Contender>(
         });
     }
     gather(set, HUNG).await
+}
+
+/// Holds a name in turn with another process, which waits meanwhile; one round trip in each hold.
+pub async fn turns<C: Contender>(
+    this: &C,
+    name: String,
+    start: u64,
+    end: u64,
+    pulse: Arc<Pulse>,
+) -> Result<Tenure> {
+    let mut lock = this.lock(&name);
+    let mut set = JoinSet::new();
+    set.spawn(async move {
+        let mut tenure = Tenure::default();
+        let mut grants = Vec::new();
+        tokio::time::sleep(Duration::from_nanos(start.saturating_sub(now()))).await;
+        while now() < end {
+            let pause = Duration::from_millis(2);
+            // The round trip, too, starts from rest.
+            let work = async || {
+                tokio::time::sleep(pause).await;
+                pulse.beat().await;
+                tokio::time::sleep(pause).await;
+            };
+            match hold(&mut lock, work).await {
+                Ok(grant) => grants.push(grant),
+                Err(error) => {
+                    tenure.errors += 1;
+                    tenure.first_error.get_or_insert(error);
+                }
+            }
+            // Whoever barges would take every turn.
+            tokio::time::sleep(pause / 2).await;
+        }
+        tenure.tasks.push(grants);
+        (0, tenure)
+    });
+    gather(set, Duration::from_nanos(end.saturating_sub(now())) + HUNG).await
 }
 
 async fn hold(lock: &mut impl Lock, work: impl AsyncFnOnce()) -> Result<Grant> {

@@ -1,9 +1,15 @@
 //! Everybody who is measured, each by its documented default usage. Where a peer polls, a variant that polls
 //! every 5 ms stands beside it in the scenarios with contention.
 
+mod async_redis_lock;
+mod distkit;
+mod distributed_lock;
 mod floor_fred;
 mod floor_redis;
 mod leasehold;
+mod pulse;
+mod rdlock;
+mod redlock;
 mod rlock;
 mod rslock;
 
@@ -13,6 +19,7 @@ use floor_fred::Way;
 use std::time::Duration;
 
 pub use floor_fred::{BATCH, TOKEN};
+pub use pulse::Pulse;
 
 /// For peers that ask for one; long enough that no hold of ours comes near it.
 const TTL: Duration = Duration::from_secs(10);
@@ -25,95 +32,128 @@ pub fn ids() -> Vec<&'static str> {
     all().iter().map(|entry| entry.id).collect()
 }
 
+/// Ours, then the floors, then the peers.
 pub fn all() -> Vec<Entry> {
-    let entry =
-        |id, about, role, sends, connect| Entry { id, about, role, sends, events: false, connect };
+    let mut all = ours_and_floors();
+    all.extend(peers());
+    all
+}
+
+fn ours_and_floors() -> Vec<Entry> {
+    const BARE: Way = Way::Scripts { fenced: true, timeout: false };
+    const PLAIN: Way = Way::Scripts { fenced: false, timeout: false };
+    const LIMITED: Way = Way::Scripts { fenced: true, timeout: true };
     vec![
-        entry(
-            "leasehold",
-            "the default: with fencing tokens",
-            Role::Ours,
-            SCRIPTS,
-            connector!(|url| leasehold::connect(url, true)),
-        ),
-        entry(
-            "leasehold-plain",
-            "without fencing tokens",
-            Role::Ours,
-            SCRIPTS,
-            connector!(|url| leasehold::connect(url, false)),
-        ),
-        entry(
-            "floor-fred",
-            "leasehold's two scripts, bare through its client",
-            Role::Floor,
-            SCRIPTS,
-            connector!(|url| floor_fred::connect(
-                url,
-                Way::Scripts { fenced: true, timeout: false }
-            )),
-        ),
-        entry(
-            "floor-fred-plain",
-            "the same without fencing tokens",
-            Role::Floor,
-            SCRIPTS,
-            connector!(|url| floor_fred::connect(
-                url,
-                Way::Scripts { fenced: false, timeout: false }
-            )),
-        ),
-        entry(
-            "floor-fred-timeout",
-            "floor-fred with a time limit on each command, as leasehold has it",
-            Role::Floor,
-            SCRIPTS,
-            connector!(|url| floor_fred::connect(
-                url,
-                Way::Scripts { fenced: true, timeout: true }
-            )),
-        ),
-        entry(
-            "set-fred",
-            "SET NX PX and compare-and-delete, through fred",
-            Role::Floor,
-            SET_AND_SCRIPTS,
-            connector!(|url| floor_fred::connect(url, Way::Set)),
-        ),
-        entry(
-            "set-redis-rs",
-            "the same through redis-rs",
-            Role::Floor,
-            SET_AND_SCRIPTS,
-            connector!(floor_redis::connect),
-        ),
-        entry(
-            "rslock",
-            "polls, 0..200 ms",
-            Role::Peer,
-            SET_AND_SCRIPTS,
-            connector!(|url| rslock::connect(url, None)),
-        ),
-        entry(
-            "rslock-5ms",
-            "polls, 0..5 ms",
-            Role::Eager,
-            SET_AND_SCRIPTS,
-            connector!(|url| rslock::connect(url, EAGER)),
-        ),
-        entry(
-            "rlock",
-            "polls, 100 ms",
-            Role::Peer,
-            SET_AND_SCRIPTS,
-            connector!(|url| rlock::connect(url, None)),
-        ),
-        entry(
-            "rlock-5ms",
-            "polls, 5 ms",
-            Role::Eager,
-            SET_AND_SCRIPTS,
-            connector!(|url| rlock::connect(url, EAGER)),
-        ),
+        Entry {
+            id: "leasehold",
+            about: "the default: with fencing tokens",
+            role: Role::Ours,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(|url| leasehold::connect(url, true)),
+        },
+        Entry {
+            id: "leasehold-plain",
+            about: "without fencing tokens",
+            role: Role::Ours,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(|url| leasehold::connect(url, false)),
+        },
+        Entry {
+            id: "floor-fred",
+            about: "leasehold's two scripts, bare through its client",
+            role: Role::Floor,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(|url| floor_fred::connect(url, BARE)),
+        },
+        Entry {
+            id: "floor-fred-plain",
+            about: "the same without fencing tokens",
+            role: Role::Floor,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(|url| floor_fred::connect(url, PLAIN)),
+        },
+        Entry {
+            id: "floor-fred-timeout",
+            about: "floor-fred with a time limit on each command, as leasehold has it",
+            role: Role::Floor,
+            sends: SCRIPTS,
+            events: false,
+            connect: connector!(|url| floor_fred::connect(url, LIMITED)),
+        },
+        Entry {
+            id: "set-fred",
+            about: "SET NX PX and compare-and-delete, through fred",
+            role: Role::Floor,
+            sends: SET_AND_SCRIPTS,
+            events: false,
+            connect: connector!(|url| floor_fred::connect(url, Way::Set)),
+        },
+        Entry {
+            id: "set-redis-rs",
+            about: "the same through redis-rs",
+            role: Role::Floor,
+            sends: SET_AND_SCRIPTS,
+            events: false,
+            connect: connector!(floor_redis::connect),
+        },
     ]
+}
+
+/// A peer at its default, and the same asked to poll every 5 ms.
+macro_rules! polling {
+    ($id:literal, $sends:expr, $about:literal, $connect:path) => {
+        [
+            Entry {
+                id: $id,
+                about: $about,
+                role: Role::Peer,
+                sends: $sends,
+                events: false,
+                connect: connector!(|url| $connect(url, None)),
+            },
+            Entry {
+                id: concat!($id, "-5ms"),
+                about: "the same, polling every 5 ms",
+                role: Role::Eager,
+                sends: $sends,
+                events: false,
+                connect: connector!(|url| $connect(url, EAGER)),
+            },
+        ]
+    };
+}
+
+fn peers() -> Vec<Entry> {
+    let mut all = Vec::new();
+    all.extend(polling!("rslock", SET_AND_SCRIPTS, "polls, 0..200 ms", rslock::connect));
+    all.extend(polling!("rlock", SET_AND_SCRIPTS, "polls, 100 ms", rlock::connect));
+    all.extend(polling!("async-redis-lock", SCRIPTS, "polls, 100 ms", async_redis_lock::connect));
+    all.extend(polling!("distkit", SET_AND_SCRIPTS, "polls, 50 ms", distkit::connect));
+    all.extend(polling!(
+        "distributed-lock",
+        SET_AND_SCRIPTS,
+        "does not wait; polls here, 100 ms",
+        distributed_lock::connect
+    ));
+    all.push(Entry {
+        id: "rdlock",
+        about: "waits by keyspace events, which are on for it alone",
+        role: Role::Peer,
+        sends: &["set", "del", "psubscribe"],
+        events: true,
+        connect: connector!(rdlock::connect),
+    });
+    all.push(Entry {
+        id: "redlock",
+        about: "blocking, on tokio's blocking pool; a connection for each command",
+        role: Role::Blocking,
+        sends: SET_AND_SCRIPTS,
+        events: false,
+        connect: connector!(redlock::connect),
+    });
+    all
 }

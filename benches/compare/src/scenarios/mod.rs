@@ -1,16 +1,22 @@
 //! One file for each scenario, and what they share.
 
 mod contended;
+mod crash;
 mod herd;
+mod processes;
 mod throughput;
+mod turns;
 mod uncontended;
+mod watchdog;
 
 use crate::arguments::Arguments;
 use crate::contender::{Entry, Result, Runner};
 use crate::peers;
+use crate::process::Parent;
 use crate::server::Server;
 use crate::table::{Board, Sink};
 use crate::targets::Targets;
+use serde_json::Value;
 
 pub struct Bench {
     pub arguments: Arguments,
@@ -57,6 +63,18 @@ impl Bench {
         if self.arguments.wants("3b") {
             herd::run(self).await;
         }
+        if self.arguments.wants("4") {
+            processes::run(self).await;
+        }
+        if self.arguments.wants("5") {
+            watchdog::run(self).await;
+        }
+        if self.arguments.wants("6") {
+            turns::run(self).await;
+        }
+        if self.arguments.wants("6b") {
+            crash::run(self).await;
+        }
     }
 
     /// Whether all targets that were measured are met.
@@ -75,6 +93,23 @@ impl Bench {
             println!("  {:<20} {}", words[0], words[1]);
         }
     }
+}
+
+/// A worker process's part in one of the scenarios.
+pub async fn work(job: Value, parent: Parent) -> Result<()> {
+    match job["job"].as_str() {
+        Some("contend") => processes::work(job, parent).await,
+        Some("watchdog") => watchdog::work(job, parent).await,
+        Some("turns") => turns::work(job, parent).await,
+        Some("crash") => crash::work(job, parent).await,
+        other => Err(format!("there is no job {other:?}")),
+    }
+}
+
+/// One contender, in a worker process.
+async fn connect(id: &str, url: String) -> Result<Box<dyn Runner>> {
+    let entry = peers::all().into_iter().find(|entry| entry.id == id);
+    (entry.ok_or_else(|| format!("there is no contender {id}"))?.connect)(url).await
 }
 
 /// Those of the contenders that a scenario is for; a failure to connect becomes its row.

@@ -1,0 +1,161 @@
+//! 6: from a release to the grant in another process that waits for it.
+
+use super::{Bench, choose, connect};
+use crate::contender::{Entry, Result};
+use crate::grants::{Tenure, now};
+use crate::peers::Pulse;
+use crate::process::{Parent, Worker};
+use crate::server::Server;
+use crate::stats::percentile;
+use crate::table::{Board, Column};
+use leasehold::LeaseManager;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub async fn run(bench: &mut Bench) {
+    let Bench { arguments, server, contenders, sink, targets } = bench;
+    let mut board =
+        Board::new("6", "two processes in turn: from the release to the grant in the other");
+    let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
+    let window = Duration::from_millis(arguments.pick(1500, 700));
+
+    for round in 0..arguments.rounds(3) {
+        for (entry, _) in &chosen {
+            if board.failed(entry.id) {
+                continue;
+            }
+            server.keyspace_events(entry.events);
+            let result = measure(server, entry, round, window).await;
+            server.keyspace_events(false);
+            match result {
+                Ok(figures) => board.add(sink, entry.id, &figures),
+                Err(error) => board.fail(sink, entry.id, &error),
+            }
+        }
+    }
+    board.print(&[
+        Column("p50_us", "p50 us", 0, true),
+        Column("p99_us", "p99 us", 0, false),
+        Column("trip_us", "round trip us", 0, false),
+        Column("trips", "round trips", 2, true),
+        Column("turns", "turns", 0, false),
+    ]);
+    let trips = board.median("leasehold", "trips");
+    targets.at_most("6: release to grant elsewhere, p50, round trips", 2.5, trips);
+
+    let mut told =
+        Board::new("6a", "from DEL of the key to the holder's token, T = 3 s (for information)");
+    match deleted(server, arguments.pick(40, 20)).await {
+        Ok(times) => {
+            let ms = |part| percentile(&times, part) / 1e6;
+            told.add(sink, "leasehold", &[("p50_ms", ms(0.5)), ("max_ms", ms(1.0))]);
+        }
+        Err(error) => told.fail(sink, "leasehold", &error),
+    }
+    told.print(&[Column("p50_ms", "p50 ms", 0, false), Column("max_ms", "longest ms", 0, false)]);
+}
+
+async fn measure(
+    server: &Server,
+    entry: &Entry,
+    round: usize,
+    window: Duration,
+) -> Result<Vec<(&'static str, f64)>> {
+    let mut workers = Vec::new();
+    for number in 0..2 {
+        workers.push(Worker::start(&json!({
+            "job": "turns",
+            "url": server.url(),
+            "contender": entry.id,
+            "name": format!("turns:{}:{round}", entry.id),
+            "file": server.dir().join(format!("turns-{number}")),
+        }))?);
+    }
+    for worker in &mut workers {
+        worker.next(PATIENCE).await?;
+    }
+    let start = now() + 20_000_000;
+    let end = start + window.as_nanos() as u64;
+    for worker in &mut workers {
+        worker.tell(&json!({ "start": start, "end": end })).await?;
+    }
+    let (mut all, mut trips) = (Tenure::default(), Vec::new());
+    for (number, worker) in workers.iter_mut().enumerate() {
+        let said = worker.next(window + PATIENCE).await?;
+        let file = server.dir().join(format!("turns-{number}"));
+        all.merge(Tenure::load(&file).map_err(|error| error.to_string())?);
+        trips.extend(said["trips"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+    }
+    trips.sort_unstable();
+    let order = all.in_order();
+    // Only where the next one had been waiting, and is the other.
+    let turns = order.windows(2).filter(|two| two[0].0 != two[1].0);
+    let turns = turns.filter(|two| two[1].1.asked < two[0].1.ended);
+    let mut times: Vec<u64> =
+        turns.map(|two| two[1].1.granted.saturating_sub(two[0].1.ended)).collect();
+    times.sort_unstable();
+    if times.is_empty() {
+        return Err("no turn was taken".to_owned());
+    }
+    let (p50, trip) = (percentile(&times, 0.5), percentile(&trips, 0.5));
+    Ok(vec![
+        ("p50_us", p50 / 1e3),
+        ("p99_us", percentile(&times, 0.99) / 1e3),
+        ("trip_us", trip / 1e3),
+        ("trips", p50 / trip),
+        ("turns", times.len() as f64),
+    ])
+}
+
+/// One of the two processes.
+pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
+    let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
+    let runner = connect(&text("contender"), text("url")).await?;
+    let pulse = Arc::new(Pulse::connect(&text("url")).await?);
+    let warm = format!("warm:{}", std::process::id());
+    runner.sequential(warm, 50).await?;
+    parent.tell(&json!({ "ready": true }));
+    let go = parent.next().await;
+    let time = |key: &str| go[key].as_u64().unwrap_or_default();
+    let tenure = runner.turns(text("name"), time("start"), time("end"), Arc::clone(&pulse)).await?;
+    tenure.save(Path::new(&text("file"))).map_err(|error| error.to_string())?;
+    parent.tell(&json!({ "trips": pulse.times() }));
+    Ok(())
+}
+
+/// Nanoseconds from the deletion of each key to its holder's token.
+async fn deleted(server: &Server, leases: usize) -> Result<Vec<u64>> {
+    let told = |error: leasehold::Error| error.to_string();
+    let ttl = Duration::from_secs(3);
+    let manager = LeaseManager::builder().ttl(ttl).connect(&server.url()).await.map_err(told)?;
+    let mut watchers = Vec::new();
+    for number in 0..leases {
+        let lease = manager.lock(format!("deleted:{number}")).lock().await.map_err(told)?;
+        let token = lease.token();
+        let watcher = tokio::spawn(async move {
+            token.cancelled().await;
+            (now(), lease)
+        });
+        watchers.push(watcher);
+    }
+    let mut times = Vec::new();
+    let mut deletions = Vec::new();
+    for number in 0..leases {
+        // At all phases of the renewals.
+        tokio::time::sleep(ttl / 3 / leases as u32).await;
+        deletions.push(now());
+        let _: i64 = server.command(&["DEL", &format!("deleted:{number}")]);
+    }
+    for (watcher, deletion) in watchers.into_iter().zip(deletions) {
+        let fired = tokio::time::timeout(ttl * 2, watcher).await;
+        let (fired, _) = fired.map_err(|_| "a token never fired")?.map_err(|e| e.to_string())?;
+        times.push(fired.saturating_sub(deletion));
+    }
+    times.sort_unstable();
+    manager.close().await.map_err(|error| error.to_string())?;
+    Ok(times)
+}

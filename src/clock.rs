@@ -108,8 +108,28 @@ impl Clock {
     ///
     /// Safe: dropping it forgets the wait.
     pub async fn sleep_until(&self, at: Instant) {
-        match &self.0 {
-            Source::System => system::sleep_until(at).await,
+        Sleeper::new(self).until(at).await;
+    }
+}
+
+/// Sleeps many times with one timer; on one runtime only.
+pub(crate) struct Sleeper {
+    clock: Clock,
+    timer: system::Timer,
+}
+
+impl Sleeper {
+    pub(crate) fn new(clock: &Clock) -> Self {
+        Self { clock: clock.clone(), timer: system::Timer::default() }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(crate) async fn until(&mut self, at: Instant) {
+        match &self.clock.0 {
+            Source::System => self.timer.sleep_until(at).await,
             Source::Tokio(origin) => tokio::time::sleep_until(*origin + at.to_duration()).await,
         }
     }
@@ -123,6 +143,7 @@ mod system {
         clock_gettime, timerfd_create, timerfd_settime,
     };
     use std::io;
+    use std::os::fd::OwnedFd;
     use std::time::Duration;
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
@@ -136,37 +157,52 @@ mod system {
         ))
     }
 
-    pub(super) async fn sleep_until(at: Instant) {
-        // tokio's timers stand still in a suspend and have a grain of a millisecond.
-        if boottime_timer(at).await.is_err() {
-            // No descriptor left: sleep by tokio's clock, in steps, so that a suspend is
-            // still seen soon after.
-            while now() < at {
-                let left = at.saturating_duration_since(now());
-                tokio::time::sleep(left.min(Duration::from_millis(100))).await;
+    /// A timer of the kernel, made at the first sleep.
+    #[derive(Default)]
+    pub(super) struct Timer(Option<AsyncFd<OwnedFd>>);
+
+    impl Timer {
+        pub(super) async fn sleep_until(&mut self, at: Instant) {
+            // tokio's timers stand still in a suspend and have a grain of a millisecond.
+            if self.sleep_by_kernel(at).await.is_err() {
+                // No descriptor left: sleep by tokio's clock, in steps, so that a suspend is
+                // still seen soon after.
+                while now() < at {
+                    let left = at.saturating_duration_since(now());
+                    tokio::time::sleep(left.min(Duration::from_millis(100))).await;
+                }
             }
+        }
+
+        async fn sleep_by_kernel(&mut self, at: Instant) -> io::Result<()> {
+            let timer = match &mut self.0 {
+                Some(timer) => timer,
+                none => none.insert(create()?),
+            };
+            let time = at.to_duration();
+            let value = Timespec {
+                tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
+                // All zero would disarm the timer.
+                tv_nsec: time.subsec_nanos().max(1).into(),
+            };
+            let never = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let spec = Itimerspec { it_interval: never, it_value: value };
+            timerfd_settime(timer.get_ref(), TimerfdTimerFlags::ABSTIME, &spec)?;
+            // What is readable may be an earlier sleep, which was given up.
+            while now() < at {
+                timer.readable().await?.clear_ready();
+            }
+            Ok(())
         }
     }
 
-    async fn boottime_timer(at: Instant) -> io::Result<()> {
-        let timer = timerfd_create(
-            TimerfdClockId::Boottime,
-            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
-        )?;
-        let time = at.to_duration();
-        let value = Timespec {
-            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
-            // All zero would disarm the timer.
-            tv_nsec: time.subsec_nanos().max(1).into(),
-        };
-        let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
-        timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &spec)?;
+    fn create() -> io::Result<AsyncFd<OwnedFd>> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
         // Newer tokio wants unsafe code here, because a type might close its descriptor early; an
         // OwnedFd does not.
         #[allow(deprecated)]
-        let timer = AsyncFd::with_interest(timer, Interest::READABLE)?;
-        timer.readable().await?.retain_ready();
-        Ok(())
+        AsyncFd::with_interest(timer, Interest::READABLE)
     }
 }
 
@@ -185,8 +221,13 @@ mod system {
         Instant::since_origin(origin().elapsed())
     }
 
-    pub(super) async fn sleep_until(at: Instant) {
-        tokio::time::sleep_until((origin() + at.to_duration()).into()).await;
+    #[derive(Default)]
+    pub(super) struct Timer;
+
+    impl Timer {
+        pub(super) async fn sleep_until(&mut self, at: Instant) {
+            tokio::time::sleep_until((origin() + at.to_duration()).into()).await;
+        }
     }
 }
 

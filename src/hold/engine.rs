@@ -2,12 +2,12 @@
 
 use super::queue::Queue;
 use super::reaper::Job;
+use super::schedule::Schedule;
 use super::timing::Timing;
-use super::{Hold, watchdog};
+use super::watchdog;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Fencing, Store, Token};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -263,86 +263,4 @@ async fn run(core: Arc<Core>) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Which hold to look at when: one entry per hold, O(log n) to change.
-#[derive(Default)]
-pub(crate) struct Schedule {
-    entries: Mutex<Entries>,
-    earlier: Notify,
-}
-
-#[derive(Default)]
-struct Entries {
-    map: BTreeMap<(Instant, u64), Arc<Hold>>,
-    /// Until when the watchdog sleeps. Only an entry before that needs to wake it, so taking and
-    /// releasing a lease in a loop wakes it once per period, not each time.
-    armed: Option<Instant>,
-}
-
-impl Schedule {
-    /// Moves a hold from one time to another; `None` is outside.
-    pub(crate) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
-        let id = hold.token.number();
-        let mut entries = lock(&self.entries);
-        let removed = from.and_then(|from| entries.map.remove(&(from, id)));
-        let mut wake = false;
-        if let Some(to) = to {
-            entries.map.insert((to, id), Arc::clone(hold));
-            wake = entries.armed.is_none_or(|armed| to < armed);
-            if wake {
-                entries.armed = Some(to);
-            }
-        }
-        drop(entries);
-        drop(removed);
-        if wake {
-            self.earlier.notify_one();
-        }
-    }
-
-    /// Takes out what is due.
-    pub(crate) fn due(&self, now: Instant) -> Vec<(Instant, Arc<Hold>)> {
-        let mut entries = lock(&self.entries);
-        let mut due = Vec::new();
-        while let Some(first) = entries.map.first_entry()
-            && first.key().0 <= now
-        {
-            let ((at, _), hold) = first.remove_entry();
-            due.push((at, hold));
-        }
-        due
-    }
-
-    /// The first `count` holds that are due before `until`; they stay in.
-    pub(crate) fn soon(&self, until: Instant, count: usize) -> Vec<Arc<Hold>> {
-        let entries = lock(&self.entries);
-        entries.map.range(..(until, 0)).take(count).map(|(_, hold)| Arc::clone(hold)).collect()
-    }
-
-    /// All holds; they stay in.
-    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
-        lock(&self.entries).map.values().cloned().collect()
-    }
-
-    /// Sleeps until the first entry is due, or one that is earlier was put in.
-    pub(crate) async fn wait(&self, clock: &Clock) {
-        let next = {
-            let mut entries = lock(&self.entries);
-            let now = clock.now();
-            // A time that was armed stays armed, even when its entry has gone: to sleep for it in
-            // vain once is cheaper than to be woken by the next lease.
-            let first = entries.map.first_key_value().map(|((at, _), _)| *at);
-            entries.armed = entries.armed.filter(|armed| *armed > now).or(first);
-            entries.armed
-        };
-        let earlier = self.earlier.notified();
-        match next {
-            None => earlier.await,
-            Some(at) => tokio::select! {
-                () = earlier => {}
-                () = clock.sleep_until(at) => {}
-            },
-        }
-    }
 }

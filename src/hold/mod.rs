@@ -22,6 +22,7 @@ pub(crate) mod engine;
 pub(crate) mod handoff;
 pub(crate) mod queue;
 pub(crate) mod reaper;
+mod schedule;
 pub(crate) mod settle;
 pub(crate) mod state;
 pub(crate) mod timing;
@@ -110,7 +111,15 @@ impl Hold {
         core: &Arc<Core>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
-        let now = core.now();
+        self.update_at(core, core.now(), change)
+    }
+
+    fn update_at<R>(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        change: impl FnOnce(&mut State, Instant) -> R,
+    ) -> R {
         let mut inner = self.lock();
         let before = inner.state.phase();
         let result = change(&mut inner.state, now);
@@ -204,10 +213,6 @@ impl Hold {
         self.lock().state.release_error()
     }
 
-    pub(crate) fn fence_kept(&self) -> Instant {
-        self.lock().state.fence_kept()
-    }
-
     /// Whether `max_hold` ends it before `time`, whatever is renewed.
     pub(crate) fn ends_before(&self, time: Instant) -> bool {
         self.lock().state.max_until().is_some_and(|max| max < time)
@@ -299,19 +304,26 @@ impl Hold {
     }
 
     /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
-    pub(crate) fn tick(self: &Arc<Self>, core: &Arc<Core>, at: Instant) -> Due {
+    pub(crate) fn tick(self: &Arc<Self>, core: &Arc<Core>, at: Instant, now: Instant) -> Due {
         {
             let mut inner = self.lock();
             if inner.scheduled == Some(at) {
                 inner.scheduled = None;
             }
         }
-        self.update(core, |state, now| state.tick(&core.timing, now, core.jitter()))
+        self.update_at(core, now, |state, now| state.tick(&core.timing, now))
     }
 
     /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect.
-    pub(crate) fn renew_early(self: &Arc<Self>, core: &Arc<Core>) -> Due {
-        self.update(core, |state, now| state.renew_early(&core.timing, now))
+    pub(crate) fn renew_early(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Due {
+        self.update_at(core, now, |state, now| state.renew_early(&core.timing, now))
+    }
+
+    /// A renewal was not answered in time.
+    pub(crate) fn unanswered(self: &Arc<Self>, core: &Arc<Core>, attempt: u32) {
+        self.update(core, |state, now| {
+            state.unanswered(&core.timing, now, core.jitter(), attempt);
+        });
     }
 
     /// Lets the watchdog renew now; changes nothing if it is about to.
@@ -322,10 +334,11 @@ impl Hold {
     }
 
     /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
-    /// the fencing token.
+    /// the fencing token. With the same `jitter`, what was renewed together is due together.
     pub(crate) fn renewed(
         self: &Arc<Self>,
         core: &Arc<Core>,
+        (now, jitter): (Instant, f64),
         attempt: (u32, Instant, bool),
         verdict: Result<Option<Absence>>,
     ) {
@@ -335,10 +348,13 @@ impl Hold {
             Ok(Some(_)) => {}
             Err(error) => tracing::debug!(name, %error, "renewal failed"),
         }
-        self.update(core, |state, now| {
-            state.renewed(&core.timing, now, core.jitter(), attempt, verdict);
+        let unsettled = self.update_at(core, now, |state, now| {
+            state.renewed(&core.timing, now, jitter, attempt, verdict);
+            state.needs_settling()
         });
-        self.settle_if_needed(core);
+        if unsettled {
+            core.reap(reaper::Job::Settle(Arc::clone(self)));
+        }
     }
 
     /// Asks to enter once more; after [`Entry::Count`], [`Hold::entered`] must follow.

@@ -23,7 +23,10 @@ pub(crate) enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
     Due(Instant),
-    UnderWay { attempt: u32, until: Instant },
+    /// In a batch, which the watchdog looks at in time for each hold in it.
+    UnderWay {
+        attempt: u32,
+    },
     Stopped,
 }
 
@@ -31,8 +34,17 @@ enum Renewal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
-    Renew { attempt: u32 },
+    Renew(Attempt),
     Settle,
+}
+
+/// A renewal that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attempt {
+    pub(crate) number: u32,
+    /// It must not be sent later.
+    pub(crate) believed_until: Instant,
+    pub(crate) fence_kept: Instant,
 }
 
 #[derive(Debug)]
@@ -125,10 +137,6 @@ impl State {
         self.max_until
     }
 
-    pub(super) fn fence_kept(&self) -> Instant {
-        self.fence_kept
-    }
-
     pub(super) fn release_error(&self) -> Option<Error> {
         self.release_error.clone()
     }
@@ -180,10 +188,11 @@ impl State {
         match self.phase {
             Phase::Held | Phase::AtRisk => {
                 let end = self.believed_until(timing);
-                Some(match self.renewal {
-                    Renewal::Due(at) | Renewal::UnderWay { until: at, .. } => at.min(end),
-                    Renewal::Stopped => end,
-                })
+                match self.renewal {
+                    Renewal::Due(at) => Some(at.min(end)),
+                    Renewal::UnderWay { .. } => None,
+                    Renewal::Stopped => Some(end),
+                }
             }
             Phase::Lost(_) if !self.settling => self.owed,
             _ => None,
@@ -208,17 +217,12 @@ impl State {
         }
     }
 
-    pub(super) fn tick(&mut self, timing: &Timing, now: Instant, jitter: f64) -> Due {
+    pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
         if let Phase::Lost(_) = self.phase {
             let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.settling;
             self.settling |= due;
             return if due { Due::Settle } else { Due::Nothing };
-        }
-        if let Renewal::UnderWay { attempt, until } = self.renewal
-            && until <= now
-        {
-            self.renewal_failed(timing, now, jitter, attempt);
         }
         match self.renewal {
             Renewal::Due(at) if at <= now => self.renew_early(timing, now),
@@ -230,10 +234,11 @@ impl State {
     pub(super) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
         match self.renewal {
             Renewal::Due(_) if self.believed() && now < self.believed_until(timing) => {
-                self.attempts = self.attempts.wrapping_add(1);
-                let attempt = self.attempts;
-                self.renewal = Renewal::UnderWay { attempt, until: now + timing.attempt };
-                Due::Renew { attempt }
+                let number = self.attempts.wrapping_add(1);
+                self.attempts = number;
+                self.renewal = Renewal::UnderWay { attempt: number };
+                let believed_until = self.believed_until(timing);
+                Due::Renew(Attempt { number, believed_until, fence_kept: self.fence_kept })
             }
             _ => Due::Nothing,
         }
@@ -280,10 +285,17 @@ impl State {
         }
     }
 
+    /// No verdict on renewal `attempt` came in time.
+    pub(super) fn unanswered(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
+        self.expire(timing, now);
+        if self.believed() {
+            self.renewal_failed(timing, now, jitter, attempt);
+        }
+    }
+
     fn renewal_failed(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
         // An attempt that was given up on may still fail later; it says nothing new.
-        if !matches!(self.renewal, Renewal::UnderWay { attempt: current, .. } if current == attempt)
-        {
+        if self.renewal != (Renewal::UnderWay { attempt }) {
             return;
         }
         self.phase = Phase::AtRisk;
@@ -349,8 +361,8 @@ mod tests {
     }
 
     fn renew(state: &mut State, now: u64) -> u32 {
-        match state.tick(&timing(), at(now), 0.0) {
-            Due::Renew { attempt } => attempt,
+        match state.tick(&timing(), at(now)) {
+            Due::Renew(attempt) => attempt.number,
             due => panic!("{due:?} at {now}"),
         }
     }
@@ -396,10 +408,14 @@ mod tests {
             if now >= at(888) {
                 break;
             }
-            attempts += u32::from(state.tick(&timing(), now, 1.0) != Due::Nothing);
+            if let Due::Renew(attempt) = state.tick(&timing(), now) {
+                attempts += 1;
+                assert_eq!(state.wake_at(&timing()), None, "its batch is looked at");
+                state.unanswered(&timing(), now + timing().attempt, 1.0, attempt.number);
+            }
         }
         assert_eq!(attempts, 3);
-        assert_eq!(state.tick(&timing(), at(888), 0.0), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), None);
         assert_eq!(state.renew_early(&timing(), at(889)), Due::Nothing);
@@ -419,12 +435,12 @@ mod tests {
     fn the_failure_of_an_attempt_given_up_on_says_nothing() {
         let mut state = held();
         let first = renew(&mut state, 333);
-        let due = state.tick(&timing(), at(500), 0.0);
-        assert_eq!(due, Due::Nothing, "a gap first");
+        state.unanswered(&timing(), at(500), 0.0, first);
+        assert_eq!(state.tick(&timing(), at(500)), Due::Nothing, "a gap first");
         let second = renew(&mut state, 520);
         verdict(&mut state, 530, first, 333, Err(unavailable()));
-        let under_way = Renewal::UnderWay { attempt: second, until: at(520) + timing().attempt };
-        assert_eq!(state.renewal, under_way);
+        state.unanswered(&timing(), at(531), 0.0, first);
+        assert_eq!(state.renewal, Renewal::UnderWay { attempt: second });
     }
 
     #[test]
@@ -455,7 +471,7 @@ mod tests {
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
         assert_eq!(state.next_op(at(950)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.tick(&timing(), at(988), 0.0), Due::Settle);
+        assert_eq!(state.tick(&timing(), at(988)), Due::Settle);
         assert_eq!(state.next_op(at(988)), Next::Op(Op::Release));
     }
 
@@ -522,13 +538,13 @@ mod tests {
     fn tokens_first_then_the_release_when_dropped_or_after_the_grace() {
         let mut state = State::granted(at(0), at(333), Some(at(200)), None);
         assert_eq!(state.wake_at(&timing()), Some(at(200)));
-        assert_eq!(state.tick(&timing(), at(200), 0.0), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
         assert_eq!(state.next_op(at(250)), Next::Nothing, "the lease is alive");
         assert_eq!(state.enter(&timing(), at(250)), Entry::Lost(Loss::MaxHold));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
-        assert_eq!(state.tick(&timing(), at(300), 0.0), Due::Settle);
-        assert_eq!(state.tick(&timing(), at(301), 0.0), Due::Nothing, "once");
+        assert_eq!(state.tick(&timing(), at(300)), Due::Settle);
+        assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
         assert_eq!(state.next_op(at(301)), Next::Op(Op::Release));
         state.settled(&timing(), at(302), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
@@ -553,7 +569,7 @@ mod tests {
     #[test]
     fn late_copies_of_an_expired_grant_are_swept_only_after_d() {
         let mut state = State::granted(at(0), at(333), None, Some(at(1500)));
-        state.tick(&timing(), at(888), 0.0);
+        state.tick(&timing(), at(888));
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.sweep(&timing(), at(888)), Some((at(988), at(1500))));
     }

@@ -6,8 +6,8 @@
 use super::Hold;
 use super::engine::Core;
 use super::reaper::{Job, Work};
-use super::state::Due;
-use crate::clock::Instant;
+use super::state::{Attempt, Due};
+use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Renewal, Renewed};
 use std::sync::Arc;
@@ -15,16 +15,23 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
-/// A lease and the attempt to renew it.
-type Renewing = (Arc<Hold>, u32);
+/// A hold and the attempt to renew it.
+pub(super) struct Renewing {
+    hold: Arc<Hold>,
+    attempt: Attempt,
+}
+
+/// What is renewed by one call.
+pub(super) type Batch = Vec<Renewing>;
 
 pub(crate) async fn run(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>) {
     let mut tasks = JoinSet::new();
     let _alarm = Alarm(core);
     let reconnects = core.store.reconnects();
+    let mut sleeper = Sleeper::new(core.clock());
     loop {
         tokio::select! {
-            () = core.schedule.wait(core.clock()) => {}
+            () = core.schedule.wait(&mut sleeper) => {}
             Some(job) = inbox.recv() => {
                 tasks.spawn(Work::new(core, job).run());
                 continue;
@@ -66,102 +73,108 @@ async fn reconnected(reconnects: Option<&Notify>) {
 /// Does what is due.
 fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     let now = core.now();
-    let mut renewing = Vec::new();
-    for (at, hold) in core.schedule.due(now) {
-        match hold.tick(core, at) {
+    let due = core.schedule.due(now);
+    for batch in due.batches {
+        for renewing in batch.iter() {
+            renewing.hold.unanswered(core, renewing.attempt.number);
+        }
+    }
+    let mut batch = Vec::with_capacity(due.holds.len());
+    for (at, hold) in due.holds {
+        match hold.tick(core, at, now) {
             Due::Nothing => {}
-            Due::Renew { attempt } => renewing.push((hold, attempt)),
+            Due::Renew(attempt) => batch.push(Renewing { hold, attempt }),
             Due::Settle => {
                 tasks.spawn(Work::new(core, Job::Settle(hold)).run());
             }
         }
     }
-    fill_up(core, &mut renewing, now);
-    send(core, tasks, renewing);
+    fill_up(core, &mut batch, now);
+    send(core, tasks, batch, now);
 }
 
 /// Fills the last batch with leases that are due soon anyway: a call costs the same for one
 /// as for a hundred.
-fn fill_up(core: &Arc<Core>, renewing: &mut Vec<Renewing>, now: Instant) {
-    let batch = core.store.capabilities().renewal_batch.max(1);
-    let room = (batch - renewing.len() % batch) % batch;
-    if renewing.is_empty() || room == 0 {
+fn fill_up(core: &Arc<Core>, batch: &mut Batch, now: Instant) {
+    let size = core.store.capabilities().renewal_batch.max(1);
+    let room = (size - batch.len() % size) % size;
+    if batch.is_empty() || room == 0 {
         return;
     }
     let soon = now + core.timing.period / 5;
-    for hold in core.schedule.soon(soon, room) {
-        if let Due::Renew { attempt } = hold.renew_early(core) {
-            renewing.push((hold, attempt));
-        }
-    }
+    renew_early(core, batch, core.schedule.soon(soon, room), now);
 }
 
 /// A connection was lost and made anew: the server may have restarted without our leases.
 fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
-    let mut renewing = Vec::new();
-    for hold in core.schedule.all() {
-        if let Due::Renew { attempt } = hold.renew_early(core) {
-            renewing.push((hold, attempt));
-        }
-    }
-    send(core, tasks, renewing);
-}
-
-fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, renewing: Vec<Renewing>) {
-    // Those with little time left apart: their attempt must be short, that of the others need not.
-    let (short, long): (Vec<_>, Vec<_>) =
-        renewing.into_iter().partition(|(hold, _)| hold.remaining(core) < core.timing.attempt);
-    let size = core.store.capabilities().renewal_batch.max(1);
-    for mut renewing in [short, long] {
-        while !renewing.is_empty() {
-            let rest = renewing.split_off(size.min(renewing.len()));
-            let batch = std::mem::replace(&mut renewing, rest);
-            tasks.spawn(renew(Arc::clone(core), batch));
-        }
-    }
-}
-
-async fn renew(core: Arc<Core>, mut batch: Vec<Renewing>) {
-    // Since it was due, the thread may have been stopped: nothing is sent after `C`, and no attempt
-    // outlives the first `C` among them.
     let now = core.now();
-    batch.retain(|(hold, _)| !hold.remaining(&core).is_zero());
-    let left = batch.iter().map(|(hold, _)| hold.remaining(&core)).min();
-    let Some(timeout) = left.map(|left| left.min(core.timing.attempt)) else { return };
+    let mut batch = Vec::new();
+    renew_early(core, &mut batch, core.schedule.all(), now);
+    send(core, tasks, batch, now);
+}
 
-    let mut requests = Vec::with_capacity(batch.len());
-    for (hold, _) in &batch {
-        requests.push(Renewal {
-            name: hold.name.clone(),
-            token: hold.token,
-            ttl: core.timing.ttl,
-            fence_retention: fence_retention(&core, hold, now),
-        });
+fn renew_early(core: &Arc<Core>, batch: &mut Batch, holds: Vec<Arc<Hold>>, now: Instant) {
+    for hold in holds {
+        if let Due::Renew(attempt) = hold.renew_early(core, now) {
+            batch.push(Renewing { hold, attempt });
+        }
     }
-    let kept: Vec<bool> =
-        requests.iter().map(|request| request.fence_retention.is_some()).collect();
+}
 
-    let renewed = tokio::select! {
-        renewed = core.store.renew(requests, timeout) => renewed,
-        // A store that keeps its contract answers before.
-        () = core.clock().sleep_until(now + timeout * 2) => {
-            Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"))
+fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
+    // Those with little time left apart: their attempt must be short, that of the others need not.
+    let whole = now + core.timing.attempt;
+    let (short, long): (Batch, Batch) =
+        batch.into_iter().partition(|renewing| renewing.attempt.believed_until < whole);
+    let size = core.store.capabilities().renewal_batch.max(1);
+    for mut batch in [short, long] {
+        while !batch.is_empty() {
+            let rest = batch.split_off(size.min(batch.len()));
+            let batch = Arc::new(std::mem::replace(&mut batch, rest));
+            // No attempt outlives the first `C` among them. Whatever becomes of the task, the watchdog looks
+            // at each of them then.
+            let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
+            let until = first.map_or(whole, |first| first.min(whole));
+            let key = core.schedule.put(&batch, until);
+            let core = Arc::clone(core);
+            tasks.spawn(async move {
+                renew(&core, &batch, until).await;
+                core.schedule.remove(key);
+            });
         }
+    }
+}
+
+async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) {
+    let now = core.now();
+    let timeout = until.saturating_duration_since(now);
+    if timeout.is_zero() {
+        // The thread was stopped since it was due: nothing is sent after `C`.
+        return;
+    }
+    let request = |renewing: &Renewing| Renewal {
+        name: renewing.hold.name.clone(),
+        token: renewing.hold.token,
+        ttl: core.timing.ttl,
+        fence_retention: fence_retention(core, renewing, now),
     };
-    let (sent, mut verdicts) = match renewed {
-        Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => {
-            (sent, verdicts.into_iter())
-        }
+    let requests: Vec<Renewal> = batch.iter().map(request).collect();
+    // A store that keeps its contract answers before; the watchdog has looked at them then.
+    let answer = tokio::time::timeout(timeout * 2, core.store.renew(requests, timeout));
+    let Ok(renewed) = answer.await else { return };
+
+    let (sent, verdicts) = match renewed {
+        Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
         Ok(_) => {
             let error = Error::invalid("the store answered for a different number of leases");
-            (now, repeat(error, batch.len()).into_iter())
+            (now, repeat(error, batch.len()))
         }
-        Err(error) => (now, repeat(error, batch.len()).into_iter()),
+        Err(error) => (now, repeat(error, batch.len())),
     };
-    for ((hold, attempt), kept) in batch.into_iter().zip(kept) {
-        if let Some(verdict) = verdicts.next() {
-            hold.renewed(&core, (attempt, sent, kept), verdict);
-        }
+    let moment = (core.now(), core.jitter());
+    for (renewing, verdict) in batch.iter().zip(verdicts) {
+        let kept = fence_retention(core, renewing, now).is_some();
+        renewing.hold.renewed(core, moment, (renewing.attempt.number, sent, kept), verdict);
     }
 }
 
@@ -170,10 +183,10 @@ fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
 }
 
 /// The store's memory of the last fencing token must not end during a long hold.
-fn fence_retention(core: &Core, hold: &Hold, now: Instant) -> Option<Duration> {
+fn fence_retention(core: &Core, renewing: &Renewing, now: Instant) -> Option<Duration> {
     let retention = core.settings.fencing?.retention?;
-    let old = now.saturating_duration_since(hold.fence_kept()) >= retention / 4;
-    (hold.fence.is_some() && old).then_some(retention)
+    let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
+    (renewing.hold.fence.is_some() && old).then_some(retention)
 }
 
 /// Nobody needs the engine any more: finish what was begun, within bounds, and disconnect.

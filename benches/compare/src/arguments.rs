@@ -1,14 +1,16 @@
 //! What the user asks for.
 
+use crate::contender::{Entry, Role};
 use std::path::PathBuf;
 
 const HELP: &str = "\
 leasehold against the bare scripts and other lock crates, on a redis-server of its own
 
-  --quick            about a minute in all: fewer rounds, shorter; judges nothing by its exit code
+  --quick            a good minute: fewer and shorter rounds, fewer leases, no polling every 5 ms;
+                     the exit code judges nothing
   --scenario LIST    1,2,2b,3,3b,4,5,6,6b; default all
   --only LIST        contenders by id, such as leasehold,floor-fred; default all
-  --rounds N         how often each contender is measured; default 5, --quick 2
+  --rounds N         how often each contender is measured; default 3 to 6 by scenario
   --json FILE        JSON lines, one for each contender, scenario and round, to a file
                      (`-`: to stdout, between the tables)
   --list             tells the ids of the contenders
@@ -66,13 +68,16 @@ impl Arguments {
         self.scenarios.iter().any(|one| one == scenario)
     }
 
-    pub fn wants_contender(&self, id: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|one| one == id)
+    pub fn wants_contender(&self, entry: &Entry) -> bool {
+        if self.only.is_empty() {
+            return !(self.quick && entry.role == Role::Eager);
+        }
+        self.only.iter().any(|one| one == entry.id)
     }
 
-    /// `usual` unless the user or `--quick` says otherwise.
-    pub fn rounds(&self, usual: usize) -> usize {
-        self.rounds.unwrap_or(if self.quick { usual.min(2) } else { usual })
+    /// How many, unless the user says it.
+    pub fn rounds(&self, usual: usize, quick: usize) -> usize {
+        self.rounds.unwrap_or(self.pick(usual, quick))
     }
 
     /// One of two, by `--quick`.

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub type Result<T> = std::result::Result<T, String>;
+/// The end of connecting.
+pub type Connecting = Boxed<'static, Result<Box<dyn Runner>>>;
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A lock crate, or a floor, connected to the server.
@@ -90,7 +92,7 @@ pub struct Entry {
     pub sends: &'static [&'static str],
     /// Whether it needs keyspace events, which cost the server time on every write of anyone.
     pub events: bool,
-    pub connect: fn(String) -> Boxed<'static, Result<Box<dyn Runner>>>,
+    pub connect: fn(String) -> Connecting,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

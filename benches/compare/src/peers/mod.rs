@@ -6,6 +6,8 @@ mod distkit;
 mod distributed_lock;
 mod floor_fred;
 mod floor_redis;
+#[cfg(feature = "gears")]
+mod gears;
 mod leasehold;
 mod pulse;
 mod rdlock;
@@ -146,6 +148,15 @@ fn peers() -> Vec<Entry> {
         sends: &["set", "del", "psubscribe"],
         events: true,
         connect: connector!(rdlock::connect),
+    });
+    #[cfg(feature = "gears")]
+    all.push(Entry {
+        id: "gears",
+        about: "waits by pub/sub",
+        role: Role::Peer,
+        sends: &["set", "pttl", "wait", "evalsha", "eval", "publish", "spublish"],
+        events: false,
+        connect: connector!(gears::connect),
     });
     all.push(Entry {
         id: "redlock",

@@ -14,7 +14,7 @@ pub async fn run(bench: &mut Bench) {
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
     let window = Duration::from_millis(arguments.pick(1500, 800));
 
-    for round in 0..arguments.rounds(3) {
+    for round in 0..arguments.rounds(3, 1) {
         for (entry, runner) in &chosen {
             if board.failed(entry.id) {
                 continue;

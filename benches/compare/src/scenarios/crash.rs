@@ -17,7 +17,7 @@ pub async fn run(bench: &mut Bench) {
     let Bench { arguments, server, sink, targets, .. } = bench;
     let title = format!("from the kill of a holder's process to the grant in another, T = {T:?}");
     let mut board = Board::new("6b", title);
-    for round in 0..arguments.rounds(6) {
+    for round in 0..arguments.rounds(6, 2) {
         match measure(server, round as u32).await {
             Ok(ms) => board.add(sink, "leasehold", &[("take_over_ms", ms)]),
             Err(error) => board.fail(sink, "leasehold", &error),

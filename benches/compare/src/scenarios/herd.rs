@@ -14,7 +14,7 @@ pub async fn run(bench: &mut Bench) {
     let mut board = Board::new("3b", title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
 
-    for round in 0..arguments.rounds(3) {
+    for round in 0..arguments.rounds(3, 1) {
         for (entry, runner) in &chosen {
             // Some take seconds for each; two rounds tell enough of them.
             if board.failed(entry.id) || (round > 1 && slow(&board, entry.id)) {

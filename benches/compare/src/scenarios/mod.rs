@@ -37,7 +37,7 @@ impl Bench {
         let sink = Sink::open(arguments.json.as_deref())?;
         let mut contenders = Vec::new();
         for entry in peers::all() {
-            if arguments.wants_contender(entry.id) {
+            if arguments.wants_contender(&entry) {
                 server.keyspace_events(entry.events);
                 let runner = (entry.connect)(server.url()).await;
                 contenders.push(Connected { entry, runner });
@@ -91,6 +91,9 @@ impl Bench {
         let line = |one: &Connected| vec![one.entry.id.to_owned(), one.entry.about.to_owned()];
         for words in self.contenders.iter().map(line) {
             println!("  {:<20} {}", words[0], words[1]);
+        }
+        if !cfg!(feature = "gears") {
+            println!("  not compiled in: gears (--features gears)");
         }
     }
 }

@@ -21,9 +21,9 @@ pub async fn run(bench: &mut Bench) {
     let mut board =
         Board::new("6", "two processes in turn: from the release to the grant in the other");
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
-    let window = Duration::from_millis(arguments.pick(1500, 700));
+    let window = Duration::from_millis(arguments.pick(1000, 600));
 
-    for round in 0..arguments.rounds(3) {
+    for round in 0..arguments.rounds(5, 2) {
         for (entry, _) in &chosen {
             if board.failed(entry.id) {
                 continue;

@@ -17,7 +17,7 @@ pub async fn run(bench: &mut Bench) {
     // Allocations of the whole process, over so many cycles that nothing else counts.
     let cycles = arguments.pick(10_000, 2_000);
 
-    for round in 0..=arguments.rounds(5) {
+    for round in 0..=arguments.rounds(5, 2) {
         let mut times: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
         let mut commands: BTreeMap<&str, u64> = BTreeMap::new();
         for _ in 0..blocks {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 const HELP: &str = "\
 leasehold against the bare scripts and other lock crates, on a redis-server of its own
 
-  --quick            a good minute: fewer and shorter rounds, fewer leases, no polling every 5 ms;
+  --quick            a minute and a half: fewer and shorter rounds, fewer leases, no polling every 5 ms;
                      the exit code judges nothing
   --scenario LIST    1,2,2b,3,3b,4,5,6,6b; default all
   --only LIST        contenders by id, such as leasehold,floor-fred; default all

@@ -17,6 +17,7 @@ use crate::server::Server;
 use crate::table::{Board, Sink};
 use crate::targets::Targets;
 use serde_json::Value;
+use std::time::Instant;
 
 pub struct Bench {
     pub arguments: Arguments,
@@ -48,6 +49,7 @@ impl Bench {
     }
 
     pub async fn run(&mut self) {
+        let start = Instant::now();
         self.print_legend();
         if self.arguments.wants("1") {
             uncontended::run(self).await;
@@ -75,6 +77,7 @@ impl Bench {
         if self.arguments.wants("6b") {
             crash::run(self).await;
         }
+        println!("\nmeasured for {:.0} s", start.elapsed().as_secs_f64());
     }
 
     /// Whether all targets that were measured are met.
@@ -91,9 +94,6 @@ impl Bench {
         let line = |one: &Connected| vec![one.entry.id.to_owned(), one.entry.about.to_owned()];
         for words in self.contenders.iter().map(line) {
             println!("  {:<20} {}", words[0], words[1]);
-        }
-        if !cfg!(feature = "gears") {
-            println!("  not compiled in: gears (--features gears)");
         }
     }
 }

@@ -115,9 +115,9 @@ pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
         // Often enough to see every confirmation, seldom enough to cost nothing.
         tokio::time::sleep(ttl / 12).await;
     }
-    let lost = held.iter().filter(|(_, lease)| lease.check().is_err()).count();
     let cpu = cpu_time() - cpu;
     let late = watch.end();
+    let lost = held.iter().filter(|(_, lease)| lease.check().is_err()).count();
     parent.tell(&json!({
         "cpu_ms": cpu.as_secs_f64() * 1e3,
         "late_p99_ms": late_ms(&late, 0.99),

@@ -120,7 +120,16 @@ impl Hold {
         now: Instant,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
-        let mut inner = self.lock();
+        self.update_locked(core, now, self.lock(), change)
+    }
+
+    fn update_locked<R>(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        mut inner: MutexGuard<'_, Inner>,
+        change: impl FnOnce(&mut State, Instant) -> R,
+    ) -> R {
         let before = inner.state.phase();
         let result = change(&mut inner.state, now);
         let wake_at = inner.state.wake_at(&core.timing);
@@ -305,13 +314,11 @@ impl Hold {
 
     /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
     pub(crate) fn tick(self: &Arc<Self>, core: &Arc<Core>, at: Instant, now: Instant) -> Due {
-        {
-            let mut inner = self.lock();
-            if inner.scheduled == Some(at) {
-                inner.scheduled = None;
-            }
+        let mut inner = self.lock();
+        if inner.scheduled == Some(at) {
+            inner.scheduled = None;
         }
-        self.update_at(core, now, |state, now| state.tick(&core.timing, now))
+        self.update_locked(core, now, inner, |state, now| state.tick(&core.timing, now))
     }
 
     /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect.

@@ -11,7 +11,9 @@ use super::state::{Entered, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Work for the engine.
 pub(crate) enum Job {
@@ -45,17 +47,17 @@ impl Work {
             None => {}
             Some(Job::Settle(hold)) => settle_to_the_end(core, &hold, None).await,
             Some(Job::Finish { hold, op, verdict }) => {
-                settle_to_the_end(core, &hold, Some((op, in_time(core, verdict)))).await;
+                settle_to_the_end(core, &hold, Some((op, verdict))).await;
             }
             Some(Job::FinishNested { hold, count, verdict }) => {
-                let flight = Some(in_time(core, verdict));
+                let flight = bounded(core, verdict);
                 let mut nested = Nested { core, hold: &hold, count, flight };
                 let verdict = nested.land().await;
                 // Nobody is there to be told.
                 let _ = nested.end(verdict, false);
             }
             Some(Job::Abandon { sweep, verdict }) => {
-                let flight = Some(in_time(core, verdict));
+                let flight = bounded(core, verdict);
                 let mut attempt = Attempt { core, sweep, flight };
                 if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
                     attempt.give_back(sent);
@@ -74,21 +76,19 @@ impl Drop for Work {
     }
 }
 
-/// Bounds a request that was handed over: what it waits for may live on a runtime that nobody drives
-/// any more. Its fate is unknown then, and the engine asks again by its own connection.
-pub(super) fn in_time<T: Send + 'static>(
-    core: &Arc<Core>,
-    request: StoreFuture<T>,
-) -> StoreFuture<T> {
-    let core = Arc::clone(core);
-    Box::pin(async move {
-        tokio::select! {
-            verdict = request => verdict,
-            () = tokio::time::sleep(core.timing.attempt * 2) => {
-                Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"))
-            }
-        }
+/// Bounds a request: what it waits for may live on a runtime that nobody drives any more. Its fate is
+/// unknown then, and the engine asks again by its own connection.
+pub(super) async fn in_time<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"))
     })
+}
+
+fn bounded<T: 'static>(core: &Core, request: StoreFuture<T>) -> Option<StoreFuture<T>> {
+    Some(Box::pin(in_time(core.timing.attempt * 2, request)))
 }
 
 /// The grants of one token that may exist without anybody's knowledge.
@@ -164,7 +164,7 @@ impl Sweep {
                 count: 0,
                 timeout: core.timing.attempt,
             };
-            let verdict = in_time(core, core.store.release(request)).await;
+            let verdict = in_time(core.timing.attempt * 2, core.store.release(request)).await;
             if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
                 return;
             }

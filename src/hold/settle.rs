@@ -36,7 +36,7 @@ impl Settlement<'_> {
         let (name, token) = (self.hold.name.clone(), self.hold.token);
         let request = Release { name, token, count, timeout: self.core.timing.attempt };
         self.sent = self.core.now();
-        self.flight = Some((op, in_time(self.core, self.core.store.release(request))));
+        self.flight = Some((op, self.core.store.release(request)));
     }
 
     /// The next operation and what came of it; `None` when the store knows all it needs.
@@ -50,15 +50,16 @@ impl Settlement<'_> {
         }
         let (op, request) = self.flight.as_mut()?;
         let op = *op;
-        let verdict = request.await.map(|released| match released {
-            Released::Done { listeners } => {
-                if op == Op::Release && listeners > 0 {
-                    self.give_way();
+        let verdict =
+            in_time(self.core.timing.attempt * 2, request).await.map(|released| match released {
+                Released::Done { listeners } => {
+                    if op == Op::Release && listeners > 0 {
+                        self.give_way();
+                    }
+                    None
                 }
-                None
-            }
-            Released::NotYours(absence) => Some(absence),
-        });
+                Released::NotYours(absence) => Some(absence),
+            });
         self.flight = None;
         if let (Op::Record(_), Err(error)) = (op, &verdict) {
             tracing::debug!(name = self.hold.name.as_str(), %error, "hold count not recorded");

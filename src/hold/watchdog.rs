@@ -21,6 +21,9 @@ pub(super) struct Renewing {
     attempt: Attempt,
 }
 
+/// How many calls go out together at most, unless more are due.
+const BURST: usize = 32;
+
 /// What is renewed by one call.
 pub(super) type Batch = Vec<Renewing>;
 
@@ -93,14 +96,18 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     send(core, tasks, batch, now);
 }
 
-/// Fills the last batch with leases that are due soon anyway: a call costs the same for one
-/// as for a hundred.
+/// Takes leases along that are due soon anyway. Those due almost at once, because a burst of calls costs a
+/// third of what they cost one by one, each on cold caches; and as many as the last call has room for,
+/// because it costs the same for one as for a hundred.
 fn fill_up(core: &Arc<Core>, batch: &mut Batch, now: Instant) {
-    let size = core.store.capabilities().renewal_batch.max(1);
-    let room = (size - batch.len() % size) % size;
-    if batch.is_empty() || room == 0 {
+    if batch.is_empty() {
         return;
     }
+    let size = core.store.capabilities().renewal_batch.max(1);
+    let room = (BURST * size).saturating_sub(batch.len());
+    let at_once = now + core.timing.period / 32;
+    renew_early(core, batch, core.schedule.soon(at_once, room), now);
+    let room = (size - batch.len() % size) % size;
     let soon = now + core.timing.period / 5;
     renew_early(core, batch, core.schedule.soon(soon, room), now);
 }

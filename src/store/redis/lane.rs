@@ -5,9 +5,8 @@
 //! than a command each. That task waits for nobody else: a caller who does not poll its request holds up
 //! only itself.
 
-use super::keys::Keys;
 use super::replies::{self, Element};
-use super::requests::{REPLY_SIZE, Request};
+use super::requests::{REPLY_SIZE, Request, Wire};
 use super::scripts::{BATCH, Call, Link};
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -34,7 +33,7 @@ pub(super) struct Lane {
 /// What a call needs.
 struct Road {
     link: Link,
-    keys: Keys,
+    wire: Wire,
     clock: Clock,
     /// Requests that have no answer yet.
     busy: AtomicUsize,
@@ -63,10 +62,10 @@ impl Drop for Busy {
 
 impl Lane {
     /// A lane, and the work that must run on the runtime where the link's connection lives.
-    pub(super) fn new(link: Link, keys: Keys, clock: Clock) -> (Self, impl Future<Output = ()>) {
+    pub(super) fn new(link: Link, wire: Wire, clock: Clock) -> (Self, impl Future<Output = ()>) {
         let (items, inbox) = mpsc::unbounded_channel();
         let ended = CancellationToken::new();
-        let road = Arc::new(Road { link, keys, clock, busy: AtomicUsize::new(0) });
+        let road = Arc::new(Road { link, wire, clock, busy: AtomicUsize::new(0) });
         let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
         let work = async move {
             let _end = end;
@@ -124,12 +123,12 @@ async fn run_alone<R: Request>(
 ) -> Result<R::Verdict> {
     let road = &busy.0;
     let mut call = Call::default();
-    request.write(&road.keys, &mut call);
+    request.write(&road.wire.keys, &mut call);
     let sent = road.clock.now();
     tokio::select! {
         biased;
         () = ended.cancelled() => Err(replies::gone()),
-        reply = road.link.run(&BATCH, &call, request.timeout()) => request.read(sent, &reply?),
+        reply = road.link.run(&BATCH, &call, request.timeout()) => request.read(&road.wire, sent, &reply?),
     }
 }
 
@@ -143,21 +142,21 @@ impl<R: Request> Waiting<R> {
 
 impl Item {
     /// Adds itself to a call; returns how long that may take.
-    fn write(&self, keys: &Keys, call: &mut Call) -> Duration {
-        fn write(request: &impl Request, keys: &Keys, call: &mut Call) -> Duration {
-            request.write(keys, call);
+    fn write(&self, wire: &Wire, call: &mut Call) -> Duration {
+        fn write(request: &impl Request, wire: &Wire, call: &mut Call) -> Duration {
+            request.write(&wire.keys, call);
             request.timeout()
         }
         match self {
-            Item::Acquire(one) => write(&one.request, keys, call),
-            Item::Release(one) => write(&one.request, keys, call),
+            Item::Acquire(one) => write(&one.request, wire, call),
+            Item::Release(one) => write(&one.request, wire, call),
         }
     }
 
-    fn answer(self, sent: Instant, reply: Result<&[Element]>) {
+    fn answer(self, wire: &Wire, sent: Instant, reply: Result<&[Element]>) {
         match self {
-            Item::Acquire(one) => one.answer(|request| request.read(sent, reply?)),
-            Item::Release(one) => one.answer(|request| request.read(sent, reply?)),
+            Item::Acquire(one) => one.answer(|request| request.read(wire, sent, reply?)),
+            Item::Release(one) => one.answer(|request| request.read(wire, sent, reply?)),
         }
     }
 }
@@ -172,7 +171,7 @@ async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
             continue;
         }
         let mut call = Call::default();
-        let timeouts = items.iter().map(|item| item.write(&road.keys, &mut call));
+        let timeouts = items.iter().map(|item| item.write(&road.wire, &mut call));
         let timeout = timeouts.max().unwrap_or_default();
         let sent = road.clock.now();
         let reply = match road.link.run(&BATCH, &call, timeout).await {
@@ -184,7 +183,7 @@ async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
                 Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
                 Err(error) => Err(error.clone()),
             };
-            item.answer(sent, part);
+            item.answer(&road.wire, sent, part);
         }
     }
 }

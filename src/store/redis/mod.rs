@@ -26,6 +26,7 @@ use keys::Keys;
 use lane::BATCH_SIZE;
 use lanes::Lanes;
 use replies::Element;
+use requests::Wire;
 use scripts::{Call, FORCE, INSPECT, Link, RENEW};
 use std::fmt;
 use std::future::Future;
@@ -72,7 +73,8 @@ impl RedisStore {
         let reconnects = Arc::new(Notify::new());
         renewals.tell_reconnects(&reconnects);
         let told = Arc::clone(&reconnects);
-        let lanes = Lanes::start(locks.clone(), address, keys.clone(), clock.clone(), told);
+        let wire = Wire { keys: keys.clone(), hub: hub.clone() };
+        let lanes = Lanes::start(locks.clone(), address, wire, clock.clone(), told);
         let runtime = Handle::current();
         let store = Self { clock, keys, attempt, lanes, locks, renewals, hub, reconnects, runtime };
         if let Err(error) = store.try_out().await {

@@ -3,6 +3,7 @@
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
 use super::scripts::Call;
+use super::wakeups::Hub;
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::{Absence, Acquire, Acquired, Release, Released, Renewal};
@@ -15,7 +16,14 @@ pub(super) trait Request: Send + 'static {
     fn timeout(&self) -> Duration;
     fn write(&self, keys: &Keys, call: &mut Call);
     /// Reads this item's part of the reply.
-    fn read(&self, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+    fn read(&self, wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+}
+
+/// What it takes to write requests and to read replies.
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub(super) keys: Keys,
+    pub(super) hub: Hub,
 }
 
 /// How many elements of the reply belong to one item.
@@ -39,7 +47,7 @@ impl Request for Acquire {
         call.number(self.fencing.and_then(|fencing| fencing.retention).map_or(0, millis));
     }
 
-    fn read(&self, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+    fn read(&self, _wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
         let (code, value) = item(reply)?;
         match code {
             Code::Yes => {
@@ -67,7 +75,7 @@ impl Request for Release {
         call.text(keys.channel(&self.name));
     }
 
-    fn read(&self, _sent: Instant, reply: &[Element]) -> Result<Released> {
+    fn read(&self, wire: &Wire, _sent: Instant, reply: &[Element]) -> Result<Released> {
         match item(reply)? {
             (Code::Yes, listeners) => {
                 if listeners < 0 {
@@ -75,7 +83,12 @@ impl Request for Release {
                         "the server refused to wake waiters; see the README for the ACL"
                     );
                 }
-                Ok(Released::Done { listeners: u64::try_from(listeners).unwrap_or_default() })
+                let mut listeners = u64::try_from(listeners).unwrap_or_default();
+                // A subscription outlives its last waiter for a while, so we may be one of them.
+                if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.name)) {
+                    listeners -= 1;
+                }
+                Ok(Released::Done { listeners })
             }
             (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
             (Code::No, _) => Err(replies::nonsense()),

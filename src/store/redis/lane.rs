@@ -1,21 +1,23 @@
-//! A lane of acquires and releases: what arrives while a call is in flight leaves as one call after it.
+//! A lane of acquires and releases: what arrives while two calls are in flight leaves as one call after
+//! the first of them.
 //!
 //! A lone request is run in place, by whoever asks, so it costs what a bare call costs. All others are
 //! run by the lane's own task, up to a hundred in a call, so they cost the client and the server less
 //! than a command each. That task waits for nobody else: a caller who does not poll its request holds up
 //! only itself.
 
+use super::keys::Keys;
 use super::replies::{self, Element};
-use super::requests::{REPLY_SIZE, Request, Wire};
-use super::scripts::{BATCH, Call, Link};
+use super::requests::{Batch, REPLY_SIZE, Request, Wire};
+use super::scripts::{BATCH, Link};
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::yield_now;
 use tokio_util::sync::CancellationToken;
 
 /// How many items one call carries: 100 keep the server's stall near a quarter of a millisecond.
@@ -69,7 +71,8 @@ impl Lane {
         let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
         let work = async move {
             let _end = end;
-            drive(&lane_road, inbox).await;
+            let inbox = Mutex::new(inbox);
+            tokio::join!(drive(&lane_road, &inbox), drive(&lane_road, &inbox));
             lane_road.link.close().await;
         };
         (Self { road, items, ended }, work)
@@ -122,13 +125,14 @@ async fn run_alone<R: Request>(
     ended: CancellationToken,
 ) -> Result<R::Verdict> {
     let road = &busy.0;
-    let mut call = Call::default();
-    request.write(&road.wire.keys, &mut call);
+    let mut batch = Batch::default();
+    batch.add(&request, &road.wire.keys);
+    let (call, timeout) = batch.finish();
     let sent = road.clock.now();
     tokio::select! {
         biased;
         () = ended.cancelled() => Err(replies::gone()),
-        reply = road.link.run(&BATCH, &call, request.timeout()) => request.read(&road.wire, sent, &reply?),
+        reply = road.link.run(&BATCH, call, timeout) => request.read(&road.wire, sent, &reply?),
     }
 }
 
@@ -141,15 +145,10 @@ impl<R: Request> Waiting<R> {
 }
 
 impl Item {
-    /// Adds itself to a call; returns how long that may take.
-    fn write(&self, wire: &Wire, call: &mut Call) -> Duration {
-        fn write(request: &impl Request, wire: &Wire, call: &mut Call) -> Duration {
-            request.write(&wire.keys, call);
-            request.timeout()
-        }
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
         match self {
-            Item::Acquire(one) => write(&one.request, wire, call),
-            Item::Release(one) => write(&one.request, wire, call),
+            Item::Acquire(one) => batch.add(&one.request, keys),
+            Item::Release(one) => batch.add(&one.request, keys),
         }
     }
 
@@ -161,20 +160,21 @@ impl Item {
     }
 }
 
-/// Sends what is in the lane: one call in flight, up to a hundred items in it.
-async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
+/// Sends what is in the lane: up to a hundred items in a call. There are two of these, so that the
+/// server has work while we read its last reply.
+async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item>>) {
     let mut items = Vec::with_capacity(BATCH_SIZE);
-    while inbox.recv_many(&mut items, BATCH_SIZE).await > 0 {
+    while collect(&mut *inbox.lock().await, &mut items).await {
         // An acquire that nobody waits for was never sent: nothing is to be undone.
         items.retain(|item| !matches!(item, Item::Acquire(one) if one.verdict.is_closed()));
         if items.is_empty() {
             continue;
         }
-        let mut call = Call::default();
-        let timeouts = items.iter().map(|item| item.write(&road.wire, &mut call));
-        let timeout = timeouts.max().unwrap_or_default();
+        let mut batch = Batch::default();
+        items.iter().for_each(|item| item.write(&road.wire.keys, &mut batch));
+        let (call, timeout) = batch.finish();
         let sent = road.clock.now();
-        let reply = match road.link.run(&BATCH, &call, timeout).await {
+        let reply = match road.link.run(&BATCH, call, timeout).await {
             Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
             reply => reply,
         };
@@ -186,4 +186,17 @@ async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
             item.answer(&road.wire, sent, part);
         }
     }
+}
+
+/// Takes what waits, once there is something; false at the end.
+async fn collect(inbox: &mut mpsc::UnboundedReceiver<Item>, items: &mut Vec<Item>) -> bool {
+    let some = inbox.recv_many(items, BATCH_SIZE).await > 0;
+    // Those whom the last reply woke are about to ask for more: one turn for them all.
+    yield_now().await;
+    while items.len() < BATCH_SIZE
+        && let Ok(item) = inbox.try_recv()
+    {
+        items.push(item);
+    }
+    some
 }

@@ -62,11 +62,13 @@ impl Bare {
     }
 
     async fn pair(&self, name: &str) {
-        let fence = format!("redisson_lock_token:{{{name}}}");
-        let block = if self.fenced { "1" } else { "0" };
-        self.call(&[name, &fence], &["A", TOKEN, "30000", "1", block, "86400000"]).await;
-        let channel = format!("redisson_lock__channel:{{{name}}}");
-        self.call(&[name], &["R", TOKEN, "0", &channel]).await;
+        if self.fenced {
+            let fence = format!("redisson_lock_token:{{{name}}}");
+            self.call(&[name, &fence], &["30000", "1", "64", "86400000", TOKEN, "SF"]).await;
+        } else {
+            self.call(&[name], &["30000", "1", "1", "0", TOKEN, "SA"]).await;
+        }
+        self.call(&[name], &[TOKEN, "R"]).await;
     }
 }
 

@@ -3,6 +3,8 @@
 #[cfg(feature = "redis")]
 mod common;
 
+#[cfg(feature = "redis")]
+use leasehold::store::{Acquire, Mode, Release, Released, Token};
 use leasehold::store::{MemoryStore, Name, Store};
 use leasehold::testing::{FaultyStore, Harness};
 use std::collections::BTreeSet;
@@ -137,6 +139,44 @@ impl Harness for Redis {
     fn ttl(&self) -> Duration {
         Duration::from_millis(300)
     }
+}
+
+/// A manager's own subscription, which outlives its last waiter, counts as nobody.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_release_counts_the_subscribers_of_others() {
+    let harness = Redis::start();
+    let (here, there) = (harness.store().await, harness.store().await);
+    let name = Name::new("job").expect("a name");
+    let channel = common::look::channel("job");
+    let mut connection = harness.0.connection();
+    let mut heard = Vec::new();
+    let mut others = None;
+    for number in 0..4 {
+        match number {
+            1 => drop(here.subscribe(&name).await.expect("subscribed")),
+            2 => others = there.subscribe(&name).await.expect("subscribed"),
+            3 => {
+                common::eventually(Duration::from_secs(10), || {
+                    common::look::subscribers(&mut connection, &channel) == 1
+                })
+                .await
+            }
+            _ => {}
+        }
+        let (name, token) = (name.clone(), Token::new(uuid::Uuid::new_v4(), number));
+        let (ttl, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
+        let (mode, count, fencing) = (Mode::Exclusive, 1, None);
+        let request = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
+        here.acquire(request).await.expect("granted");
+        match here.release(Release { name, token, count: 0, timeout }).await {
+            Ok(Released::Done { listeners }) => heard.push(listeners),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Nobody; we alone; both; the other alone.
+    assert_eq!(heard, [0, 0, 1, 1]);
+    drop(others);
 }
 
 fn manifest() -> &'static Path {

@@ -664,11 +664,14 @@ async fn what_waits_for_the_connection_leaves_as_one_call() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
-    // While the reply to one call is on its way, a hundred more arrive.
+    // While the replies to two calls are on their way, a hundred more arrive.
     proxy.set(Mode::HoldReplies);
-    let mut first = leases.lock("first");
-    let first = tokio::spawn(async move { first.lock().await });
-    eventually(LONG, || exists(&server, "first")).await;
+    let mut early = JoinSet::new();
+    for name in ["first", "second"] {
+        let mut lock = leases.lock(name);
+        early.spawn(async move { lock.lock().await });
+        eventually(LONG, || exists(&server, name)).await;
+    }
     let before = proxy.count("EVALSHA");
     let started = Arc::new(AtomicUsize::new(0));
     let mut others = JoinSet::new();
@@ -683,7 +686,9 @@ async fn what_waits_for_the_connection_leaves_as_one_call() {
     eventually(LONG, || started.load(Ordering::Relaxed) == 100).await;
     assert_eq!(proxy.count("EVALSHA"), before);
     proxy.set(Mode::Pass);
-    first.await.expect("no panic").expect("a lease").forget();
+    for lease in early.join_all().await {
+        lease.expect("a lease").forget();
+    }
     for lease in others.join_all().await {
         lease.expect("a lease").forget();
     }
@@ -757,4 +762,83 @@ async fn a_bad_name_in_a_batch_spoils_no_other() {
     assert_eq!(server.command(&["HLEN", &fence_key("job:40")]).int(), 1);
     assert!(!exists(&server, "job:30") && !exists(&server, "job:40"));
     drop(first.await.expect("no panic").expect("a lease"));
+}
+
+#[tokio::test]
+async fn fencing_tokens_grow_from_what_is_remembered_even_ahead_of_the_clock() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let fence = fence_key("job");
+    server.command(&["SET", &fence, "8000000000000000"]);
+    for expected in 8_000_000_000_000_001..8_000_000_000_000_004 {
+        let lease = leases.lock("job").lock().await.expect("a lease");
+        assert_eq!(fence_of(&lease), expected);
+        assert_eq!(server.command(&["GET", &fence]).text(), expected.to_string());
+        lease.unlock().await.expect("a release");
+    }
+    // What cannot grow is refused before anything is written, and stays as it is.
+    for stuck in ["9007199254740993", "inf", "nan", "0x", "somebody's", ""] {
+        server.command(&["SET", &fence, stuck, "EX", "1000"]);
+        let error = leases.lock("job").lock().await.expect_err("no fencing token");
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{stuck:?}: {error}");
+        assert_eq!(server.command(&["GET", &fence]).text(), stuck);
+        assert!(pttl(&server, &fence) < 1_000_001 && !exists(&server, "job"), "{stuck:?}");
+    }
+}
+
+/// What acquires have in common is sent once; here it changes from one to the next.
+#[tokio::test]
+async fn acquires_of_every_kind_share_a_call() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
+    let mut held = Vec::new();
+    for i in 0..20 {
+        let mut lock = leases.lock(format!("nested:{i}"));
+        let lease = lock.lock().await.expect("a lease");
+        held.push((lock, lease));
+    }
+    proxy.set(Mode::HoldReplies);
+    let mut tasks = JoinSet::new();
+    for name in ["first", "second"] {
+        let mut lock = leases.lock(name);
+        tasks.spawn(async move { (lock.lock().await.expect("a lease"), None) });
+        eventually(LONG, || exists(&server, name)).await;
+    }
+    let before = proxy.count("EVALSHA");
+    for (i, (mut lock, outer)) in held.into_iter().enumerate() {
+        let mut other = leases.lock(format!("outermost:{i}"));
+        tasks.spawn(async move { (other.lock().await.expect("a lease"), None) });
+        tasks.spawn(async move { (lock.lock().await.expect("a nested lease"), Some(outer)) });
+    }
+    tokio::time::sleep(millis(100)).await;
+    proxy.set(Mode::Pass);
+    let leases = tasks.join_all().await;
+    assert_eq!(proxy.count("EVALSHA") - before, 1);
+    for (lease, outer) in &leases {
+        let count = if outer.is_some() { "2" } else { "1" };
+        assert_eq!(hash(&server, lease.name()).1, count, "{}", lease.name());
+        assert_eq!(
+            server.command(&["GET", &fence_key(lease.name())]).text(),
+            fence_of(lease).to_string()
+        );
+    }
+    let mut releases = JoinSet::new();
+    for (inner, outer) in leases {
+        releases.spawn(async move {
+            inner.unlock().await.expect("a release");
+            if let Some(outer) = outer {
+                outer.unlock().await.expect("a release");
+            }
+        });
+    }
+    releases.join_all().await;
+    eventually(LONG, || {
+        server
+            .command(&["KEYS", "*:*"])
+            .list()
+            .iter()
+            .all(|key| format!("{key:?}").contains("token"))
+    })
+    .await;
 }

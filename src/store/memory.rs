@@ -210,7 +210,8 @@ impl State {
         }
     }
 
-    /// Has the waiters of a name woken as soon as the lock is free.
+    /// Has the waiters of a name woken as soon as the lock is free; how many. They are other
+    /// managers': of one that holds the name, nobody waits here.
     fn wake(&mut self, name: &Name) -> u64 {
         let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
         self.to_wake.extend(waiters.iter().cloned());

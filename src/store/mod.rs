@@ -192,9 +192,10 @@ pub struct Release {
 /// The store's verdict on a [`Release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// Done; to how many subscribers the wake-up went.
+    /// Done.
     Done {
-        /// Waiters elsewhere, and our own.
+        /// How many subscribers of other managers the wake-up went to: a hint, 0 unless the name
+        /// was given back.
         listeners: u64,
     },
     /// The hold was not there (any more).

@@ -17,21 +17,24 @@ impl Keys {
         &self.prefix
     }
 
-    pub(super) fn lock(&self, name: &Name) -> String {
-        format!("{}{name}", self.prefix)
+    /// In parts, as are all, for a call to put together.
+    pub(super) fn lock<'a>(&'a self, name: &'a Name) -> [&'a str; 2] {
+        [&self.prefix, name.as_str()]
     }
 
-    pub(super) fn fence(&self, name: &Name) -> String {
-        derived("redisson_lock_token", &self.lock(name))
+    pub(super) fn fence<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("redisson_lock_token:", name)
     }
 
-    pub(super) fn channel(&self, name: &Name) -> String {
-        derived("redisson_lock__channel", &self.lock(name))
+    pub(super) fn channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("redisson_lock__channel:", name)
     }
-}
 
-fn derived(prefix: &str, key: &str) -> String {
-    if key.contains('{') { format!("{prefix}:{key}") } else { format!("{prefix}:{{{key}}}") }
+    fn derived<'a>(&'a self, kind: &'static str, name: &'a Name) -> [&'a str; 5] {
+        let tagged = self.lock(name).iter().any(|part| part.contains('{'));
+        let (open, close) = if tagged { ("", "") } else { ("{", "}") };
+        [kind, open, &self.prefix, name.as_str(), close]
+    }
 }
 
 #[cfg(test)]
@@ -42,12 +45,12 @@ mod tests {
     fn derived_names_are_redissons_to_the_byte() {
         let keys = Keys::new("");
         let plain = Name::new("myLock").unwrap();
-        assert_eq!(keys.lock(&plain), "myLock");
-        assert_eq!(keys.channel(&plain), "redisson_lock__channel:{myLock}");
-        assert_eq!(keys.fence(&plain), "redisson_lock_token:{myLock}");
+        assert_eq!(keys.lock(&plain).concat(), "myLock");
+        assert_eq!(keys.channel(&plain).concat(), "redisson_lock__channel:{myLock}");
+        assert_eq!(keys.fence(&plain).concat(), "redisson_lock_token:{myLock}");
         let tagged = Name::new("x{a}y").unwrap();
-        assert_eq!(keys.channel(&tagged), "redisson_lock__channel:x{a}y");
+        assert_eq!(keys.channel(&tagged).concat(), "redisson_lock__channel:x{a}y");
         let keys = Keys::new("{t}:");
-        assert_eq!(keys.channel(&plain), "redisson_lock__channel:{t}:myLock");
+        assert_eq!(keys.channel(&plain).concat(), "redisson_lock__channel:{t}:myLock");
     }
 }

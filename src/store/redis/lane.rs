@@ -1,4 +1,5 @@
-//! A lane of acquires and releases: what arrives while a call is in flight leaves as one call after it.
+//! A lane of acquires and releases: what arrives while two calls are in flight leaves as one call after
+//! the first of them.
 //!
 //! A lone request is run in place, by whoever asks, so it costs what a bare call costs. All others are
 //! run by the lane's own task, up to a hundred in a call, so they cost the client and the server less
@@ -7,16 +8,16 @@
 
 use super::keys::Keys;
 use super::replies::{self, Element};
-use super::requests::{REPLY_SIZE, Request};
-use super::scripts::{BATCH, Call, Link};
+use super::requests::{Batch, REPLY_SIZE, Request, Wire};
+use super::scripts::{BATCH, Link};
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::yield_now;
 use tokio_util::sync::CancellationToken;
 
 /// How many items one call carries: 100 keep the server's stall near a quarter of a millisecond.
@@ -34,7 +35,7 @@ pub(super) struct Lane {
 /// What a call needs.
 struct Road {
     link: Link,
-    keys: Keys,
+    wire: Wire,
     clock: Clock,
     /// Requests that have no answer yet.
     busy: AtomicUsize,
@@ -63,14 +64,15 @@ impl Drop for Busy {
 
 impl Lane {
     /// A lane, and the work that must run on the runtime where the link's connection lives.
-    pub(super) fn new(link: Link, keys: Keys, clock: Clock) -> (Self, impl Future<Output = ()>) {
+    pub(super) fn new(link: Link, wire: Wire, clock: Clock) -> (Self, impl Future<Output = ()>) {
         let (items, inbox) = mpsc::unbounded_channel();
         let ended = CancellationToken::new();
-        let road = Arc::new(Road { link, keys, clock, busy: AtomicUsize::new(0) });
+        let road = Arc::new(Road { link, wire, clock, busy: AtomicUsize::new(0) });
         let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
         let work = async move {
             let _end = end;
-            drive(&lane_road, inbox).await;
+            let inbox = Mutex::new(inbox);
+            tokio::join!(drive(&lane_road, &inbox), drive(&lane_road, &inbox));
             lane_road.link.close().await;
         };
         (Self { road, items, ended }, work)
@@ -123,13 +125,14 @@ async fn run_alone<R: Request>(
     ended: CancellationToken,
 ) -> Result<R::Verdict> {
     let road = &busy.0;
-    let mut call = Call::default();
-    request.write(&road.keys, &mut call);
+    let mut batch = Batch::default();
+    batch.add(&request, &road.wire.keys);
+    let (call, timeout) = batch.finish();
     let sent = road.clock.now();
     tokio::select! {
         biased;
         () = ended.cancelled() => Err(replies::gone()),
-        reply = road.link.run(&BATCH, &call, request.timeout()) => request.read(sent, &reply?),
+        reply = road.link.run(&BATCH, call, timeout) => request.read(&road.wire, sent, &reply?),
     }
 }
 
@@ -142,40 +145,36 @@ impl<R: Request> Waiting<R> {
 }
 
 impl Item {
-    /// Adds itself to a call; returns how long that may take.
-    fn write(&self, keys: &Keys, call: &mut Call) -> Duration {
-        fn write(request: &impl Request, keys: &Keys, call: &mut Call) -> Duration {
-            request.write(keys, call);
-            request.timeout()
-        }
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
         match self {
-            Item::Acquire(one) => write(&one.request, keys, call),
-            Item::Release(one) => write(&one.request, keys, call),
+            Item::Acquire(one) => batch.add(&one.request, keys),
+            Item::Release(one) => batch.add(&one.request, keys),
         }
     }
 
-    fn answer(self, sent: Instant, reply: Result<&[Element]>) {
+    fn answer(self, wire: &Wire, sent: Instant, reply: Result<&[Element]>) {
         match self {
-            Item::Acquire(one) => one.answer(|request| request.read(sent, reply?)),
-            Item::Release(one) => one.answer(|request| request.read(sent, reply?)),
+            Item::Acquire(one) => one.answer(|request| request.read(wire, sent, reply?)),
+            Item::Release(one) => one.answer(|request| request.read(wire, sent, reply?)),
         }
     }
 }
 
-/// Sends what is in the lane: one call in flight, up to a hundred items in it.
-async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
+/// Sends what is in the lane: up to a hundred items in a call. There are two of these, so that the
+/// server has work while we read its last reply.
+async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item>>) {
     let mut items = Vec::with_capacity(BATCH_SIZE);
-    while inbox.recv_many(&mut items, BATCH_SIZE).await > 0 {
+    while collect(&mut *inbox.lock().await, &mut items).await {
         // An acquire that nobody waits for was never sent: nothing is to be undone.
         items.retain(|item| !matches!(item, Item::Acquire(one) if one.verdict.is_closed()));
         if items.is_empty() {
             continue;
         }
-        let mut call = Call::default();
-        let timeouts = items.iter().map(|item| item.write(&road.keys, &mut call));
-        let timeout = timeouts.max().unwrap_or_default();
+        let mut batch = Batch::default();
+        items.iter().for_each(|item| item.write(&road.wire.keys, &mut batch));
+        let (call, timeout) = batch.finish();
         let sent = road.clock.now();
-        let reply = match road.link.run(&BATCH, &call, timeout).await {
+        let reply = match road.link.run(&BATCH, call, timeout).await {
             Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
             reply => reply,
         };
@@ -184,7 +183,20 @@ async fn drive(road: &Road, mut inbox: mpsc::UnboundedReceiver<Item>) {
                 Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
                 Err(error) => Err(error.clone()),
             };
-            item.answer(sent, part);
+            item.answer(&road.wire, sent, part);
         }
     }
+}
+
+/// Takes what waits, once there is something; false at the end.
+async fn collect(inbox: &mut mpsc::UnboundedReceiver<Item>, items: &mut Vec<Item>) -> bool {
+    let some = inbox.recv_many(items, BATCH_SIZE).await > 0;
+    // Those whom the last reply woke are about to ask for more: one turn for them all.
+    yield_now().await;
+    while items.len() < BATCH_SIZE
+        && let Ok(item) = inbox.try_recv()
+    {
+        items.push(item);
+    }
+    some
 }

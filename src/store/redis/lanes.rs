@@ -5,8 +5,8 @@
 //! it first asks, and until that is up, or where it cannot be, the lane at home serves.
 
 use super::connect::Address;
-use super::keys::Keys;
 use super::lane::Lane;
+use super::requests::Wire;
 use super::scripts::Link;
 use crate::clock::Clock;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
@@ -30,7 +30,7 @@ pub(super) struct Lanes {
 /// What the tasks that open lanes need.
 struct Near {
     address: Address,
-    keys: Keys,
+    wire: Wire,
     clock: Clock,
     reconnects: Arc<Notify>,
     places: Mutex<Places>,
@@ -48,14 +48,14 @@ impl Lanes {
     pub(super) fn start(
         link: Link,
         address: Address,
-        keys: Keys,
+        wire: Wire,
         clock: Clock,
         reconnects: Arc<Notify>,
     ) -> Self {
         link.tell_reconnects(&reconnects);
-        let (home, work) = Lane::new(link, keys.clone(), clock.clone());
+        let (home, work) = Lane::new(link, wire.clone(), clock.clone());
         tokio::spawn(work);
-        let near = Arc::new(Near { address, keys, clock, reconnects, places: Mutex::default() });
+        let near = Arc::new(Near { address, wire, clock, reconnects, places: Mutex::default() });
         Self { home, home_id: Handle::current().id(), near }
     }
 
@@ -123,7 +123,7 @@ impl Near {
     fn settle(&self, id: Id, client: Client) -> impl Future<Output = ()> + use<> {
         let link = Link::new(client, self.address.attempt);
         link.tell_reconnects(&self.reconnects);
-        let (lane, work) = Lane::new(link, self.keys.clone(), self.clock.clone());
+        let (lane, work) = Lane::new(link, self.wire.clone(), self.clock.clone());
         let mut places = self.lock();
         // Without a place, the lane is dropped here, and its work only closes the connection.
         if let Some((_, place)) = places.lanes.iter_mut().find(|(known, _)| *known == id) {

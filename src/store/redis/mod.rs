@@ -1,7 +1,7 @@
 //! Leases on one Redis server, laid out as Redisson lays out its `RLock`.
 //!
 //! The key (prefix + name) is a hash of one field, token -> hold count, with a time to live. Acquires
-//! and releases go through one lane: while a call is in flight, what arrives waits and
+//! and releases go through one lane for each runtime: while calls are in flight, what arrives waits and
 //! leaves as one call. Renewals and subscriptions have connections of their own.
 
 mod connect;
@@ -26,6 +26,7 @@ use keys::Keys;
 use lane::BATCH_SIZE;
 use lanes::Lanes;
 use replies::Element;
+use requests::Wire;
 use scripts::{Call, FORCE, INSPECT, Link, RENEW};
 use std::fmt;
 use std::future::Future;
@@ -72,7 +73,8 @@ impl RedisStore {
         let reconnects = Arc::new(Notify::new());
         renewals.tell_reconnects(&reconnects);
         let told = Arc::clone(&reconnects);
-        let lanes = Lanes::start(locks.clone(), address, keys.clone(), clock.clone(), told);
+        let wire = Wire { keys: keys.clone(), hub: hub.clone() };
+        let lanes = Lanes::start(locks.clone(), address, wire, clock.clone(), told);
         let runtime = Handle::current();
         let store = Self { clock, keys, attempt, lanes, locks, renewals, hub, reconnects, runtime };
         if let Err(error) = store.try_out().await {
@@ -156,17 +158,17 @@ impl Store for RedisStore {
         let call = requests::renewal(&self.keys, &batch);
         Box::pin(async move {
             let sent = clock.now();
-            let reply = link.run(&RENEW, &call, timeout).await?;
+            let reply = link.run(&RENEW, call, timeout).await?;
             Ok(Renewed { sent, verdicts: reply.iter().map(requests::renewed).collect() })
         })
     }
 
     async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
         let mut call = Call::default();
-        call.key(self.keys.lock(name));
+        call.key(&self.keys.lock(name));
         let (link, attempt) = (self.locks.clone(), self.attempt);
         self.at_home(async move {
-            let reply = link.run(&INSPECT, &call, attempt).await?;
+            let reply = link.run(&INSPECT, call, attempt).await?;
             replies::holding(&reply)
         })
         .await
@@ -174,11 +176,10 @@ impl Store for RedisStore {
 
     async fn force_release(&self, name: &Name) -> Result<bool> {
         let mut call = Call::default();
-        call.key(self.keys.lock(name));
-        call.text(self.keys.channel(name));
+        call.key(&self.keys.lock(name));
         let (link, attempt) = (self.locks.clone(), self.attempt);
         self.at_home(async move {
-            match link.run(&FORCE, &call, attempt).await?.first() {
+            match link.run(&FORCE, call, attempt).await?.first() {
                 Some(Element::Int(deleted)) => Ok(*deleted > 0),
                 _ => Err(replies::nonsense()),
             }
@@ -187,7 +188,7 @@ impl Store for RedisStore {
     }
 
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.hub.subscribe(self.keys.channel(name)).await.map(Some)
+        self.hub.subscribe(self.keys.channel(name).concat()).await.map(Some)
     }
 
     fn reconnects(&self) -> Option<Arc<Notify>> {

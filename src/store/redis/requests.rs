@@ -3,9 +3,10 @@
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
 use super::scripts::Call;
+use super::wakeups::Hub;
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::store::{Absence, Acquire, Acquired, Release, Released, Renewal};
+use crate::store::{Absence, Acquire, Acquired, Fencing, Release, Released, Renewal};
 use std::time::Duration;
 
 /// One item of the batch script.
@@ -13,9 +14,59 @@ pub(super) trait Request: Send + 'static {
     type Verdict: Send + 'static;
 
     fn timeout(&self) -> Duration;
-    fn write(&self, keys: &Keys, call: &mut Call);
+    fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Reads this item's part of the reply.
-    fn read(&self, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+    fn read(&self, wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+}
+
+/// A call of the batch script as it grows.
+#[derive(Default)]
+pub(super) struct Batch {
+    call: Call,
+    steps: String,
+    set: Option<Common>,
+    timeout: Duration,
+}
+
+/// What acquires usually have in common; sent once, and when it changes.
+#[derive(PartialEq, Eq)]
+struct Common {
+    ttl: Duration,
+    count: u32,
+    fencing: Option<Fencing>,
+}
+
+impl Batch {
+    pub(super) fn add(&mut self, request: &impl Request, keys: &Keys) {
+        request.write(keys, self);
+        self.timeout = self.timeout.max(request.timeout());
+    }
+
+    /// The call, and how long it may take.
+    pub(super) fn finish(mut self) -> (Call, Duration) {
+        self.call.text(self.steps);
+        (self.call, self.timeout)
+    }
+
+    fn set(&mut self, common: Common) {
+        if self.set.as_ref() == Some(&common) {
+            return;
+        }
+        self.steps.push('S');
+        self.call.number(millis(common.ttl));
+        self.call.number(common.count.into());
+        self.call.number(common.fencing.map_or(1, |fencing| fencing.block.into()));
+        let retention = common.fencing.and_then(|fencing| fencing.retention);
+        self.call.number(retention.map_or(0, millis));
+        self.set = Some(common);
+    }
+}
+
+/// What it takes to write requests and to read replies.
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub(super) keys: Keys,
+    pub(super) hub: Hub,
 }
 
 /// How many elements of the reply belong to one item.
@@ -28,18 +79,17 @@ impl Request for Acquire {
         self.timeout
     }
 
-    fn write(&self, keys: &Keys, call: &mut Call) {
-        call.key(keys.lock(&self.name));
-        call.key(keys.fence(&self.name));
-        call.word("A");
-        call.text(self.token.to_string());
-        call.number(millis(self.ttl));
-        call.number(self.count.into());
-        call.number(self.fencing.map_or(0, |fencing| fencing.block.into()));
-        call.number(self.fencing.and_then(|fencing| fencing.retention).map_or(0, millis));
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
+        batch.set(Common { ttl: self.ttl, count: self.count, fencing: self.fencing });
+        batch.steps.push(if self.fencing.is_some() { 'F' } else { 'A' });
+        batch.call.key(&keys.lock(&self.name));
+        if self.fencing.is_some() {
+            batch.call.key(&keys.fence(&self.name));
+        }
+        batch.call.text(self.token);
     }
 
-    fn read(&self, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+    fn read(&self, _wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
         let (code, value) = item(reply)?;
         match code {
             Code::Yes => {
@@ -59,15 +109,16 @@ impl Request for Release {
         self.timeout
     }
 
-    fn write(&self, keys: &Keys, call: &mut Call) {
-        call.key(keys.lock(&self.name));
-        call.word("R");
-        call.text(self.token.to_string());
-        call.number(self.count.into());
-        call.text(keys.channel(&self.name));
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
+        batch.steps.push(if self.count == 0 { 'R' } else { 'L' });
+        batch.call.key(&keys.lock(&self.name));
+        batch.call.text(self.token);
+        if self.count > 0 {
+            batch.call.number(self.count.into());
+        }
     }
 
-    fn read(&self, _sent: Instant, reply: &[Element]) -> Result<Released> {
+    fn read(&self, wire: &Wire, _sent: Instant, reply: &[Element]) -> Result<Released> {
         match item(reply)? {
             (Code::Yes, listeners) => {
                 if listeners < 0 {
@@ -75,7 +126,12 @@ impl Request for Release {
                         "the server refused to wake waiters; see the README for the ACL"
                     );
                 }
-                Ok(Released::Done { listeners: u64::try_from(listeners).unwrap_or_default() })
+                let mut listeners = u64::try_from(listeners).unwrap_or_default();
+                // A subscription outlives its last waiter for a while, so we may be one of them.
+                if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.name).concat()) {
+                    listeners -= 1;
+                }
+                Ok(Released::Done { listeners })
             }
             (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
             (Code::No, _) => Err(replies::nonsense()),
@@ -90,18 +146,21 @@ fn item(reply: &[Element]) -> Result<(Code, i64)> {
     }
 }
 
-/// The call of the renewal script.
+/// The call of the renewal script. All are of one manager, so their times are the same.
 pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
     let mut call = Call::default();
+    let mut steps = String::with_capacity(batch.len());
     call.number(batch.first().map_or(0, |renewal| millis(renewal.ttl)));
+    call.number(batch.iter().find_map(|renewal| renewal.fence_retention).map_or(0, millis));
     for renewal in batch {
-        call.key(keys.lock(&renewal.name));
+        call.key(&keys.lock(&renewal.name));
         if renewal.fence_retention.is_some() {
-            call.key(keys.fence(&renewal.name));
+            call.key(&keys.fence(&renewal.name));
         }
-        call.text(renewal.token.to_string());
-        call.number(renewal.fence_retention.map_or(0, millis));
+        steps.push(if renewal.fence_retention.is_some() { 'F' } else { 'L' });
+        call.text(renewal.token);
     }
+    call.text(steps);
     call
 }
 

@@ -2,10 +2,13 @@
 
 use super::replies::{self, Element};
 use crate::error::{Error, ErrorKind, Fate, Result};
+use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Value};
+use std::fmt::{Display, Write};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -35,39 +38,58 @@ pub(super) static RENEW: Script = script!("common", "renew");
 pub(super) static FORCE: Script = script!("common", "force");
 pub(super) static INSPECT: Script = script!("inspect");
 
-/// The arguments of one call.
+/// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
+/// the rest of the call.
 #[derive(Debug, Default)]
 pub(super) struct Call {
-    pub(super) keys: Vec<Value>,
-    pub(super) args: Vec<Value>,
+    text: String,
+    keys: Vec<Word>,
+    args: Vec<Word>,
+}
+
+#[derive(Debug)]
+enum Word {
+    /// A part of the buffer.
+    Text(Range<usize>),
+    Number(i64),
 }
 
 impl Call {
-    pub(super) fn key(&mut self, key: String) {
-        self.keys.push(Value::from(key));
+    pub(super) fn key(&mut self, parts: &[&str]) {
+        let word = self.word(|text| text.extend(parts.iter().copied()));
+        self.keys.push(word);
     }
 
-    pub(super) fn text(&mut self, text: String) {
-        self.args.push(Value::from(text));
-    }
-
-    pub(super) fn word(&mut self, word: &'static str) {
-        self.args.push(Value::from_static_str(word));
+    pub(super) fn text(&mut self, text: impl Display) {
+        let word = self.word(|buffer| {
+            // A String takes whatever is written to it.
+            let _ = write!(buffer, "{text}");
+        });
+        self.args.push(word);
     }
 
     pub(super) fn number(&mut self, number: u64) {
         // fred has no unsigned integers; none of ours reaches 2^63.
-        self.args.push(Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)));
+        self.args.push(Word::Number(i64::try_from(number).unwrap_or(i64::MAX)));
     }
 
-    fn words(&self, head: Value) -> Vec<Value> {
-        let mut words = Vec::with_capacity(2 + self.keys.len() + self.args.len());
-        words.push(head);
-        words.push(Value::Integer(self.keys.len() as i64));
-        words.extend(self.keys.iter().cloned());
-        words.extend(self.args.iter().cloned());
-        words
+    fn word(&mut self, write: impl FnOnce(&mut String)) -> Word {
+        let start = self.text.len();
+        write(&mut self.text);
+        Word::Text(start..self.text.len())
     }
+}
+
+/// All words of a command.
+fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<Value> {
+    let mut words = Vec::with_capacity(2 + keys.len() + args.len());
+    words.push(Value::from_static_str(head));
+    words.push(Value::Integer(keys.len() as i64));
+    words.extend(keys.iter().chain(args).map(|word| match word {
+        Word::Text(range) => Value::Bytes(text.slice(range.clone())),
+        Word::Number(number) => Value::Integer(*number),
+    }));
+    words
 }
 
 impl Script {
@@ -77,9 +99,11 @@ impl Script {
     pub(super) async fn run(
         &'static self,
         client: &Client,
-        call: &Call,
+        call: Call,
         timeout: Duration,
     ) -> Result<Vec<Element>> {
+        let Call { text, keys, args } = call;
+        let text = Bytes::from(text);
         let options = Options {
             max_attempts: Some(1),
             timeout: Some(timeout.max(Duration::from_millis(1))),
@@ -87,22 +111,16 @@ impl Script {
         };
         let client = client.with_options(&options);
         let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-        let sha = Value::from_static_str(self.sha());
         let reply: Result<Value, fred::error::Error> =
-            client.custom(by_name, call.words(sha)).await;
+            client.custom(by_name, words(&self.sha, &text, &keys, &args)).await;
         let reply = match reply {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
                 let by_text = CustomCommand::new_static("EVAL", ClusterHash::Offset(2), false);
-                let source = Value::from_static_str(self.source);
-                client.custom(by_text, call.words(source)).await
+                client.custom(by_text, words(self.source, &text, &keys, &args)).await
             }
             reply => reply,
         };
         elements(reply.map_err(|error| sorted(&error))?)
-    }
-
-    fn sha(&'static self) -> &'static str {
-        &self.sha
     }
 }
 
@@ -122,7 +140,7 @@ impl Link {
     pub(super) async fn run(
         &self,
         script: &'static Script,
-        call: &Call,
+        call: Call,
         timeout: Duration,
     ) -> Result<Vec<Element>> {
         let result = script.run(&self.client, call, timeout).await;

@@ -48,6 +48,11 @@ impl Hub {
         hub
     }
 
+    /// Whether a message to `channel` reaches us too, as far as we know.
+    pub(super) fn hears(&self, channel: &str) -> bool {
+        lock(&self.channels).get(channel).is_some_and(|entry| entry.subscribed)
+    }
+
     /// Ends the connection.
     pub(super) async fn close(&self, attempt: Duration) {
         let (done, closed) = oneshot::channel();

@@ -1,8 +1,8 @@
 -- Takes a lock, re-enters it, or grants again what the token already has.
 --
 -- KEYS   lock    hash of one field: token -> hold count
---        fence   string: the last reserved fencing token
--- ARGV   token, ttl in ms, the count that is to be, how many fencing tokens to reserve (0: none),
+--        fence   string: the last reserved fencing token; only if some are to be reserved
+-- ARGV   token; and from `set`: ttl in ms, the count that is to be, how many fencing tokens to reserve,
 --        for how long in ms to remember the last of them (0: for ever)
 -- Reply  1, first fencing token (0: none)     granted
 --        0, time to live of the holder in ms  held (-1: the holder's key never expires)
@@ -11,8 +11,22 @@
 -- Twice is harmless: count and time to live are absolute, the second run finds its own token and
 -- reads the fencing token that the first has reserved.
 
+local ttl, count, block, retention
+-- Why acquires cannot run now.
+local unset = 'LEASEHOLD nothing is set'
+
+-- Sets what acquires have in common: checked once for many.
+local function set(new_ttl, new_count, new_block, new_retention)
+  whole(new_ttl, 1, LONGEST_TTL)
+  whole(new_count, 1, LONGEST_COUNT)
+  whole(new_retention, 0, 9007199254740991)
+  ttl, count, retention = new_ttl, new_count, new_retention
+  block = whole(new_block, 1, 1000000)
+end
+
 -- The last fencing token that was reserved, if any is remembered.
 local function remembered(fence)
+  doing = 'GET'
   local text = call('GET', fence)
   if not text then
     return nil
@@ -25,57 +39,68 @@ local function remembered(fence)
   return math.floor(last)
 end
 
-local function reserve(fence, block, retention)
-  local time = call('TIME')
-  local first = math.max(time[1] * 1000000 + time[2], (remembered(fence) or 0) + 1)
-  local value = string.format('%.0f', first + block - 1)
-  if retention > 0 then
-    call('SET', fence, value, 'PX', string.format('%.0f', retention))
+-- The server's time in microseconds, asked once in a call.
+local now
+
+local function reserve(fence)
+  if not now then
+    doing = 'TIME'
+    local time = call('TIME')
+    now = time[1] * 1000000 + time[2]
+  end
+  local first, last = now, remembered(fence)
+  if last and last >= first then
+    first = last + 1
+  end
+  -- Not '%.0f': that costs as much as a command.
+  local value = string.format('%d', first + block - 1)
+  doing = 'SET'
+  if retention ~= '0' then
+    call('SET', fence, value, 'PX', retention)
   else
     call('SET', fence, value)
   end
   return first
 end
 
-local function acquire(lock, fence, token, ttl, count, block, retention)
-  ttl = string.format('%.0f', whole(ttl, 1, LONGEST_TTL))
-  count = whole(count, 1, LONGEST_COUNT)
-  block = whole(block, 0, 1000000)
-  retention = whole(retention, 0, 9007199254740991)
-
+local function acquire(lock, fence, token)
+  if unset then
+    error(unset, 0)
+  end
+  doing = 'PTTL'
   local left = call('PTTL', lock)
-  if left ~= -2 then
-    if call('HEXISTS', lock, token) == 0 then
-      if count > 1 then
-        return -2, 0
-      end
-      return 0, left
+  if left == -2 then
+    if count ~= '1' then
+      return -1, 0
     end
-    local first = 0
-    if block > 0 then
-      local last = remembered(fence)
-      first = last and last - block + 1 or reserve(fence, block, retention)
+    local first = fence and reserve(fence) or 0
+    doing = 'HSET'
+    call('HSET', lock, token, count)
+    doing = 'PEXPIRE'
+    local expires = redis.pcall('PEXPIRE', lock, ttl)
+    if expires ~= 1 then
+      -- This very call made the key; it must not stay without a time to live.
+      call('DEL', lock)
+      error(expires)
     end
-    -- Refused when memory is short; the count is only a record, what counts is in the process.
-    redis.pcall('HSET', lock, token, count)
-    call('PEXPIRE', lock, ttl)
     return 1, first
   end
 
-  if count > 1 then
-    return -1, 0
+  doing = 'HEXISTS'
+  if call('HEXISTS', lock, token) == 0 then
+    if count ~= '1' then
+      return -2, 0
+    end
+    return 0, left
   end
   local first = 0
-  if block > 0 then
-    first = reserve(fence, block, retention)
+  if fence then
+    local last = remembered(fence)
+    first = last and last - block + 1 or reserve(fence)
   end
-  call('HSET', lock, token, count)
-  local expires = redis.pcall('PEXPIRE', lock, ttl)
-  if expires ~= 1 then
-    -- This very call made the key; it must not stay without a time to live.
-    call('DEL', lock)
-    doing = 'PEXPIRE'
-    error(expires)
-  end
+  -- Refused when memory is short; the count is only a record, what counts is in the process.
+  redis.pcall('HSET', lock, token, count)
+  doing = 'PEXPIRE'
+  call('PEXPIRE', lock, ttl)
   return 1, first
 end

@@ -1,19 +1,18 @@
 -- What the other scripts share. Checks come before the first write: Redis does not roll back.
+-- Few functions: to make one costs as much as a small command, in every call.
+
+local call = redis.call
+
+-- The command under way: the server does not name the one that it refuses.
+local doing = ''
 
 -- A whole number from `low` to `high`, or an error.
 local function whole(text, low, high)
   local number = tonumber(text)
-  if not number or number ~= math.floor(number) or number < low or number > high then
+  if not number or number % 1 ~= 0 or number < low or number > high then
     error('LEASEHOLD bad argument ' .. tostring(text), 0)
   end
   return number
-end
-
--- redis.call, remembering the command: the server does not name the one that it refuses.
-local doing = ''
-local function call(command, ...)
-  doing = command
-  return redis.call(command, ...)
 end
 
 -- The text of what pcall caught: a string, or what redis.pcall returned.
@@ -28,16 +27,14 @@ local function message(caught)
   return text
 end
 
--- Why a token is not there: -1 nothing is, -2 someone else.
-local function absence(lock)
-  if call('EXISTS', lock) == 0 then
-    return -1
+-- Wakes who waits for a lock. A refused PUBLISH must not turn a done release into an error: -1 then.
+local function wake(lock)
+  local channel = 'redisson_lock__channel:'
+  if string.find(lock, '{', 1, true) then
+    channel = channel .. lock
+  else
+    channel = channel .. '{' .. lock .. '}'
   end
-  return -2
-end
-
--- Wakes waiters. A refused PUBLISH must not turn a done release into an error: -1 then.
-local function wake(channel)
   local listeners = redis.pcall('PUBLISH', channel, '0')
   if type(listeners) == 'table' then
     return -1

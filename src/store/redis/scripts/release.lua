@@ -1,22 +1,28 @@
 -- Lowers a hold count, or gives the lock back and wakes waiters.
 --
 -- KEYS   lock    hash of one field: token -> hold count
--- ARGV   token, the count that is to remain (0: give back), channel of the wake-up
+-- ARGV   token, the count that is to remain (none: give back)
 -- Reply  1, how many heard the wake-up (-1: it was refused)   done
 --        -1 or -2, 0                                          gone, or taken
 --
 -- Twice is harmless: the count is absolute, and after the last release the token, which is never
 -- used again, is not there.
 
-local function release(lock, token, count, channel)
-  count = whole(count, 0, LONGEST_COUNT)
-  if call('HEXISTS', lock, token) == 0 then
-    return absence(lock), 0
+local function release(lock, token, remains)
+  if remains then
+    whole(remains, 1, LONGEST_COUNT)
   end
-  if count > 0 then
-    call('HSET', lock, token, count)
+  doing = 'HEXISTS'
+  if call('HEXISTS', lock, token) == 0 then
+    doing = 'EXISTS'
+    return call('EXISTS', lock) == 0 and -1 or -2, 0
+  end
+  if remains then
+    doing = 'HSET'
+    call('HSET', lock, token, remains)
     return 1, 0
   end
+  doing = 'DEL'
   call('DEL', lock)
-  return 1, wake(channel)
+  return 1, wake(lock)
 end

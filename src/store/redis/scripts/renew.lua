@@ -1,17 +1,23 @@
 -- Extends many locks that are still held by their tokens.
 --
--- KEYS   for each item: lock, and its fence if the item has a retention
--- ARGV   ttl in ms; for each item: token, for how long in ms to remember the fencing token
---        (0: leave that as it is)
+-- KEYS   for each item: lock, and its fence if its step is F
+-- ARGV   ttl in ms, for how long in ms to remember fencing tokens; for each item its token; then the
+--        steps, a letter for each item: F prolongs the memory of the fencing token too, L does not
 -- Reply  for each item: 1 renewed; -1 gone; -2 taken; or an error's text
 --
 -- Twice is harmless: the time to live is set, not added to. It never makes a key. PEXPIRE without GT, so
 -- that a time to live that someone removed or prolonged is put right.
 
-local function renew(lock, fence, token, ttl, retention)
+local ttl, retention, steps = ARGV[1], ARGV[2], ARGV[#ARGV]
+whole(ttl, 1, LONGEST_TTL)
+
+local function renew(lock, fence, token)
+  doing = 'HEXISTS'
   if call('HEXISTS', lock, token) == 0 then
-    return absence(lock)
+    doing = 'EXISTS'
+    return call('EXISTS', lock) == 0 and -1 or -2
   end
+  doing = 'PEXPIRE'
   call('PEXPIRE', lock, ttl)
   if fence then
     call('PEXPIRE', fence, retention)
@@ -19,19 +25,15 @@ local function renew(lock, fence, token, ttl, retention)
   return 1
 end
 
-local ttl = string.format('%.0f', whole(ARGV[1], 1, LONGEST_TTL))
 local key, reply = 1, {}
-for arg = 2, #ARGV, 2 do
+for i = 1, #steps do
   local lock, fence = KEYS[key], nil
   key = key + 1
-  if ARGV[arg + 1] ~= '0' then
+  if string.sub(steps, i, i) == 'F' then
     fence = KEYS[key]
     key = key + 1
   end
-  local ok, code = pcall(renew, lock, fence, ARGV[arg], ttl, ARGV[arg + 1])
-  if not ok then
-    code = message(code)
-  end
-  reply[#reply + 1] = code
+  local ok, code = pcall(renew, lock, fence, ARGV[i + 2])
+  reply[i] = ok and code or message(code)
 end
 return reply

@@ -19,7 +19,7 @@ pub async fn run(bench: &mut Bench) {
     let title = format!("one name, {PROCESSES} processes of {TASKS} tasks each, again and again");
     let mut board = Board::new("4", title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
-    let window = Duration::from_millis(arguments.pick(2500, 1000));
+    let window = Duration::from_millis(arguments.pick(2000, 1000));
 
     for round in 0..arguments.rounds(3, 1) {
         for (entry, _) in &chosen {

@@ -14,7 +14,7 @@ pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
     let title = format!("pairs/s over {NAMES} names, {tasks} tasks at names of their own");
     let mut board = Board::new(scenario, title);
     let chosen = choose(contenders, &mut board, sink, |entry| entry.alone());
-    let window = Duration::from_millis(arguments.pick(700, 250));
+    let window = Duration::from_millis(arguments.pick(500, 250));
 
     for round in 0..=arguments.rounds(5, 2) {
         for (entry, runner) in &chosen {

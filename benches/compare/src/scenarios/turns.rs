@@ -23,7 +23,7 @@ pub async fn run(bench: &mut Bench) {
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
     let window = Duration::from_millis(arguments.pick(1000, 600));
 
-    for round in 0..arguments.rounds(5, 2) {
+    for round in 0..arguments.rounds(3, 2) {
         for (entry, _) in &chosen {
             if board.failed(entry.id) {
                 continue;

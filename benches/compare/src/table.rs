@@ -123,7 +123,7 @@ impl Board {
         print_aligned(&lines);
         for row in &self.rows {
             if let Some(failure) = &row.failure {
-                println!("    {} failed: {failure}", row.contender);
+                println!("    {} failed: {failure:.160}", row.contender);
             }
         }
     }
@@ -140,6 +140,9 @@ impl Row {
             return "-".to_owned();
         };
         let median = stats::median(values);
+        if median.is_nan() {
+            return "-".to_owned();
+        }
         if spread && values.len() > 1 {
             let (low, high) = stats::spread(values);
             format!("{median:.decimals$} ({low:.decimals$}..{high:.decimals$})")

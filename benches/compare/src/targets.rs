@@ -25,7 +25,7 @@ impl Targets {
         measured: Option<f64>,
         holds: impl Fn(f64) -> bool,
     ) {
-        let (value, verdict) = match measured {
+        let (value, verdict) = match measured.filter(|value| !value.is_nan()) {
             None => ("not measured".to_owned(), ""),
             Some(value) if holds(value) => (number(value), "yes"),
             Some(value) => {

@@ -9,6 +9,8 @@ use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// leasehold's script for acquires and releases. Its arguments below are those of leasehold's own calls;
+/// whoever changes them there changes them here.
 pub const BATCH: &str = concat!(
     include_str!("../../../../src/store/redis/scripts/common.lua"),
     include_str!("../../../../src/store/redis/scripts/acquire.lua"),
@@ -18,6 +20,20 @@ pub const BATCH: &str = concat!(
 const DELETE_IF_MINE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 pub const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
+/// Time to live, count, how many fencing tokens to reserve, and how long to remember the last.
+const FENCED: [&str; 4] = ["30000", "1", "64", "86400000"];
+const PLAIN: [&str; 4] = ["30000", "1", "1", "0"];
+
+/// What follows EVALSHA and the script's hash for both scripts on one name in one command.
+pub fn pair_in_one(name: &str, fenced: bool) -> Vec<String> {
+    let fence = format!("redisson_lock_token:{{{name}}}");
+    let words = if fenced {
+        [&["3", name, &fence, name], &FENCED[..], &[TOKEN, TOKEN, "SFR"]].concat()
+    } else {
+        [&["2", name, name], &PLAIN[..], &[TOKEN, TOKEN, "SAR"]].concat()
+    };
+    words.into_iter().map(String::from).collect()
+}
 
 /// Which commands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,9 +138,13 @@ impl Lock for Handle {
                 _ => Ok(()),
             };
         };
-        let fence = format!("redisson_lock_token:{{{name}}}");
-        let block = if fenced { "1" } else { "0" };
-        done(&self.script(&[name, &fence], &["A", TOKEN, "30000", "1", block, "86400000"]).await?)
+        if fenced {
+            let fence = format!("redisson_lock_token:{{{name}}}");
+            let args = [&FENCED[..], &[TOKEN, "SF"]].concat();
+            done(&self.script(&[name, &fence], &args).await?)
+        } else {
+            done(&self.script(&[name], &[&PLAIN[..], &[TOKEN, "SA"]].concat()).await?)
+        }
     }
 
     async fn release(&mut self) -> Result<()> {
@@ -132,7 +152,6 @@ impl Lock for Handle {
         if self.floor.way == Way::Set {
             return done(&self.script(&[name], &[TOKEN]).await?);
         }
-        let channel = format!("redisson_lock__channel:{{{name}}}");
-        done(&self.script(&[name], &["R", TOKEN, "0", &channel]).await?)
+        done(&self.script(&[name], &[TOKEN, "R"]).await?)
     }
 }

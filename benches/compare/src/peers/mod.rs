@@ -21,7 +21,7 @@ use crate::contender::{Entry, Role};
 use floor_fred::Way;
 use std::time::Duration;
 
-pub use floor_fred::{BATCH, TOKEN};
+pub use floor_fred::{BATCH, pair_in_one};
 pub use pulse::Pulse;
 
 /// For peers that ask for one; long enough that no hold of ours comes near it.

@@ -74,15 +74,20 @@ pub async fn run(bench: &mut Bench, scenario: &'static str, tasks: usize) {
 /// multiplexing clients have it. Both scripts in one command; and for two commands, which redis-benchmark cannot
 /// pair, the time of that plus the time of a script that does nothing.
 fn server_limit(server: &Server, board: &mut Board, sink: &mut Sink, requests: u32) {
-    use crate::peers::{BATCH, TOKEN};
+    use crate::peers::{BATCH, pair_in_one};
     let sha: String = server.command(&["SCRIPT", "LOAD", BATCH]);
     let nothing: String = server.command(&["SCRIPT", "LOAD", "return 1"]);
     let idle = benchmark(server, requests, &["evalsha", &nothing, "0"]);
-    for (id, block) in [("redis-benchmark", "1"), ("redis-benchmark-plain", "0")] {
-        let keys = ["evalsha", &sha, "3", "limit", "redisson_lock_token:{limit}", "limit"];
-        let acquire = ["A", TOKEN, "30000", "1", block, "86400000"];
-        let release = ["R", TOKEN, "0", "redisson_lock__channel:{limit}"];
-        let words = [&keys[..], &acquire, &release].concat();
+    for (id, fenced) in [("redis-benchmark", true), ("redis-benchmark-plain", false)] {
+        let pair = pair_in_one("limit", fenced);
+        let words = ["evalsha", &sha].into_iter().chain(pair.iter().map(String::as_str));
+        let words: Vec<&str> = words.collect();
+        // redis-benchmark does not look at replies.
+        let reply: Vec<redis::Value> = server.command(&words);
+        if reply.first() != Some(&redis::Value::Int(1)) {
+            board.fail(sink, id, &format!("unexpected reply {reply:?}"));
+            continue;
+        }
         match (&idle, benchmark(server, requests, &words)) {
             (Ok(idle), Ok(one)) => {
                 let pairs = 1.0 / (1.0 / one + 1.0 / idle);

@@ -349,7 +349,8 @@ impl Lease {
         let _call = engine.core.call();
         self.end();
         let (core, hold) = (self.core(), &self.hold);
-        let Some(phase) = hold.leave(core) else {
+        let now = core.now();
+        let Some(phase) = hold.leave(core, now) else {
             // The next in line of this process has it.
             return Ok(());
         };
@@ -358,10 +359,8 @@ impl Lease {
             return Err(Error::lost(loss));
         }
         self.engine.ensure_running();
-        let until = core.now() + core.timing.attempt;
         // A request may have to wait for the one before it, so two attempts in all.
-        let settling = settle(core, hold, None, || until);
-        let result = match timeout(core.timing.attempt * 2, settling).await {
+        let result = match timeout(core.timing.attempt * 2, settle(core, hold, now)).await {
             Ok(result) => result,
             Err(_) => {
                 return Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"));

@@ -52,7 +52,7 @@ pub(crate) async fn acquire(
         waited_ms = tracing::field::Empty,
         outcome = tracing::field::Empty,
     );
-    let start = core.now();
+    let start = (!span.is_disabled()).then(|| core.now());
     // Whether the store has said anything; waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
     let once = match patience {
@@ -77,7 +77,13 @@ pub(crate) async fn acquire(
         },
         _ => seek.await,
     };
-    let waited = core.now().saturating_duration_since(start);
+    if let Some(start) = start {
+        record(&span, core.now().saturating_duration_since(start), &result);
+    }
+    result
+}
+
+fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Lease>>) {
     span.record("waited_ms", waited.as_secs_f64() * 1e3);
     span.record(
         "outcome",
@@ -88,12 +94,9 @@ pub(crate) async fn acquire(
         },
     );
     if let Ok(Some(lease)) = &result {
-        let count = lease.hold_count();
-        span.in_scope(|| {
-            tracing::debug!(name = name.as_str(), fence = lease.fence(), count, "granted")
-        });
+        let (name, count) = (lease.name(), lease.hold_count());
+        span.in_scope(|| tracing::debug!(name, fence = lease.fence(), count, "granted"));
     }
-    result
 }
 
 fn silent() -> Error {
@@ -124,6 +127,8 @@ impl Seek<'_> {
         let Some(hold) = self.first().await? else {
             return Ok(None);
         };
+        // While we waited, the engine's runtime may have gone.
+        self.engine.ensure_running();
         if self.core().is_closed() {
             // What was granted goes the way of a dropped lease.
             drop(Lease::new(self.engine, hold));
@@ -136,6 +141,8 @@ impl Seek<'_> {
     /// Waits in line, and takes the name from the store or from the one before us.
     async fn first(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core();
+        // Who waits in line needs no answer, whatever came before.
+        self.answered.store(true, Ordering::Relaxed);
         loop {
             let admission = if self.once {
                 core.queue.try_enter(self.name).map(Admission::Turn)
@@ -245,8 +252,9 @@ impl Seek<'_> {
         loop {
             core.check_open()?;
             // Silence counts from the first send without an answer, not while we sleep.
-            let since = *unanswered.get_or_insert(core.now());
-            let silence = core.now().saturating_duration_since(since);
+            let now = core.now();
+            let since = *unanswered.get_or_insert(now);
+            let silence = now.saturating_duration_since(since);
             let limit = self.silence_limit();
             let request = self.request(attempt.token(), 1);
             let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
@@ -255,7 +263,8 @@ impl Seek<'_> {
             };
             match verdict {
                 Ok(Acquired::Granted { sent, fence }) => {
-                    if core.timing.stale(sent, core.now()) {
+                    let now = core.now();
+                    if core.timing.stale(sent, now) {
                         tracing::debug!("granted too late; given back");
                         attempt.give_back(sent);
                         attempt = Attempt::new(core, self.name.clone(), core.draw_token());
@@ -264,7 +273,7 @@ impl Seek<'_> {
                     let token = attempt.token();
                     let unsure_until = attempt.taken();
                     let name = self.name.clone();
-                    return Ok(Some(Grant { name, token, fence, sent, unsure_until, turn }));
+                    return Ok(Some(Grant { name, token, fence, sent, now, unsure_until, turn }));
                 }
                 Ok(Acquired::Held { remaining }) => {
                     self.answered.store(true, Ordering::Relaxed);

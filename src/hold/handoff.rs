@@ -26,22 +26,22 @@ use tokio::sync::Notify;
 impl Hold {
     /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
     /// was passed on: the caller settles then.
-    pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>) -> Option<Phase> {
-        if self.pass_on(core) {
+    pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<Phase> {
+        if self.pass_on(core, now) {
             return None;
         }
-        Some(self.update(core, |state, now| state.leave(&core.timing, now)))
+        Some(self.update_at(core, now, |state, now| state.leave(&core.timing, now)))
     }
 
     /// One lease less, in the background.
     pub(crate) fn give_back(self: &Arc<Self>, core: &Arc<Core>) {
-        if self.leave(core).is_some() {
+        if self.leave(core, core.now()).is_some() {
             core.reap(Job::Settle(Arc::clone(self)));
         }
     }
 
-    fn pass_on(self: &Arc<Self>, core: &Arc<Core>) -> bool {
-        let mut next = self.succeed(core);
+    fn pass_on(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
+        let mut next = self.succeed(core, now);
         let passed = next.is_some();
         while let Some((waiter, hold)) = next {
             let admission = Admission::Hold(Passed { core: Arc::clone(core), hold: Some(hold) });
@@ -51,7 +51,7 @@ impl Hold {
                 Err(Admission::Hold(mut passed)) => {
                     let hold = passed.hold.take();
                     hold.and_then(|hold| {
-                        let next = hold.succeed(core);
+                        let next = hold.succeed(core, now);
                         if next.is_none() {
                             hold.give_back(core);
                         }
@@ -65,8 +65,7 @@ impl Hold {
     }
 
     /// Ends it for its holder and begins what the first waiter is to have, if it may be passed on.
-    fn succeed(self: &Arc<Self>, core: &Arc<Core>) -> Option<(Waiter, Arc<Self>)> {
-        let now = core.now();
+    fn succeed(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<(Waiter, Arc<Self>)> {
         let mut inner = self.lock();
         if !inner.state.may_pass(&core.timing, now, core.settings.handoff_bound) || core.is_closed()
         {
@@ -89,7 +88,7 @@ impl Hold {
         drop(inner);
         core.schedule.set(self, scheduled, None);
         self.changed.notify_waiters();
-        hold.start(core);
+        hold.start(core, now);
         Some((waiter, hold))
     }
 

@@ -67,6 +67,8 @@ pub(crate) struct Grant {
     pub(crate) token: Token,
     pub(crate) fence: Option<u64>,
     pub(crate) sent: Instant,
+    /// When it came.
+    pub(crate) now: Instant,
     pub(crate) unsure_until: Option<Instant>,
     pub(crate) turn: Turn,
 }
@@ -74,9 +76,9 @@ pub(crate) struct Grant {
 impl Hold {
     /// Begins the life of a hold: one lease, watched, and known under its name.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant { name, token, fence, sent, unsure_until, turn } = grant;
+        let Grant { name, token, fence, sent, now, unsure_until, turn } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
-        let max_until = core.settings.max_hold.map(|max| core.now() + max);
+        let max_until = core.settings.max_hold.map(|max| now + max);
         let state = State::granted(sent, renew, max_until, unsure_until);
         let hold = Arc::new(Self {
             name,
@@ -87,13 +89,13 @@ impl Hold {
             inner: Mutex::new(Inner { state, scheduled: None, turn: Some(turn) }),
         });
         core.queue.install(&hold);
-        hold.start(core);
+        hold.start(core, now);
         hold
     }
 
     /// Puts it under the watchdog's eyes; it is known under its name already.
-    fn start(self: &Arc<Self>, core: &Arc<Core>) {
-        self.update(core, |_, _| ());
+    fn start(self: &Arc<Self>, core: &Arc<Core>, now: Instant) {
+        self.update_at(core, now, |_, _| ());
         // `close` looks through the queue after it has closed: one of the two sees the other.
         if core.is_closed() {
             self.lose(core, Loss::Closed);
@@ -389,21 +391,23 @@ impl Hold {
     }
 
     /// What the store must be told next; after [`Next::Op`], [`Hold::settled`] must follow.
-    pub(crate) fn next_op(self: &Arc<Self>, core: &Arc<Core>) -> Next {
-        self.update(core, |state, now| state.next_op(now))
+    pub(crate) fn next_op(&self, now: Instant) -> Next {
+        // What it changes wakes nobody and moves no time.
+        self.lock().state.next_op(now)
     }
 
     /// The verdict on [`Hold::next_op`]; what it means for who waits for it.
     pub(crate) fn settled(
         self: &Arc<Self>,
         core: &Arc<Core>,
+        now: Instant,
         op: Op,
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
         if let (Op::Release, Ok(None)) = (op, &verdict) {
             tracing::debug!(name = self.name.as_str(), fence = self.fence, "released");
         }
-        self.update(core, |state, now| state.settled(&core.timing, now, op, verdict))
+        self.update_at(core, now, |state, now| state.settled(&core.timing, now, op, verdict))
     }
 
     /// Leaves a release that failed to the time to live.

@@ -22,8 +22,10 @@ struct Settlement<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     flight: Flight,
-    /// When the operation was sent.
-    sent: Instant,
+    /// The time of the last event: when the operation was sent, if one is under way.
+    now: Instant,
+    /// How long the store may take for it. `None`: the caller keeps the time.
+    limit: Option<Duration>,
     over: bool,
 }
 
@@ -35,47 +37,52 @@ impl Settlement<'_> {
         };
         let (name, token) = (self.hold.name.clone(), self.hold.token);
         let request = Release { name, token, count, timeout: self.core.timing.attempt };
-        self.sent = self.core.now();
         self.flight = Some((op, self.core.store.release(request)));
     }
 
     /// The next operation and what came of it; `None` when the store knows all it needs.
     async fn step(&mut self) -> Option<Result<()>> {
         while self.flight.is_none() {
-            match self.hold.next_op(self.core) {
+            match self.hold.next_op(self.now) {
                 Next::Op(op) => self.start(op),
-                Next::Busy => self.hold.until_idle().await,
+                Next::Busy => {
+                    self.hold.until_idle().await;
+                    self.now = self.core.now();
+                }
                 Next::Nothing => return None,
             }
         }
         let (op, request) = self.flight.as_mut()?;
         let op = *op;
-        let verdict =
-            in_time(self.core.timing.attempt * 2, request).await.map(|released| match released {
-                Released::Done { listeners } => {
-                    if op == Op::Release && listeners > 0 {
-                        self.give_way();
-                    }
-                    None
+        let verdict = match self.limit {
+            Some(limit) => in_time(limit, request).await,
+            None => request.await,
+        };
+        let sent = std::mem::replace(&mut self.now, self.core.now());
+        let verdict = verdict.map(|released| match released {
+            Released::Done { listeners } => {
+                if op == Op::Release && listeners > 0 {
+                    self.give_way(sent);
                 }
-                Released::NotYours(absence) => Some(absence),
-            });
+                None
+            }
+            Released::NotYours(absence) => Some(absence),
+        });
         self.flight = None;
         if let (Op::Record(_), Err(error)) = (op, &verdict) {
             tracing::debug!(name = self.hold.name.as_str(), %error, "hold count not recorded");
         }
-        Some(self.hold.settled(self.core, op, verdict))
+        Some(self.hold.settled(self.core, self.now, op, verdict))
     }
 }
 
 impl Settlement<'_> {
     /// Waiters elsewhere were told; ours, who needs no telling, would always be faster. So it waits for
     /// one round trip more, jittered.
-    fn give_way(&self) {
-        let now = self.core.now();
-        let round_trip = now.saturating_duration_since(self.sent).max(SHORTEST_ROUND_TRIP);
-        let wait = round_trip.mul_f64(1.0 + self.core.jitter());
-        self.core.queue.give_way(&self.hold.name, now, now + wait.min(self.core.timing.attempt));
+    fn give_way(&self, sent: Instant) {
+        let round_trip = self.now.saturating_duration_since(sent).max(SHORTEST_ROUND_TRIP);
+        let wait = round_trip.mul_f64(1.0 + self.core.jitter()).min(self.core.timing.attempt);
+        self.core.queue.give_way(&self.hold.name, self.now, self.now + wait);
     }
 }
 
@@ -85,7 +92,7 @@ impl Drop for Settlement<'_> {
         match self.flight.take() {
             Some((op, _)) if std::thread::panicking() => {
                 let error = Error::new(ErrorKind::Unavailable, "given up in a panic");
-                let _ = hold.settled(self.core, op, Err(error));
+                let _ = hold.settled(self.core, self.core.now(), op, Err(error));
                 self.core.reap(Job::Settle(hold));
             }
             Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
@@ -95,16 +102,15 @@ impl Drop for Settlement<'_> {
     }
 }
 
-/// Settles a hold, retrying a release until `until` says to stop.
-pub(crate) async fn settle(
-    core: &Arc<Core>,
-    hold: &Arc<Hold>,
-    flight: Flight,
-    until: impl Fn() -> Instant,
-) -> Result<()> {
-    let sent = core.now();
-    let mut settlement = Settlement { core, hold, flight, sent, over: false };
-    let result = run(&mut settlement, until).await;
+/// Settles a hold that was left at `now`, retrying a release for one attempt's time. The caller keeps
+/// the time.
+pub(crate) async fn settle(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant) -> Result<()> {
+    let mut settlement = Settlement { core, hold, flight: None, now, limit: None, over: false };
+    finish(&mut settlement, || now + core.timing.attempt).await
+}
+
+async fn finish(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let result = run(settlement, until).await;
     settlement.over = true;
     result
 }
@@ -126,6 +132,7 @@ async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Re
                     () = tokio::time::sleep(gap) => {}
                     () = core.stop.cancelled() => {}
                 }
+                settlement.now = core.now();
             }
         }
     }
@@ -143,7 +150,10 @@ pub(super) async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fl
         let deadline = hold.deadline(core);
         core.closing_until.get().map_or(deadline, |closing| deadline.min(*closing))
     };
-    match settle(core, hold, flight.take(), until).await {
+    let limit = Some(core.timing.attempt * 2);
+    let now = core.now();
+    let mut settlement = Settlement { core, hold, flight: flight.take(), now, limit, over: false };
+    match finish(&mut settlement, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}
     }

@@ -62,6 +62,8 @@ pub(crate) struct State {
     live: u32,
     /// The count that the store has, as far as known.
     recorded: Option<u32>,
+    /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
+    refused: bool,
     /// An operation that writes the count is under way.
     busy: bool,
     /// ... and it is a nested acquire.
@@ -103,6 +105,7 @@ impl State {
             passed: 0,
             live: 1,
             recorded: Some(1),
+            refused: false,
             busy: false,
             nesting: false,
             settling: false,

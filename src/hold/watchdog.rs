@@ -208,6 +208,8 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
             if tasks.join_next().await.is_none() && inbox.is_empty() {
                 break;
             }
+            // When the runtime ends too, what is spawned comes back at once; this lets it end us first.
+            tokio::task::yield_now().await;
         }
     };
     tokio::select! {

@@ -86,7 +86,7 @@ impl State {
             }
             (_, Entered::Granted { sent, count }) => {
                 self.confirm(timing, sent, jitter);
-                self.recorded = Some(count);
+                (self.recorded, self.refused) = (Some(count), false);
                 self.live += u32::from(keep);
                 Ok(())
             }
@@ -121,6 +121,7 @@ impl State {
         self.phase == Phase::Held
             && self.live == 1
             && self.recorded == Some(1)
+            && !self.refused
             && !self.busy
             && matches!(self.renewal, Renewal::Due(_))
             && self.passed < bound
@@ -205,7 +206,7 @@ impl State {
     ) -> Result<()> {
         self.busy = false;
         match (op, verdict) {
-            (Op::Record(count), Ok(None)) => self.recorded = Some(count),
+            (Op::Record(count), Ok(None)) => (self.recorded, self.refused) = (Some(count), false),
             (Op::Record(_), Ok(Some(absence))) => {
                 self.lose(absence.into(), None);
                 self.found_lost = Some(absence.into());
@@ -216,7 +217,7 @@ impl State {
                 return Err(Error::lost(Loss::Taken));
             }
             // The count in the store is only a record: the renewals and the release will do.
-            (Op::Record(count), Err(_)) => self.recorded = Some(count),
+            (Op::Record(count), Err(_)) => (self.recorded, self.refused) = (Some(count), true),
             (Op::Release, Ok(absence)) => {
                 self.end();
                 self.release_error = None;

@@ -151,7 +151,8 @@ async fn without_fencing_tokens_it_goes_from_hand_to_hand_all_the_same() {
 #[tokio::test(start_paused = true)]
 async fn after_the_bound_the_store_is_asked_again() {
     let with = |bound| Setup::with(LeaseManager::builder().handoff_bound(bound));
-    let cases = [(with(0), 1), (with(1), 2), (with(3), 4), (with(9_999), 9_999), (Setup::new(), 128)];
+    let cases =
+        [(with(0), 1), (with(1), 2), (with(3), 4), (with(9_999), 9_999), (Setup::new(), 128)];
     for (setup, holders) in cases {
         let chains = if holders > 1000 { 1 } else { 3 };
         let mut line = Vec::new();
@@ -460,7 +461,6 @@ async fn who_waits_too_long_for_its_hand_gives_up_its_place() {
     let first = in_line(&setup.leases).await;
     let mut impatient = Box::pin(timed(lock.lock_timeout(limit)));
     assert!(poll_once(impatient.as_mut()).await.is_pending());
-    let impatient = async move { impatient.await };
     let last = in_line(&setup.leases).await;
     let holding = async {
         sleep(limit / 2).await;

@@ -6,8 +6,7 @@ use super::*;
 use tokio::task::JoinHandle;
 
 const PERIOD: Duration = Duration::from_secs(10);
-const CAUSES: [Loss; 5] =
-    [Loss::Gone, Loss::Expired, Loss::Revoked, Loss::MaxHold, Loss::Closed];
+const CAUSES: [Loss; 5] = [Loss::Gone, Loss::Expired, Loss::Revoked, Loss::MaxHold, Loss::Closed];
 
 fn prone_to(cause: Loss) -> Setup {
     let builder = LeaseManager::builder();
@@ -195,7 +194,25 @@ async fn each_holder_has_all_of_max_hold() {
     lease.check().unwrap();
 }
 
-/// Polls nobody: what was handed on is not seen.
+/// On the machine's clock: the only thread is frozen, so nobody has noticed.
+#[tokio::test]
+async fn what_was_held_for_too_long_is_not_passed_on_though_nobody_has_noticed() {
+    let max = Duration::from_millis(20);
+    let setup = Setup::with(LeaseManager::builder().max_hold(max));
+    for end in ["unlock", "drop"] {
+        let grants = setup.calls(Call::Acquire);
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        let next = in_line(&setup.leases).await;
+        std::thread::sleep(max);
+        match end {
+            "unlock" => assert_eq!(lost(lease.unlock().await), Loss::MaxHold),
+            _ => drop(lease),
+        }
+        next.await.unwrap().unlock().await.unwrap();
+        assert_eq!(setup.calls(Call::Acquire), grants + 2, "{end}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_went_away_is_passed_over_whenever_that_was() {
     const WAITERS: usize = 6;
@@ -243,8 +260,7 @@ async fn what_nobody_looked_at_for_too_long_is_not_taken() {
         let (next, last) = (in_line(&setup.leases).await, in_line(&setup.leases).await);
         drop(lease);
         tokio::time::advance(looked_after).await;
-        let theirs =
-            if looked_after > T { Some(setup.held_elsewhere("n").await) } else { None };
+        let theirs = if looked_after > T { Some(setup.held_elsewhere("n").await) } else { None };
         setup.faults.heal();
         let elsewhere = async {
             settle().await;

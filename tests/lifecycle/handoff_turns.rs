@@ -22,11 +22,7 @@ impl Crowd {
                 for round in 0.. {
                     let lease = lock.lock().await.unwrap();
                     turns.fetch_add(1, Ordering::Relaxed);
-                    if hold.is_zero() {
-                        tokio::task::yield_now().await;
-                    } else {
-                        sleep(hold).await;
-                    }
+                    sleep(hold).await;
                     lease.check().unwrap();
                     if round % 2 == 0 {
                         drop(lease);
@@ -57,25 +53,23 @@ fn another_process_gets_in_after_the_bound_at_the_latest() {
     for bound in [0, 3, 127] {
         watched(move || async move {
             let setup = Setup::with(LeaseManager::builder().handoff_bound(bound));
-            let crowd = Crowd::gather(&setup.leases, 10, Duration::ZERO);
+            let crowd = Crowd::gather(&setup.leases, 10, MOMENT);
             let mut theirs = setup.other().lock("n");
             let mut last = None;
-            for round in 0..20 {
+            for round in 1..=20 {
                 // Not always at the same place of a chain.
-                for _ in 0..round * 7 {
-                    tokio::task::yield_now().await;
-                }
+                sleep(round * 7 * MOMENT).await;
                 let before = crowd.turns();
                 let (took, lease) = timed(theirs.lock()).await;
                 let lease = lease.unwrap();
                 let ahead = crowd.turns() - before;
                 assert!(ahead <= bound as usize + 1, "{ahead} went first with a bound of {bound}");
-                assert!(took < Duration::from_millis(10), "{took:?}");
+                assert!(took <= (bound + 2) * 2 * MOMENT, "{took:?}");
                 assert!(lease.fence() > last);
                 last = lease.fence();
                 lease.unlock().await.unwrap();
             }
-            assert!(crowd.turns() > 20 * (bound as usize), "{} turns", crowd.turns());
+            assert!(crowd.turns() > 400, "{} turns", crowd.turns());
             crowd.go().await;
             settle().await;
             assert!(setup.memory.is_empty());
@@ -167,11 +161,12 @@ async fn who_gives_way_can_still_give_up_in_time() {
     assert!(took <= 2 * slow, "{took:?}");
 }
 
-/// Who believes to be alone, in real time.
+/// Who believes to be alone in one process, in real time.
 #[derive(Default)]
 struct Watch {
-    /// How often somebody began to force the lock open.
-    forced: AtomicUsize,
+    /// How often somebody began, and ended, to force the lock open.
+    begun: AtomicUsize,
+    ended: AtomicUsize,
     inside: Mutex<Vec<(usize, usize, CancellationToken)>>,
     visits: AtomicUsize,
     /// The visits from whose asking to their end nobody forced anything.
@@ -179,26 +174,37 @@ struct Watch {
 }
 
 impl Watch {
-    fn forced(&self) -> usize {
-        self.forced.load(Ordering::SeqCst)
+    async fn force(&self, leases: &LeaseManager) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        leases.force_unlock("n").await.unwrap();
+        self.ended.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// `since` is from before it was asked for.
+    /// To be asked before the lock is.
+    fn ended(&self) -> usize {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    fn forced_since(&self, ended: usize) -> bool {
+        self.begun.load(Ordering::SeqCst) != ended
+    }
+
     async fn visit(&self, lease: &Lease, since: usize) {
         let id = self.visits.fetch_add(1, Ordering::SeqCst);
         let token = lease.token();
         {
             let mut inside = self.inside.lock().unwrap();
-            for (_, asked, other) in inside.iter() {
-                let revoked = other.is_cancelled() || self.forced() != *asked;
-                assert!(revoked, "two believe to be alone");
+            for (_, since, other) in inside.iter() {
+                let believes = !other.is_cancelled() && !self.forced_since(*since);
+                assert!(!believes || token.is_cancelled(), "two believe to be alone");
             }
             inside.push((id, since, token));
         }
         tokio::task::yield_now().await;
         self.inside.lock().unwrap().retain(|(other, ..)| *other != id);
-        if self.forced() == since {
-            lease.check().expect("nobody took it away");
+        let check = lease.check();
+        if !self.forced_since(since) {
+            check.expect("nobody took it away");
             self.undisturbed.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -211,7 +217,7 @@ async fn wander(leases: LeaseManager, watch: Arc<Watch>, over: Arc<AtomicBool>) 
         if over.load(Ordering::SeqCst) {
             return;
         }
-        let since = watch.forced();
+        let since = watch.ended();
         let lease = match lock.lock().await {
             Ok(lease) => lease,
             Err(error) if error.kind() == ErrorKind::Closed => return,
@@ -229,16 +235,17 @@ async fn wander(leases: LeaseManager, watch: Arc<Watch>, over: Arc<AtomicBool>) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn hands_that_never_rest_and_a_lock_that_is_forced_open_again_and_again() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(50));
-    let (watch, over) = (Arc::new(Watch::default()), Arc::new(AtomicBool::new(false)));
-    let other = setup.other();
+    let over = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
+    // What is forced open here is not known to the other process, nor to whom it passes it on there.
+    let [watch, elsewhere] = [(), ()].map(|()| Arc::new(Watch::default()));
+    let other = setup.other();
     for i in 0..8 {
-        let leases = if i < 5 { &setup.leases } else { &other };
-        tasks.spawn(wander(leases.clone(), Arc::clone(&watch), Arc::clone(&over)));
+        let (leases, watch) = if i < 5 { (&setup.leases, &watch) } else { (&other, &elsewhere) };
+        tasks.spawn(wander(leases.clone(), Arc::clone(watch), Arc::clone(&over)));
     }
     for _ in 0..300 {
-        watch.forced.fetch_add(1, Ordering::SeqCst);
-        setup.leases.force_unlock("n").await.unwrap();
+        watch.force(&setup.leases).await;
         sleep(MOMENT).await;
     }
     over.store(true, Ordering::SeqCst);
@@ -248,8 +255,10 @@ async fn hands_that_never_rest_and_a_lock_that_is_forced_open_again_and_again() 
         }
     };
     tokio::time::timeout(Duration::from_secs(20), all).await.expect("somebody hangs");
-    let (visits, undisturbed) = (&watch.visits, &watch.undisturbed);
-    assert!(undisturbed.load(Ordering::SeqCst) > 300, "{undisturbed:?} of {visits:?}");
+    for watch in [watch, elsewhere] {
+        let (visits, undisturbed) = (&watch.visits, &watch.undisturbed);
+        assert!(undisturbed.load(Ordering::SeqCst) > 300, "{undisturbed:?} of {visits:?}");
+    }
     setup.leases.close().await.unwrap();
     other.close().await.unwrap();
     assert!(setup.memory.is_empty());
@@ -267,7 +276,7 @@ async fn a_closing_in_the_middle_of_hands_that_never_rest_leaves_nothing() {
         }
         sleep(Duration::from_micros(200 * round)).await;
         // What is lost by the closing is told to its holder, who disturbs nobody.
-        watch.forced.fetch_add(1, Ordering::SeqCst);
+        watch.begun.fetch_add(1, Ordering::SeqCst);
         let (took, result) = timed(leases.close()).await;
         result.unwrap();
         assert!(took < GRACE / 2, "{took:?}: somebody did not let go");

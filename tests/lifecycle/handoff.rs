@@ -358,6 +358,20 @@ async fn a_nested_acquire_that_is_given_up_as_the_last_lease_ends_passes_nothing
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_count_that_could_not_be_lowered_is_not_passed_on() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let next = in_line(&setup.leases).await;
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(1));
+    inner.unlock().await.unwrap();
+    assert_eq!(setup.recorded("n").await, Some(2));
+    outer.unlock().await.unwrap();
+    let lease = next.await.unwrap();
+    assert_eq!((lease.hold_count(), setup.recorded("n").await), (1, Some(1)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_nested_holder_passes_on_at_the_last_of_its_leases() {
     for inner_first in [true, false] {
         let setup = Setup::new();

@@ -388,3 +388,26 @@ async fn a_late_grant_counts_from_when_it_was_asked_for() {
     settle().await;
     assert!(lease.remaining() > C - 2 * MOMENT);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_behind_a_line_is_no_outage_though_an_own_call_was_under_way_before() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let lease = lock.lock().await.unwrap();
+    let mut next = setup.leases.lock("n");
+    let mut next = Box::pin(next.lock());
+    assert!(poll_once(next.as_mut()).await.is_pending());
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire).times(1));
+    let mut nested = Box::pin(lock.lock());
+    assert!(poll_once(nested.as_mut()).await.is_pending());
+    drop(nested);
+    drop(lease);
+    let limit = Duration::from_secs(1);
+    let mut wait = Box::pin(timed(lock.lock_timeout(limit)));
+    assert!(poll_once(wait.as_mut()).await.is_pending());
+    let next = tokio::join!(next, settle()).0.unwrap();
+    let (took, result) = wait.await;
+    assert_eq!(took, limit);
+    assert!(result.expect("the store has answered").is_none());
+    drop(next);
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::look::{calls, channel, subscribers};
-use common::{Mode, Proxy, Reply, Server, eventually, within};
+use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -312,6 +312,53 @@ async fn after_a_reconnect_messages_wake_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reconnect_the_waiters_of_all_names_are_woken_and_subscribed_anew() {
+    const NAMES: usize = 20;
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    let mut connection = server.connection();
+    let names: Vec<String> = (0..NAMES).map(|i| format!("job:{i}")).collect();
+    let mut waiters = Vec::new();
+    for name in &names {
+        lock_by_hand(&server, name, Duration::from_secs(30));
+        waiters.push(wait_for(&leases, name));
+    }
+    let subscribed = |connection: &mut Resp| {
+        names.iter().all(|name| subscribers(connection, &channel(name)) == 1)
+    };
+    eventually(LONG, || subscribed(&mut connection)).await;
+    settled(&server).await;
+    // Half of them become free while nobody listens.
+    connection.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("sent");
+    for name in &names[..NAMES / 2] {
+        connection.send(&["DEL", name]).expect("sent");
+    }
+    for _ in 0..=NAMES / 2 {
+        assert_eq!(connection.receive().expect("a reply"), Reply::Int(1));
+    }
+    let still = waiters.split_off(NAMES / 2);
+    let enter = async |waiter: JoinHandle<(Result<Lease, Error>, Instant)>| {
+        let (lease, _) = within(Duration::from_secs(5), waiter).await.expect("no panic");
+        lease.expect("a lease").forget();
+    };
+    for waiter in waiters {
+        enter(waiter).await;
+    }
+    // The others wait on, and hear it when their turn has come.
+    eventually(LONG, || {
+        names[NAMES / 2..].iter().all(|name| subscribers(&mut connection, &channel(name)) == 1)
+    })
+    .await;
+    settled(&server).await;
+    for (name, waiter) in names[NAMES / 2..].iter().zip(still) {
+        assert!(!waiter.is_finished(), "{name}");
+        connection.command(&["DEL", name]);
+        connection.command(&["PUBLISH", &channel(name), "0"]);
+        enter(waiter).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_a_crashed_holder_the_waiter_enters_when_the_lease_ends() {
     const T: Duration = millis(1_000);
     let server = Server::start();
@@ -354,13 +401,14 @@ async fn a_restarted_server_wakes_the_waiters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_waiters_share_one_subscription_which_goes_after_the_last() {
+async fn ten_thousand_waiters_share_one_subscription_which_goes_after_the_last() {
     let server = Server::start();
     let leases = connect(patient(), &server).await;
     lock_by_hand(&server, "job", Duration::from_secs(30));
+    let before = calls(&mut server.connection(), "evalsha");
     let started = Arc::new(AtomicUsize::new(0));
     let mut waiters = JoinSet::new();
-    for _ in 0..1_000 {
+    for _ in 0..10_000 {
         let mut lock = leases.lock("job");
         let started = Arc::clone(&started);
         waiters.spawn(async move {
@@ -368,10 +416,14 @@ async fn a_thousand_waiters_share_one_subscription_which_goes_after_the_last() {
             lock.lock().await
         });
     }
-    eventually(LONG, || started.load(Ordering::Relaxed) == 1_000).await;
+    eventually(LONG, || started.load(Ordering::Relaxed) == 10_000).await;
     waits(&server, "job").await;
     let mut connection = server.connection();
     assert_eq!(subscribers(&mut connection, &channel("job")), 1);
+    // The first in line has asked, and once more after the subscription.
+    tokio::time::sleep(millis(200)).await;
+    let evalsha = calls(&mut connection, "evalsha") - before;
+    assert!((1..=3).contains(&evalsha), "{evalsha} calls");
     // Names share the connection.
     for i in 0..20 {
         lock_by_hand(&server, &format!("other:{i}"), Duration::from_secs(30));

@@ -4,6 +4,9 @@
 mod cancel;
 mod close;
 mod enter;
+mod handoff;
+mod handoff_loss;
+mod handoff_turns;
 mod loss;
 mod random;
 mod release;

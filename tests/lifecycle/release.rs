@@ -274,6 +274,54 @@ fn a_lease_outlives_its_runtime_and_goes_with_the_next() {
     }
 }
 
+/// In real time: the runtime of the engine has gone.
+#[test]
+fn what_is_handed_to_another_runtime_is_renewed_there() {
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    };
+    let (first, second) = (runtime(), runtime());
+    let ttl = Duration::from_millis(600);
+    let memory = MemoryStore::new();
+    let leases =
+        first.block_on(async { LeaseManager::builder().ttl(ttl).store(memory.clone()).unwrap() });
+    let lease = first.block_on(async { leases.lock("n").lock().await.unwrap() });
+    let mut lock = leases.lock("n");
+    let waiter = second.spawn(async move { lock.lock().await.unwrap() });
+    std::thread::sleep(Duration::from_millis(10));
+    drop(first);
+    drop(lease);
+    let lease = second.block_on(waiter).unwrap();
+    std::thread::sleep(2 * ttl);
+    lease.check().unwrap();
+}
+
+/// In real time: what comes back because the runtime ends must not be begun again and again.
+#[test]
+fn a_runtime_ends_while_its_engine_ends() {
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        let _done = done;
+        for _ in 0..50 {
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = runtime.worker_threads(2).enable_all().build().expect("a runtime");
+            let (leases, held) = runtime.block_on(async {
+                let leases = LeaseManager::in_memory();
+                let mut held = Vec::new();
+                for i in 0..2_000 {
+                    held.push(leases.lock(format!("n:{i}")).lock().await.unwrap());
+                }
+                (leases, held)
+            });
+            drop((held, leases));
+            drop(runtime);
+        }
+    });
+    let limit = Duration::from_secs(10);
+    let spins = ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+    assert!(!spins, "it did not end within {limit:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_forgotten_is_kept_until_it_expires() {
     let setup = Setup::new();

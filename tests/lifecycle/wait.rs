@@ -149,6 +149,79 @@ async fn a_timeout_of_zero_is_one_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_timeout_is_kept_also_behind_a_line_that_moves() {
+    let setup = Setup::new();
+    let slow = Duration::from_millis(300);
+    let mut line = tokio::task::JoinSet::new();
+    let first = setup.leases.lock("n").lock().await.unwrap();
+    for _ in 0..100 {
+        let mut lock = setup.leases.lock("n");
+        line.spawn(async move {
+            let _lease = lock.lock().await.unwrap();
+            sleep(slow).await;
+        });
+    }
+    settle().await;
+    drop(first);
+    // Within the first chain, at its end, and after many of them.
+    for limit in [1, 299, 300, 2_999, 3_000, 3_001, 12_345].map(Duration::from_millis) {
+        let (took, result) = timed(setup.leases.lock("n").lock_timeout(limit)).await;
+        assert!(result.unwrap().is_none(), "{limit:?}");
+        assert_eq!(took, limit);
+    }
+    line.shutdown().await;
+    let lease = setup.leases.lock("n").lock_timeout(MOMENT).await.unwrap();
+    assert!(lease.is_some(), "nobody else waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_is_kept_although_the_subscription_hangs_or_fails() {
+    let faults = [Fault::Hang, Fault::HoldReply, Fault::Delay(T), Fault::Fail(unavailable())];
+    for fault in faults {
+        let setup = Setup::new();
+        let elsewhere = setup.held_elsewhere("n").await;
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Subscribe));
+        for limit in [1, 999, 3_000, 3_001, 12_345].map(Duration::from_millis) {
+            let (took, result) = timed(setup.leases.lock("n").lock_timeout(limit)).await;
+            // The store has answered: it is held.
+            assert!(result.unwrap().is_none(), "{limit:?}, {fault:?}");
+            assert_eq!(took, limit, "{fault:?}");
+        }
+        // Nor does it keep a patient one from looking by the clock.
+        let mut lock = setup.leases.lock("n");
+        let waiter = tokio::spawn(async move { lock.lock().await.unwrap() });
+        sleep(2 * T).await;
+        elsewhere.unlock().await.unwrap();
+        let (took, _lease) = timed(waiter).await;
+        assert!(took <= ATTEMPT + Duration::from_secs(1), "{took:?}, {fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_waiters_cost_what_one_costs() {
+    let mut costs = Vec::new();
+    for waiters in [1, 10_000] {
+        let setup = Setup::new();
+        let elsewhere = setup.held_elsewhere("n").await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..waiters {
+            let mut lock = setup.leases.lock("n");
+            tasks.spawn(async move { drop(lock.lock().await.unwrap()) });
+        }
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(setup.calls(Call::Subscribe), 1, "of {waiters}");
+        costs.push(setup.calls(Call::Acquire));
+        elsewhere.unlock().await.unwrap();
+        let (took, ()) = timed(async { while tasks.join_next().await.is_some() {} }).await;
+        // All of them in a moment, by chains of 128.
+        assert!(took <= MOMENT, "{took:?}");
+        let chains = setup.calls(Call::Acquire) - costs[costs.len() - 1];
+        assert_eq!(chains, usize::div_ceil(waiters, 128));
+    }
+    assert_eq!(costs[0], costs[1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_endless_timeout_is_one() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -314,4 +387,27 @@ async fn a_late_grant_counts_from_when_it_was_asked_for() {
     setup.faults.until_calls(Call::Renew, 1).await;
     settle().await;
     assert!(lease.remaining() > C - 2 * MOMENT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_behind_a_line_is_no_outage_though_an_own_call_was_under_way_before() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let lease = lock.lock().await.unwrap();
+    let mut next = setup.leases.lock("n");
+    let mut next = Box::pin(next.lock());
+    assert!(poll_once(next.as_mut()).await.is_pending());
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire).times(1));
+    let mut nested = Box::pin(lock.lock());
+    assert!(poll_once(nested.as_mut()).await.is_pending());
+    drop(nested);
+    drop(lease);
+    let limit = Duration::from_secs(1);
+    let mut wait = Box::pin(timed(lock.lock_timeout(limit)));
+    assert!(poll_once(wait.as_mut()).await.is_pending());
+    let next = tokio::join!(next, settle()).0.unwrap();
+    let (took, result) = wait.await;
+    assert_eq!(took, limit);
+    assert!(result.expect("the store has answered").is_none());
+    drop(next);
 }

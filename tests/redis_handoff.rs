@@ -1,0 +1,227 @@
+//! Hand-offs in the processes of one name, seen from the server: cheap, fair, and one holder.
+#![cfg(feature = "redis")]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::look::{calls, channel};
+use common::{Reply, Resp, Server, within};
+use leasehold::{Builder, Lease, LeaseManager};
+use tokio::task::JoinSet;
+
+const LONG: Duration = Duration::from_secs(20);
+const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
+
+const fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+async fn connect(builder: Builder, server: &Server) -> LeaseManager {
+    builder.connect(&server.url()).await.expect("a manager")
+}
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    leases.lock(name).lock().await.expect("a lease")
+}
+
+/// What is to be true of all holders of one name, wherever they are.
+#[derive(Default)]
+struct Room {
+    taken: AtomicBool,
+    fence: AtomicU64,
+    worst: Mutex<Duration>,
+}
+
+impl Room {
+    fn enter(&self, fence: Option<u64>, waited: Duration) {
+        assert!(!self.taken.swap(true, Ordering::SeqCst), "two are in");
+        if let Some(fence) = fence {
+            let before = self.fence.swap(fence, Ordering::SeqCst);
+            assert!(before < fence, "{fence} after {before}");
+        }
+        let mut worst = self.worst.lock().expect("no panic");
+        *worst = worst.max(waited);
+    }
+
+    fn leave(&self) {
+        self.taken.store(false, Ordering::SeqCst);
+    }
+
+    fn worst(&self) -> Duration {
+        *self.worst.lock().expect("no panic")
+    }
+}
+
+/// Tasks that lock "job" again and again; how often they got it.
+struct Crowd {
+    tasks: JoinSet<()>,
+    turns: Arc<AtomicUsize>,
+}
+
+impl Crowd {
+    fn gather(leases: &LeaseManager, room: &Arc<Room>, until: Instant) -> Self {
+        let mut crowd = Self { tasks: JoinSet::new(), turns: Arc::default() };
+        for i in 0..8 {
+            let mut lock = leases.lock("job");
+            let (room, turns) = (Arc::clone(room), Arc::clone(&crowd.turns));
+            crowd.tasks.spawn(async move {
+                while Instant::now() < until {
+                    let asked = Instant::now();
+                    let lease = lock.lock().await.expect("a lease");
+                    room.enter(lease.fence(), asked.elapsed());
+                    tokio::task::yield_now().await;
+                    lease.check().expect("it is held");
+                    room.leave();
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    if i % 2 == 0 {
+                        lease.unlock().await.expect("a release");
+                    } else {
+                        drop(lease);
+                    }
+                }
+            });
+        }
+        crowd
+    }
+
+    async fn turns(mut self) -> usize {
+        while let Some(task) = within(LONG, self.tasks.join_next()).await {
+            task.expect("no panic");
+        }
+        self.turns.load(Ordering::Relaxed)
+    }
+}
+
+/// Looks at the key again and again, and expects one holder who is in once.
+fn watch(mut connection: Resp, until: Instant) -> thread::JoinHandle<usize> {
+    thread::spawn(move || {
+        let mut seen = 0;
+        while Instant::now() < until {
+            let fields = connection.command(&["HGETALL", "job"]).pairs();
+            assert!(fields.len() <= 1, "{fields:?}");
+            for (_, count) in fields {
+                assert_eq!(count, "1");
+                seen += 1;
+            }
+            thread::sleep(millis(1));
+        }
+        seen
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_crowds_share_a_name_fairly_and_at_little_cost() {
+    let server = Server::start();
+    let (here, there) = (
+        connect(LeaseManager::builder(), &server).await,
+        connect(LeaseManager::builder(), &server).await,
+    );
+    let mut connection = server.connection();
+    connection.command(&["CONFIG", "RESETSTAT"]);
+    let (room, until) = (Arc::new(Room::default()), Instant::now() + millis(1_500));
+    let watching = watch(server.connection(), until);
+    let crowds = [&here, &there].map(|leases| Crowd::gather(leases, &room, until));
+    let [ours, theirs] = crowds.map(Crowd::turns);
+    let (ours, theirs) = (ours.await, theirs.await);
+    let all = ours + theirs;
+    assert!(all > 2_000, "{all} turns");
+    assert!(ours.min(theirs) * 4 >= all, "{ours} and {theirs}");
+    let evalsha = calls(&mut connection, "evalsha");
+    let cost = evalsha as f64 / all as f64;
+    assert!(cost < 0.1, "{evalsha} calls for {all} turns");
+    assert!(room.worst() < millis(500), "{:?}", room.worst());
+    let seen = watching.join().expect("one holder at a time");
+    assert!(seen > 100, "it was held {seen} times");
+    here.close().await.expect("all released");
+    there.close().await.expect("all released");
+    assert_eq!(server.command(&["EXISTS", "job"]), Reply::Int(0));
+}
+
+/// Takes the lock as Redisson does: `nil`, or the holder's time to live.
+const TAKE: &str =
+    "if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('PTTL', KEYS[1]) end
+    redis.call('HINCRBY', KEYS[1], ARGV[1], 1) redis.call('PEXPIRE', KEYS[1], 30000) return nil";
+const GIVE: &str = "assert(redis.call('HGET', KEYS[1], ARGV[1]) == '1')
+    redis.call('DEL', KEYS[1]) redis.call('PUBLISH', ARGV[2], '0') return 1";
+
+/// A rival of another kind: how long it waits for each of its turns, woken by messages as Redisson
+/// is, or asking all the time.
+fn rival(server: &Server, room: Arc<Room>, listens: bool) -> thread::JoinHandle<Vec<Duration>> {
+    let (mut connection, mut messages) = (server.connection(), server.connection());
+    if listens {
+        messages.subscribe(&channel("job"));
+    }
+    thread::spawn(move || {
+        let mut waits = Vec::new();
+        for _ in 0..20 {
+            let asked = Instant::now();
+            while !connection.command(&["EVAL", TAKE, "1", "job", JAVA]).is_nil() {
+                assert!(asked.elapsed() < LONG, "it starves");
+                if listens {
+                    messages.next_message(Duration::from_secs(1));
+                }
+            }
+            room.enter(None, Duration::ZERO);
+            waits.push(asked.elapsed());
+            thread::sleep(millis(1));
+            room.leave();
+            let given = connection.command(&["EVAL", GIVE, "1", "job", JAVA, &channel("job")]);
+            assert_eq!(given, Reply::Int(1));
+            thread::sleep(millis(10));
+        }
+        waits
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rival_of_another_kind_gets_its_turn() {
+    for listens in [true, false] {
+        let server = Server::start();
+        let leases = connect(LeaseManager::builder(), &server).await;
+        let room = Arc::new(Room::default());
+        let rival = rival(&server, Arc::clone(&room), listens);
+        let until = Instant::now() + millis(1_000);
+        let turns = Crowd::gather(&leases, &room, until).turns().await;
+        let waits = rival.join().expect("no panic");
+        assert!(turns > 1_000, "{turns} turns of ours");
+        let worst = waits.iter().max().expect("some");
+        assert!(*worst < millis(500), "{waits:?}, it listens: {listens}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_it_is_renewed_on_the_server() {
+    const T: Duration = millis(900);
+    let server = Server::start();
+    let leases = connect(LeaseManager::builder().ttl(T), &server).await;
+    let mut connection = server.connection();
+    let mut lease = lock(&leases, "job").await;
+    let holder = connection.command(&["HKEYS", "job"]);
+    for _ in 0..3 {
+        let mut next = leases.lock("job");
+        let next = tokio::spawn(async move { next.lock().await.expect("a lease") });
+        tokio::time::sleep(millis(5)).await;
+        lease.unlock().await.expect("a release");
+        lease = next.await.expect("no panic");
+    }
+    assert_eq!(connection.command(&["HKEYS", "job"]), holder, "it went from hand to hand");
+    let end = Instant::now() + 2 * T;
+    let (mut renewed, mut before) = (0, i64::MAX);
+    while Instant::now() < end {
+        let left = connection.command(&["PTTL", "job"]).int();
+        assert!(left > 0, "{left}");
+        renewed += usize::from(left > before);
+        before = left;
+        lease.check().expect("it is held");
+        tokio::time::sleep(millis(5)).await;
+    }
+    // Every T/3, less a tenth of it.
+    assert!((4..=8).contains(&renewed), "{renewed} times");
+    assert_eq!(connection.command(&["HGETALL", "job"]).pairs()[0].1, "1");
+    lease.unlock().await.expect("a release");
+    assert_eq!(connection.command(&["EXISTS", "job"]), Reply::Int(0));
+}

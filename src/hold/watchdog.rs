@@ -202,8 +202,10 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
     let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
     let finish = async {
         loop {
-            while let Ok(job) = inbox.try_recv() {
-                tasks.spawn(Work::new(core, job).run());
+            for _ in 0..inbox.len() {
+                if let Ok(job) = inbox.try_recv() {
+                    tasks.spawn(Work::new(core, job).run());
+                }
             }
             if tasks.join_next().await.is_none() && inbox.is_empty() {
                 break;

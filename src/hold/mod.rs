@@ -316,16 +316,32 @@ impl Hold {
 
     /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
     pub(crate) fn tick(self: &Arc<Self>, core: &Arc<Core>, at: Instant, now: Instant) -> Due {
+        self.taken(core, at, now, |state, now| state.tick(&core.timing, now))
+    }
+
+    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect. Taken
+    /// out of the schedule as for [`Hold::tick`].
+    pub(crate) fn renew_early(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        at: Instant,
+        now: Instant,
+    ) -> Due {
+        self.taken(core, at, now, |state, now| state.renew_early(&core.timing, now))
+    }
+
+    fn taken(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        at: Instant,
+        now: Instant,
+        change: impl FnOnce(&mut State, Instant) -> Due,
+    ) -> Due {
         let mut inner = self.lock();
         if inner.scheduled == Some(at) {
             inner.scheduled = None;
         }
-        self.update_locked(core, now, inner, |state, now| state.tick(&core.timing, now))
-    }
-
-    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect.
-    pub(crate) fn renew_early(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Due {
-        self.update_at(core, now, |state, now| state.renew_early(&core.timing, now))
+        self.update_locked(core, now, inner, change)
     }
 
     /// A renewal was not answered in time.

@@ -40,6 +40,18 @@ impl Entries {
         hold.into_iter().chain(batch).min()
     }
 
+    fn take(&mut self, until: Instant, count: usize) -> Vec<(Instant, Arc<Hold>)> {
+        let mut taken = Vec::new();
+        while taken.len() < count
+            && let Some(first) = self.holds.first_entry()
+            && first.key().0 <= until
+        {
+            let ((at, _), hold) = first.remove_entry();
+            taken.push((at, hold));
+        }
+        taken
+    }
+
     /// Whether the watchdog must be woken for what was put in at `at`.
     fn arm(&mut self, at: Instant) -> bool {
         let wake = self.armed.is_none_or(|armed| at < armed);
@@ -95,13 +107,7 @@ impl Schedule {
     /// Takes out what is due.
     pub(super) fn due(&self, now: Instant) -> Due {
         let mut entries = self.lock();
-        let mut due = Due { holds: Vec::new(), batches: Vec::new() };
-        while let Some(first) = entries.holds.first_entry()
-            && first.key().0 <= now
-        {
-            let ((at, _), hold) = first.remove_entry();
-            due.holds.push((at, hold));
-        }
+        let mut due = Due { holds: entries.take(now, usize::MAX), batches: Vec::new() };
         while let Some(first) = entries.batches.first_entry()
             && first.key().0 <= now
         {
@@ -110,15 +116,15 @@ impl Schedule {
         due
     }
 
-    /// The first `count` holds that are due before `until`; they stay in.
-    pub(super) fn soon(&self, until: Instant, count: usize) -> Vec<Arc<Hold>> {
-        let entries = self.lock();
-        entries.holds.range(..(until, 0)).take(count).map(|(_, hold)| Arc::clone(hold)).collect()
+    /// Takes out the first `count` holds that are due by `until`.
+    pub(super) fn soon(&self, until: Instant, count: usize) -> Vec<(Instant, Arc<Hold>)> {
+        self.lock().take(until, count)
     }
 
-    /// All holds that are not being renewed; they stay in.
-    pub(super) fn all(&self) -> Vec<Arc<Hold>> {
-        self.lock().holds.values().cloned().collect()
+    /// Takes out all holds that are not being renewed.
+    pub(super) fn all(&self) -> Vec<(Instant, Arc<Hold>)> {
+        let holds = std::mem::take(&mut self.lock().holds);
+        holds.into_iter().map(|((at, _), hold)| (at, hold)).collect()
     }
 
     /// Sleeps until the first entry is due, or one that is earlier was put in.

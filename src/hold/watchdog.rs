@@ -120,9 +120,15 @@ fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     send(core, tasks, batch, now);
 }
 
-fn renew_early(core: &Arc<Core>, batch: &mut Batch, holds: Vec<Arc<Hold>>, now: Instant) {
-    for hold in holds {
-        if let Due::Renew(attempt) = hold.renew_early(core, now) {
+/// Renews what was taken out of the schedule before its time.
+fn renew_early(
+    core: &Arc<Core>,
+    batch: &mut Batch,
+    taken: Vec<(Instant, Arc<Hold>)>,
+    now: Instant,
+) {
+    for (at, hold) in taken {
+        if let Due::Renew(attempt) = hold.renew_early(core, at, now) {
             batch.push(Renewing { hold, attempt });
         }
     }

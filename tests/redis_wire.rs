@@ -767,7 +767,9 @@ async fn a_bad_name_in_a_batch_spoils_no_other() {
 #[tokio::test]
 async fn fencing_tokens_grow_from_what_is_remembered_even_ahead_of_the_clock() {
     let server = Server::start();
-    let leases = connect(&server).await;
+    // A grant reserves one fencing token only.
+    let builder = LeaseManager::builder().handoff_bound(0);
+    let leases = connect_with(&server, builder).await;
     let fence = fence_key("job");
     server.command(&["SET", &fence, "8000000000000000"]);
     for expected in 8_000_000_000_000_001..8_000_000_000_000_004 {
@@ -791,7 +793,9 @@ async fn fencing_tokens_grow_from_what_is_remembered_even_ahead_of_the_clock() {
 async fn acquires_of_every_kind_share_a_call() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
+    // A grant reserves one fencing token only.
+    let builder = LeaseManager::builder().handoff_bound(0);
+    let leases = builder.connect(&proxy.url()).await.expect("a manager");
     let mut held = Vec::new();
     for i in 0..20 {
         let mut lock = leases.lock(format!("nested:{i}"));

@@ -132,32 +132,35 @@ impl Hold {
         mut inner: MutexGuard<'_, Inner>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
-        let before = inner.state.phase();
+        let before = inner.state.visible();
         let result = change(&mut inner.state, now);
         let wake_at = inner.state.wake_at(&core.timing);
         if wake_at != inner.scheduled {
             core.schedule.set(self, inner.scheduled, wake_at);
             inner.scheduled = wake_at;
         }
-        let after = inner.state.phase();
-        let left = inner.state.believed_until(&core.timing).saturating_duration_since(now);
+        let after = inner.state.visible();
+        let (was, is) = (before.phase, after.phase);
+        let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let turn = if inner.state.is_over() { inner.turn.take() } else { None };
         let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
         drop(inner);
 
-        if before != after {
+        if let Some(until) = believed_until {
             // The token first: a subscriber of traces may be slow.
-            if let (Phase::Lost(_), Some(lost)) = (after, self.lost.get()) {
+            if let (Phase::Lost(_), Some(lost)) = (is, self.lost.get()) {
                 lost.cancel();
             }
-            self.trace(after, left);
+            self.trace(is, until.saturating_duration_since(now));
         }
         if let Some((from, until)) = sweep {
             let sweep = reaper::Sweep::late(self.name.clone(), self.token, from, until);
             core.reap(reaper::Job::Sweep(sweep));
         }
         drop(turn);
-        self.changed.notify_waiters();
+        if before != after {
+            self.changed.notify_waiters();
+        }
         result
     }
 

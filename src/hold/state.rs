@@ -38,6 +38,14 @@ pub(crate) enum Due {
     Settle,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Visible {
+    pub(super) phase: Phase,
+    confirmed: Instant,
+    busy: bool,
+    over: bool,
+}
+
 /// A renewal that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
@@ -150,6 +158,12 @@ impl State {
             Phase::Lost(loss) => Some(loss),
             _ => self.found_lost,
         }
+    }
+
+    /// What somebody may wait for to change.
+    pub(super) fn visible(&self) -> Visible {
+        let (busy, over) = (self.busy, self.is_over());
+        Visible { phase: self.phase, confirmed: self.confirmed, busy, over }
     }
 
     pub(super) fn believed(&self) -> bool {

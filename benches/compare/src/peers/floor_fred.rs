@@ -21,7 +21,7 @@ const DELETE_IF_MINE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 pub const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
 /// Time to live, count, how many fencing tokens to reserve, and how long to remember the last.
-const FENCED: [&str; 4] = ["30000", "1", "64", "86400000"];
+const FENCED: [&str; 4] = ["30000", "1", "128", "86400000"];
 const PLAIN: [&str; 4] = ["30000", "1", "1", "0"];
 
 /// What follows EVALSHA and the script's hash for both scripts on one name in one command.

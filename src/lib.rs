@@ -103,7 +103,9 @@
 //! # Several processes
 //!
 //! Give each a manager on the same server, with the same settings. Within a process, share one manager by
-//! cloning it: its waiters queue first come, first served, and only the first of them asks the server.
+//! cloning it: its waiters queue first come, first served, and only the first of them asks the server. A lease
+//! that is given back goes to the next of them in memory, with no word to the server; after
+//! [a while](Builder::handoff_bound) the other processes get their turn.
 //!
 //! ```no_run
 //! use leasehold::LeaseManager;

@@ -23,7 +23,8 @@ use std::sync::Arc;
 ///
 /// - A key that an operator deletes or the server evicts, or that is lost with a server that restarts
 ///   without persistence or fails over, is gone before anyone can know. The token fires at the next
-///   renewal (T/3) or reconnect.
+///   renewal (T/3) or reconnect; until then the lock is also handed on between waiters of this manager, for
+///   T/10 at most.
 /// - A process that is paused between [`check`](crate::Lease::check) and its write can write late.
 /// - [`force_unlock`](LeaseManager::force_unlock) overlaps by design.
 ///

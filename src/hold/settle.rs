@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// For stores that answer at once; the others have to be woken up first.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(100);
+/// A stall of the server is no reason to wait for as long again.
+const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(50);
 
 /// An operation that was sent, if one was.
 type Flight = Option<(Op, StoreFuture<Released>)>;
@@ -80,8 +82,9 @@ impl Settlement<'_> {
     /// Waiters elsewhere were told; ours, who needs no telling, would always be faster. So it waits for
     /// one round trip more, jittered.
     fn give_way(&self, sent: Instant) {
-        let round_trip = self.now.saturating_duration_since(sent).max(SHORTEST_ROUND_TRIP);
-        let wait = round_trip.mul_f64(1.0 + self.core.jitter()).min(self.core.timing.attempt);
+        let round_trip = self.now.saturating_duration_since(sent);
+        let round_trip = round_trip.clamp(SHORTEST_ROUND_TRIP, LONGEST_ROUND_TRIP);
+        let wait = round_trip.mul_f64(1.0 + self.core.jitter());
         self.core.queue.give_way(&self.hold.name, self.now, self.now + wait);
     }
 }

@@ -151,19 +151,22 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
             let key = core.schedule.put(&batch, until);
             let core = Arc::clone(core);
             tasks.spawn(async move {
-                renew(&core, &batch, until).await;
-                core.schedule.remove(key);
+                // Without an answer it stays there, for the watchdog to see.
+                if renew(&core, &batch, until).await {
+                    core.schedule.remove(key);
+                }
             });
         }
     }
 }
 
-async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) {
+/// Whether there was an answer, or a failure, for each of them.
+async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) -> bool {
     let now = core.now();
     let timeout = until.saturating_duration_since(now);
     if timeout.is_zero() {
         // The thread was stopped since it was due: nothing is sent after `C`.
-        return;
+        return false;
     }
     let request = |renewing: &Renewing| Renewal {
         name: renewing.hold.name.clone(),
@@ -172,9 +175,9 @@ async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) {
         fence_retention: fence_retention(core, renewing, now),
     };
     let requests: Vec<Renewal> = batch.iter().map(request).collect();
-    // A store that keeps its contract answers before; the watchdog has looked at them then.
+    // A store that keeps its contract answers before.
     let answer = tokio::time::timeout(timeout * 2, core.store.renew(requests, timeout));
-    let Ok(renewed) = answer.await else { return };
+    let Ok(renewed) = answer.await else { return false };
 
     let (sent, verdicts) = match renewed {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
@@ -189,6 +192,7 @@ async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) {
         let kept = fence_retention(core, renewing, now).is_some();
         renewing.hold.renewed(core, moment, (renewing.attempt.number, sent, kept), verdict);
     }
+    true
 }
 
 fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {

@@ -249,6 +249,31 @@ async fn after_a_freeze_that_was_too_long_nothing_is_renewed() {
     }
 }
 
+/// The end of the attempt and what looks after it are due at once then, in whichever order.
+#[tokio::test(start_paused = true)]
+async fn a_freeze_while_a_renewal_has_no_answer_leaves_no_lease_unseen() {
+    for freeze in [2 * ATTEMPT, 3 * ATTEMPT, C, 2 * T] {
+        for _ in 0..10 {
+            let setup = Setup::new();
+            setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew).times(1));
+            let lease = setup.leases.lock("n").lock().await.unwrap();
+            while setup.calls(Call::Renew) == 0 {
+                settle().await;
+            }
+            tokio::time::advance(freeze).await;
+            settle().await;
+            if freeze < C - T / 3 {
+                sleep(T / 3).await;
+                assert_eq!(lease.state(), LeaseState::Held, "renewed after {freeze:?}");
+                assert!(setup.calls(Call::Renew) > 1);
+            } else {
+                assert!(lease.token().is_cancelled(), "after {freeze:?}");
+                assert_eq!(lease.lost().await, Loss::Expired);
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_ensured_is_invalid() {
     let setup = Setup::with(LeaseManager::builder().max_hold(T / 3));

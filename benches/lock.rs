@@ -4,6 +4,7 @@
 //! Prints the ratio first, from short blocks that alternate between the two, because the machine's
 //! mood changes over the seconds that criterion gives to each.
 
+mod bare;
 #[path = "../tests/common/mod.rs"]
 mod common;
 
@@ -11,19 +12,10 @@ use common::Server;
 use criterion::{Criterion, criterion_group};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
-use fred::types::config::{Config, ConnectionConfig, TcpConfig};
-use fred::types::{Builder, ClusterHash, CustomCommand, Value};
+use fred::types::{ClusterHash, CustomCommand, Value};
 use leasehold::{LeaseManager, Lock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-
-const BATCH: &str = concat!(
-    include_str!("../src/store/redis/scripts/common.lua"),
-    include_str!("../src/store/redis/scripts/acquire.lua"),
-    include_str!("../src/store/redis/scripts/release.lua"),
-    include_str!("../src/store/redis/scripts/batch.lua"),
-);
-const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
 
 /// Acquire and release without a lock library.
 #[derive(Clone)]
@@ -35,40 +27,19 @@ struct Bare {
 
 impl Bare {
     async fn connect(url: &str, fenced: bool) -> Self {
-        let mut builder = Builder::from_config(Config::from_url(url).expect("a url"));
-        builder.set_connection_config(ConnectionConfig {
-            max_command_attempts: 1,
-            tcp: TcpConfig {
-                nodelay: Some(true),
-                linger: Some(Duration::ZERO),
-                ..TcpConfig::default()
-            },
-            ..ConnectionConfig::default()
-        });
-        let client = builder.build().expect("a client");
-        client.init().await.expect("connected");
-        let load = CustomCommand::new_static("SCRIPT", ClusterHash::Random, false);
-        let sha: String =
-            client.custom(load, vec!["LOAD".to_owned(), BATCH.to_owned()]).await.expect("loaded");
+        let client = bare::client(url).await.expect("connected");
+        let sha = bare::load(&client, bare::BATCH).await.expect("loaded");
         Self { client, sha, fenced }
     }
 
-    async fn call(&self, keys: &[&str], args: &[&str]) -> Value {
-        let mut words: Vec<Value> = vec![self.sha.as_str().into(), (keys.len() as i64).into()];
-        words.extend(keys.iter().map(|&key| Value::from(key)));
-        words.extend(args.iter().map(|&arg| Value::from(arg)));
+    async fn call(&self, words: Vec<Value>) {
         let command = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-        self.client.custom(command, words).await.expect("an answer")
+        let _: Value = self.client.custom(command, words).await.expect("an answer");
     }
 
     async fn pair(&self, name: &str) {
-        if self.fenced {
-            let fence = format!("redisson_lock_token:{{{name}}}");
-            self.call(&[name, &fence], &["30000", "1", "64", "86400000", TOKEN, "SF"]).await;
-        } else {
-            self.call(&[name], &["30000", "1", "1", "0", TOKEN, "SA"]).await;
-        }
-        self.call(&[name], &[TOKEN, "R"]).await;
+        self.call(bare::acquire(&self.sha, name, self.fenced)).await;
+        self.call(bare::release(&self.sha, name)).await;
     }
 }
 

@@ -76,9 +76,7 @@ impl Settlement<'_> {
         }
         Some(self.hold.settled(self.core, self.now, op, verdict))
     }
-}
 
-impl Settlement<'_> {
     /// Waiters elsewhere were told; ours, who needs no telling, would always be faster. So it waits for
     /// one round trip more, jittered.
     fn give_way(&self, sent: Instant) {

@@ -36,6 +36,15 @@ impl Worker {
         Ok(Self { child, input, output: BufReader::new(output).lines() })
     }
 
+    /// Starts one for each job, and waits until all are ready.
+    pub async fn crew(jobs: &[Value], limit: Duration) -> Result<Vec<Self>> {
+        let mut crew = jobs.iter().map(Self::start).collect::<Result<Vec<_>>>()?;
+        for worker in &mut crew {
+            worker.next(limit).await?;
+        }
+        Ok(crew)
+    }
+
     /// What the worker says next.
     pub async fn next(&mut self, limit: Duration) -> Result<Value> {
         let line = timeout(limit, self.output.next_line()).await;

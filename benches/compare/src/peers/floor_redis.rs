@@ -34,7 +34,7 @@ impl Contender for Floor {
 impl Lock for Handle {
     async fn acquire(&mut self) -> Result<()> {
         let mut set = redis::cmd("SET");
-        set.arg(&self.name).arg(super::floor_fred::TOKEN).arg("NX").arg("PX").arg(30_000);
+        set.arg(&self.name).arg(super::bare::TOKEN).arg("NX").arg("PX").arg(30_000);
         let reply: redis::RedisResult<Option<String>> =
             set.query_async(&mut self.floor.connection).await;
         reply.map_err(|error| error.to_string())?.map(drop).ok_or_else(|| "taken".to_owned())
@@ -42,7 +42,7 @@ impl Lock for Handle {
 
     async fn release(&mut self) -> Result<()> {
         let mut script = self.floor.delete_if_mine.prepare_invoke();
-        script.key(&self.name).arg(super::floor_fred::TOKEN);
+        script.key(&self.name).arg(super::bare::TOKEN);
         let reply: redis::RedisResult<i64> = script.invoke_async(&mut self.floor.connection).await;
         match reply.map_err(|error| error.to_string())? {
             1 => Ok(()),

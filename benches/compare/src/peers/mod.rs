@@ -5,6 +5,8 @@
 //! feature `unix-sockets`, as it does with leasehold.
 
 mod async_redis_lock;
+#[path = "../../../bare/mod.rs"]
+mod bare;
 mod distkit;
 mod distributed_lock;
 mod floor_fred;
@@ -21,7 +23,8 @@ use crate::contender::{Entry, Role};
 use floor_fred::Way;
 use std::time::Duration;
 
-pub use floor_fred::{BATCH, pair_in_one};
+pub use bare::BATCH;
+pub use floor_fred::pair_in_one;
 pub use pulse::Pulse;
 
 /// For peers that ask for one; long enough that no hold of ours comes near it.

@@ -1,5 +1,6 @@
 //! One round trip to the server, through the same client as the floor.
 
+use super::bare;
 use super::floor_fred::{self, Way};
 use crate::contender::{Contender, Lock, Result};
 use fred::clients::Client;
@@ -29,8 +30,8 @@ impl Pulse {
         let way = Way::Scripts { fenced: true, timeout: false };
         let told = |error: fred::error::Error| error.to_string();
         let floor = floor_fred::connect(url.to_owned(), way).await.map_err(told)?;
-        let client = floor_fred::client(url).await.map_err(told)?;
-        let sha = floor_fred::load(&client, "return 1").await.map_err(told)?;
+        let client = bare::client(url).await.map_err(told)?;
+        let sha = bare::load(&client, "return 1").await.map_err(told)?;
         let name = format!("pulse:{}", std::process::id());
         Ok(Self { floor, name, client, sha, times: Mutex::default() })
     }

@@ -10,14 +10,15 @@ mod uncontended;
 mod watchdog;
 
 use crate::arguments::Arguments;
-use crate::contender::{Entry, Result, Runner};
+use crate::contender::{Boxed, Entry, Result, Runner};
 use crate::peers;
 use crate::process::Parent;
 use crate::server::Server;
 use crate::table::{Board, Sink};
 use crate::targets::Targets;
-use serde_json::Value;
-use std::time::Instant;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 pub struct Bench {
     pub arguments: Arguments,
@@ -113,6 +114,63 @@ pub async fn work(job: Value, parent: Parent) -> Result<()> {
 async fn connect(id: &str, url: String) -> Result<Box<dyn Runner>> {
     let entry = peers::all().into_iter().find(|entry| entry.id == id);
     (entry.ok_or_else(|| format!("there is no contender {id}"))?.connect)(url).await
+}
+
+/// What a worker process needs that contends with others from `start` to `end`.
+struct Post {
+    runner: Box<dyn Runner>,
+    name: String,
+    file: PathBuf,
+    start: u64,
+    end: u64,
+}
+
+/// The job of such a worker.
+fn post(kind: &str, server: &Server, entry: &Entry, name: String, file: &Path) -> Value {
+    json!({
+        "job": kind, "url": server.url(), "contender": entry.id, "name": name, "file": file,
+    })
+}
+
+impl Post {
+    /// Connects, warms up, says that it is ready, and waits for the start.
+    async fn take(job: &Value, parent: &mut Parent) -> Result<Self> {
+        let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
+        let runner = connect(&text("contender"), text("url")).await?;
+        runner.sequential(format!("warm:{}", std::process::id()), 50).await?;
+        parent.tell(&json!({ "ready": true }));
+        let go = parent.next().await;
+        let time = |key: &str| go[key].as_u64().unwrap_or_default();
+        let (name, file) = (text("name"), text("file").into());
+        Ok(Self { runner, name, file, start: time("start"), end: time("end") })
+    }
+}
+
+/// One contender's figures of one round and window.
+type Measure = for<'a> fn(&'a Server, &'a Entry, usize, Duration) -> Boxed<'a, Result<Vec<Figure>>>;
+type Figure = (&'static str, f64);
+
+/// Measures each contender in turn by processes of its own, round by round.
+async fn by_processes(
+    (server, sink, board): (&Server, &mut Sink, &mut Board),
+    chosen: &[(&Entry, &dyn Runner)],
+    (rounds, window): (usize, Duration),
+    measure: Measure,
+) {
+    for round in 0..rounds {
+        for (entry, _) in chosen {
+            if board.failed(entry.id) {
+                continue;
+            }
+            server.keyspace_events(entry.events);
+            let result = measure(server, entry, round, window).await;
+            server.keyspace_events(false);
+            match result {
+                Ok(figures) => board.add(sink, entry.id, &figures),
+                Err(error) => board.fail(sink, entry.id, &error),
+            }
+        }
+    }
 }
 
 /// Those of the contenders that a scenario is for; a failure to connect becomes its row.

@@ -1,13 +1,13 @@
 //! 4: one name, four processes of eight tasks each.
 
-use super::{Bench, best_peer, choose, connect};
+use super::{Bench, Post, best_peer, by_processes, choose, post};
 use crate::contender::{Entry, Result};
 use crate::grants::{Tenure, now};
 use crate::process::{Parent, Worker};
 use crate::server::Server;
 use crate::table::{Board, Column};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 const PROCESSES: usize = 4;
@@ -21,20 +21,11 @@ pub async fn run(bench: &mut Bench) {
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
     let window = Duration::from_millis(arguments.pick(2000, 1000));
 
-    for round in 0..arguments.rounds(3, 1) {
-        for (entry, _) in &chosen {
-            if board.failed(entry.id) {
-                continue;
-            }
-            server.keyspace_events(entry.events);
-            let result = measure(server, entry, round, window).await;
-            server.keyspace_events(false);
-            match result {
-                Ok(figures) => board.add(sink, entry.id, &figures),
-                Err(error) => board.fail(sink, entry.id, &error),
-            }
-        }
-    }
+    let rounds = (arguments.rounds(3, 1), window);
+    by_processes((server, sink, &mut board), &chosen, rounds, |server, entry, round, window| {
+        Box::pin(measure(server, entry, round, window))
+    })
+    .await;
     board.print(&[
         Column("changes_per_s", "changes/s", 0, true),
         Column("across_per_s", "between processes/s", 0, false),
@@ -62,22 +53,12 @@ async fn measure(
     round: usize,
     window: Duration,
 ) -> Result<Vec<(&'static str, f64)>> {
-    let mut workers = Vec::new();
-    let mut files = Vec::new();
-    for number in 0..PROCESSES {
-        let file = server.dir().join(format!("grants-{number}"));
-        workers.push(Worker::start(&json!({
-            "job": "contend",
-            "url": server.url(),
-            "contender": entry.id,
-            "name": format!("four:{}:{round}", entry.id),
-            "file": file,
-        }))?);
-        files.push(file);
-    }
-    for worker in &mut workers {
-        worker.next(PATIENCE).await?;
-    }
+    let files: Vec<_> =
+        (0..PROCESSES).map(|number| server.dir().join(format!("grants-{number}"))).collect();
+    let name = format!("four:{}:{round}", entry.id);
+    let job = |file: &PathBuf| post("contend", server, entry, name.clone(), file);
+    let jobs: Vec<Value> = files.iter().map(job).collect();
+    let mut workers = Worker::crew(&jobs, PATIENCE).await?;
     let before = server.calls();
     let start = now() + 50_000_000;
     let end = start + window.as_nanos() as u64;
@@ -118,15 +99,9 @@ async fn measure(
 
 /// One of the processes.
 pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
-    let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
-    let runner = connect(&text("contender"), text("url")).await?;
-    let warm = format!("warm:{}", std::process::id());
-    runner.sequential(warm, 50).await?;
-    parent.tell(&json!({ "ready": true }));
-    let go = parent.next().await;
-    let time = |key: &str| go[key].as_u64().unwrap_or_default();
-    let tenure = runner.contend(text("name"), TASKS, time("start"), time("end")).await?;
-    tenure.save(Path::new(&text("file"))).map_err(|error| error.to_string())?;
+    let post = Post::take(&job, &mut parent).await?;
+    let tenure = post.runner.contend(post.name, TASKS, post.start, post.end).await?;
+    tenure.save(&post.file).map_err(|error| error.to_string())?;
     parent.tell(&json!({ "errors": tenure.errors, "first_error": tenure.first_error }));
     Ok(())
 }

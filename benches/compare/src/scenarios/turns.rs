@@ -1,6 +1,6 @@
 //! 6: from a release to the grant in another process that waits for it.
 
-use super::{Bench, choose, connect};
+use super::{Bench, Post, by_processes, choose, post};
 use crate::contender::{Entry, Result};
 use crate::grants::{Tenure, now};
 use crate::peers::Pulse;
@@ -10,7 +10,6 @@ use crate::stats::percentile;
 use crate::table::{Board, Column};
 use leasehold::LeaseManager;
 use serde_json::{Value, json};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,20 +22,11 @@ pub async fn run(bench: &mut Bench) {
     let chosen = choose(contenders, &mut board, sink, |entry| entry.role.waits());
     let window = Duration::from_millis(arguments.pick(1000, 600));
 
-    for round in 0..arguments.rounds(3, 2) {
-        for (entry, _) in &chosen {
-            if board.failed(entry.id) {
-                continue;
-            }
-            server.keyspace_events(entry.events);
-            let result = measure(server, entry, round, window).await;
-            server.keyspace_events(false);
-            match result {
-                Ok(figures) => board.add(sink, entry.id, &figures),
-                Err(error) => board.fail(sink, entry.id, &error),
-            }
-        }
-    }
+    let rounds = (arguments.rounds(3, 2), window);
+    by_processes((server, sink, &mut board), &chosen, rounds, |server, entry, round, window| {
+        Box::pin(measure(server, entry, round, window))
+    })
+    .await;
     board.print(&[
         Column("p50_us", "p50 us", 0, true),
         Column("p99_us", "p99 us", 0, false),
@@ -67,29 +57,19 @@ async fn measure(
     round: usize,
     window: Duration,
 ) -> Result<Vec<(&'static str, f64)>> {
-    let mut workers = Vec::new();
-    for number in 0..2 {
-        workers.push(Worker::start(&json!({
-            "job": "turns",
-            "url": server.url(),
-            "contender": entry.id,
-            "name": format!("turns:{}:{round}", entry.id),
-            "file": server.dir().join(format!("turns-{number}")),
-        }))?);
-    }
-    for worker in &mut workers {
-        worker.next(PATIENCE).await?;
-    }
+    let files = [0, 1].map(|number| server.dir().join(format!("turns-{number}")));
+    let name = format!("turns:{}:{round}", entry.id);
+    let jobs = files.each_ref().map(|file| post("turns", server, entry, name.clone(), file));
+    let mut workers = Worker::crew(&jobs, PATIENCE).await?;
     let start = now() + 20_000_000;
     let end = start + window.as_nanos() as u64;
     for worker in &mut workers {
         worker.tell(&json!({ "start": start, "end": end })).await?;
     }
     let (mut all, mut trips, mut empty) = (Tenure::default(), Vec::new(), Vec::new());
-    for (number, worker) in workers.iter_mut().enumerate() {
+    for (worker, file) in workers.iter_mut().zip(&files) {
         let said = worker.next(window + PATIENCE).await?;
-        let file = server.dir().join(format!("turns-{number}"));
-        all.merge(Tenure::load(&file).map_err(|error| error.to_string())?);
+        all.merge(Tenure::load(file).map_err(|error| error.to_string())?);
         let times = |kind: &str| said[kind].as_array().cloned().unwrap_or_default();
         trips.extend(times("trips").iter().filter_map(Value::as_u64));
         empty.extend(times("empty").iter().filter_map(Value::as_u64));
@@ -121,16 +101,11 @@ async fn measure(
 
 /// One of the two processes.
 pub async fn work(job: Value, mut parent: Parent) -> Result<()> {
-    let text = |key: &str| job[key].as_str().unwrap_or_default().to_owned();
-    let runner = connect(&text("contender"), text("url")).await?;
-    let pulse = Arc::new(Pulse::connect(&text("url")).await?);
-    let warm = format!("warm:{}", std::process::id());
-    runner.sequential(warm, 50).await?;
-    parent.tell(&json!({ "ready": true }));
-    let go = parent.next().await;
-    let time = |key: &str| go[key].as_u64().unwrap_or_default();
-    let tenure = runner.turns(text("name"), time("start"), time("end"), Arc::clone(&pulse)).await?;
-    tenure.save(Path::new(&text("file"))).map_err(|error| error.to_string())?;
+    let url = job["url"].as_str().unwrap_or_default();
+    let pulse = Arc::new(Pulse::connect(url).await?);
+    let Post { runner, name, file, start, end } = Post::take(&job, &mut parent).await?;
+    let tenure = runner.turns(name, start, end, Arc::clone(&pulse)).await?;
+    tenure.save(&file).map_err(|error| error.to_string())?;
     let times = pulse.times();
     parent.tell(&json!({ "trips": times.acquire, "empty": times.empty }));
     Ok(())

@@ -89,7 +89,7 @@ async fn poll_once<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Poll<F::Outpu
 /// inside a poll can be stopped by no clock of its own runtime.
 #[track_caller]
 fn watched<F: Future>(story: impl FnOnce() -> F + Send + 'static) {
-    let limit = Duration::from_secs(10);
+    let limit = Duration::from_secs(60);
     let (done, ended) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         let _done = done;

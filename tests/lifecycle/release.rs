@@ -302,7 +302,7 @@ fn a_runtime_ends_while_its_engine_ends() {
     let (done, ended) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         let _done = done;
-        for _ in 0..50 {
+        for _ in 0..25 {
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(2).enable_all().build().expect("a runtime");
             let (leases, held) = runtime.block_on(async {
@@ -317,7 +317,8 @@ fn a_runtime_ends_while_its_engine_ends() {
             drop(runtime);
         }
     });
-    let limit = Duration::from_secs(10);
+    // What spins never ends; all this is a second's work, but the machine may have other things to do.
+    let limit = Duration::from_secs(60);
     let spins = ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
     assert!(!spins, "it did not end within {limit:?}");
 }

@@ -1,0 +1,214 @@
+//! The scripts by themselves, fed by hand with what leasehold never sends: they must check it before
+//! the first write, since Redis does not roll back.
+
+#![cfg(feature = "redis")]
+
+mod common;
+
+use common::look::{channel, fence_key};
+use common::{Reply, Resp, Server};
+
+const BATCH: &str = concat!(
+    include_str!("../src/store/redis/scripts/common.lua"),
+    include_str!("../src/store/redis/scripts/acquire.lua"),
+    include_str!("../src/store/redis/scripts/release.lua"),
+    include_str!("../src/store/redis/scripts/batch.lua"),
+);
+const RENEW: &str = concat!(
+    include_str!("../src/store/redis/scripts/common.lua"),
+    include_str!("../src/store/redis/scripts/renew.lua"),
+);
+
+/// What acquires have in common: time to live, count, block and retention.
+const GOOD: [&str; 4] = ["30000", "1", "8", "60000"];
+
+struct Bench {
+    connection: Resp,
+    server: Server,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let server = Server::start();
+        Self { connection: server.connection(), server }
+    }
+
+    fn command(&mut self, words: &[&str]) -> Reply {
+        self.connection.command(words)
+    }
+
+    fn run(&mut self, script: &str, keys: &[&str], args: &[&str]) -> Reply {
+        let count = keys.len().to_string();
+        let words = [&["EVAL", script, &count], keys, args].concat();
+        self.connection.command(&words)
+    }
+
+    /// The two values of each item.
+    fn batch(&mut self, keys: &[&str], args: &[&str]) -> Vec<(Reply, Reply)> {
+        let mut values = self.run(BATCH, keys, args).list().into_iter();
+        let mut items = Vec::new();
+        while let (Some(code), Some(value)) = (values.next(), values.next()) {
+            items.push((code, value));
+        }
+        items
+    }
+
+    fn keys(&mut self) -> usize {
+        self.command(&["KEYS", "*"]).list().len()
+    }
+}
+
+fn fails_with(reply: &Reply, words: &str) -> bool {
+    matches!(reply, Reply::Text(text) if text.contains(words))
+        || reply.error().is_some_and(|text| text.contains(words))
+}
+
+/// `GOOD` with one of the four replaced.
+fn but(index: usize, value: &'static str) -> [&'static str; 4] {
+    let mut settings = GOOD;
+    settings[index] = value;
+    settings
+}
+
+#[test]
+fn an_acquire_with_a_bad_argument_writes_nothing() {
+    let mut bench = Bench::new();
+    let bad = [
+        (0, ["", "x", "1.5", "0", "-1", "31536000001", "nan", "inf"]),
+        (1, ["", "x", "1.5", "0", "-1", "4294967296", "nan", "inf"]),
+        (2, ["", "x", "1.5", "0", "-1", "1000001", "nan", "inf"]),
+        (3, ["", "x", "1.5", "-2", "-1", "9007199254740993", "nan", "inf"]),
+    ];
+    let fence = fence_key("job");
+    for (index, values) in bad {
+        for value in values {
+            let [ttl, count, block, retention] = but(index, value);
+            for (step, keys) in [("SF", &["job", &fence][..]), ("SA", &["job"])] {
+                let items = bench.batch(keys, &[ttl, count, block, retention, "me", step]);
+                let said = items.iter().all(|(code, _)| fails_with(code, "LEASEHOLD bad argument"));
+                assert!(items.len() == 1 && said, "{index} {value:?} {step}: {items:?}");
+                assert_eq!(bench.keys(), 0, "{index} {value:?} {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_limits_themselves_are_good() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    for (index, value) in
+        [(0, "1"), (0, "31536000000"), (2, "1"), (2, "1000000"), (3, "0"), (3, "1")]
+    {
+        let [ttl, count, block, retention] = but(index, value);
+        let items = bench.batch(&["job", &fence], &[ttl, count, block, retention, "me", "SF"]);
+        assert_eq!(items[0].0, Reply::Int(1), "{index} {value}: {items:?}");
+        bench.command(&["FLUSHALL"]);
+    }
+    bench.batch(&["job"], &[GOOD[0], "1", GOOD[2], GOOD[3], "me", "SA"]);
+    let highest = but(1, "4294967295");
+    let items = bench.batch(&["job"], &[&highest[..], &["me", "SA"]].concat());
+    assert_eq!(items[0].0, Reply::Int(1), "{items:?}");
+}
+
+#[test]
+fn bad_settings_stop_their_own_acquires_and_nothing_else() {
+    let mut bench = Bench::new();
+    bench.batch(&["held"], &[&GOOD[..], &["me", "SA"]].concat());
+    let bad = but(0, "0");
+    let args = [&bad[..], &["one", "me"], &GOOD, &["two", "SARSA"]].concat();
+    let items = bench.batch(&["first", "held", "second"], &args);
+    assert!(fails_with(&items[0].0, "LEASEHOLD bad argument 0"), "{items:?}");
+    assert_eq!(items[1].0, Reply::Int(1), "the release in between: {items:?}");
+    assert_eq!(items[2].0, Reply::Int(1), "good settings again: {items:?}");
+    // Without any there is nothing to go by.
+    let items = bench.batch(&["third"], &["three", "A"]);
+    assert!(fails_with(&items[0].0, "LEASEHOLD nothing is set"), "{items:?}");
+    assert_eq!(bench.command(&["KEYS", "*"]).list().len(), 1);
+}
+
+#[test]
+fn a_count_that_is_none_is_never_recorded() {
+    let mut bench = Bench::new();
+    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+    for count in ["", "x", "0", "-1", "1.5", "4294967296", "nan"] {
+        let items = bench.batch(&["job"], &["me", count, "L"]);
+        assert!(fails_with(&items[0].0, "LEASEHOLD bad argument"), "{count:?}: {items:?}");
+        assert_eq!(bench.command(&["HGET", "job", "me"]).text(), "1", "{count:?}");
+    }
+    // Checked before it is known whether the token is there at all.
+    let items = bench.batch(&["job"], &["somebody", "0", "L"]);
+    assert!(fails_with(&items[0].0, "LEASEHOLD bad argument"), "{items:?}");
+}
+
+#[test]
+fn items_of_every_kind_that_meet_another_type_spoil_no_other() {
+    let mut bench = Bench::new();
+    bench.command(&["SET", "text", "somebody's"]);
+    for (bad, args) in [("A", &["me"][..]), ("F", &["me"]), ("R", &["me"]), ("L", &["me", "2"])] {
+        let fence = fence_key("text");
+        let mut keys = vec!["before", "text"];
+        if bad == "F" {
+            keys.push(&fence);
+        }
+        keys.push("after");
+        let steps = format!("SA{bad}A");
+        let args = [&GOOD[..], &["me"], args, &["me", &steps]].concat();
+        let items = bench.batch(&keys, &args);
+        assert_eq!(items[0].0, Reply::Int(1), "{bad}: {items:?}");
+        assert!(fails_with(&items[1].0, "WRONGTYPE"), "{bad}: {items:?}");
+        assert_eq!(items[1].1, Reply::Int(0), "{bad}: {items:?}");
+        assert_eq!(items[2].0, Reply::Int(1), "{bad}: {items:?}");
+        bench.command(&["DEL", "before", "after"]);
+    }
+    assert_eq!(bench.keys(), 1);
+}
+
+/// A text without the words that tell of a missing right must be passed on as it is.
+#[test]
+fn an_error_is_told_in_the_servers_words() {
+    let mut bench = Bench::new();
+    bench.command(&["SET", "text", "somebody's"]);
+    let items = bench.batch(&["text"], &[&GOOD[..], &["me", "SA"]].concat());
+    let (Reply::Text(text), _) = &items[0] else { panic!("{items:?}") };
+    assert!(text.starts_with("WRONGTYPE") && !text.contains("('"), "{text}");
+}
+
+#[test]
+fn a_release_tells_how_many_have_heard_of_it() {
+    let mut bench = Bench::new();
+    let mut subscribers = Vec::new();
+    for listeners in 0..3 {
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        let items = bench.batch(&["job"], &["me", "R"]);
+        assert_eq!(items, [(Reply::Int(1), Reply::Int(listeners))]);
+        let mut subscriber = bench.server.connection();
+        subscriber.subscribe(&channel("job"));
+        subscribers.push(subscriber);
+    }
+}
+
+#[test]
+fn the_time_is_asked_for_once_in_a_call() {
+    let mut bench = Bench::new();
+    let (first, second) = (fence_key("first"), fence_key("second"));
+    bench.command(&["CONFIG", "RESETSTAT"]);
+    let args = [&GOOD[..], &["me", "me", "SFF"]].concat();
+    let items = bench.batch(&["first", &first, "second", &second], &args);
+    assert!(items.iter().all(|(code, _)| *code == Reply::Int(1)), "{items:?}");
+    assert_eq!(common::look::calls(&mut bench.connection, "time"), 1);
+}
+
+#[test]
+fn a_renewal_with_a_bad_argument_changes_no_time_to_live() {
+    let mut bench = Bench::new();
+    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+    for ttl in ["", "x", "0", "-1", "1.5", "31536000001", "nan"] {
+        let reply = bench.run(RENEW, &["job"], &[ttl, "60000", "me", "L"]);
+        assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{ttl:?}: {reply:?}");
+        let left = bench.command(&["PTTL", "job"]).int();
+        assert!((1..=30_000).contains(&left), "{ttl:?}: {left}");
+    }
+    let reply = bench.run(RENEW, &["job"], &["31536000000", "60000", "me", "L"]);
+    assert_eq!(reply, Reply::List(vec![Reply::Int(1)]));
+}

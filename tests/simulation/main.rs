@@ -1,0 +1,103 @@
+//! Deterministic simulation: all of leasehold but its Redis client, in processes of a simulated world
+//! where requests, replies, wake-ups, keys, clocks and processes go wrong, judged at every moment.
+//!
+//! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
+//! `LEASEHOLD_SEEDS=n` runs so many.
+
+mod dice;
+mod flow;
+mod judge;
+mod plan;
+mod server;
+mod story;
+mod world;
+
+use judge::Sometimes;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use story::run;
+
+const SEEDS: u64 = 2000;
+
+/// Seeds that once failed, and what they found.
+const MUSEUM: [(u64, &str); 0] = [];
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+}
+
+/// Tells of a failed run, with its story.
+fn report(seed: u64, failure: &str) -> ! {
+    let again = run(seed, true);
+    again.log.iter().for_each(|line| println!("{line}"));
+    panic!(
+        "seed {seed}, {failure}\nrepeat it: LEASEHOLD_SEED={seed} cargo test --all-features --test simulation"
+    );
+}
+
+#[test]
+fn whatever_goes_wrong_the_promises_hold() {
+    if let Some(seed) = number("LEASEHOLD_SEED") {
+        let outcome = run(seed, true);
+        outcome.log.iter().for_each(|line| println!("{line}"));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+        return;
+    }
+    let seeds = number("LEASEHOLD_SEEDS").unwrap_or(SEEDS);
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
+    let counts: [AtomicU64; Sometimes::ALL.len()] = Default::default();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds || failed.lock().expect("no panic").is_some() {
+                        return;
+                    }
+                    let outcome = run(seed, false);
+                    for (sum, count) in counts.iter().zip(outcome.counts) {
+                        sum.fetch_add(count, Ordering::Relaxed);
+                    }
+                    if let Some(failure) = outcome.failure {
+                        failed.lock().expect("no panic").get_or_insert((seed, failure));
+                    }
+                }
+            });
+        }
+    });
+    if let Some((seed, failure)) = failed.into_inner().expect("no panic") {
+        report(seed, &failure);
+    }
+    let time = start.elapsed().as_secs_f64();
+    println!("{seeds} seeds in {time:.1} s, {:.0} in a second", seeds as f64 / time);
+    for (what, count) in Sometimes::ALL.iter().zip(&counts) {
+        let count = count.load(Ordering::Relaxed);
+        println!("{what:?}: {count}");
+        assert!(count > 0 || seeds < 500, "{what:?} never happened");
+    }
+}
+
+#[test]
+fn a_seed_tells_the_same_story_each_time() {
+    for seed in 1_000_000..1_000_030 {
+        let (first, second) = (run(seed, true), run(seed, true));
+        let parts = first.log.iter().zip(&second.log);
+        let differs = parts.enumerate().find(|(_, (first, second))| first != second);
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!(first.hash, second.hash, "seed {seed}");
+    }
+}
+
+#[test]
+fn what_once_failed_does_not_fail_again() {
+    for (seed, found) in MUSEUM {
+        if let Some(failure) = run(seed, false).failure {
+            println!("it had found: {found}");
+            report(seed, &failure);
+        }
+    }
+}

@@ -278,7 +278,11 @@ impl Flow {
                 let time = self.dice.below(self.ttl() / 25);
                 let _ = timeout(ms(time), lease.unlock()).await;
             }
-            9 => hand.leave().forget(),
+            9 => {
+                let lease = hand.leave();
+                self.world().lock().judge.forgets(hand.belief);
+                lease.forget();
+            }
             _ => match hand.leave().unlock().await {
                 Ok(()) if lost => self.fail(format_args!("what was lost was unlocked")),
                 Err(error) if calm && error.kind() != ErrorKind::Lost => {

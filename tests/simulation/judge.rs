@@ -6,7 +6,7 @@ use leasehold::clock::Instant;
 use leasehold::store::Name;
 use leasehold::{ErrorKind, Lease, Loss};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write};
+use std::fmt;
 use tokio_util::sync::CancellationToken;
 
 /// What must have happened in some run, or the simulation shows less than it says.
@@ -108,6 +108,8 @@ struct Known {
     wounded: bool,
     first_fence: u64,
     last_fence: u64,
+    /// Its last lease was left to expire.
+    forgotten: bool,
     /// How many holders had it.
     holders: u32,
     /// When somebody who asked for it was last there.
@@ -117,7 +119,6 @@ struct Known {
 pub struct Judge {
     pub failure: Option<String>,
     pub counts: [u64; Sometimes::ALL.len()],
-    pub hash: u64,
     pub log: Option<Vec<String>>,
     pub beliefs: Vec<Belief>,
     pub waits: Vec<Wait>,
@@ -127,7 +128,8 @@ pub struct Judge {
     seeking: BTreeMap<u64, HoldId>,
     /// What the store refused a task's acquire with.
     pub refused: BTreeMap<u64, ErrorKind>,
-    free_since: BTreeMap<Name, u64>,
+    /// When each name was last seen taken.
+    taken: BTreeMap<Name, u64>,
     /// Since when nothing goes wrong.
     pub calm_since: Option<u64>,
     /// Processes that died or were closed: what they left behind is not swept.
@@ -138,23 +140,11 @@ pub struct Judge {
     ids: u64,
 }
 
-struct Hash<'a>(&'a mut u64);
-
-impl Write for Hash<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            *self.0 = (*self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-        Ok(())
-    }
-}
-
 impl Judge {
     pub fn new(keep_log: bool) -> Self {
         Self {
             failure: None,
             counts: [0; Sometimes::ALL.len()],
-            hash: 0xcbf2_9ce4_8422_2325,
             log: keep_log.then(Vec::new),
             beliefs: Vec::new(),
             waits: Vec::new(),
@@ -162,7 +152,7 @@ impl Judge {
             fences: BTreeMap::new(),
             seeking: BTreeMap::new(),
             refused: BTreeMap::new(),
-            free_since: BTreeMap::new(),
+            taken: BTreeMap::new(),
             calm_since: None,
             gone: BTreeSet::new(),
             crashed: BTreeSet::new(),
@@ -173,7 +163,6 @@ impl Judge {
     }
 
     pub fn note(&mut self, now: u64, event: fmt::Arguments<'_>) {
-        let _ = write!(Hash(&mut self.hash), "{now} {event}\n");
         if let Some(log) = &mut self.log {
             log.push(format!("{now:>7} {event}"));
         }
@@ -358,6 +347,17 @@ impl Judge {
         }
     }
 
+    /// A lease is left to expire.
+    pub fn forgets(&mut self, id: u64) {
+        if let Some(hold) = self.belief(id).filter(|each| each.count() == 0).map(|each| each.hold) {
+            self.known(hold).forgotten = true;
+        }
+    }
+
+    pub fn is_forgotten(&self, hold: HoldId) -> bool {
+        self.known.get(&hold).is_some_and(|known| known.forgotten)
+    }
+
     /// A lease is no more.
     pub fn left(&mut self, belief: u64, lease: u64) {
         if let Some(belief) = self.belief(belief) {
@@ -455,6 +455,7 @@ impl Judge {
 
     /// The server granted the name to a new token.
     pub fn created(&mut self, now: u64, name: &Name, hold: HoldId) {
+        self.taken.insert(name.clone(), now);
         let wounded = |belief: &&Belief| self.is_wounded(belief.hold);
         let believers = self.beliefs.iter().filter(|each| each.name == *name && each.lives());
         let mut strangers = believers.filter(|each| each.hold != hold);
@@ -528,23 +529,25 @@ impl Judge {
 
     /// No wake-up is lost for longer than the poll bound.
     fn watch_waits(&mut self, plan: &Plan, now: u64, server: &mut Server) {
+        let settled = self.calm_since.map_or(now, |since| since + plan.settled());
         let mut names: Vec<Name> = self.waits.iter().map(|wait| wait.name.clone()).collect();
+        names.sort();
         names.dedup();
         for name in names {
             let believed = self.beliefs.iter().any(|each| each.name == name && each.lives());
             if believed || server.entry(&name, now).is_some() {
-                self.free_since.remove(&name);
+                self.taken.insert(name, now);
                 continue;
             }
-            let free = *self.free_since.entry(name.clone()).or_insert(now);
+            let taken = self.taken.get(&name).copied().unwrap_or(0).max(settled);
             let waiting = |wait: &&Wait| {
                 wait.name == name && wait.patient && !self.gone.contains(&wait.client)
             };
             let first = self.waits.iter().filter(waiting).map(|wait| wait.since).min();
             let bound = plan.poll + plan.slack();
-            if first.is_some_and(|first| now > first.max(free) + bound) {
-                self.free_since.insert(name.clone(), now);
-                self.fail(now, format_args!("{name} is free and waited for since {free} ms"));
+            if first.is_some_and(|first| now > first.max(taken) + bound) {
+                self.taken.insert(name.clone(), now);
+                self.fail(now, format_args!("{name} is free and waited for since {taken} ms"));
             }
         }
     }

@@ -70,6 +70,9 @@ impl Plan {
             close: some(10),
             reconnect: some(30),
         };
+        // A clock set back and a memory lost at once take the order of the fences away.
+        let step = if faults.wipe + faults.failover > 0 { 0 } else { faults.step };
+        let faults = Faults { step, ..faults };
         Self {
             ttl,
             poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),

@@ -83,6 +83,14 @@ struct Fate {
     reset: bool,
 }
 
+/// What a request is, for what may become of it.
+enum Sort {
+    /// An outermost acquire.
+    Grant,
+    Change,
+    Passed,
+}
+
 const REFUSALS: [ErrorKind; 6] = [
     ErrorKind::Unavailable,
     ErrorKind::Denied,
@@ -388,6 +396,12 @@ fn lost() -> Error {
 }
 
 impl Client {
+    /// Only a log that is kept is worth writing.
+    fn words(&self, words: fmt::Arguments<'_>) -> String {
+        let kept = self.world.lock().judge.log.is_some();
+        if kept { words.to_string() } else { String::new() }
+    }
+
     fn hold(&self, token: Token) -> HoldId {
         let text = token.to_string();
         let number = text.rsplit(':').next().and_then(|number| number.parse().ok());
@@ -398,7 +412,7 @@ impl Client {
     fn call<T: Send + 'static>(
         &self,
         what: String,
-        once: bool,
+        sort: Sort,
         limit: Duration,
         run: impl Fn(&mut Inner, &Arc<World>, u64) -> T + Send + 'static,
         heard: impl FnOnce(&mut Inner, &World, &Result<T>) + Send + 'static,
@@ -412,9 +426,12 @@ impl Client {
             if inner.links[client].dead {
                 fate.request_lost = true;
             }
-            if once {
+            match sort {
                 // A resend, before any answer.
-                fate.twice = fate.twice.map(|_| 0);
+                Sort::Grant => fate.twice = fate.twice.map(|_| 0),
+                Sort::Change => {}
+                // The engine passes these on without a time limit of its own.
+                Sort::Passed => fate.hang = false,
             }
             fate
         };
@@ -508,7 +525,8 @@ impl Store for Client {
                 inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
             }
         }
-        let what = format!("acquire {} {hold:?} x{count}", request.name);
+        let what = self.words(format_args!("acquire {} {hold:?} x{count}", request.name));
+        let sort = if count == 1 { Sort::Grant } else { Sort::Change };
         let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
             let (verdict, deed) = inner.server.acquire(now, sent, &request, hold);
             match deed {
@@ -526,7 +544,7 @@ impl Store for Client {
             }
             verdict
         };
-        self.call(what, count == 1, limit, run, move |inner, world, result| match result {
+        self.call(what, sort, limit, run, move |inner, world, result| match result {
             Ok(Acquired::Granted { sent, .. }) => {
                 inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
             }
@@ -534,7 +552,9 @@ impl Store for Client {
             Ok(Acquired::Held { .. }) => {}
             Err(error) => {
                 let kind = error.kind();
-                if let (true, Some(task)) = (kind != ErrorKind::Unavailable, task) {
+                // If it was dropped, the engine hears of it, and nobody is told.
+                let told = task.filter(|task| TASK.try_with(|now| now == task).unwrap_or(false));
+                if let (true, Some(task)) = (kind != ErrorKind::Unavailable, told) {
                     inner.judge.refused.insert(task, kind);
                 }
                 if kind == ErrorKind::WrongType {
@@ -551,7 +571,7 @@ impl Store for Client {
             let (mut inner, now) = (self.world.lock(), self.world.now());
             inner.judge.release_sent(now, hold, count);
         }
-        let what = format!("release {} {hold:?} x{count}", request.name);
+        let what = self.words(format_args!("release {} {hold:?} x{count}", request.name));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (absence, freed) = inner.server.release(now, &request);
             if freed {
@@ -567,7 +587,7 @@ impl Store for Client {
                 None => Released::Done { listeners: 0 },
             }
         };
-        self.call(what, false, limit, run, move |inner, world, result| match result {
+        self.call(what, Sort::Change, limit, run, move |inner, world, result| match result {
             Ok(Released::NotYours(_)) if count > 0 => inner.judge.told_lost(world.now(), hold),
             Err(error) if error.kind() == ErrorKind::WrongType => {
                 inner.judge.wound(world.now(), hold);
@@ -585,7 +605,7 @@ impl Store for Client {
                 inner.judge.renewal_sent(&self.world.plan, self.world.moment(), *hold);
             }
         }
-        let what = format!("renew {holds:?}");
+        let what = self.words(format_args!("renew {holds:?}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let mut verdict = |request: &Renewal| {
                 let refused = world.plan.faults.refused / 2;
@@ -597,7 +617,7 @@ impl Store for Client {
             };
             Renewed { sent, verdicts: batch.iter().map(&mut verdict).collect() }
         };
-        self.call(what, false, limit, run, move |inner, world, result| {
+        self.call(what, Sort::Change, limit, run, move |inner, world, result| {
             for (i, hold) in holds.into_iter().enumerate() {
                 let moment = world.moment();
                 let verdict: Result<Option<Absence>> = match result {
@@ -624,12 +644,12 @@ impl Store for Client {
             let entry = inner.server.entry(&name, now)?;
             Some(Holding::new(entry.token.to_string(), entry.count.into(), None))
         };
-        self.call("inspect".into(), false, self.limit(), run, |_, _, _| ()).await
+        self.call(String::new(), Sort::Passed, self.limit(), run, |_, _, _| ()).await
     }
 
     async fn force_release(&self, name: &Name) -> Result<bool> {
         let name = name.clone();
-        let what = format!("force {name}");
+        let what = self.words(format_args!("force {name}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let held = inner.server.delete(&name, now);
             if let Some(hold) = held {
@@ -638,12 +658,12 @@ impl Store for Client {
             inner.wake(world, &name);
             held.is_some()
         };
-        self.call(what, false, self.limit(), run, |_, _, _| ()).await
+        self.call(what, Sort::Passed, self.limit(), run, |_, _, _| ()).await
     }
 
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
         let (client, name, notify) = (self.id, name.clone(), Arc::new(Notify::new()));
-        let what = format!("subscribe {name}");
+        let what = self.words(format_args!("subscribe {name}"));
         let subscription = {
             let mut inner = self.world.lock();
             inner.last_subscription += 1;
@@ -659,7 +679,7 @@ impl Store for Client {
                 inner.subscriptions.push(Subscriber { id, client, name, notify });
             }
         };
-        self.call(what, false, self.limit(), run, |_, _, _| ()).await?;
+        self.call(what, Sort::Passed, self.limit(), run, |_, _, _| ()).await?;
         Ok(Some(Wakeups::new(notify, (subscription, alive))))
     }
 

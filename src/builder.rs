@@ -52,6 +52,8 @@ pub struct Builder {
     fence_retention: Option<Duration>,
     prefix: String,
     own_thread: Option<bool>,
+    #[cfg(feature = "testing")]
+    seed: Option<u64>,
 }
 
 impl Default for Builder {
@@ -65,6 +67,8 @@ impl Default for Builder {
             fence_retention: Some(DEFAULT_FENCE_RETENTION),
             prefix: String::new(),
             own_thread: None,
+            #[cfg(feature = "testing")]
+            seed: None,
         }
     }
 }
@@ -140,6 +144,14 @@ impl Builder {
     /// whoever connects, by tokio's clock, which a test can pause; that is the default in memory.
     pub fn own_thread(mut self, own: bool) -> Self {
         self.own_thread = Some(own);
+        self
+    }
+
+    /// Seeds the jitter, so that a simulation can be repeated.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
         self
     }
 
@@ -263,6 +275,8 @@ impl Builder {
                 block: self.handoff_bound + 1,
                 retention: self.fence_retention,
             }),
+            #[cfg(feature = "testing")]
+            seed: self.seed,
         }
     }
 }

@@ -235,6 +235,7 @@ impl LeaseManager {
         let mut released = 0;
         for hold in holds {
             let in_time = tokio::select! {
+                biased;
                 () = hold.until_over() => true,
                 () = core.clock().sleep_until(until) => hold.is_over(),
             };
@@ -249,11 +250,13 @@ impl LeaseManager {
             }
         }
         tokio::select! {
+            biased;
             () = core.until_no_call() => {}
             () = core.clock().sleep_until(until) => {}
         }
         core.stop.cancel();
         tokio::select! {
+            biased;
             () = core.stopped.cancelled() => {}
             () = core.clock().sleep_until(core.now() + core.timing.attempt * 2) => {}
         }

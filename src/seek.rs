@@ -229,6 +229,7 @@ impl Seek<'_> {
         };
         let limit = self.silence_limit();
         tokio::select! {
+            biased;
             verdict = timeout(limit, ask) => match verdict {
                 Ok(verdict) => nested.end(verdict, true)?,
                 Err(_) => return Err(silent()),
@@ -341,6 +342,7 @@ impl Hints {
             }
         };
         tokio::select! {
+            biased;
             () = hint => {}
             () = sleep(pause) => {}
         }

@@ -24,6 +24,18 @@ pub(crate) struct Settings {
     /// How often in a row a hold is passed on in memory.
     pub(crate) handoff_bound: u32,
     pub(crate) fencing: Option<Fencing>,
+    /// Of the jitter, for a simulation that is to be repeated.
+    #[cfg(feature = "testing")]
+    pub(crate) seed: Option<u64>,
+}
+
+impl Settings {
+    fn seed(&self) -> Option<u64> {
+        #[cfg(feature = "testing")]
+        return self.seed;
+        #[cfg(not(feature = "testing"))]
+        None
+    }
 }
 
 pub(crate) struct Core {
@@ -82,7 +94,7 @@ impl Core {
             closing_until: OnceLock::new(),
             manager,
             tokens: AtomicU64::new(1),
-            random: AtomicU64::new(manager.as_u64_pair().1),
+            random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
             jobs,
             inbox: Mutex::new(Some(inbox)),
             running: AtomicBool::new(false),

@@ -123,9 +123,12 @@ impl Queue {
         self.lock().slots.get(name).and_then(|slot| slot.hold.clone())
     }
 
-    /// All holds of this process.
+    /// All holds of this process, in the order in which they were asked for.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.lock().slots.values().filter_map(|slot| slot.hold.clone()).collect()
+        let mut holds: Vec<Arc<Hold>> =
+            self.lock().slots.values().filter_map(|slot| slot.hold.clone()).collect();
+        holds.sort_unstable_by_key(|hold| hold.token.number());
+        holds
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {

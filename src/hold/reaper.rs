@@ -151,6 +151,7 @@ impl Sweep {
         let Some(until) = self.until else { return };
         if let Some(from) = self.from {
             tokio::select! {
+                biased;
                 () = core.clock().sleep_until(from) => {}
                 () = core.stop.cancelled() => return,
             }
@@ -172,6 +173,7 @@ impl Sweep {
                 return;
             }
             tokio::select! {
+                biased;
                 () = reconnected => {}
                 () = tokio::time::sleep(core.timing.ttl / 10) => {}
                 () = core.stop.cancelled() => {}

@@ -142,6 +142,7 @@ impl Schedule {
         match next {
             None => earlier.await,
             Some(at) => tokio::select! {
+                biased;
                 () = earlier => {}
                 () = sleeper.until(at) => {}
             },

@@ -130,6 +130,7 @@ async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Re
                     return Err(error);
                 }
                 tokio::select! {
+                    biased;
                     () = tokio::time::sleep(gap) => {}
                     () = core.stop.cancelled() => {}
                 }

@@ -34,15 +34,17 @@ pub(crate) async fn run(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Jo
     let mut sleeper = Sleeper::new(core.clock());
     loop {
         tokio::select! {
+            // What is due first, and new work last: a flood of it must not keep the rest waiting.
+            biased;
             () = core.schedule.wait(&mut sleeper) => {}
-            Some(job) = inbox.recv() => {
-                tasks.spawn(Work::new(core, job).run());
-                continue;
-            }
-            Some(_) = tasks.join_next() => continue,
             () = reconnected(reconnects.as_deref()) => {
                 core.reconnected.notify_waiters();
                 verify_all(core, &mut tasks);
+            }
+            Some(_) = tasks.join_next() => continue,
+            Some(job) = inbox.recv() => {
+                tasks.spawn(Work::new(core, job).run());
+                continue;
             }
             () = core.stop.cancelled() => break,
         }
@@ -225,11 +227,13 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
         }
     };
     tokio::select! {
+        biased;
         () = finish => {}
         () = core.clock().sleep_until(until) => {}
     }
     let until = core.now() + core.timing.attempt;
     tokio::select! {
+        biased;
         () = core.store.close() => {}
         () = core.clock().sleep_until(until) => {}
     }

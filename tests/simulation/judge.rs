@@ -1,0 +1,578 @@
+//! The oracle: what must be true at each moment, whatever the store and the network do.
+
+use super::plan::{HoldId, Plan, ms};
+use super::server::Server;
+use leasehold::clock::Instant;
+use leasehold::store::Name;
+use leasehold::{ErrorKind, Lease, Loss};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use tokio_util::sync::CancellationToken;
+
+/// What must have happened in some run, or the simulation shows less than it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sometimes {
+    Loss,
+    BlipSurvived,
+    Duplicate,
+    LateExecution,
+    Reconnect,
+    HandOff,
+    ContendedWait,
+    ReGrant,
+    CrashTakeOver,
+    GivenBackGrant,
+    Sweep,
+    WoundedOverlap,
+    Thaw,
+    Close,
+}
+
+impl Sometimes {
+    pub const ALL: [Self; 14] = [
+        Self::Loss,
+        Self::BlipSurvived,
+        Self::Duplicate,
+        Self::LateExecution,
+        Self::Reconnect,
+        Self::HandOff,
+        Self::ContendedWait,
+        Self::ReGrant,
+        Self::CrashTakeOver,
+        Self::GivenBackGrant,
+        Self::Sweep,
+        Self::WoundedOverlap,
+        Self::Thaw,
+        Self::Close,
+    ];
+}
+
+/// A moment, by the simulation's milliseconds and by leasehold's clock.
+#[derive(Clone, Copy)]
+pub struct Moment {
+    pub now: u64,
+    pub at: Instant,
+}
+
+/// A flow of control that has, or had until just now, the leases of one hold.
+pub struct Belief {
+    pub id: u64,
+    pub name: Name,
+    pub client: usize,
+    pub task: u64,
+    pub hold: HoldId,
+    fence: u64,
+    opened: u64,
+    lost: Option<Loss>,
+    leases: Vec<Held>,
+}
+
+struct Held {
+    id: u64,
+    token: CancellationToken,
+    /// Its end was asked for.
+    leaving: bool,
+}
+
+impl Belief {
+    fn lives(&self) -> bool {
+        self.leases.iter().any(|lease| !lease.token.is_cancelled())
+    }
+
+    fn count(&self) -> u32 {
+        self.leases.iter().filter(|lease| !lease.leaving).count() as u32
+    }
+}
+
+/// Somebody who waits in `lock` or the like.
+pub struct Wait {
+    pub id: u64,
+    pub name: Name,
+    pub client: usize,
+    pub task: u64,
+    pub since: u64,
+    /// It stands in line from its first moment.
+    pub in_line: bool,
+    /// It stays until it is served.
+    pub patient: bool,
+}
+
+/// What is known of a token.
+#[derive(Default)]
+struct Known {
+    confirmed: Option<Instant>,
+    /// When a verdict said that it is gone.
+    told_lost: Option<u64>,
+    at_risk: bool,
+    /// The server lost or may have lost its key by an injected fault.
+    wounded: bool,
+    first_fence: u64,
+    last_fence: u64,
+    /// Its last lease was left to expire.
+    forgotten: bool,
+    /// How many holders had it.
+    holders: u32,
+    /// When somebody who asked for it was last there.
+    sought: u64,
+}
+
+pub struct Judge {
+    pub failure: Option<String>,
+    pub counts: [u64; Sometimes::ALL.len()],
+    pub log: Option<Vec<String>>,
+    pub beliefs: Vec<Belief>,
+    pub waits: Vec<Wait>,
+    known: BTreeMap<HoldId, Known>,
+    fences: BTreeMap<Name, u64>,
+    /// The token that each task asks for.
+    seeking: BTreeMap<u64, HoldId>,
+    /// What the store refused a task's acquire with.
+    pub refused: BTreeMap<u64, ErrorKind>,
+    /// When each name was last seen taken.
+    taken: BTreeMap<Name, u64>,
+    /// Since when nothing goes wrong.
+    pub calm_since: Option<u64>,
+    /// Processes that died or were closed: what they left behind is not swept.
+    pub gone: BTreeSet<usize>,
+    pub crashed: BTreeSet<usize>,
+    pub closing: BTreeSet<usize>,
+    pub revoking: BTreeSet<usize>,
+    ids: u64,
+}
+
+impl Judge {
+    pub fn new(keep_log: bool) -> Self {
+        Self {
+            failure: None,
+            counts: [0; Sometimes::ALL.len()],
+            log: keep_log.then(Vec::new),
+            beliefs: Vec::new(),
+            waits: Vec::new(),
+            known: BTreeMap::new(),
+            fences: BTreeMap::new(),
+            seeking: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            calm_since: None,
+            gone: BTreeSet::new(),
+            crashed: BTreeSet::new(),
+            closing: BTreeSet::new(),
+            revoking: BTreeSet::new(),
+            ids: 0,
+        }
+    }
+
+    pub fn note(&mut self, now: u64, event: fmt::Arguments<'_>) {
+        if let Some(log) = &mut self.log {
+            log.push(format!("{now:>7} {event}"));
+        }
+    }
+
+    /// The first failure counts; the rest may follow from it.
+    pub fn fail(&mut self, now: u64, why: fmt::Arguments<'_>) {
+        self.note(now, format_args!("FAILED: {why}"));
+        if self.failure.is_none() {
+            self.failure = Some(format!("at {now} ms: {why}"));
+        }
+    }
+
+    pub fn saw(&mut self, what: Sometimes) {
+        self.counts[what as usize] += 1;
+    }
+
+    fn id(&mut self) -> u64 {
+        self.ids += 1;
+        self.ids
+    }
+
+    fn known(&mut self, hold: HoldId) -> &mut Known {
+        self.known.entry(hold).or_default()
+    }
+
+    fn is_wounded(&self, hold: HoldId) -> bool {
+        self.known.get(&hold).is_some_and(|known| known.wounded)
+    }
+
+    /// An injected fault took the key away, or may have.
+    pub fn wound(&mut self, now: u64, hold: HoldId) {
+        self.note(now, format_args!("wounded {hold:?}"));
+        self.known(hold).wounded = true;
+    }
+
+    pub fn is_calm_for(&self, now: u64, time: u64) -> bool {
+        self.calm_since.is_some_and(|since| now >= since + time)
+    }
+
+    // Waiting.
+
+    pub fn wait(&mut self, mut wait: Wait) -> u64 {
+        wait.id = self.id();
+        let id = wait.id;
+        self.refused.remove(&wait.task);
+        self.waits.push(wait);
+        id
+    }
+
+    /// A wait ended; `served` by an outermost grant.
+    pub fn wait_ends(&mut self, now: u64, id: u64, served: bool) {
+        let Some(at) = self.waits.iter().position(|wait| wait.id == id) else { return };
+        let wait = self.waits.remove(at);
+        if let Some(hold) = self.seeking.remove(&wait.task) {
+            self.known(hold).sought = now;
+        }
+        let overtaken = self.waits.iter().find(|other| {
+            (other.client, &other.name) == (wait.client, &wait.name)
+                && other.in_line
+                && other.id < wait.id
+        });
+        if let (true, Some(other)) = (served, overtaken) {
+            let (task, other) = (wait.task, other.task);
+            self.fail(now, format_args!("task {task} overtook task {other} in the line"));
+        }
+    }
+
+    /// The holds that a process believes in, and rightly so.
+    pub fn held_by(&self, client: usize) -> Vec<HoldId> {
+        let sound =
+            |each: &&Belief| each.client == client && each.lives() && !self.is_wounded(each.hold);
+        self.beliefs.iter().filter(sound).map(|each| each.hold).collect()
+    }
+
+    // Leases.
+
+    /// A flow of control has a new hold.
+    pub fn open(
+        &mut self,
+        plan: &Plan,
+        moment: Moment,
+        (client, task): (usize, u64),
+        lease: &Lease,
+    ) -> (u64, u64) {
+        let Moment { now, at } = moment;
+        let name = Name::new(lease.name()).expect("it was locked");
+        let fence = lease.fence().unwrap_or_default();
+        let hold = (client, number_of(lease));
+        self.note(
+            now,
+            format_args!(
+                "c{client} t{task} has {name} as {hold:?}, fence +{}",
+                fence % 1_000_000_000
+            ),
+        );
+        let wounded = self.is_wounded(hold);
+        let mut failures = Vec::new();
+        let mut overlaps = 0;
+        for other in self.beliefs.iter().filter(|other| other.name == name && other.lives()) {
+            if !wounded && !self.is_wounded(other.hold) {
+                failures.push(format!("t{task} and t{} both hold {name}", other.task));
+            } else if !wounded && fence <= other.fence {
+                failures.push(format!("t{task}'s fence is not above that of t{}", other.task));
+            }
+            overlaps += 1;
+        }
+        if overlaps > 0 {
+            self.saw(Sometimes::WoundedOverlap);
+        }
+        let highest = self.fences.entry(name.clone()).or_default();
+        if fence <= *highest && !wounded {
+            failures.push(format!("the fence {fence} of {name} comes after {highest}"));
+        }
+        *highest = fence.max(*highest);
+        let passed = self.known(hold).holders > 0;
+        let known = self.known(hold);
+        if passed {
+            if fence <= known.last_fence {
+                failures.push(format!("{hold:?} was passed on with no greater fence"));
+            }
+            if known.at_risk {
+                failures.push(format!("{hold:?} was passed on at risk"));
+            }
+        } else {
+            known.first_fence = fence;
+        }
+        known.last_fence = fence;
+        known.holders += 1;
+        if known.holders > plan.handoff + 1 {
+            failures.push(format!("{hold:?} was passed on {} times", known.holders - 1));
+        }
+        match known.confirmed {
+            None => failures.push(format!("{hold:?} was never granted")),
+            Some(sent) => {
+                let left = (sent + plan.deadline()).saturating_duration_since(at);
+                if left < ms(plan.ttl / 2) {
+                    failures.push(format!("a new holder has but {left:?} of {hold:?}"));
+                }
+            }
+        }
+        if passed {
+            self.saw(Sometimes::HandOff);
+        }
+        for failure in failures {
+            self.fail(now, format_args!("{failure}"));
+        }
+        let id = self.id();
+        self.beliefs.push(Belief {
+            id,
+            name,
+            client,
+            task,
+            hold,
+            fence,
+            opened: now,
+            lost: None,
+            leases: Vec::new(),
+        });
+        (id, self.enter(id, lease))
+    }
+
+    fn belief(&mut self, id: u64) -> Option<&mut Belief> {
+        self.beliefs.iter_mut().find(|belief| belief.id == id)
+    }
+
+    /// One lease more of a hold.
+    pub fn enter(&mut self, belief: u64, lease: &Lease) -> u64 {
+        let id = self.id();
+        let held = Held { id, token: lease.token(), leaving: false };
+        if let Some(belief) = self.belief(belief) {
+            belief.leases.push(held);
+        }
+        id
+    }
+
+    /// The end of a lease is asked for.
+    pub fn leave(&mut self, belief: u64, lease: u64) {
+        let leases = self.belief(belief).map(|belief| &mut belief.leases);
+        if let Some(held) = leases.and_then(|all| all.iter_mut().find(|held| held.id == lease)) {
+            held.leaving = true;
+        }
+    }
+
+    /// A lease is left to expire.
+    pub fn forgets(&mut self, id: u64) {
+        if let Some(hold) = self.belief(id).filter(|each| each.count() == 0).map(|each| each.hold) {
+            self.known(hold).forgotten = true;
+        }
+    }
+
+    pub fn is_forgotten(&self, hold: HoldId) -> bool {
+        self.known.get(&hold).is_some_and(|known| known.forgotten)
+    }
+
+    /// A lease is no more.
+    pub fn left(&mut self, belief: u64, lease: u64) {
+        if let Some(belief) = self.belief(belief) {
+            belief.leases.retain(|held| held.id != lease);
+        }
+        self.beliefs.retain(|belief| !belief.leases.is_empty());
+    }
+
+    /// What a lease says now, against what must be so.
+    pub fn sample(&mut self, plan: &Plan, moment: Moment, id: u64, lease: &Lease) {
+        let Moment { now, at } = moment;
+        let (check, remaining) = (lease.check(), lease.remaining());
+        let fired = lease.token().is_cancelled();
+        let (closing, revoking) = (self.closing.clone(), self.revoking.clone());
+        let Some(belief) = self.beliefs.iter().find(|each| each.id == id) else { return };
+        let known = &self.known[&belief.hold];
+        let end = known.confirmed.map(|sent| sent + plan.believed());
+        let (hold, client, was_lost) = (belief.hold, belief.client, belief.lost);
+        let loss = check.as_ref().err().and_then(leasehold::Error::loss);
+        let mut failures = Vec::new();
+        if check.is_ok() == fired {
+            failures.push(format!("check() of {hold:?} is {check:?}, the token fired: {fired}"));
+        }
+        if was_lost.is_some() && loss != was_lost {
+            failures.push(format!("{hold:?} was {was_lost:?} and is {loss:?}"));
+        }
+        if loss.is_some() != remaining.is_zero() {
+            failures.push(format!("{hold:?} is {loss:?} with {remaining:?} remaining"));
+        }
+        if end.is_none_or(|end| remaining > end.saturating_duration_since(at)) {
+            failures.push(format!("{hold:?} remains for {remaining:?}, longer than until C"));
+        }
+        if lease.hold_count() != belief.count() {
+            failures.push(format!(
+                "{hold:?} counts {}, {} are alive",
+                lease.hold_count(),
+                belief.count()
+            ));
+        }
+        if lease.fence() != Some(belief.fence) {
+            failures.push(format!("the fence of {hold:?} changed"));
+        }
+        if let (Some(loss), None) = (loss, was_lost) {
+            let justified = match loss {
+                Loss::Expired => end.is_some_and(|end| at >= end),
+                Loss::Gone | Loss::Taken => known.wounded,
+                Loss::MaxHold => plan.max_hold.is_some_and(|max| now + 1 >= belief.opened + max),
+                Loss::Revoked => revoking.contains(&client),
+                Loss::Closed => closing.contains(&client),
+                _ => false,
+            };
+            if !justified {
+                failures.push(format!("{hold:?} was lost for no reason: {loss:?}"));
+            }
+            self.saw(Sometimes::Loss);
+            self.note(now, format_args!("{hold:?} is lost: {loss:?}"));
+        }
+        for failure in failures {
+            self.fail(now, format_args!("{failure}"));
+        }
+        if let (Some(belief), Some(_)) = (self.belief(id), loss) {
+            belief.lost = loss;
+        }
+    }
+
+    // What is sent, done by the server, and heard.
+
+    pub fn acquire_sent(&mut self, now: u64, hold: HoldId, count: u32, task: Option<u64>) {
+        if count == 1 {
+            if let Some(task) = task {
+                self.seeking.insert(task, hold);
+            }
+            return;
+        }
+        let mine = |each: &&Belief| each.hold == hold && Some(each.task) == task;
+        let here = self.beliefs.iter().find(mine).map(Belief::count);
+        if here.is_some_and(|here| here + 1 != count) {
+            self.fail(now, format_args!("{hold:?} asks for count {count} with {here:?} leases"));
+        }
+    }
+
+    pub fn release_sent(&mut self, now: u64, hold: HoldId, count: u32) {
+        let believer = self.beliefs.iter().find(|each| each.hold == hold && each.lives());
+        if let (0, Some(task)) = (count, believer.map(|each| each.task)) {
+            self.fail(now, format_args!("{hold:?} is released while t{task} believes"));
+        }
+    }
+
+    pub fn renewal_sent(&mut self, plan: &Plan, moment: Moment, hold: HoldId) {
+        let confirmed = self.known(hold).confirmed;
+        if confirmed.is_none_or(|sent| moment.at >= sent + plan.believed()) {
+            self.fail(moment.now, format_args!("a renewal of {hold:?} is sent after C"));
+        }
+    }
+
+    /// The server granted the name to a new token.
+    pub fn created(&mut self, now: u64, name: &Name, hold: HoldId) {
+        self.taken.insert(name.clone(), now);
+        let wounded = |belief: &&Belief| self.is_wounded(belief.hold);
+        let believers = self.beliefs.iter().filter(|each| each.name == *name && each.lives());
+        let mut strangers = believers.filter(|each| each.hold != hold);
+        if let Some(task) = strangers.find(|each| !wounded(each)).map(|each| each.task) {
+            self.fail(now, format_args!("{name} goes to {hold:?} while t{task} believes"));
+        }
+    }
+
+    /// The client heard a confirmation of what it sent at `sent`.
+    pub fn confirmed(&mut self, plan: &Plan, moment: Moment, hold: HoldId, sent: Instant) {
+        let lives = self.beliefs.iter().any(|each| each.hold == hold && each.lives());
+        let known = self.known(hold);
+        let at_risk = std::mem::take(&mut known.at_risk);
+        // After C nothing counts.
+        if known.confirmed.is_none_or(|before| moment.at < before + plan.believed()) {
+            known.confirmed = known.confirmed.max(Some(sent));
+            if at_risk && lives {
+                self.saw(Sometimes::BlipSurvived);
+            }
+        }
+    }
+
+    /// A renewal failed that was sent at `sent`.
+    pub fn failed(&mut self, hold: HoldId, sent: Instant) {
+        let known = self.known(hold);
+        known.at_risk |= known.confirmed.is_none_or(|confirmed| confirmed < sent);
+    }
+
+    pub fn told_lost(&mut self, now: u64, hold: HoldId) {
+        self.known(hold).told_lost.get_or_insert(now);
+    }
+
+    pub fn was_held(&self, hold: HoldId) -> bool {
+        self.known.get(&hold).is_some_and(|known| known.holders > 0)
+    }
+
+    // At any time.
+
+    pub fn watch(&mut self, plan: &Plan, moment: Moment, server: &mut Server) {
+        self.watch_beliefs(plan, moment, server);
+        if self.is_calm_for(moment.now, plan.settled()) {
+            self.watch_waits(plan, moment.now, server);
+            self.watch_orphans(plan, moment.now, server);
+        }
+    }
+
+    fn watch_beliefs(&mut self, plan: &Plan, Moment { now, at }: Moment, server: &mut Server) {
+        let mut failures = Vec::new();
+        for belief in self.beliefs.iter().filter(|belief| belief.lives()) {
+            let (hold, known) = (belief.hold, &self.known[&belief.hold]);
+            let Some(sent) = known.confirmed else { continue };
+            if at > sent + plan.believed() + ms(2) {
+                failures.push(format!("{hold:?} is believed after C"));
+            }
+            if plan.max_hold.is_some_and(|max| now > belief.opened + max + 2) {
+                failures.push(format!("{hold:?} outlived max_hold"));
+            }
+            if known.told_lost.is_some_and(|told| now > told + 2) {
+                failures.push(format!("{hold:?} is believed though the store said it is gone"));
+            }
+            let left = server.left_of(&belief.name, hold, now).unwrap_or(0);
+            let believed = (sent + plan.deadline()).saturating_duration_since(at);
+            if !known.wounded && u128::from(left) < believed.as_micros() {
+                failures.push(format!("{hold:?} has {left} µs, less than until D: {believed:?}"));
+            }
+        }
+        for failure in failures {
+            self.fail(now, format_args!("{failure}"));
+        }
+    }
+
+    /// No wake-up is lost for longer than the poll bound.
+    fn watch_waits(&mut self, plan: &Plan, now: u64, server: &mut Server) {
+        let settled = self.calm_since.map_or(now, |since| since + plan.settled());
+        let mut names: Vec<Name> = self.waits.iter().map(|wait| wait.name.clone()).collect();
+        names.sort();
+        names.dedup();
+        for name in names {
+            let believed = self.beliefs.iter().any(|each| each.name == name && each.lives());
+            if believed || server.entry(&name, now).is_some() {
+                self.taken.insert(name, now);
+                continue;
+            }
+            let taken = self.taken.get(&name).copied().unwrap_or(0).max(settled);
+            let waiting = |wait: &&Wait| {
+                wait.name == name && wait.patient && !self.gone.contains(&wait.client)
+            };
+            let first = self.waits.iter().filter(waiting).map(|wait| wait.since).min();
+            let bound = plan.poll + plan.slack();
+            if first.is_some_and(|first| now > first.max(taken) + bound) {
+                self.taken.insert(name.clone(), now);
+                self.fail(now, format_args!("{name} is free and waited for since {taken} ms"));
+            }
+        }
+    }
+
+    /// What was granted to nobody is given back.
+    fn watch_orphans(&mut self, plan: &Plan, now: u64, server: &mut Server) {
+        let bound = plan.ttl / 10 + 2 * plan.attempt() + plan.ttl / 20 + plan.slack();
+        for (name, entry) in server.entries(now) {
+            let hold = entry.hold;
+            let sought = self.seeking.values().any(|sought| *sought == hold);
+            let known = self.known.entry(hold).or_default();
+            let excused =
+                known.holders > 0 || known.wounded || sought || self.gone.contains(&hold.0);
+            if !excused && now > entry.granted.max(known.sought) + bound {
+                known.wounded = true;
+                self.fail(now, format_args!("{name} stays with {hold:?}, which nobody has"));
+            }
+        }
+    }
+}
+
+/// Which token a lease has: its debug format ends the holder with the number.
+pub fn number_of(lease: &Lease) -> u64 {
+    let text = format!("{lease:?}");
+    let digits = text.split_once("…:").map(|(_, rest)| rest).unwrap_or_default();
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().expect("the number of a token")
+}

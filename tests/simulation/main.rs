@@ -1,0 +1,126 @@
+//! Deterministic simulation: all of leasehold but its Redis client, in processes of a simulated world
+//! where requests, replies, wake-ups, keys, clocks and processes go wrong, judged at every moment.
+//!
+//! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
+//! `LEASEHOLD_SEEDS=n` runs so many.
+
+mod dice;
+mod flow;
+mod judge;
+mod plan;
+mod server;
+mod story;
+mod world;
+
+use judge::Sometimes;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use story::run;
+
+const SEEDS: u64 = 1500;
+/// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Failures after which a run ends early.
+const MANY: usize = 10;
+
+/// Seeds that once failed, and what they found. So far these are breaks made on purpose; a change of what
+/// a seed decides makes other stories of them.
+const MUSEUM: [(u64, &str); 5] = [
+    (
+        0,
+        "an abandoned acquire was not swept; a nested count was relative; a fence was passed on as it was",
+    ),
+    (1, "the deadline counted from the reply; the grace was missing"),
+    (11, "a renewal's verdict was ignored"),
+    (19, "close released nothing"),
+    (66, "a reply after the loss was accepted"),
+];
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+}
+
+/// Tells of a failed run, with its story.
+fn report(seed: u64, failure: &str) -> ! {
+    let again = run(seed, true);
+    again.log.iter().for_each(|line| println!("{line}"));
+    panic!(
+        "seed {seed}, {failure}\nrepeat it: LEASEHOLD_SEED={seed} cargo test --all-features --test simulation"
+    );
+}
+
+#[test]
+fn whatever_goes_wrong_the_promises_hold() {
+    if let Some(seed) = number("LEASEHOLD_SEED") {
+        let outcome = run(seed, true);
+        outcome.log.iter().for_each(|line| println!("{line}"));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+        return;
+    }
+    let asked = number("LEASEHOLD_SEEDS");
+    let seeds = asked.unwrap_or(SEEDS);
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let counts: [AtomicU64; Sometimes::ALL.len()] = Default::default();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let late = asked.is_none() && start.elapsed() > LONGEST;
+                    if late || failed.lock().expect("no panic").len() >= MANY {
+                        return;
+                    }
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds {
+                        return;
+                    }
+                    let outcome = run(seed, false);
+                    for (sum, count) in counts.iter().zip(outcome.counts) {
+                        sum.fetch_add(count, Ordering::Relaxed);
+                    }
+                    if let Some(failure) = outcome.failure {
+                        failed.lock().expect("no panic").push((seed, failure));
+                    }
+                }
+            });
+        }
+    });
+    let mut failed = failed.into_inner().expect("no panic");
+    failed.sort();
+    if let Some((seed, failure)) = failed.first() {
+        let rest = failed.iter().map(|(seed, failure)| format!("\nseed {seed}, {failure}"));
+        report(*seed, &format!("{failure}; all that failed:{}", rest.collect::<String>()));
+    }
+    let seeds = next.load(Ordering::Relaxed).min(seeds);
+    let time = start.elapsed().as_secs_f64();
+    println!("{seeds} seeds in {time:.1} s, {:.0} in a second", seeds as f64 / time);
+    for (what, count) in Sometimes::ALL.iter().zip(&counts) {
+        let count = count.load(Ordering::Relaxed);
+        println!("{what:?}: {count}");
+        assert!(count > 0 || seeds < 500, "{what:?} never happened");
+    }
+}
+
+#[test]
+fn a_seed_tells_the_same_story_each_time() {
+    for seed in 1_000_000..1_000_030 {
+        let (first, second) = (run(seed, true), run(seed, true));
+        let parts = first.log.iter().zip(&second.log);
+        let differs = parts.enumerate().find(|(_, (first, second))| first != second);
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!(first.log.len(), second.log.len(), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_once_failed_does_not_fail_again() {
+    for (seed, found) in MUSEUM {
+        if let Some(failure) = run(seed, false).failure {
+            println!("it had found: {found}");
+            report(seed, &failure);
+        }
+    }
+}

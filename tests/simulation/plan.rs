@@ -1,0 +1,127 @@
+//! What a seed decides before anything happens.
+
+use super::dice::Dice;
+use std::time::Duration;
+
+/// One possession of a name: whose, and the number of its token.
+pub type HoldId = (usize, u64);
+
+/// All times in milliseconds.
+pub struct Plan {
+    pub ttl: u64,
+    pub poll: u64,
+    pub handoff: u32,
+    pub max_hold: Option<u64>,
+    pub batch: usize,
+    pub clients: usize,
+    pub tasks: u64,
+    pub names: u64,
+    /// The server's clock, in millionths too fast.
+    pub rate: i64,
+    pub faults: Faults,
+}
+
+/// What goes wrong in the storms, each in percent of the requests or of the chances it has.
+pub struct Faults {
+    pub request_lost: u64,
+    pub reply_lost: u64,
+    pub late: u64,
+    pub twice: u64,
+    pub refused: u64,
+    pub hang: u64,
+    pub hint_lost: u64,
+    pub hint_odd: u64,
+    pub partition: u64,
+    pub freeze: u64,
+    pub restart: u64,
+    pub wipe: u64,
+    pub delete: u64,
+    pub force: u64,
+    pub step: u64,
+    pub failover: u64,
+    pub crash: u64,
+    pub close: u64,
+    pub reconnect: u64,
+}
+
+impl Plan {
+    pub fn draw(dice: &mut Dice) -> Self {
+        let ttl = dice.pick(&[200, 500, 1000, 3000, 30_000]);
+        // Each run has some of the faults: with all of them at once, each hides the others.
+        let mut some = |high: u64| if dice.percent(45) { dice.between(1, high) } else { 0 };
+        let faults = Faults {
+            request_lost: some(15),
+            reply_lost: some(15),
+            late: some(15),
+            twice: some(20),
+            refused: some(8),
+            hang: some(3),
+            hint_lost: some(60),
+            hint_odd: some(40),
+            partition: some(60),
+            freeze: some(30),
+            restart: some(20),
+            wipe: some(20),
+            delete: some(20),
+            force: some(20),
+            step: some(20),
+            failover: some(20),
+            crash: some(25),
+            close: some(10),
+            reconnect: some(30),
+        };
+        // A clock set back and a memory lost at once take the order of the fences away.
+        let step = if faults.wipe + faults.failover > 0 { 0 } else { faults.step };
+        let faults = Faults { step, ..faults };
+        Self {
+            ttl,
+            poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),
+            handoff: dice.pick(&[0, 1, 3, 127]),
+            max_hold: dice.percent(20).then(|| dice.between(ttl / 4, 2 * ttl)),
+            batch: dice.pick(&[1, 2, 100]),
+            clients: dice.between(2, 3) as usize,
+            tasks: dice.between(1, 3),
+            names: dice.between(1, 2),
+            rate: dice.pick(&[-10_000, 0, 10_000]),
+            faults,
+        }
+    }
+
+    pub fn grace(&self) -> u64 {
+        (self.ttl / 10).clamp(10, 2000)
+    }
+
+    pub fn attempt(&self) -> u64 {
+        (self.ttl / 10).clamp(250, 10_000).min(self.ttl / 6)
+    }
+
+    /// The longest way in fair weather.
+    pub fn way(&self) -> u64 {
+        self.ttl / 100
+    }
+
+    /// How long what a storm began may go on after it: a request that hangs, one that is late, and
+    /// what follows from them.
+    pub fn settled(&self) -> u64 {
+        self.ttl * 3 / 2 + 3 * self.attempt()
+    }
+
+    /// For timers of whole milliseconds and a few round trips.
+    pub fn slack(&self) -> u64 {
+        self.ttl / 10 + 20
+    }
+
+    /// `C - s`: how long a confirmation may be believed, by the documentation's formula.
+    pub fn believed(&self) -> Duration {
+        self.deadline() - ms(self.grace())
+    }
+
+    /// `D - s`.
+    pub fn deadline(&self) -> Duration {
+        ms(self.ttl) - ms(self.ttl) / 100 - ms(2)
+    }
+}
+
+pub fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}

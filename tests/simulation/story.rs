@@ -1,0 +1,324 @@
+//! One run: processes that lock and storms that hit them, then fair weather, in which all must end well.
+
+use super::dice::Dice;
+use super::flow::Flow;
+use super::judge::Sometimes;
+use super::plan::{Plan, ms};
+use super::world::{Client, TASK, World};
+use leasehold::LeaseManager;
+use leasehold::store::Name;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+pub struct Outcome {
+    pub failure: Option<String>,
+    pub counts: [u64; Sometimes::ALL.len()],
+    pub log: Vec<String>,
+}
+
+struct Process {
+    client: Client,
+    manager: LeaseManager,
+    flows: Vec<JoinHandle<()>>,
+}
+
+struct Story {
+    world: Arc<World>,
+    dice: Dice,
+    processes: Vec<Process>,
+    /// Flows and closings of processes that are gone, and what heals later.
+    rest: Vec<JoinHandle<()>>,
+    tasks: u64,
+    over: Arc<AtomicBool>,
+}
+
+/// Runs a seed from beginning to end.
+pub fn run(seed: u64, keep_log: bool) -> Outcome {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
+    let mut dice = Dice::new(seed);
+    let plan = Plan::draw(&mut dice);
+    let world = runtime.block_on(async move {
+        let world = World::new(plan, dice.fork(), keep_log);
+        let story = Story {
+            world: Arc::clone(&world),
+            dice,
+            processes: Vec::new(),
+            rest: Vec::new(),
+            tasks: 0,
+            over: Arc::default(),
+        };
+        story.tell().await;
+        world
+    });
+    drop(runtime);
+    let mut inner = world.lock();
+    let judge = &mut inner.judge;
+    Outcome {
+        failure: judge.failure.take(),
+        counts: judge.counts,
+        log: judge.log.take().unwrap_or_default(),
+    }
+}
+
+impl Story {
+    async fn tell(mut self) {
+        let world = Arc::clone(&self.world);
+        let ttl = world.plan.ttl;
+        let base = Handle::current().metrics().num_alive_tasks();
+        let watch = tokio::spawn(watch(Arc::clone(&world)));
+        for _ in 0..world.plan.clients {
+            self.start();
+        }
+        for _ in 0..2 {
+            world.weather(true);
+            let end = world.now() + self.dice.between(2, 5) * ttl;
+            while world.now() < end {
+                let pause = self.dice.between(1, ttl / 3);
+                sleep(ms(pause)).await;
+                self.strike();
+            }
+            self.clear_up();
+            let calm = self.dice.between(2, 5) * ttl;
+            sleep(ms(calm)).await;
+        }
+        self.end().await;
+        watch.abort();
+        let _ = watch.await;
+        self.leave_nothing(base).await;
+    }
+
+    /// One more process, and its flows.
+    fn start(&mut self) {
+        let client = self.world.client();
+        let plan = &self.world.plan;
+        let mut builder = LeaseManager::builder()
+            .ttl(ms(plan.ttl))
+            .poll_bound(ms(plan.poll))
+            .handoff_bound(plan.handoff)
+            .seed(self.dice.roll());
+        if let Some(max) = plan.max_hold {
+            builder = builder.max_hold(ms(max));
+        }
+        let manager = builder.store(client.clone()).expect("good settings");
+        let mut flows = Vec::new();
+        for _ in 0..plan.tasks {
+            self.tasks += 1;
+            let flow = Flow {
+                client: client.clone(),
+                manager: manager.clone(),
+                task: self.tasks,
+                dice: self.dice.fork(),
+                over: Arc::clone(&self.over),
+            };
+            flows.push(tokio::spawn(TASK.scope(self.tasks, flow.run())));
+        }
+        self.processes.push(Process { client, manager, flows });
+    }
+
+    fn name(&mut self) -> Name {
+        let number = self.dice.below(self.world.plan.names);
+        Name::new(&format!("n{number}")).expect("a good name")
+    }
+
+    /// What goes wrong now.
+    fn strike(&mut self) {
+        let world = Arc::clone(&self.world);
+        let (faults, ttl) = (&world.plan.faults, world.plan.ttl);
+        let at = self.dice.below(self.processes.len() as u64) as usize;
+        let client = self.processes[at].client.id;
+        // The chances are for a whole storm of about five T, with six strikes in each T.
+        let mut hits = |chance: u64| self.dice.below(1000) < chance * 2;
+        let (partition, freeze) = (hits(faults.partition), hits(faults.freeze));
+        let (restart, wipe) = (hits(faults.restart), hits(faults.wipe));
+        let (delete, force) = (hits(faults.delete), hits(faults.force));
+        let (step, failover) = (hits(faults.step), hits(faults.failover));
+        let (crash, close) = (hits(faults.crash), hits(faults.close));
+        let (reconnect, hint) = (hits(faults.reconnect), hits(faults.hint_odd));
+        if partition || freeze {
+            let (there, back) = self.dice.pick(&[(false, false), (true, false), (false, true)]);
+            if freeze {
+                world.freeze(client);
+            } else {
+                world.set_link(client, there, back);
+            }
+            let time = self.dice.below(ttl * 3 / 2);
+            self.later(time, move |world| {
+                world.set_link(client, true, true);
+                world.reconnected(client);
+            });
+        }
+        if restart || wipe {
+            world.set_server(false, wipe);
+            let clients: Vec<usize> = self.processes.iter().map(|each| each.client.id).collect();
+            let time = self.dice.below(ttl);
+            self.later(time, move |world| {
+                world.set_server(true, false);
+                clients.into_iter().for_each(|client| world.reconnected(client));
+            });
+        }
+        if delete {
+            let name = self.name();
+            world.delete(&name);
+        }
+        if force {
+            let (manager, name) = (self.processes[at].manager.clone(), self.name());
+            world.lock().judge.revoking.insert(client);
+            self.rest.push(tokio::spawn(async move {
+                let _ = manager.force_unlock(name.as_str()).await;
+            }));
+        }
+        if step {
+            let size = self.dice.below(ttl) as i64;
+            let back = self.dice.percent(50);
+            world.step(if back { -size } else { size });
+        }
+        if self.dice.percent(30) {
+            world.replicate();
+        }
+        if failover {
+            world.fail_over();
+        }
+        if reconnect {
+            world.reconnected(client);
+        }
+        if hint {
+            world.wake_for_nothing();
+        }
+        if crash {
+            let process = self.processes.swap_remove(at);
+            world.kill(client);
+            process.flows.iter().for_each(JoinHandle::abort);
+            self.rest.extend(process.flows);
+            self.start();
+        } else if close {
+            let process = self.processes.swap_remove(at);
+            let closing = close_it(Arc::clone(&world), process.client, process.manager);
+            self.rest.push(tokio::spawn(closing));
+            self.rest.extend(process.flows);
+            self.start();
+        }
+    }
+
+    fn later(&mut self, time: u64, what: impl FnOnce(&World) + Send + 'static) {
+        let world = Arc::clone(&self.world);
+        self.rest.push(tokio::spawn(async move {
+            sleep(ms(time)).await;
+            if world.lock().storm {
+                what(&world);
+            }
+        }));
+    }
+
+    fn clear_up(&mut self) {
+        self.world.weather(false);
+        for process in &self.processes {
+            self.world.reconnected(process.client.id);
+        }
+    }
+
+    /// All that was begun ends, and all that was locked can be locked.
+    async fn end(&mut self) {
+        let world = Arc::clone(&self.world);
+        let ttl = world.plan.ttl;
+        self.over.store(true, Ordering::Relaxed);
+        let mut flows = std::mem::take(&mut self.rest);
+        flows.extend(self.processes.iter_mut().flat_map(|process| process.flows.drain(..)));
+        let end = tokio::time::Instant::now() + ms(200 * ttl);
+        for flow in flows {
+            match tokio::time::timeout_at(end, flow).await {
+                Ok(Err(error)) if error.is_panic() => self.fail(format_args!("a panic: {error}")),
+                Ok(_) => {}
+                Err(_) => {
+                    self.fail(format_args!("somebody waits for ever"));
+                    return;
+                }
+            }
+        }
+        // Keys may be kept for one T, for another if the server's clock was set back.
+        let limit = ttl * 3 / 2 + ttl * u64::from(world.plan.faults.step > 0);
+        let limit = limit + world.plan.poll + world.plan.slack();
+        for process in &self.processes {
+            for number in 0..world.plan.names {
+                let name = format!("n{number}");
+                let mut lock = process.manager.lock(&name);
+                match timeout(ms(limit), lock.lock()).await {
+                    Ok(Ok(lease)) => drop(lease.unlock().await),
+                    other => self.fail(format_args!("{name} cannot be locked: {other:?}")),
+                }
+                if !matches!(process.manager.lock(&name).try_lock().await, Ok(Some(_))) {
+                    self.fail(format_args!("a place in the line of {name} is left"));
+                }
+            }
+        }
+    }
+
+    fn fail(&self, why: std::fmt::Arguments<'_>) {
+        let now = self.world.now();
+        self.world.lock().judge.fail(now, why);
+    }
+
+    /// When the managers have gone, nothing is left: no key, no subscription, no task.
+    async fn leave_nothing(mut self, base: usize) {
+        let world = Arc::clone(&self.world);
+        let ttl = world.plan.ttl;
+        for process in std::mem::take(&mut self.processes) {
+            if self.dice.percent(50) {
+                close_it(Arc::clone(&world), process.client, process.manager).await;
+            }
+        }
+        sleep(ms(4 * ttl)).await;
+        let now = world.now();
+        let left = world.lock().server.entries(now).len();
+        let subscriptions = world.subscriptions();
+        let tasks = Handle::current().metrics().num_alive_tasks() - base;
+        if (left, subscriptions, tasks) != (0, 0, 0) {
+            self.fail(format_args!(
+                "left in the end: {left} keys, {subscriptions} subscriptions, {tasks} tasks"
+            ));
+        }
+    }
+}
+
+async fn watch(world: Arc<World>) {
+    loop {
+        sleep(ms((world.plan.ttl / 50).max(1))).await;
+        let moment = world.moment();
+        let mut inner = world.lock();
+        let inner = &mut *inner;
+        inner.judge.watch(&world.plan, moment, &mut inner.server);
+    }
+}
+
+/// Closes a process's manager; what it held is given back if it says so.
+async fn close_it(world: Arc<World>, client: Client, manager: LeaseManager) {
+    let start = world.now();
+    let held = {
+        let mut inner = world.lock();
+        inner.judge.note(start, format_args!("c{} closes", client.id));
+        inner.judge.saw(Sometimes::Close);
+        inner.judge.closing.insert(client.id);
+        inner.judge.held_by(client.id)
+    };
+    let result = manager.close().await;
+    let (now, plan) = (world.now(), &world.plan);
+    let mut inner = world.lock();
+    inner.judge.gone.insert(client.id);
+    inner.judge.note(now, format_args!("c{} is closed: {result:?}", client.id));
+    if now > start + plan.grace() + 3 * plan.attempt() + plan.slack() {
+        inner.judge.fail(now, format_args!("closing took {} ms", now - start));
+    }
+    let calm = inner.judge.is_calm_for(start, plan.settled());
+    if calm && result.is_err() {
+        inner.judge.fail(now, format_args!("closing failed in fair weather: {result:?}"));
+    }
+    for (name, entry) in inner.server.entries(now) {
+        let held = held.contains(&entry.hold) && !inner.judge.is_forgotten(entry.hold);
+        if result.is_ok() && held && entry.granted < start {
+            inner.judge.fail(now, format_args!("{name} is still {:?}'s after close", entry.hold));
+        }
+    }
+}

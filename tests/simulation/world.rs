@@ -1,0 +1,710 @@
+//! The simulated network: what becomes of each request, reply and wake-up between clients and server.
+
+use super::dice::Dice;
+use super::judge::{Judge, Moment, Sometimes};
+use super::plan::{HoldId, Plan, ms};
+use super::server::{Deed, Server};
+use async_trait::async_trait;
+use leasehold::clock::Clock;
+use leasehold::store::{
+    Absence, Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed,
+    Store, StoreFuture, Token, Wakeups,
+};
+use leasehold::{Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{sleep, timeout};
+
+tokio::task_local! {
+    /// Which flow of control is asking, for what the store is asked in its own name.
+    pub static TASK: u64;
+}
+
+pub struct World {
+    pub plan: Plan,
+    clock: Clock,
+    start: tokio::time::Instant,
+    inner: Mutex<Inner>,
+    /// Some way is open again.
+    healed: Notify,
+}
+
+pub struct Inner {
+    pub server: Server,
+    pub judge: Judge,
+    links: Vec<Link>,
+    dice: Dice,
+    pub storm: bool,
+    server_up: bool,
+    subscriptions: Vec<Subscriber>,
+    last_subscription: u64,
+    /// Names that a process held when it died.
+    left_by_dead: BTreeSet<Name>,
+}
+
+/// What is between a client and the server.
+struct Link {
+    there: bool,
+    back: bool,
+    /// While it is closed, it loses nothing.
+    frozen: bool,
+    /// The process is dead.
+    dead: bool,
+    reconnects: Arc<Notify>,
+}
+
+struct Subscriber {
+    id: u64,
+    client: usize,
+    name: Name,
+    notify: Arc<Notify>,
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    There,
+    Back,
+}
+
+/// What becomes of one request; times in milliseconds.
+struct Fate {
+    there: u64,
+    back: u64,
+    request_lost: bool,
+    reply_lost: bool,
+    twice: Option<u64>,
+    refused: Option<ErrorKind>,
+    hang: bool,
+    /// The client learns of a loss at once, not by its time limit.
+    reset: bool,
+}
+
+/// What a request is, for what may become of it.
+enum Sort {
+    /// An outermost acquire.
+    Grant,
+    Change,
+    Passed,
+}
+
+const REFUSALS: [ErrorKind; 6] = [
+    ErrorKind::Unavailable,
+    ErrorKind::Denied,
+    ErrorKind::Rejected,
+    ErrorKind::WrongType,
+    ErrorKind::Invalid,
+    ErrorKind::Unsupported,
+];
+
+impl World {
+    pub fn new(plan: Plan, dice: Dice, keep_log: bool) -> Arc<Self> {
+        let inner = Inner {
+            server: Server::new(plan.rate),
+            judge: Judge::new(keep_log),
+            links: Vec::new(),
+            dice,
+            storm: false,
+            server_up: true,
+            subscriptions: Vec::new(),
+            last_subscription: 0,
+            left_by_dead: BTreeSet::new(),
+        };
+        Arc::new(Self {
+            plan,
+            clock: Clock::tokio(),
+            start: tokio::time::Instant::now(),
+            inner: Mutex::new(inner),
+            healed: Notify::new(),
+        })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic in the simulation")
+    }
+
+    pub fn now(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    pub fn moment(&self) -> Moment {
+        Moment { now: self.now(), at: self.clock.now() }
+    }
+
+    /// One more process.
+    pub fn client(self: &Arc<Self>) -> Client {
+        let mut inner = self.lock();
+        let reconnects = Arc::new(Notify::new());
+        inner.links.push(Link {
+            there: true,
+            back: true,
+            frozen: false,
+            dead: false,
+            reconnects: Arc::clone(&reconnects),
+        });
+        Client { world: Arc::clone(self), id: inner.links.len() - 1, reconnects }
+    }
+
+    pub fn note(&self, event: fmt::Arguments<'_>) {
+        let now = self.now();
+        self.lock().judge.note(now, event);
+    }
+
+    /// Nothing goes wrong from now on, or everything may.
+    pub fn weather(&self, storm: bool) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.storm = storm;
+        inner.server_up = true;
+        for link in &mut inner.links {
+            (link.there, link.back) = (true, true);
+        }
+        inner.judge.calm_since = (!storm).then_some(now);
+        inner.judge.note(now, format_args!("{}", if storm { "storm" } else { "calm" }));
+        drop(inner);
+        self.healed.notify_waiters();
+    }
+
+    /// Nothing comes in or out, and all of it comes at the thaw.
+    pub fn freeze(&self, client: usize) {
+        self.lock().links[client].frozen = true;
+        self.set_link(client, false, false);
+    }
+
+    pub fn set_link(&self, client: usize, there: bool, back: bool) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.judge.note(now, format_args!("link of c{client}: {there} {back}"));
+        let link = &mut inner.links[client];
+        (link.there, link.back) = (there, back);
+        if there && back && std::mem::take(&mut link.frozen) {
+            inner.judge.saw(Sometimes::Thaw);
+        }
+        drop(inner);
+        self.healed.notify_waiters();
+    }
+
+    pub fn set_server(&self, up: bool, wipe: bool) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.judge.note(now, format_args!("server up: {up}, wiped: {wipe}"));
+        inner.server_up = up;
+        if wipe {
+            inner.wound_all(now);
+            inner.server.wipe();
+        }
+        if up {
+            inner.subscriptions.clear();
+        }
+        drop(inner);
+        self.healed.notify_waiters();
+    }
+
+    /// A process dies in this moment; what it has sent is on its way.
+    pub fn kill(&self, client: usize) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.judge.note(now, format_args!("c{client} dies"));
+        inner.links[client].dead = true;
+        let entries = inner.server.entries(now);
+        let left = entries.into_iter().filter(|(_, entry)| entry.hold.0 == client);
+        inner.left_by_dead.extend(left.map(|(name, _)| name));
+        inner.subscriptions.retain(|subscriber| subscriber.client != client);
+        inner.judge.gone.insert(client);
+        inner.judge.crashed.insert(client);
+        drop(inner);
+        self.healed.notify_waiters();
+    }
+
+    /// Its connection says that it was made anew, whether it was or not.
+    pub fn reconnected(&self, client: usize) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.judge.note(now, format_args!("c{client} is connected anew"));
+        inner.judge.saw(Sometimes::Reconnect);
+        inner.links[client].reconnects.notify_one();
+    }
+
+    /// An operator deletes a key.
+    pub fn delete(&self, name: &Name) {
+        let now = self.now();
+        let mut inner = self.lock();
+        if let Some(hold) = inner.server.delete(name, now) {
+            inner.judge.note(now, format_args!("{name} is deleted"));
+            inner.judge.wound(now, hold);
+        }
+    }
+
+    pub fn step(&self, millis: i64) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.judge.note(now, format_args!("the server's clock steps by {millis} ms"));
+        inner.wound_all(now);
+        inner.server.step(millis);
+    }
+
+    pub fn replicate(&self) {
+        self.lock().server.replicate();
+    }
+
+    pub fn fail_over(&self) {
+        let now = self.now();
+        let mut inner = self.lock();
+        inner.judge.note(now, format_args!("failover"));
+        inner.wound_all(now);
+        inner.server.fail_over();
+        inner.wound_all(now);
+        inner.subscriptions.clear();
+    }
+
+    /// Wakes somebody for nothing.
+    pub fn wake_for_nothing(&self) {
+        let inner = self.lock();
+        inner.subscriptions.iter().for_each(|subscriber| subscriber.notify.notify_one());
+    }
+
+    pub fn subscriptions(&self) -> usize {
+        self.lock().subscriptions.len()
+    }
+
+    /// Whether a message comes through, after its way.
+    async fn travels(&self, client: usize, way: Way, time: u64) -> bool {
+        sleep(ms(time)).await;
+        loop {
+            let mut healed = std::pin::pin!(self.healed.notified());
+            healed.as_mut().enable();
+            {
+                let mut inner = self.lock();
+                let link = &inner.links[client];
+                let (open, dead) = match way {
+                    Way::There => (link.there, false),
+                    Way::Back => (link.back, link.dead),
+                };
+                if dead {
+                    return false;
+                }
+                if open && inner.server_up {
+                    return true;
+                }
+                // The rest waits in the connection's buffers.
+                let kept = link.frozen || inner.dice.percent(50);
+                if !inner.server_up || !kept {
+                    return false;
+                }
+            }
+            healed.await;
+        }
+    }
+}
+
+impl Inner {
+    pub fn wound_all(&mut self, now: u64) {
+        for hold in self.server.holds() {
+            self.judge.wound(now, hold);
+        }
+    }
+
+    fn way(&mut self, plan: &Plan) -> u64 {
+        self.dice.below(plan.way() + 1)
+    }
+
+    fn fate(&mut self, plan: &Plan) -> Fate {
+        let mut fate = Fate {
+            there: self.way(plan),
+            back: self.way(plan),
+            request_lost: false,
+            reply_lost: false,
+            twice: None,
+            refused: None,
+            hang: false,
+            reset: false,
+        };
+        if !self.storm {
+            return fate;
+        }
+        let faults = &plan.faults;
+        fate.request_lost = self.dice.percent(faults.request_lost);
+        fate.reply_lost = self.dice.percent(faults.reply_lost);
+        fate.reset = self.dice.percent(50);
+        fate.hang = self.dice.percent(faults.hang);
+        if self.dice.percent(faults.late) {
+            fate.there = self.dice.below(plan.ttl / 2);
+        }
+        if self.dice.percent(faults.late) {
+            fate.back = self.dice.below(plan.ttl / 3);
+        }
+        if self.dice.percent(faults.twice) {
+            fate.twice = Some(self.dice.below(plan.ttl / 2));
+        }
+        if self.dice.percent(faults.refused) {
+            fate.refused = Some(self.dice.pick(&REFUSALS));
+        }
+        fate
+    }
+
+    /// Sends the wake-ups of a name that became free; to how many.
+    fn wake(&mut self, world: &Arc<World>, name: &Name) -> u64 {
+        let faults = &world.plan.faults;
+        let mut listeners = 0;
+        for i in 0..self.subscriptions.len() {
+            if self.subscriptions[i].name != *name {
+                continue;
+            }
+            listeners += 1;
+            let client = self.subscriptions[i].client;
+            let mut time = self.way(&world.plan);
+            let mut times = 1;
+            if self.storm && self.dice.percent(faults.hint_lost) {
+                times = 0;
+            }
+            if self.storm && self.dice.percent(faults.hint_odd) {
+                (time, times) = (self.dice.below(world.plan.ttl), times * 2);
+            }
+            for _ in 0..times {
+                let (world, notify) =
+                    (Arc::clone(world), Arc::clone(&self.subscriptions[i].notify));
+                tokio::spawn(async move {
+                    if world.travels(client, Way::Back, time).await {
+                        notify.notify_one();
+                    }
+                });
+            }
+        }
+        listeners
+    }
+}
+
+/// A process's connection: the store that leasehold is given.
+#[derive(Clone)]
+pub struct Client {
+    pub world: Arc<World>,
+    pub id: usize,
+    reconnects: Arc<Notify>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "c{}", self.id)
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Unavailable, "no answer")
+}
+
+impl Client {
+    /// Only a log that is kept is worth writing.
+    fn words(&self, words: fmt::Arguments<'_>) -> String {
+        let kept = self.world.lock().judge.log.is_some();
+        if kept { words.to_string() } else { String::new() }
+    }
+
+    fn hold(&self, token: Token) -> HoldId {
+        let text = token.to_string();
+        let number = text.rsplit(':').next().and_then(|number| number.parse().ok());
+        (self.id, number.expect("a token ends with its number"))
+    }
+
+    /// Sends a request. `run` is what the server does, `heard` what the client learns, if it still waits.
+    fn call<T: Send + 'static>(
+        &self,
+        what: String,
+        sort: Sort,
+        limit: Duration,
+        run: impl Fn(&mut Inner, &Arc<World>, u64) -> T + Send + 'static,
+        heard: impl FnOnce(&mut Inner, &World, &Result<T>) + Send + 'static,
+    ) -> StoreFuture<T> {
+        let (world, client) = (Arc::clone(&self.world), self.id);
+        let (answer, reply) = oneshot::channel();
+        let fate = {
+            let mut inner = world.lock();
+            inner.judge.note(world.now(), format_args!("c{client} {what}"));
+            let mut fate = inner.fate(&world.plan);
+            if inner.links[client].dead {
+                fate.request_lost = true;
+            }
+            match sort {
+                // A resend, before any answer.
+                Sort::Grant => fate.twice = fate.twice.map(|_| 0),
+                Sort::Change => {}
+                // The engine passes these on without a time limit of its own.
+                Sort::Passed => fate.hang = false,
+            }
+            fate
+        };
+        let hang = fate.hang;
+        tokio::spawn(carry(Arc::clone(&world), client, fate, limit, answer, run));
+        Box::pin(async move {
+            let result = match timeout(limit, reply).await {
+                Ok(Ok(reply)) => reply,
+                Ok(Err(_)) | Err(_) => Err(lost()),
+            };
+            if hang {
+                pending::<()>().await;
+            }
+            let mut inner = world.lock();
+            match &result {
+                Ok(_) => inner.judge.note(world.now(), format_args!("c{client} hears of {what}")),
+                Err(error) => {
+                    inner.judge.note(world.now(), format_args!("c{client} {what}: {error}"))
+                }
+            }
+            heard(&mut inner, &world, &result);
+            drop(inner);
+            result
+        })
+    }
+}
+
+/// Brings a request to the server and the reply back, whether anybody waits for it or not.
+async fn carry<T: Send + 'static>(
+    world: Arc<World>,
+    client: usize,
+    fate: Fate,
+    limit: Duration,
+    answer: oneshot::Sender<Result<T>>,
+    run: impl Fn(&mut Inner, &Arc<World>, u64) -> T + Send + 'static,
+) {
+    let arrives = !fate.request_lost && world.travels(client, Way::There, fate.there).await;
+    let mut reply = None;
+    if let (true, Some(kind)) = (arrives, fate.refused) {
+        reply = Some(Err(Error::new(kind, "refused by the simulation")));
+    } else if arrives {
+        let mut inner = world.lock();
+        if answer.is_closed() {
+            inner.judge.saw(Sometimes::LateExecution);
+        }
+        reply = Some(Ok(run(&mut inner, &world, world.now())));
+        if fate.twice == Some(0) {
+            inner.judge.saw(Sometimes::Duplicate);
+            run(&mut inner, &world, world.now());
+        }
+    }
+    if !fate.reply_lost
+        && let Some(reply) = reply
+        && world.travels(client, Way::Back, fate.back).await
+    {
+        let _ = answer.send(reply);
+    } else if !fate.reset {
+        sleep(limit).await;
+    }
+    if let (true, None, Some(again @ 1..)) = (arrives, fate.refused, fate.twice) {
+        sleep(ms(again)).await;
+        let mut inner = world.lock();
+        if inner.server_up {
+            inner.judge.saw(Sometimes::Duplicate);
+            run(&mut inner, &world, world.now());
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Client {
+    fn clock(&self) -> Clock {
+        self.world.clock.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.renewal_batch = self.world.plan.batch;
+        capabilities
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        let hold = self.hold(request.token);
+        let sent = self.world.clock.now();
+        let task = TASK.try_with(|task| *task).ok();
+        let (limit, count) = (request.timeout, request.count);
+        {
+            let (mut inner, now) = (self.world.lock(), self.world.now());
+            inner.judge.acquire_sent(now, hold, count, task);
+            if request.ttl != ms(self.world.plan.ttl) {
+                inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
+            }
+        }
+        let what = self.words(format_args!("acquire {} {hold:?} x{count}", request.name));
+        let sort = if count == 1 { Sort::Grant } else { Sort::Change };
+        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
+            let (verdict, deed) = inner.server.acquire(now, sent, &request, hold);
+            match deed {
+                Deed::Created => {
+                    inner.judge.note(now, format_args!("{} is granted to {hold:?}", request.name));
+                    inner.judge.created(now, &request.name, hold);
+                    if inner.left_by_dead.remove(&request.name) {
+                        inner.judge.saw(Sometimes::CrashTakeOver);
+                    }
+                }
+                Deed::Again if count == 1 => inner.judge.saw(Sometimes::ReGrant),
+                Deed::Again => {}
+                Deed::Nothing if count == 1 => inner.judge.saw(Sometimes::ContendedWait),
+                Deed::Nothing => {}
+            }
+            verdict
+        };
+        self.call(what, sort, limit, run, move |inner, world, result| match result {
+            Ok(Acquired::Granted { sent, .. }) => {
+                inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
+            }
+            Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
+            Ok(Acquired::Held { .. }) => {}
+            Err(error) => {
+                let kind = error.kind();
+                // If it was dropped, the engine hears of it, and nobody is told.
+                let told = task.filter(|task| TASK.try_with(|now| now == task).unwrap_or(false));
+                if let (true, Some(task)) = (kind != ErrorKind::Unavailable, told) {
+                    inner.judge.refused.insert(task, kind);
+                }
+                if kind == ErrorKind::WrongType {
+                    inner.judge.wound(world.now(), hold);
+                }
+            }
+        })
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        let hold = self.hold(request.token);
+        let (limit, count) = (request.timeout, request.count);
+        {
+            let (mut inner, now) = (self.world.lock(), self.world.now());
+            inner.judge.release_sent(now, hold, count);
+        }
+        let what = self.words(format_args!("release {} {hold:?} x{count}", request.name));
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
+            let (absence, freed) = inner.server.release(now, &request);
+            if freed {
+                inner.judge.note(now, format_args!("{} is given back by {hold:?}", request.name));
+                if !inner.judge.was_held(hold) {
+                    inner.judge.saw(Sometimes::Sweep);
+                    inner.judge.saw(Sometimes::GivenBackGrant);
+                }
+            }
+            match absence {
+                Some(absence) => Released::NotYours(absence),
+                None if freed => Released::Done { listeners: inner.wake(world, &request.name) },
+                None => Released::Done { listeners: 0 },
+            }
+        };
+        self.call(what, Sort::Change, limit, run, move |inner, world, result| match result {
+            Ok(Released::NotYours(_)) if count > 0 => inner.judge.told_lost(world.now(), hold),
+            Err(error) if error.kind() == ErrorKind::WrongType => {
+                inner.judge.wound(world.now(), hold);
+            }
+            _ => {}
+        })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> StoreFuture<Renewed> {
+        let sent = self.world.clock.now();
+        let holds: Vec<HoldId> = batch.iter().map(|each| self.hold(each.token)).collect();
+        {
+            let mut inner = self.world.lock();
+            for hold in &holds {
+                inner.judge.renewal_sent(&self.world.plan, self.world.moment(), *hold);
+            }
+        }
+        let what = self.words(format_args!("renew {holds:?}"));
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
+            let mut verdict = |request: &Renewal| {
+                let refused = world.plan.faults.refused / 2;
+                if inner.storm && inner.dice.percent(refused) {
+                    let kind = inner.dice.pick(&REFUSALS);
+                    return Err(Error::new(kind, "refused by the simulation"));
+                }
+                Ok(inner.server.renew(now, request))
+            };
+            Renewed { sent, verdicts: batch.iter().map(&mut verdict).collect() }
+        };
+        self.call(what, Sort::Change, limit, run, move |inner, world, result| {
+            for (i, hold) in holds.into_iter().enumerate() {
+                let moment = world.moment();
+                let verdict: Result<Option<Absence>> = match result {
+                    Ok(renewed) => renewed.verdicts[i].clone(),
+                    Err(error) => Err(error.clone()),
+                };
+                match verdict {
+                    Ok(None) => inner.judge.confirmed(&world.plan, moment, hold, sent),
+                    Ok(Some(_)) => inner.judge.told_lost(moment.now, hold),
+                    Err(error) => {
+                        inner.judge.failed(hold, sent);
+                        if error.kind() == ErrorKind::WrongType {
+                            inner.judge.wound(moment.now, hold);
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        let name = name.clone();
+        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
+            let entry = inner.server.entry(&name, now)?;
+            Some(Holding::new(entry.token.to_string(), entry.count.into(), None))
+        };
+        self.call(String::new(), Sort::Passed, self.limit(), run, |_, _, _| ()).await
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        let name = name.clone();
+        let what = self.words(format_args!("force {name}"));
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
+            let held = inner.server.delete(&name, now);
+            if let Some(hold) = held {
+                inner.judge.wound(now, hold);
+            }
+            inner.wake(world, &name);
+            held.is_some()
+        };
+        self.call(what, Sort::Passed, self.limit(), run, |_, _, _| ()).await
+    }
+
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        let (client, name, notify) = (self.id, name.clone(), Arc::new(Notify::new()));
+        let what = self.words(format_args!("subscribe {name}"));
+        let subscription = {
+            let mut inner = self.world.lock();
+            inner.last_subscription += 1;
+            Subscription { world: Arc::clone(&self.world), id: inner.last_subscription }
+        };
+        let (id, told) = (subscription.id, Arc::clone(&notify));
+        let alive = Arc::new(());
+        let wanted = Arc::downgrade(&alive);
+        let run = move |inner: &mut Inner, _: &Arc<World>, _: u64| {
+            let known = inner.subscriptions.iter().any(|each| each.id == id);
+            if wanted.strong_count() > 0 && !known {
+                let (name, notify) = (name.clone(), Arc::clone(&told));
+                inner.subscriptions.push(Subscriber { id, client, name, notify });
+            }
+        };
+        self.call(what, Sort::Passed, self.limit(), run, |_, _, _| ()).await?;
+        Ok(Some(Wakeups::new(notify, (subscription, alive))))
+    }
+
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        Some(Arc::clone(&self.reconnects))
+    }
+
+    async fn close(&self) {
+        self.world.note(format_args!("c{} ends its connections", self.id));
+    }
+}
+
+impl Client {
+    fn limit(&self) -> Duration {
+        ms(self.world.plan.attempt())
+    }
+}
+
+struct Subscription {
+    world: Arc<World>,
+    id: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.world.lock().subscriptions.retain(|each| each.id != self.id);
+    }
+}

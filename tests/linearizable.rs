@@ -9,12 +9,11 @@
 #[cfg(feature = "redis")]
 mod common;
 
-use leasehold::ErrorKind;
-use leasehold::error::Fate;
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
     Store, Token,
 };
+use leasehold::{ErrorKind, Fate};
 use porcupine_rs::{CheckResult, Model, Operation, check_operations_timeout};
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};

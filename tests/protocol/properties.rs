@@ -8,6 +8,7 @@ pub const ONE_BELIEVER: &str = "no two clients believe";
 pub const COVERED: &str = "a believer's key is there for longer than the grace";
 pub const GRACE: &str = "nobody is let in during the grace of who was told";
 pub const FENCES: &str = "fencing tokens grow in the order of grants and hand-offs";
+pub const DISTINCT: &str = "no two believers have the same fencing token";
 pub const REVIVED: &str = "only an outermost acquire makes a key";
 pub const ENDS: &str = "a key ends within T of the last request that kept it";
 pub const ASKED: &str = "the server's count was asked for";
@@ -30,6 +31,7 @@ pub fn all() -> Vec<Property<Scope>> {
         (COVERED, |_, world| world.believers_are_covered()),
         (GRACE, |_, world| world.grace_is_covered()),
         (FENCES, |_, world| world.fences_grow()),
+        (DISTINCT, |_, world| world.fences_differ()),
         (REVIVED, |_, world| !world.server.revived),
         (ENDS, |_, world| world.keys_end()),
         (ASKED, |_, world| world.counts_were_asked_for()),

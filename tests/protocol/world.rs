@@ -316,6 +316,11 @@ impl World {
         !self.unordered
     }
 
+    pub fn fences_differ(&self) -> bool {
+        let fences: BTreeSet<u8> = self.believers().map(|hold| hold.fence).collect();
+        fences.len() == self.believers().count()
+    }
+
     pub fn keys_end(&self) -> bool {
         self.server.key.is_none_or(|key| key.ttl.is_some() && self.untouched < T)
     }

@@ -398,7 +398,6 @@ async fn rounds(stores: &[Arc<dyn Store>], during: impl Fn(usize)) -> Vec<Vec<Re
         let mut clients = tokio::task::JoinSet::new();
         during(round);
         for name in 0..NAMES {
-            // Clients of one name are on all connections.
             let trial = Trial::new(Arc::clone(&stores[0]));
             for number in 0..CLIENTS {
                 let dice = Dice::new(seed + (round * 1000 + name * 10) as u64 + number);

@@ -22,7 +22,7 @@ pub const HAND_OFF: &str = "a hold is passed on";
 pub const TAKE_OVER: &str = "a name is taken over after its expiry";
 pub const NESTED: &str = "a lost reply to a nested acquire is survived";
 
-/// Those that are good to meet.
+/// What the checker is to meet, somewhere.
 pub const SOMETIMES: [&str; 6] = [LOSS, LOST_REPLY, ORPHAN, HAND_OFF, TAKE_OVER, NESTED];
 
 pub fn all() -> Vec<Property<Scope>> {

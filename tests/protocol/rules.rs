@@ -1,0 +1,67 @@
+//! The rules that make the protocol right, each of which a variant of the model can do without; and the
+//! durations that the rules of time lead to.
+
+/// The time to live that the server grants, in ticks.
+pub const T: u8 = 4;
+/// For how many ticks a client's clock may fall behind the server's in T.
+pub const DRIFT: u8 = 1;
+/// How long before D the holder is told.
+pub const GRACE: u8 = 1;
+/// How often a hold is passed on in memory at most.
+pub const HANDOFFS: u8 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// D counts from before the request was sent, not from its reply.
+    DeadlineFromSend,
+    /// D is earlier than T by the clocks' rate error ...
+    Margin,
+    /// ... and the holder is told a grace earlier still.
+    Grace,
+    /// A release deletes its own token's hold only.
+    ReleaseByToken,
+    /// An acquire sets the count, and does not increment it.
+    CountsAreAbsolute,
+    /// A renewal never makes a key.
+    RenewalsNeverCreate,
+    /// Nor does a lower count.
+    CountsNeverCreate,
+    /// What nobody waits for any more is released by its token.
+    Sweep,
+    /// A hold is passed on before its release is decided, or not at all.
+    HandOffBeforeRelease,
+    /// A grant reserves a fencing token for each time that it may be passed on.
+    ReservedFences,
+}
+
+/// All rules but those that are dropped.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules {
+    pub dropped: &'static [Rule],
+}
+
+impl Rules {
+    pub fn keep(self, rule: Rule) -> bool {
+        !self.dropped.contains(&rule)
+    }
+
+    /// D: until when after `s` the server surely keeps the key.
+    pub fn deadline(self) -> u8 {
+        if self.keep(Rule::Margin) { T - DRIFT } else { T }
+    }
+
+    /// C: until when after `s` the holder believes.
+    pub fn cancel(self) -> u8 {
+        if self.keep(Rule::Grace) { self.deadline() - GRACE } else { self.deadline() }
+    }
+
+    /// Whether what was confirmed `age` ago has too little left to be worth having.
+    pub fn stale(self, age: u8) -> bool {
+        2 * self.deadline().saturating_sub(age) < T
+    }
+
+    /// How many fencing tokens a grant reserves.
+    pub fn block(self) -> u8 {
+        if self.keep(Rule::ReservedFences) { HANDOFFS + 1 } else { 1 }
+    }
+}

@@ -331,3 +331,58 @@ async fn an_answer_of_64_megabytes_is_refused_and_the_next_one_is_taken() {
     takes_turns(&leases, "a long answer").await;
     free(&server, "job").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_out_of_reach_is_denied_and_spoils_no_other_of_its_call() {
+    let server = Server::start();
+    let reach = ["ACL", "SETUSER", "lease", "reset", "on", ">secret", "&*", "+@all"];
+    server.command(&[&reach[..], &["~app:*", "~leasehold-probe:*"]].concat());
+    let url = server.url_as("lease", "secret", 0);
+    let leases = LeaseManager::builder().ttl(T).fencing(false).connect(&url).await;
+    let leases = leases.expect("a manager");
+    for round in 0..5 {
+        let mut tasks = JoinSet::new();
+        // They wait for the same connection, so they leave as one call.
+        for i in 0..40 {
+            let name = if i % 10 == 7 { format!("out:{i}") } else { format!("app:{i}") };
+            let mut lock = leases.lock(&name);
+            tasks.spawn(async move { (name, lock.lock().await) });
+        }
+        let mut held = Vec::new();
+        for (name, result) in tasks.join_all().await {
+            if name.starts_with("out") {
+                assert_eq!(kind(result, &name), Denied, "{name}");
+            } else {
+                held.push(result.unwrap_or_else(|error| panic!("{round}, {name}: {error:?}")));
+            }
+        }
+        drop(held);
+        let mut connection = server.connection();
+        eventually(SOON, || connection.command(&["KEYS", "*"]).list().is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_to_one_name_that_is_taken_away_costs_no_other_lease() {
+    let server = Server::start();
+    let reach = ["ACL", "SETUSER", "lease", "reset", "on", ">secret", "&*", "+@all"];
+    server.command(&[&reach[..], &["~*"]].concat());
+    let url = server.url_as("lease", "secret", 0);
+    let builder = LeaseManager::builder().ttl(millis(1_500)).fencing(false);
+    let leases = builder.connect(&url).await.expect("a manager");
+    let mut held = Vec::new();
+    for i in 0..20 {
+        held.push(leases.lock(format!("app:{i}")).lock().await.expect("a lease"));
+    }
+    let out = leases.lock("out").lock().await.expect("a lease");
+    server.command(&["ACL", "SETUSER", "lease", "resetkeys", "~app:*"]);
+    assert_eq!(within(LONG, out.lost()).await, Loss::Expired);
+    // They are renewed in the same calls.
+    tokio::time::sleep(millis(500)).await;
+    for lease in &held {
+        lease.check().unwrap_or_else(|error| panic!("{}: {error:?}", lease.name()));
+    }
+    drop(held);
+    let mut connection = server.connection();
+    eventually(SOON, || connection.command(&["KEYS", "*"]).list().is_empty()).await;
+}

@@ -142,6 +142,43 @@ async fn whichever_reply_of_all_is_lost_one_tries_again_and_goes_on() {
     eventually(LONG, || connection.command(&["KEYS", "leasehold-probe:*"]).list().is_empty()).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
+    const MANY: usize = 40;
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(ttl(millis(3_000)).fencing(false), &proxy.url()).await;
+    let mut connection = server.connection();
+    let mut tasks = JoinSet::new();
+    // The first goes alone, and most of the others wait for it and leave as one call.
+    proxy.drop_reply_of(2, "job:");
+    for i in 0..MANY {
+        let mut lock = leases.lock(format!("job:{i}:"));
+        tasks.spawn(async move { lock.lock().await.expect("a lease") });
+    }
+    let held = tasks.join_all().await;
+    assert_eq!(proxy.dropped(), 1);
+    assert_eq!(connection.command(&["KEYS", "job:*"]).list().len(), MANY);
+    for lease in &held {
+        assert_eq!(recorded(&server, lease.name()).1, 1);
+        believes_no_longer_than_the_key_lives(lease, &server);
+    }
+    // The next call is that of their renewals, or the first of some.
+    proxy.drop_reply_of(1, "job:");
+    eventually(LONG, || proxy.dropped() == 2).await;
+    eventually(LONG, || held.iter().all(|lease| lease.remaining() > millis(2_000))).await;
+    proxy.drop_reply_of(2, "job:");
+    let mut tasks = JoinSet::new();
+    for lease in held {
+        tasks.spawn(lease.unlock());
+    }
+    for released in tasks.join_all().await {
+        released.expect("the second attempt finds it done");
+    }
+    assert_eq!(proxy.dropped(), 3);
+    assert!(connection.command(&["KEYS", "job:*"]).list().is_empty());
+}
+
 /// Passes a lock on from hand to hand in memory, up to the last of a few.
 async fn handed_on(leases: &LeaseManager, name: &str) -> Lease {
     let mut lease = lock(leases, name).await;

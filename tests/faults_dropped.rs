@@ -115,7 +115,7 @@ impl Setup {
     }
 
     /// Nothing is renewed or given back any more, and nobody listens.
-    async fn is_at_rest(mut self, what: &str) {
+    async fn ends_at_rest(mut self, what: &str) {
         let none = |connection: &mut Resp| {
             connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()
                 && connection.command(&["KEYS", "*"]).list().is_empty()
@@ -169,7 +169,7 @@ async fn dropped_at_every_poll(
         assert!(cut_off > 0, "{what}: nothing was dropped");
     }
     assert_eq!(sampler.endless(), 0, "{what}: a key without a time to live was seen");
-    setup.is_at_rest(what).await;
+    setup.ends_at_rest(what).await;
 }
 
 async fn lock(leases: &LeaseManager, name: &str) -> Lease {

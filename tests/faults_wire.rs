@@ -99,7 +99,7 @@ async fn whichever_reply_about_a_name_is_lost_its_whole_life_goes_on() {
         let server = Arc::clone(&server);
         lives.spawn(async move {
             let proxy = Proxy::start(server.port());
-            let leases = connect(ttl(millis(2_000)), &proxy.url()).await;
+            let leases = connect(ttl(millis(4_000)), &proxy.url()).await;
             let name = format!("job:{n}");
             proxy.drop_reply_of(n, &name);
             life(&server, &leases, &name).await;
@@ -120,11 +120,11 @@ async fn whichever_reply_of_all_is_lost_one_tries_again_and_goes_on() {
             let proxy = Proxy::start(server.port());
             // Every request has an end of line in it.
             proxy.drop_reply_of(n, "\r\n");
-            let leases = match ttl(millis(2_000)).connect(&proxy.url()).await {
+            let leases = match ttl(millis(4_000)).connect(&proxy.url()).await {
                 Ok(leases) => leases,
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Unavailable, "{n}: {error:?}");
-                    connect(ttl(millis(2_000)), &proxy.url()).await
+                    connect(ttl(millis(4_000)), &proxy.url()).await
                 }
             };
             life(&server, &leases, &format!("job:{n}")).await;
@@ -146,7 +146,7 @@ async fn the_lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
     const MANY: usize = 40;
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(millis(3_000)).fencing(false), &proxy.url()).await;
+    let leases = connect(ttl(millis(4_000)).fencing(false), &proxy.url()).await;
     let mut connection = server.connection();
     let mut tasks = JoinSet::new();
     // The first goes alone, and most of the others wait for it and leave as one call.
@@ -165,7 +165,7 @@ async fn the_lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
     // The next call is that of their renewals, or the first of some.
     proxy.drop_reply_of(1, "job:");
     eventually(LONG, || proxy.dropped() == 2).await;
-    eventually(LONG, || held.iter().all(|lease| lease.remaining() > millis(2_000))).await;
+    eventually(LONG, || held.iter().all(|lease| lease.remaining() > millis(2_800))).await;
     proxy.drop_reply_of(2, "job:");
     let mut tasks = JoinSet::new();
     for lease in held {

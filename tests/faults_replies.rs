@@ -103,8 +103,8 @@ async fn free(server: &Server, name: &str) {
 }
 
 /// The next who asks gets in at once, and leaves nothing.
-async fn takes_turns(leases: &LeaseManager, what: &str) {
-    let lease = leases.lock("job").lock_timeout(SOON).await;
+async fn takes_turns(leases: &LeaseManager, name: &str, what: &str) {
+    let lease = leases.lock(name).lock_timeout(SOON).await;
     let lease = lease.unwrap_or_else(|error| panic!("after {what}: {error:?}"));
     lease.expect(what).unlock().await.unwrap_or_else(|error| panic!("after {what}: {error:?}"));
 }
@@ -122,13 +122,15 @@ async fn an_acquire_that_is_answered_wrongly_tells_the_kind_and_leaves_nothing()
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     for (number, (what, bytes, expected)) in wrong_answers(2).into_iter().enumerate() {
-        proxy.answer(1, "job", &bytes);
-        let error: Error = leases.lock("job").try_lock().await.expect_err(&what);
+        // Of an attempt whose fate is not known there are sweeps, for T.
+        let name = format!("job:{number}:");
+        proxy.answer(1, &name, &bytes);
+        let error: Error = leases.lock(&name).try_lock().await.expect_err(&what);
         assert_eq!(error.kind(), expected, "{what}: {error:?}");
         assert!(error.fate() != Fate::Executed, "{what}: {error:?}");
         assert_eq!(proxy.answered(), number + 1, "{what}: it was asked once");
-        takes_turns(&leases, &what).await;
-        free(&server, "job").await;
+        takes_turns(&leases, &name, &what).await;
+        free(&server, &name).await;
     }
 }
 
@@ -136,17 +138,18 @@ async fn an_acquire_that_is_answered_wrongly_tells_the_kind_and_leaves_nothing()
 async fn who_locks_rides_over_what_may_pass_and_is_told_the_rest_at_once() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
-    for (what, bytes, expected) in wrong_answers(2) {
-        proxy.answer(1, "job", &bytes);
-        let result = within(SOON, leases.lock("job").lock()).await;
+    for (number, (what, bytes, expected)) in wrong_answers(2).into_iter().enumerate() {
+        let name = format!("job:{number}:");
+        proxy.answer(1, &name, &bytes);
+        let result = within(SOON, leases.lock(&name).lock()).await;
         if expected == Unavailable {
             let lease = result.unwrap_or_else(|error| panic!("{what}: {error:?}"));
             lease.unlock().await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         } else {
             assert_eq!(kind(result, &what), expected, "{what}");
         }
-        takes_turns(&leases, &what).await;
-        free(&server, "job").await;
+        takes_turns(&leases, &name, &what).await;
+        free(&server, &name).await;
     }
 }
 
@@ -241,21 +244,22 @@ async fn a_release_that_is_answered_wrongly_once_is_tried_again_and_done() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     let mut connection = server.connection();
-    for (what, bytes, _) in wrong_answers(2) {
+    for (number, (what, bytes, _)) in wrong_answers(2).into_iter().enumerate() {
+        let name = format!("job:{number}:");
         for dropped in [false, true] {
-            let lease = leases.lock("job").lock().await.expect(&what);
+            let lease = leases.lock(&name).lock().await.expect(&what);
             let answered = proxy.answered();
-            proxy.answer(1, "job", &bytes);
+            proxy.answer(1, &name, &bytes);
             if dropped {
                 drop(lease);
             } else {
                 lease.unlock().await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
-                assert_eq!(connection.command(&["EXISTS", "job"]).int(), 0, "{what}");
+                assert_eq!(connection.command(&["EXISTS", &name]).int(), 0, "{what}");
             }
-            free(&server, "job").await;
+            free(&server, &name).await;
             assert_eq!(proxy.answered(), answered + 1, "{what}");
         }
-        takes_turns(&leases, &what).await;
+        takes_turns(&leases, &name, &what).await;
     }
 }
 
@@ -263,16 +267,17 @@ async fn a_release_that_is_answered_wrongly_once_is_tried_again_and_done() {
 async fn a_nested_call_that_is_answered_wrongly_changes_no_count_here() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
-    let mut lock = leases.lock("job");
-    for (what, bytes, expected) in wrong_answers(2) {
+    for (number, (what, bytes, expected)) in wrong_answers(2).into_iter().enumerate() {
+        let name = format!("job:{number}:");
+        let mut lock = leases.lock(&name);
         let outer = lock.lock().await.expect(&what);
-        proxy.answer(1, "job", &bytes);
+        proxy.answer(1, &name, &bytes);
         let inner = within(SOON, lock.lock()).await;
         if expected == Unavailable {
             let inner = inner.unwrap_or_else(|error| panic!("{what}: {error:?}"));
             assert_eq!(outer.hold_count(), 2, "{what}");
             // Nor does a count that cannot be lowered for once.
-            proxy.answer(1, "job", &bytes);
+            proxy.answer(1, &name, &bytes);
             inner.unlock().await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         } else if expected == WrongType {
             assert!([WrongType, ErrorKind::Lost].contains(&kind(inner, &what)), "{what}");
@@ -284,11 +289,11 @@ async fn a_nested_call_that_is_answered_wrongly_changes_no_count_here() {
             // The key is no lock any more, as far as anybody here knows: whose it is is not ours to say.
             assert_eq!(kind(outer.check(), &what), ErrorKind::Lost, "{what}");
             drop(outer);
-            server.command(&["DEL", "job"]);
+            server.command(&["DEL", &name]);
         } else {
             outer.unlock().await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         }
-        free(&server, "job").await;
+        free(&server, &name).await;
     }
 }
 
@@ -330,7 +335,7 @@ async fn an_answer_of_64_megabytes_is_refused_and_the_next_one_is_taken() {
     let error = within(LONG, leases.lock("job").try_lock()).await.expect_err("nonsense");
     assert_eq!(error.kind(), Unavailable);
     assert_eq!(proxy.answered(), 1);
-    takes_turns(&leases, "a long answer").await;
+    takes_turns(&leases, "job", "a long answer").await;
     free(&server, "job").await;
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::proxy::frame_length;
-use common::{Mode, Proxy, Reply, Resp, Server, eventually, is_timeout};
+use common::{Mode, Pace, Pipe, Proxy, Reply, Resp, Server, eventually, is_timeout};
 
 const LONG: Duration = Duration::from_secs(10);
 /// Long enough to notice that something arrives that should not.
@@ -322,6 +322,52 @@ fn the_reply_to_a_chosen_request_is_dropped() {
     // It was run, and only its connection was closed.
     assert_eq!(two.command(&["GET", "k"]).int(), 3);
     assert_eq!(two.command(&["INCR", "k"]).int(), 4);
+}
+
+#[test]
+fn a_chosen_request_is_answered_in_the_servers_place() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let mut connection = Resp::connect(proxy.port());
+    proxy.answer(2, "INCR", b"-LOADING on purpose\r\n");
+    for _ in 0..3 {
+        connection.send(&["INCR", "k"]).expect("the proxy takes requests");
+    }
+    assert_eq!(connection.receive().expect("the server's").int(), 1);
+    let wrong = connection.receive().expect("the proxy's");
+    assert_eq!(wrong.error(), Some("LOADING on purpose"));
+    assert_eq!(connection.receive().expect("the server's").int(), 2);
+    assert_eq!((proxy.answered(), proxy.count("INCR")), (1, 2));
+}
+
+#[test]
+fn what_passed_can_be_sent_once_more() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let mut connection = Resp::connect(proxy.port());
+    connection.command(&["INCR", "a"]);
+    connection.command(&["INCR", "b"]);
+    connection.command(&["INCR", "a"]);
+    assert_eq!(proxy.replay("a\r\n"), [":3\r\n", ":4\r\n"]);
+    assert_eq!(connection.command(&["GET", "b"]).int(), 1);
+}
+
+#[test]
+fn a_pipe_passes_pieces_in_its_time_or_closes() {
+    let server = Server::start();
+    let pipe = Pipe::start(server.port());
+    let port = pipe.url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
+    let mut connection = Resp::connect(port);
+    pipe.set(Pace { piece: 1, latency: Duration::from_millis(20), ..Pace::default() });
+    let start = Instant::now();
+    assert_eq!(connection.command(&["PING"]).text(), "PONG");
+    assert!(start.elapsed() >= Duration::from_millis(40));
+    pipe.set(Pace { closed: true, ..Pace::default() });
+    assert!(is_closed(&mut Resp::connect(port)));
+    assert_eq!(connection.command(&["PING"]).text(), "PONG");
+    pipe.close_all();
+    assert!(is_closed(&mut connection));
+    assert_eq!(pipe.accepted(), 2);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 #![allow(dead_code, unused_imports)]
 
 pub mod look;
+pub mod pipe;
 pub mod proxy;
 pub mod resp;
 pub mod server;
@@ -16,6 +17,7 @@ pub mod trace;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
+pub use pipe::{Pace, Pipe};
 pub use proxy::{Mode, Proxy};
 pub use resp::{Reply, Resp, is_timeout};
 pub use server::Server;

@@ -4,7 +4,7 @@
 //! lose just the reply to a chosen request.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -47,6 +47,7 @@ impl Mode {
 /// threads may be blocked.
 pub struct Proxy {
     port: u16,
+    upstream_port: u16,
     control: watch::Sender<Control>,
     record: Arc<Mutex<Record>>,
     thread: Option<JoinHandle<()>>,
@@ -63,14 +64,19 @@ struct Control {
 #[derive(Default)]
 struct Record {
     requests: Vec<Vec<String>>,
+    /// The same requests as they came.
+    frames: Vec<Vec<u8>>,
     rules: Vec<Rule>,
     dropped: usize,
+    answered: usize,
 }
 
-/// Drops the reply to the request that `needle` will be in for the `left`th time from now.
+/// What becomes of the request that `needle` will be in for the `left`th time from now.
 struct Rule {
     needle: String,
     left: usize,
+    /// The reply to give instead of passing the request on; without one its own reply is dropped.
+    answer: Option<Vec<u8>>,
 }
 
 impl Proxy {
@@ -95,7 +101,7 @@ impl Proxy {
                 move || runtime.block_on(accept(listener, upstream_port, watcher, record))
             })
             .expect("a thread for the proxy");
-        Self { port, control, record, thread: Some(thread) }
+        Self { port, upstream_port, control, record, thread: Some(thread) }
     }
 
     pub fn port(&self) -> u16 {
@@ -124,9 +130,47 @@ impl Proxy {
     ///
     /// Requests on connections that have subscribed under RESP2 are not counted.
     pub fn drop_reply_of(&self, n: usize, needle: &str) {
+        self.rule(n, needle, None);
+    }
+
+    /// Answers the `n`th request from now that has `needle` in its bytes (1 being the next one) with these
+    /// bytes, whatever they are; the server sees nothing of it.
+    ///
+    /// Requests on connections that have subscribed under RESP2 are not counted.
+    pub fn answer(&self, n: usize, needle: &str, reply: &[u8]) {
+        self.rule(n, needle, Some(reply.to_vec()));
+    }
+
+    fn rule(&self, n: usize, needle: &str, answer: Option<Vec<u8>>) {
         assert!(n > 0, "the next request is number 1");
         assert!(!needle.is_empty(), "every request would match");
-        self.record().rules.push(Rule { needle: needle.to_owned(), left: n });
+        self.record().rules.push(Rule { needle: needle.to_owned(), left: n, answer });
+    }
+
+    /// How many requests were answered on behalf of [`answer`](Self::answer).
+    pub fn answered(&self) -> usize {
+        self.record().answered
+    }
+
+    /// Sends each request passed on so far that has `needle` in its bytes once more, over one connection of
+    /// its own, and returns the replies as they came.
+    pub fn replay(&self, needle: &str) -> Vec<String> {
+        let frames = self.record().frames.clone();
+        let has = |frame: &&Vec<u8>| contains(frame, needle);
+        let address = (Ipv4Addr::LOCALHOST, self.upstream_port);
+        let mut server = std::net::TcpStream::connect(address).expect("a second connection");
+        let mut replies = Vec::new();
+        for frame in frames.iter().filter(has) {
+            server.write_all(frame).expect("the server takes it once more");
+            let mut reply = Vec::new();
+            while frame_length(&reply).is_none() {
+                let mut byte = [0];
+                server.read_exact(&mut byte).expect("the server answers once more");
+                reply.push(byte[0]);
+            }
+            replies.push(String::from_utf8_lossy(&reply).into_owned());
+        }
+        replies
     }
 
     /// How many replies were dropped on behalf of [`drop_reply_of`](Self::drop_reply_of).
@@ -159,6 +203,10 @@ impl Drop for Proxy {
             let _ = thread.join();
         }
     }
+}
+
+fn contains(frame: &[u8], needle: &str) -> bool {
+    frame.windows(needle.len()).any(|window| window == needle.as_bytes())
 }
 
 fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
@@ -221,6 +269,8 @@ struct Link {
 
 struct Pending {
     drop_reply: bool,
+    /// What is said in the server's place, which was not asked.
+    answer: Option<Vec<u8>>,
     subscribes: bool,
 }
 
@@ -286,9 +336,10 @@ impl Link {
             && let Some(length) = frame_length(&self.requests)
         {
             let frame: Vec<u8> = self.requests.drain(..length).collect();
-            self.note(&frame);
-            // An error shows in the next read from the server.
-            let _ = self.server.write_all(&frame).await;
+            if self.note(frame.clone()) {
+                // An error shows in the next read from the server.
+                let _ = self.server.write_all(&frame).await;
+            }
         }
         if self.client_closed && passes() {
             let _ = self.server.shutdown().await;
@@ -302,6 +353,14 @@ impl Link {
             let drops = mode == Mode::DropReplies;
             if !mode.passes_replies() && !drops {
                 break;
+            }
+            if let Some(Some(answer)) = self.pending.front().map(|request| &request.answer) {
+                if !drops {
+                    // As below.
+                    let _ = self.client.write_all(answer).await;
+                }
+                self.pending.pop_front();
+                continue;
             }
             let Some(length) = frame_length(&self.replies) else {
                 break;
@@ -328,26 +387,36 @@ impl Link {
         ControlFlow::Continue(())
     }
 
-    /// Records a request about to be passed on and decides the fate of its reply.
-    fn note(&mut self, frame: &[u8]) {
-        let words = words(frame);
+    /// Records a request and decides the fate of its reply; whether the server gets it.
+    fn note(&mut self, frame: Vec<u8>) -> bool {
+        let words = words(&frame);
         let first = words.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         let subscribes = matches!(first.as_str(), "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE");
         let mut record = lock(&self.record);
-        record.requests.push(words);
-        if self.subscribed {
-            return;
+        let (mut drop_reply, mut answer) = (false, None);
+        if !self.subscribed {
+            record.rules.retain_mut(|rule| {
+                rule.left -= usize::from(contains(&frame, &rule.needle));
+                if rule.left > 0 {
+                    return true;
+                }
+                match rule.answer.take() {
+                    Some(reply) => answer = Some(reply),
+                    None => drop_reply = true,
+                }
+                false
+            });
         }
-        let mut drop_reply = false;
-        record.rules.retain_mut(|rule| {
-            let needle = rule.needle.as_bytes();
-            if frame.windows(needle.len()).any(|window| window == needle) {
-                rule.left -= 1;
-            }
-            drop_reply |= rule.left == 0;
-            rule.left > 0
-        });
-        self.pending.push_back(Pending { drop_reply, subscribes });
+        let passed_on = answer.is_none();
+        record.answered += usize::from(!passed_on);
+        if passed_on {
+            record.requests.push(words);
+            record.frames.push(frame);
+        }
+        if !self.subscribed {
+            self.pending.push_back(Pending { drop_reply, answer, subscribes });
+        }
+        passed_on
     }
 
     /// The request that a frame from the server answers; none for what it sends unasked.

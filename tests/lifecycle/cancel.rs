@@ -39,16 +39,16 @@ impl Weather {
 
 /// When a future is dropped.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+pub(super) struct Cut {
     /// After so many polls.
-    polls: usize,
+    pub(super) polls: usize,
     /// Not right after the last of them, but when it has been woken for the next.
     woken: bool,
 }
 
 impl Cut {
     /// The output, if the future was faster.
-    async fn run<F: Future>(self, future: F) -> Option<F::Output> {
+    pub(super) async fn run<F: Future>(self, future: F) -> Option<F::Output> {
         let mut future = Box::pin(future);
         let mut left = self.polls;
         poll_fn(move |cx| {
@@ -68,7 +68,7 @@ impl Cut {
 
 /// Runs a story again and again, cutting it one await later each time, until it says that its
 /// future was faster than the cut. After each the name "n" must be free.
-async fn at_every_await(story: impl AsyncFn(&Setup, Cut) -> bool) {
+pub(super) async fn at_every_await(story: impl AsyncFn(&Setup, Cut) -> bool) {
     at_every_await_in(&Weather::ALL, story).await;
 }
 
@@ -101,7 +101,7 @@ async fn at_every_await_in(weathers: &[Weather], story: impl AsyncFn(&Setup, Cut
 }
 
 /// Others get in soon, then we do again, and in the end nothing is left.
-async fn expect_free(setup: &Setup, context: &str) {
+pub(super) async fn expect_free(setup: &Setup, context: &str) {
     for leases in [&setup.other(), &setup.leases] {
         let (took, lease) = timed(leases.lock("n").lock_timeout(T)).await;
         match lease {
@@ -140,7 +140,7 @@ async fn listeners(memory: &MemoryStore) -> u64 {
 }
 
 /// Another process has the name for a while.
-async fn busy_elsewhere(setup: &Setup) {
+pub(super) async fn busy_elsewhere(setup: &Setup) {
     let lease = setup.held_elsewhere("n").await;
     tokio::spawn(async move {
         sleep(TICK * 10).await;
@@ -149,7 +149,7 @@ async fn busy_elsewhere(setup: &Setup) {
 }
 
 /// Another handle of the same process has the name for a while.
-async fn busy_here(setup: &Setup) {
+pub(super) async fn busy_here(setup: &Setup) {
     let lease = setup.leases.lock("n").lock().await.expect("free");
     tokio::spawn(async move {
         sleep(TICK * 10).await;

@@ -3,6 +3,7 @@
 
 mod cancel;
 mod close;
+mod dropped;
 mod enter;
 mod handoff;
 mod handoff_loss;

@@ -11,7 +11,7 @@ use super::replies::{self, Element};
 use super::requests::{Batch, REPLY_SIZE, Request, Wire};
 use super::scripts::{BATCH, Link};
 use crate::clock::{Clock, Instant};
-use crate::error::Result;
+use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
 use std::future::Future;
 use std::sync::Arc;
@@ -170,21 +170,53 @@ async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item>>) {
         if items.is_empty() {
             continue;
         }
-        let mut batch = Batch::default();
-        items.iter().for_each(|item| item.write(&road.wire.keys, &mut batch));
-        let (call, timeout) = batch.finish();
-        let sent = road.clock.now();
-        let reply = match road.link.run(&BATCH, call, timeout).await {
-            Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
-            reply => reply,
-        };
-        for (index, item) in items.drain(..).enumerate() {
-            let part = match &reply {
-                Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
-                Err(error) => Err(error.clone()),
-            };
-            item.answer(&road.wire, sent, part);
+        match call(road, &items).await {
+            (_, Err(error)) if items.len() > 1 && replies::is_key_out_of_reach(&error) => {
+                each_alone(road, items.drain(..)).await;
+            }
+            (sent, reply) => {
+                for (index, item) in items.drain(..).enumerate() {
+                    let part = match &reply {
+                        Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
+                        Err(error) => Err(error.clone()),
+                    };
+                    item.answer(&road.wire, sent, part);
+                }
+            }
         }
+    }
+}
+
+/// Runs items as one call; the reply has all its elements.
+async fn call(road: &Road, items: &[Item]) -> (Instant, Result<Vec<Element>>) {
+    let mut batch = Batch::default();
+    items.iter().for_each(|item| item.write(&road.wire.keys, &mut batch));
+    let (call, timeout) = batch.finish();
+    let sent = road.clock.now();
+    let reply = match road.link.run(&BATCH, call, timeout).await {
+        Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
+        reply => reply,
+    };
+    (sent, reply)
+}
+
+/// Runs one by one what was refused together for the sake of one of them. When the server does not answer
+/// any more, nobody else has to wait for that.
+async fn each_alone(road: &Road, items: impl Iterator<Item = Item>) {
+    let mut silent = None;
+    for item in items {
+        let (sent, reply) = match &silent {
+            None => call(road, std::slice::from_ref(&item)).await,
+            Some(error) => {
+                (road.clock.now(), Err(Error::clone(error).with_fate(Fate::NotExecuted)))
+            }
+        };
+        if let Err(error) = &reply
+            && error.is_unavailable()
+        {
+            silent = Some(error.clone());
+        }
+        item.answer(&road.wire, sent, reply.as_deref().map_err(Error::clone));
     }
 }
 

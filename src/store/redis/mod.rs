@@ -16,11 +16,11 @@ mod wakeups;
 pub(crate) use connect::Address;
 
 use super::{
-    Acquire, Acquired, Capabilities, Fencing, Holding, Mode, Name, Release, Released, Renewal,
-    Renewed, Store, StoreFuture, Token, Wakeups,
+    Absence, Acquire, Acquired, Capabilities, Fencing, Holding, Mode, Name, Release, Released,
+    Renewal, Renewed, Store, StoreFuture, Token, Wakeups,
 };
 use crate::clock::Clock;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use async_trait::async_trait;
 use keys::Keys;
 use lane::BATCH_SIZE;
@@ -95,10 +95,7 @@ impl RedisStore {
         let fencing = Some(Fencing { block: 1, retention: Some(Duration::from_millis(1)) });
         let acquire = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
         match self.acquire(acquire).await {
-            Err(error)
-                if error.to_string().contains("of the keys")
-                    && error.kind() == ErrorKind::Denied =>
-            {
+            Err(error) if replies::is_key_out_of_reach(&error) => {
                 tracing::debug!(%error, "rights not tried out");
                 return Ok(());
             }
@@ -118,6 +115,31 @@ impl RedisStore {
     ) -> Result<T> {
         self.runtime.spawn(work).await.unwrap_or_else(|_| Err(replies::gone()))
     }
+}
+
+/// Renews one by one what was refused together for the sake of one of them, for as long as there is time
+/// and the server answers.
+async fn renew_each(
+    link: &Link,
+    keys: &Keys,
+    batch: &[Renewal],
+    left: impl Fn() -> Duration,
+) -> Vec<Result<Option<Absence>>> {
+    let mut verdicts = Vec::with_capacity(batch.len());
+    for renewal in batch {
+        let call = requests::renewal(keys, std::slice::from_ref(renewal));
+        let verdict = match link.run(&RENEW, call, left()).await {
+            Ok(reply) => reply.first().map_or_else(|| Err(replies::nonsense()), requests::renewed),
+            Err(error) => Err(error),
+        };
+        let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
+        verdicts.push(verdict);
+        if let Some(error) = failure {
+            verdicts.resize_with(batch.len(), || Err(error.clone()));
+            break;
+        }
+    }
+    verdicts
 }
 
 impl Drop for RedisStore {
@@ -154,12 +176,22 @@ impl Store for RedisStore {
     }
 
     fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        let (link, clock) = (self.renewals.clone(), self.clock.clone());
+        let (link, clock, keys) = (self.renewals.clone(), self.clock.clone(), self.keys.clone());
         let call = requests::renewal(&self.keys, &batch);
         Box::pin(async move {
             let sent = clock.now();
-            let reply = link.run(&RENEW, call, timeout).await?;
-            Ok(Renewed { sent, verdicts: reply.iter().map(requests::renewed).collect() })
+            let verdicts = match link.run(&RENEW, call, timeout).await {
+                Ok(reply) => reply.iter().map(requests::renewed).collect(),
+                Err(error) if batch.len() > 1 && replies::is_key_out_of_reach(&error) => {
+                    let until = sent + timeout;
+                    renew_each(&link, &keys, &batch, || {
+                        until.saturating_duration_since(clock.now())
+                    })
+                    .await
+                }
+                Err(error) => return Err(error),
+            };
+            Ok(Renewed { sent, verdicts })
         })
     }
 

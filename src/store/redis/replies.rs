@@ -61,6 +61,14 @@ pub(super) fn harmless(text: &str) -> &str {
     text.split(", with args").next().unwrap_or_default()
 }
 
+/// Whether the server refused a whole call because the user may not touch a key of it; in the words of 7.0
+/// "to access one of the keys", later "to access a key".
+pub(super) fn is_key_out_of_reach(error: &Error) -> bool {
+    error.kind() == ErrorKind::Denied
+        && error.fate() == Fate::NotExecuted
+        && error.to_string().contains(" to access ")
+}
+
 /// How the server refuses a command inside a script.
 const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't";
 
@@ -207,6 +215,23 @@ mod tests {
             let error = sort(text);
             assert_eq!((error.kind(), error.fate()), (kind, fate), "{text}");
             assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_out_of_reach_is_told_from_a_missing_command() {
+        for text in [
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+            "NOPERM No permissions to access a key",
+        ] {
+            assert!(is_key_out_of_reach(&sort(text)), "{text}");
+        }
+        for text in [
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "NOAUTH Authentication required.",
+            "ERR The user executing the script can't access at least one of the keys",
+        ] {
+            assert!(!is_key_out_of_reach(&sort(text)), "{text}");
         }
     }
 

@@ -17,6 +17,8 @@ pub mod namespaces;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+#[cfg(target_os = "linux")]
+pub mod step_clock;
 pub mod trace;
 
 use std::panic::Location;

@@ -17,9 +17,9 @@ use common::fault::{
     wait_for, watch,
 };
 use common::holder::{Event, Holder, serve};
-use common::{Mode, Proxy, Server, eventually};
+use common::{Mode, Proxy, Server, eventually, preload};
 use leasehold::{Lease, LeaseManager, Loss};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
 /// For a round trip, a wake-up and the scheduler.
@@ -170,10 +170,10 @@ async fn on_sigterm_in_an_outage_a_process_reports_what_it_leaves_to_expire_and_
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_was_stopped_too_long_finds_out_alone_and_harms_nobody() {
+/// A process that stands still for 2 T, from some time after a renewal on.
+async fn stopped_too_long(after: Duration) {
     const T: Duration = millis(600);
-    undisturbed(|| async {
+    undisturbed(move || async move {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
         let rivals = connect(&server.url(), T).await;
@@ -185,6 +185,7 @@ async fn a_process_that_was_stopped_too_long_finds_out_alone_and_harms_nobody() 
         renewal(&server, "job").await;
         let waiting = wait_for(&rivals, "job");
 
+        tokio::time::sleep(after).await;
         let stopped = holder.stop();
         let about_it = || {
             let requests = proxy.requests().into_iter();
@@ -232,6 +233,16 @@ async fn a_process_that_was_stopped_too_long_finds_out_alone_and_harms_nobody() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_was_stopped_too_long_finds_out_alone_and_harms_nobody() {
+    // The next renewal is due 180 to 200 ms after one.
+    let mut phases = JoinSet::new();
+    for after in [0, 60, 120, 180, 190] {
+        phases.spawn(stopped_too_long(millis(after)));
+    }
+    phases.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_stop_costs_no_lease() {
     const T: Duration = millis(3_000);
     undisturbed(|| async {
@@ -259,6 +270,48 @@ async fn a_short_stop_costs_no_lease() {
         holder.event(&["unlocked", "job"]).await;
         let (next, _) = waiting.await.expect("no panic");
         next.expect("a lease").unlock().await.expect("a release");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forked_child_neither_renews_nor_releases() {
+    const T: Duration = millis(900);
+    undisturbed(|| async {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let library = dir.path().join("forks.so");
+        preload::compile(include_bytes!("common/forks.c"), &library);
+        let preload = format!("LD_PRELOAD={}", library.display());
+        let server = Server::start();
+        let rivals = connect(&server.url(), T).await;
+        let mut holder = Holder::start_by(&["env", &preload]);
+        let granted = holder.hold(&server.url(), T, "job").await;
+        let token = owner(&server, "job");
+        let waiting = wait_for(&rivals, "job");
+
+        // One that exits, with whatever is done then, takes nothing from its parent.
+        holder.signal(Signal::USR2);
+        for _ in 0..4 {
+            renewal(&server, "job").await;
+        }
+        assert_eq!(owner(&server, "job"), token);
+        assert!(!waiting.is_finished());
+
+        // One that lives on has the parent's memory and connections, and no watchdog.
+        holder.signal(Signal::USR1);
+        let forked = holder.event(&["forked"]).await.number(1);
+        let forked = Pid::from_raw(i32::try_from(forked).expect("a process id"));
+        let forked = forked.expect("a process id");
+        assert_ne!(forked, holder.pid());
+        renewal(&server, "job").await;
+        let killed = holder.signal(Signal::KILL);
+        let (next, entered) = waiting.await.expect("no panic");
+        let next = next.expect("a lease");
+        kill_process(forked, Signal::KILL).expect("the child was there all the time");
+        assert!(entered > killed && entered < killed + T + ROOM, "{:?}", entered - killed);
+        assert!(next.fence() > Some(granted.number(2)));
+        renewal(&server, "job").await;
+        next.unlock().await.expect("a release");
     })
     .await;
 }

@@ -14,6 +14,8 @@ pub mod holder;
 pub mod look;
 #[cfg(target_os = "linux")]
 pub mod namespaces;
+#[cfg(target_os = "linux")]
+pub mod preload;
 pub mod proxy;
 pub mod resp;
 pub mod server;

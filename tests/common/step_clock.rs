@@ -1,14 +1,12 @@
 //! A redis-server whose wall clock can be stepped while it runs.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::Server;
+use super::{Server, preload};
 
 /// The server, and the file that its clock looks at.
 pub struct StepClock {
@@ -21,18 +19,7 @@ impl StepClock {
     pub fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (library, path) = (dir.path().join("step_clock.so"), dir.path().join("step"));
-        let mut compiler = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-x", "c", "-", "-o"])
-            .arg(&library)
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a C compiler, cc: Rust links with one, and this test compiles 30 lines of C");
-        let mut source = compiler.stdin.take().expect("it was asked for");
-        source.write_all(include_bytes!("step_clock.c")).expect("cc reads");
-        drop(source);
-        let status = compiler.wait().expect("cc can be waited for");
-        assert!(status.success(), "cc cannot compile the stepped clock: {status}");
-
+        preload::compile(include_bytes!("step_clock.c"), &library);
         fs::write(&path, 0_i64.to_ne_bytes()).expect("a file for the step");
         let variables = [("LD_PRELOAD", library.as_path()), ("STEP_CLOCK", path.as_path())];
         let server = Server::start_in(&[], &variables);

@@ -495,7 +495,14 @@ async fn a_stall_longer_than_c_fires_the_token_before_the_end_and_what_runs_late
             assert_eq!(loss, Loss::Expired, "{stall:?}");
             assert!(told < end, "{stall:?}: {:?} too late", told - end);
             over.await.expect("no panic");
-            // Renewals that were sent in time may run now, when the key is there no more.
+            // Renewals that were sent in time run now, when the key is there no more.
+            let mut connection = server.connection();
+            let start = boottime();
+            while boottime() - start < T / 3 {
+                let there = connection.command(&["HEXISTS", "job", &token]).int();
+                assert_eq!(there, 0, "{stall:?}: the key was made again");
+                tokio::time::sleep(millis(2)).await;
+            }
             let (next, entered) = waiting.await.expect("no panic");
             let next = next.expect("a lease");
             assert!(entered > told, "{stall:?}");

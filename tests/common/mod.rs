@@ -7,11 +7,21 @@
 // Every test binary uses its own part of this module.
 #![allow(dead_code, unused_imports)]
 
+#[cfg(target_os = "linux")]
+pub mod fault;
+#[cfg(target_os = "linux")]
+pub mod holder;
 pub mod look;
+#[cfg(target_os = "linux")]
+pub mod namespaces;
 pub mod pipe;
+#[cfg(target_os = "linux")]
+pub mod preload;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+#[cfg(target_os = "linux")]
+pub mod step_clock;
 pub mod trace;
 
 use std::panic::Location;

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
@@ -25,6 +25,7 @@ const STARTUP: Duration = Duration::from_secs(10);
 pub struct Server {
     port: u16,
     options: Vec<String>,
+    variables: Vec<(String, PathBuf)>,
     dir: TempDir,
     /// None while the server is killed.
     process: Mutex<Option<Process>>,
@@ -51,7 +52,14 @@ impl Server {
     /// Starts a server with options of redis-server, such as `&["--maxmemory", "1mb"]`.
     #[track_caller]
     pub fn start_with(options: &[&str]) -> Self {
+        Self::start_in(options, &[])
+    }
+
+    /// Starts a server with options and with environment variables.
+    #[track_caller]
+    pub fn start_in(options: &[&str], variables: &[(&str, &Path)]) -> Self {
         require_redis();
+        let variables = variables.iter().map(|(name, path)| (name.to_string(), path.to_path_buf()));
         let dir = tempfile::Builder::new()
             .prefix("leasehold-")
             .tempdir()
@@ -59,6 +67,7 @@ impl Server {
         let mut server = Self {
             port: 0,
             options: options.iter().map(|option| option.to_string()).collect(),
+            variables: variables.collect(),
             dir,
             process: Mutex::new(None),
         };
@@ -196,8 +205,9 @@ impl Server {
             .append(true)
             .open(self.log_path())
             .expect("a log file in the temporary directory");
-        let mut command = redis_command();
+        let mut command = dying_with_parent("redis-server");
         command
+            .envs(self.variables.iter().map(|(name, path)| (name, path)))
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .arg("--unixsocket")
             .arg(self.socket())
@@ -300,12 +310,12 @@ fn free_port() -> u16 {
     panic!("no free port from {FIRST} on");
 }
 
-/// redis-server, wrapped where possible so that it does not outlive a test process that is
+/// A program, wrapped where possible so that it does not outlive a test process that is
 /// killed and so runs no `drop`.
 ///
-/// `setpriv` asks the kernel to kill the child when its parent ends, then becomes redis-server.
+/// `setpriv` asks the kernel to kill the child when its parent ends, then becomes the program.
 /// Not every system has it, and BusyBox has one without this option.
-fn redis_command() -> Command {
+pub fn dying_with_parent(program: &str) -> Command {
     static DIES_WITH_PARENT: LazyLock<bool> = LazyLock::new(|| {
         Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "true"])
@@ -317,10 +327,10 @@ fn redis_command() -> Command {
     });
     if *DIES_WITH_PARENT {
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "redis-server"]);
+        command.args(["--pdeathsig", "KILL", program]);
         command
     } else {
-        Command::new("redis-server")
+        Command::new(program)
     }
 }
 
@@ -328,7 +338,7 @@ fn redis_command() -> Command {
 ///
 /// To the kernel, the parent that `--pdeathsig` watches is the *thread* that made the child.
 /// libtest ends each test's thread with its test, which would kill a server that tests share.
-fn spawn(command: Command) -> io::Result<Child> {
+pub fn spawn(command: Command) -> io::Result<Child> {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static SPAWNER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -340,7 +350,7 @@ fn spawn(command: Command) -> io::Result<Child> {
                     let _ = reply.send(command.spawn());
                 }
             })
-            .expect("a thread to start servers from");
+            .expect("a thread to start children from");
         jobs
     });
     let (reply, child) = mpsc::channel();

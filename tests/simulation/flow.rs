@@ -238,10 +238,11 @@ impl Flow {
                     Ok(()) if lease.remaining() < min => {
                         self.fail(format_args!("{min:?} was ensured, and is not there"));
                     }
-                    Err(error) if error.kind() == ErrorKind::Invalid => {
-                        if self.world().plan.max_hold.is_none() {
-                            self.fail(format_args!("{min:?} was refused: {error}"));
-                        }
+                    Err(error)
+                        if error.kind() == ErrorKind::Invalid
+                            && self.world().plan.max_hold.is_none() =>
+                    {
+                        self.fail(format_args!("{min:?} was refused: {error}"));
                     }
                     _ => {}
                 }

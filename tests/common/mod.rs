@@ -1,4 +1,4 @@
-//! What the integration tests and the benchmarks share: servers of their own, a proxy that
+//! What the integration tests, the soak and the benchmarks share: servers of their own, a proxy that
 //! breaks connections in chosen ways, and a client that looks at the server from outside.
 //!
 //! Everything here is synchronous, except for [`eventually`], so that it serves any runtime;
@@ -7,6 +7,7 @@
 // Every test binary uses its own part of this module.
 #![allow(dead_code, unused_imports)]
 
+pub mod frame;
 pub mod look;
 pub mod proxy;
 pub mod resp;

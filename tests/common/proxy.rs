@@ -10,11 +10,17 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::frame::words;
+
+pub use super::frame::frame_length;
 
 /// What the proxy does with what passes it. "Hold" means: keep, and pass on once the mode lets
 /// it, even if the other side has closed its end by then.
@@ -29,15 +35,26 @@ pub enum Mode {
     DropReplies,
     /// Closes all connections, and new ones at once.
     Refuse,
+    /// Passes all on, each way this much later.
+    Delay(Duration),
+    /// Passes all on, in slices of a few bytes.
+    Drip,
+    /// Passes all on, and runs each script call again over another connection.
+    Duplicate,
 }
+
+/// How much of a frame [`Mode::Drip`] passes on in one piece, and the pause after it.
+const SLICE: usize = 16;
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Mode {
     fn passes_requests(self) -> bool {
-        matches!(self, Mode::Pass | Mode::HoldReplies | Mode::DropReplies)
+        !matches!(self, Mode::BlackHole | Mode::HoldRequests | Mode::Refuse)
     }
 
     fn passes_replies(self) -> bool {
-        matches!(self, Mode::Pass | Mode::HoldRequests)
+        self.passes_requests() && !matches!(self, Mode::HoldReplies | Mode::DropReplies)
+            || self == Mode::HoldRequests
     }
 }
 
@@ -62,15 +79,26 @@ struct Control {
 
 #[derive(Default)]
 struct Record {
+    /// Without them it can run for ever.
+    forgets_requests: bool,
     requests: Vec<Vec<String>>,
     rules: Vec<Rule>,
     dropped: usize,
+    duplicated: usize,
+    connections: usize,
 }
 
-/// Drops the reply to the request that `needle` will be in for the `left`th time from now.
+/// Drops the request that `needle` will be in for the `left`th time from now, or the reply to it.
 struct Rule {
     needle: String,
     left: usize,
+    drops: Drops,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drops {
+    Request,
+    Reply,
 }
 
 impl Proxy {
@@ -84,7 +112,7 @@ impl Proxy {
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
+            .enable_all()
             .build()
             .expect("a runtime for the proxy");
         let thread = thread::Builder::new()
@@ -124,14 +152,42 @@ impl Proxy {
     ///
     /// Requests on connections that have subscribed under RESP2 are not counted.
     pub fn drop_reply_of(&self, n: usize, needle: &str) {
-        assert!(n > 0, "the next request is number 1");
-        assert!(!needle.is_empty(), "every request would match");
-        self.record().rules.push(Rule { needle: needle.to_owned(), left: n });
+        self.add_rule(n, needle, Drops::Reply);
     }
 
-    /// How many replies were dropped on behalf of [`drop_reply_of`](Self::drop_reply_of).
+    /// Closes the connection of the `n`th request from now that has `needle` in its bytes, which the
+    /// server never sees.
+    pub fn drop_request(&self, n: usize, needle: &str) {
+        self.add_rule(n, needle, Drops::Request);
+    }
+
+    fn add_rule(&self, left: usize, needle: &str, drops: Drops) {
+        assert!(left > 0, "the next request is number 1");
+        assert!(!needle.is_empty(), "every request would match");
+        self.record().rules.push(Rule { needle: needle.to_owned(), left, drops });
+    }
+
+    /// Keeps no requests from now on, for runs that are long.
+    pub fn forget_requests(&self) {
+        let mut record = self.record();
+        record.forgets_requests = true;
+        record.requests = Vec::new();
+    }
+
+    /// How many requests and replies were dropped by [`drop_reply_of`](Self::drop_reply_of) and
+    /// [`drop_request`](Self::drop_request).
     pub fn dropped(&self) -> usize {
         self.record().dropped
+    }
+
+    /// How many requests were run twice by [`Mode::Duplicate`].
+    pub fn duplicated(&self) -> usize {
+        self.record().duplicated
+    }
+
+    /// How many connections were accepted so far, those refused at once not counted.
+    pub fn connections(&self) -> usize {
+        self.record().connections
     }
 
     /// The requests passed on so far, each as its words with spaces between.
@@ -187,6 +243,7 @@ async fn accept(
         if mode == Mode::Refuse {
             continue;
         }
+        lock(&record).connections += 1;
         let (control, record) = (control.clone(), Arc::clone(&record));
         tokio::spawn(async move {
             let mut closing = control.clone();
@@ -216,6 +273,7 @@ struct Link {
     /// Whether a RESP2 subscription has begun, in which messages look like replies, so that no
     /// frame from the server can be matched with a request any more.
     subscribed: bool,
+    upstream_port: u16,
     record: Arc<Mutex<Record>>,
 }
 
@@ -247,6 +305,7 @@ impl Link {
             server_closed: false,
             pending: VecDeque::new(),
             subscribed: false,
+            upstream_port,
             record,
         };
         link.pump(from_client, from_server, control).await;
@@ -262,7 +321,9 @@ impl Link {
     ) {
         loop {
             control.mark_unchanged();
-            self.pass_requests(&control).await;
+            if self.pass_requests(&control).await.is_break() {
+                return;
+            }
             if self.pass_replies(&control).await.is_break() {
                 return;
             }
@@ -280,23 +341,34 @@ impl Link {
         }
     }
 
-    async fn pass_requests(&mut self, control: &watch::Receiver<Control>) {
-        let passes = || control.borrow().mode.passes_requests();
-        while passes()
+    /// Breaks once the connections are to be closed.
+    async fn pass_requests(&mut self, control: &watch::Receiver<Control>) -> ControlFlow<()> {
+        let mode = || control.borrow().mode;
+        if let (Mode::Delay(time), false) = (mode(), self.requests.is_empty()) {
+            sleep(time).await;
+        }
+        while mode().passes_requests()
             && let Some(length) = frame_length(&self.requests)
         {
             let frame: Vec<u8> = self.requests.drain(..length).collect();
-            self.note(&frame);
-            // An error shows in the next read from the server.
-            let _ = self.server.write_all(&frame).await;
+            self.note(&frame)?;
+            if mode() == Mode::Duplicate {
+                self.run_again(&frame);
+            }
+            write(&mut self.server, &frame, mode()).await;
         }
-        if self.client_closed && passes() {
+        if self.client_closed && mode().passes_requests() {
             let _ = self.server.shutdown().await;
         }
+        ControlFlow::Continue(())
     }
 
     /// Breaks once the connections are to be closed.
     async fn pass_replies(&mut self, control: &watch::Receiver<Control>) -> ControlFlow<()> {
+        let mode = control.borrow().mode;
+        if let (Mode::Delay(time), false) = (mode, self.replies.is_empty()) {
+            sleep(time).await;
+        }
         loop {
             let mode = control.borrow().mode;
             let drops = mode == Mode::DropReplies;
@@ -316,8 +388,7 @@ impl Link {
                 self.subscribed = request.subscribes && frame[0] == b'*';
             }
             if !drops {
-                // An error shows in the next read from the client.
-                let _ = self.client.write_all(&frame).await;
+                write(&mut self.client, &frame, mode).await;
             }
         }
         let mode = control.borrow().mode;
@@ -328,26 +399,51 @@ impl Link {
         ControlFlow::Continue(())
     }
 
-    /// Records a request about to be passed on and decides the fate of its reply.
-    fn note(&mut self, frame: &[u8]) {
+    /// Runs a script call over a connection of its own, for nobody to see the reply.
+    fn run_again(&self, frame: &[u8]) {
+        let is_call = words(frame).first().is_some_and(|word| word.starts_with("EVAL"));
+        if !is_call {
+            return;
+        }
+        lock(&self.record).duplicated += 1;
+        let (port, frame) = (self.upstream_port, frame.to_owned());
+        tokio::spawn(timeout(Duration::from_secs(5), async move {
+            let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+            server.write_all(&frame).await?;
+            let mut reply = Vec::new();
+            while frame_length(&reply).is_none() && server.read_buf(&mut reply).await? > 0 {}
+            io::Result::Ok(())
+        }));
+    }
+
+    /// Records a request about to be passed on and decides its fate and that of its reply.
+    fn note(&mut self, frame: &[u8]) -> ControlFlow<()> {
         let words = words(frame);
         let first = words.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         let subscribes = matches!(first.as_str(), "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE");
         let mut record = lock(&self.record);
-        record.requests.push(words);
-        if self.subscribed {
-            return;
+        if !record.forgets_requests {
+            record.requests.push(words);
         }
-        let mut drop_reply = false;
+        if self.subscribed {
+            return ControlFlow::Continue(());
+        }
+        let (mut drop_request, mut drop_reply) = (false, false);
         record.rules.retain_mut(|rule| {
             let needle = rule.needle.as_bytes();
             if frame.windows(needle.len()).any(|window| window == needle) {
                 rule.left -= 1;
             }
-            drop_reply |= rule.left == 0;
+            drop_request |= rule.left == 0 && rule.drops == Drops::Request;
+            drop_reply |= rule.left == 0 && rule.drops == Drops::Reply;
             rule.left > 0
         });
+        if drop_request {
+            record.dropped += 1;
+            return ControlFlow::Break(());
+        }
         self.pending.push_back(Pending { drop_reply, subscribes });
+        ControlFlow::Continue(())
     }
 
     /// The request that a frame from the server answers; none for what it sends unasked.
@@ -361,40 +457,14 @@ impl Link {
     }
 }
 
-/// The length of the first whole frame of RESP2 or RESP3 in `bytes`, if there is one.
-pub fn frame_length(bytes: &[u8]) -> Option<usize> {
-    let line = bytes.windows(2).position(|pair| pair == b"\r\n")? + 2;
-    // Nothing follows a length of -1, which stands for null.
-    let length = || {
-        let digits = std::str::from_utf8(&bytes[1..line - 2]).ok()?;
-        digits.parse::<usize>().ok()
-    };
-    let parts = match bytes[0] {
-        b'$' | b'=' | b'!' => {
-            let end = length().map_or(line, |length| line + length + 2);
-            return (end <= bytes.len()).then_some(end);
-        }
-        b'*' | b'~' | b'>' => length().unwrap_or(0),
-        b'%' => 2 * length().unwrap_or(0),
-        // Attributes come before the frame that they describe.
-        b'|' => 2 * length().unwrap_or(0) + 1,
-        _ => 0,
-    };
-    (0..parts).try_fold(line, |at, _| Some(at + frame_length(&bytes[at..])?))
-}
-
-/// The words of a request: an array of bulk strings, or a line as one may type it.
-fn words(frame: &[u8]) -> Vec<String> {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if frame[0] != b'*' {
-        return text(frame).split_whitespace().map(str::to_owned).collect();
+/// Passes a frame on as fast as the mode says; an error shows in the next read from the other side.
+async fn write(to: &mut OwnedWriteHalf, frame: &[u8], mode: Mode) {
+    if mode != Mode::Drip {
+        let _ = to.write_all(frame).await;
+        return;
     }
-    let line = |bytes: &[u8]| bytes.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let mut words = Vec::new();
-    let mut rest = &frame[line(frame)..];
-    while let Some(length) = frame_length(rest) {
-        words.push(text(&rest[line(rest)..length - 2]));
-        rest = &rest[length..];
+    for slice in frame.chunks(SLICE) {
+        let _ = to.write_all(slice).await;
+        sleep(PAUSE).await;
     }
-    words
 }

@@ -45,10 +45,17 @@ struct Life {
 }
 
 impl Crew {
-    pub fn start(size: usize, seed: u64, dir: &Path, backends: &[Backend], ledger: &Server) -> Result<Self, String> {
+    pub fn start(
+        size: usize,
+        seed: u64,
+        dir: &Path,
+        backends: &[Backend],
+        ledger: &Server,
+    ) -> Result<Self, String> {
         let (voice, said) = mpsc::channel();
         let slots = (0..size).map(|index| {
-            let proxies: Vec<_> = backends.iter().map(|backend| Proxy::start(backend.server.port())).collect();
+            let proxies: Vec<_> =
+                backends.iter().map(|backend| Proxy::start(backend.server.port())).collect();
             proxies.iter().for_each(Proxy::forget_requests);
             let told = |(backend, proxy): (&Backend, &Proxy)| {
                 format!("{}:{}:{}", backend.ttl.as_millis(), proxy.port(), backend.names.join(","))
@@ -78,7 +85,10 @@ impl Crew {
         while !waiting.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             let Ok((slot, line)) = self.said.recv_timeout(left) else {
-                return Err(format!("{:?} of the slots did not answer {:?} in {limit:?}", waiting, orders[0]));
+                return Err(format!(
+                    "{:?} of the slots did not answer {:?} in {limit:?}",
+                    waiting, orders[0]
+                ));
             };
             let word = orders[slot].split(' ').next().unwrap_or_default();
             if line == word || line == "lost" {
@@ -162,7 +172,8 @@ impl Slot {
     fn order(&self, order: &str) -> Result<(), String> {
         let mut life = self.life();
         let life = life.as_mut().ok_or("a slot without a process")?;
-        writeln!(life.orders, "{order}").map_err(|error| format!("a holder process is gone: {error}"))
+        writeln!(life.orders, "{order}")
+            .map_err(|error| format!("a holder process is gone: {error}"))
     }
 }
 

@@ -54,14 +54,7 @@ impl Diary {
     pub fn granted(self: &Arc<Self>, ask: u64, lease: &Lease, by_token: bool) -> Belief {
         let by = if by_token { "token" } else { "check" }.to_owned();
         self.write(What::Granted { ask, fence: lease.fence().unwrap_or_default(), by });
-        Belief {
-            diary: Arc::clone(self),
-            ask,
-            last_ok: 0,
-            written: 0,
-            at_risk: false,
-            over: false,
-        }
+        Belief { diary: Arc::clone(self), ask, last_ok: 0, written: 0, at_risk: false, over: false }
     }
 }
 

@@ -135,13 +135,16 @@ impl Plan {
         // Dealt by turns in time, so that all lanes together see each kind soon.
         let mut deck = Deck::new(PROCESS);
         let mut lanes = vec![Vec::new(); processes];
-        deal(&mut lanes, length, 300..2500, &mut random, |random, _| {
+        deal(&mut lanes, length, 600..5000, &mut random, |random, _| {
             let kind = deck.deal(random);
-            let reach = if random.once_in(2) { Reach::All } else { Reach::One(random.below(names.len())) };
+            let reach =
+                if random.once_in(2) { Reach::All } else { Reach::One(random.below(names.len())) };
             let lasts = match kind {
                 Process::Kill => random.millis(50..1500),
-                Process::Cut | Process::LoseOneReply | Process::LoseOneRequest => random.millis(50..300),
-                Process::Freeze if random.once_in(3) => random.millis(2000..6000),
+                Process::Cut | Process::LoseOneReply | Process::LoseOneRequest => {
+                    random.millis(50..300)
+                }
+                Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
                 _ if random.once_in(2) => random.millis(30..350),
                 _ => random.millis(350..2500),
@@ -155,7 +158,8 @@ impl Plan {
                 ServerFault::Delete(_) => ServerFault::Delete(random.below(names[lane])),
                 kind => kind,
             };
-            let lasts = if random.once_in(2) { random.millis(50..350) } else { random.millis(350..2000) };
+            let lasts =
+                if random.once_in(2) { random.millis(50..350) } else { random.millis(350..2000) };
             (lasts, Kind::Server(kind))
         });
         Self { processes: lanes, servers: server_lanes }
@@ -164,8 +168,13 @@ impl Plan {
     pub fn faults(&self) -> impl Iterator<Item = (String, &Fault)> {
         let processes = self.processes.iter().enumerate();
         let servers = self.servers.iter().enumerate();
-        let processes = processes.flat_map(|(lane, faults)| faults.iter().map(move |fault| (format!("p{lane}"), fault)));
-        processes.chain(servers.flat_map(|(lane, faults)| faults.iter().map(move |fault| (format!("s{lane}"), fault))))
+        let processes = processes
+            .flat_map(|(lane, faults)| faults.iter().map(move |fault| (format!("p{lane}"), fault)));
+        processes.chain(
+            servers.flat_map(|(lane, faults)| {
+                faults.iter().map(move |fault| (format!("s{lane}"), fault))
+            }),
+        )
     }
 }
 
@@ -203,7 +212,12 @@ impl fmt::Display for Fault {
 }
 
 /// Carries out the faults of one process.
-pub fn break_process(slot: &Slot, faults: &[Fault], start: Instant, log: &Log) -> Result<(), String> {
+pub fn break_process(
+    slot: &Slot,
+    faults: &[Fault],
+    start: Instant,
+    log: &Log,
+) -> Result<(), String> {
     for fault in faults {
         let Kind::Process(kind, reach) = fault.kind else { continue };
         sleep_until(start + fault.at);
@@ -225,8 +239,12 @@ pub fn break_process(slot: &Slot, faults: &[Fault], start: Instant, log: &Log) -
             Process::Duplicate => set(Mode::Duplicate),
             Process::Refuse => set(Mode::Refuse),
             Process::Cut => proxies.iter().for_each(|proxy| proxy.close_all()),
-            Process::LoseOneReply => proxies.iter().for_each(|proxy| proxy.drop_reply_of(1, "EVALSHA")),
-            Process::LoseOneRequest => proxies.iter().for_each(|proxy| proxy.drop_request(1, "EVALSHA")),
+            Process::LoseOneReply => {
+                proxies.iter().for_each(|proxy| proxy.drop_reply_of(1, "EVALSHA"))
+            }
+            Process::LoseOneRequest => {
+                proxies.iter().for_each(|proxy| proxy.drop_request(1, "EVALSHA"))
+            }
             Process::Kill => slot.kill(),
             Process::Freeze => slot.freeze(),
         }
@@ -303,7 +321,10 @@ pub fn break_server(backend: &Backend, faults: &[Fault], start: Instant, log: &L
         for name in wiped {
             log.write(at, What::Wiped { until, name: name.clone() });
         }
-        log.write(at, What::Fault { until, on: backend.label.to_owned(), kind: format!("{kind:?}") });
+        log.write(
+            at,
+            What::Fault { until, on: backend.label.to_owned(), kind: format!("{kind:?}") },
+        );
     }
 }
 

@@ -171,8 +171,5 @@ impl Event {
 
 /// Reads a file of events. Only a line that ends counts: a process can be killed in the middle of one.
 pub fn read(text: &str) -> Vec<Event> {
-    text.split_inclusive('\n')
-        .filter(|line| line.ends_with('\n'))
-        .filter_map(Event::read)
-        .collect()
+    text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(Event::read).collect()
 }

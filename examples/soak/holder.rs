@@ -24,7 +24,7 @@ use tokio::time::{sleep, timeout};
 /// The hidden first argument of the program.
 pub const HOLDER: &str = "holder";
 /// So many flows of control in a process.
-const TASKS: u64 = 6;
+const TASKS: u64 = 10;
 
 /// What the process is to do; each word is answered by the same word when it is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,7 +217,8 @@ impl Process {
                 Order::Exit => return,
             };
             if !word.is_empty() {
-                let lost = held.iter().flat_map(|(_, leases)| leases).any(|lease| lease.check().is_err());
+                let lost =
+                    held.iter().flat_map(|(_, leases)| leases).any(|lease| lease.check().is_err());
                 // A machine that stalls can lose leases of a second; the parent asks again then.
                 println!("{}", if lost { "lost" } else { word });
             }
@@ -288,7 +289,9 @@ impl Flow {
             "with" => return self.with(place, lock, ask).await,
             "try" => lock.try_lock().await,
             "timeout" => lock.lock_timeout(limit).await,
-            "dropped" => timeout(limit, lock.lock()).await.map_or(Ok(None), |taken| taken.map(Some)),
+            "dropped" => {
+                timeout(limit, lock.lock()).await.map_or(Ok(None), |taken| taken.map(Some))
+            }
             _ => lock.lock().await.map(Some),
         };
         let lease = match taken {
@@ -310,7 +313,9 @@ impl Flow {
         } else if self.random.once_in(20) {
             // Dropped in the middle of a step.
             let middle = how_long / 2;
-            let _ = timeout(middle, self.steps(place, lock, &mut held.belief, &held.lease, how_long)).await;
+            let _ =
+                timeout(middle, self.steps(place, lock, &mut held.belief, &held.lease, how_long))
+                    .await;
         } else {
             self.steps(place, lock, &mut held.belief, &held.lease, how_long).await;
         }
@@ -335,8 +340,8 @@ impl Flow {
     fn how_long(&mut self, ttl: Duration) -> Duration {
         match self.random.below(1000) {
             0..850 => self.random.millis(0..8),
-            850..970 => self.random.millis(8..80),
-            970..994 => self.random.millis(80..500),
+            850..960 => self.random.millis(8..80),
+            960..980 => self.random.millis(80..500),
             _ => ttl + ttl.mul_f64(self.random.below(100) as f64 / 100.0),
         }
     }
@@ -363,8 +368,14 @@ impl Flow {
             // The resource is read in one step and written in the next.
             let fence = lease.fence().unwrap_or_default();
             let answer = match read.take() {
-                None => self.ledger.read(&place.name, fence).map(|answer| answer.map(|value| read = Some(value))),
-                Some(value) => self.ledger.write(&place.name, fence, value + 1).map(|answer| answer.map(|_| ())),
+                None => self
+                    .ledger
+                    .read(&place.name, fence)
+                    .map(|answer| answer.map(|value| read = Some(value))),
+                Some(value) => self
+                    .ledger
+                    .write(&place.name, fence, value + 1)
+                    .map(|answer| answer.map(|_| ())),
             };
             match answer {
                 Ok(Ok(())) => {}

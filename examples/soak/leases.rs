@@ -23,6 +23,8 @@ pub struct Lease {
     /// When it was at risk, and when it was safe again.
     pub at_risk: Vec<(u64, Option<u64>)>,
     pub nested: Vec<(u64, u64)>,
+    /// From when to when its holder believed in it, by the oracle.
+    pub believed: Option<(u64, u64)>,
 }
 
 /// A name's settings.
@@ -93,6 +95,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 fired: None,
                 at_risk: Vec::new(),
                 nested: Vec::new(),
+                believed: None,
             };
             leases.insert((who, *ask), lease);
             continue;

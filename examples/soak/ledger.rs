@@ -40,12 +40,22 @@ impl Ledger {
         self.call(READ, name, &[&fence.to_string()])
     }
 
-    pub fn write(&mut self, name: &str, fence: u64, value: u64) -> io::Result<Result<u64, Refused>> {
+    pub fn write(
+        &mut self,
+        name: &str,
+        fence: u64,
+        value: u64,
+    ) -> io::Result<Result<u64, Refused>> {
         let who = self.who.clone();
         self.call(WRITE, name, &[&fence.to_string(), &value.to_string(), &who])
     }
 
-    fn call(&mut self, script: &str, name: &str, arguments: &[&str]) -> io::Result<Result<u64, Refused>> {
+    fn call(
+        &mut self,
+        script: &str,
+        name: &str,
+        arguments: &[&str],
+    ) -> io::Result<Result<u64, Refused>> {
         let keys = keys(name);
         let mut words = vec!["EVAL", script, "3", &keys[0], &keys[1], &keys[2]];
         words.extend(arguments);

@@ -96,12 +96,18 @@ fn fail(error: &str) -> ExitCode {
 
 impl Options {
     fn read(arguments: &[String]) -> Result<Self, String> {
-        let mut options =
-            Self { length: Duration::from_secs(60), seed: now() % 1_000_000, out: None, plan_only: false };
+        let mut options = Self {
+            length: Duration::from_secs(60),
+            seed: now() % 1_000_000,
+            out: None,
+            plan_only: false,
+        };
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));
-            let number = |text: &String| text.parse::<u64>().map_err(|_| format!("{word} {text}: not a whole number"));
+            let number = |text: &String| {
+                text.parse::<u64>().map_err(|_| format!("{word} {text}: not a whole number"))
+            };
             match word.as_str() {
                 "--minutes" => options.length = Duration::from_secs(60 * number(value()?)?),
                 "--seconds" => options.length = Duration::from_secs(number(value()?)?),
@@ -127,14 +133,20 @@ fn run(options: &Options) -> Result<bool, String> {
         plan.faults().for_each(|(lane, fault)| println!("{lane} {fault}"));
         return Ok(true);
     }
-    let dir = options.out.clone().unwrap_or_else(|| Path::new("target/soak").join(seed.to_string()));
+    let dir =
+        options.out.clone().unwrap_or_else(|| Path::new("target/soak").join(seed.to_string()));
     clear(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    println!("soak of {} s with seed {seed}: {} faults; --plan lists them", length.as_secs(), plan.faults().count());
+    println!(
+        "soak of {} s with seed {seed}: {} faults; --plan lists them",
+        length.as_secs(),
+        plan.faults().count()
+    );
     let history = play(&plan, length, seed, &dir)?;
     write(&dir, &history).map_err(|error| format!("{}: {error}", dir.display()))?;
     let verdict = oracle::judge(&history);
     let picture = dir.join("timeline.svg");
-    fs::write(&picture, picture::draw(&history, &verdict)).map_err(|error| format!("{}: {error}", picture.display()))?;
+    fs::write(&picture, picture::draw(&history, &verdict))
+        .map_err(|error| format!("{}: {error}", picture.display()))?;
     report::print(&history, &verdict);
     println!("history and picture are in {}", dir.display());
     Ok(verdict.findings.is_empty())
@@ -169,11 +181,14 @@ fn play(plan: &Plan, length: Duration, seed: u64, dir: &Path) -> Result<Vec<Even
         for backend in &backends {
             scope.spawn(|| stage::watch(backend, &log, &stop));
         }
-        let played = faults(plan, length, &crew, &backends, &log).and_then(|()| settle(&crew, &backends, &log));
+        let played = faults(plan, length, &crew, &backends, &log)
+            .and_then(|()| settle(&crew, &backends, &log));
         stop.store(true, Ordering::Relaxed);
         played
     })?;
-    let sum = |count: fn(&Proxy) -> usize| crew.slots.iter().flat_map(|slot| &slot.proxies).map(count).sum::<usize>() as u64;
+    let sum = |count: fn(&Proxy) -> usize| {
+        crew.slots.iter().flat_map(|slot| &slot.proxies).map(count).sum::<usize>() as u64
+    };
     for (text, count) in [
         ("requests sent twice", sum(Proxy::duplicated)),
         ("replies or requests lost", sum(Proxy::dropped)),
@@ -192,7 +207,13 @@ fn play(plan: &Plan, length: Duration, seed: u64, dir: &Path) -> Result<Vec<Even
 }
 
 /// Injects all faults of the plan.
-fn faults(plan: &Plan, length: Duration, crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
+fn faults(
+    plan: &Plan,
+    length: Duration,
+    crew: &Crew,
+    backends: &[Backend],
+    log: &Log,
+) -> Result<(), String> {
     let start = Instant::now();
     thread::scope(|scope| {
         for (backend, faults) in backends.iter().zip(&plan.servers) {
@@ -202,7 +223,9 @@ fn faults(plan: &Plan, length: Duration, crew: &Crew, backends: &[Backend], log:
             .slots
             .iter()
             .zip(&plan.processes)
-            .map(|(slot, faults)| scope.spawn(move || faults::break_process(slot, faults, start, log)))
+            .map(|(slot, faults)| {
+                scope.spawn(move || faults::break_process(slot, faults, start, log))
+            })
             .collect();
         for lane in lanes {
             lane.join().map_err(|_| "a thread that injects faults panicked".to_owned())??;
@@ -251,8 +274,10 @@ fn look_for_leftovers(backends: &[Backend], log: &Log) -> Result<(), String> {
 
 /// Holds every name at a known count, and compares the store's; whether no lease was lost meanwhile.
 fn count_holds(crew: &Crew, backends: &[Backend], log: &Log) -> Result<bool, String> {
-    let places: Vec<(&Backend, &String)> =
-        backends.iter().flat_map(|backend| backend.names.iter().map(move |name| (backend, name))).collect();
+    let places: Vec<(&Backend, &String)> = backends
+        .iter()
+        .flat_map(|backend| backend.names.iter().map(move |name| (backend, name)))
+        .collect();
     let count = |at: usize| 1 + (at % 3) as u64;
     let mut orders = vec!["hold".to_owned(); PROCESSES];
     for (at, (_, name)) in places.iter().enumerate() {

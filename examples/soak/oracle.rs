@@ -99,6 +99,10 @@ pub fn judge(history: &[Event]) -> Verdict {
             _ => {}
         }
     }
+    let beliefs: Vec<_> = case.leases.iter().map(|lease| case.belief(lease)).collect();
+    for (lease, belief) in case.leases.iter_mut().zip(beliefs) {
+        lease.believed = belief;
+    }
     case.overlaps_and_fences();
     case.updates();
     case.waits();
@@ -162,13 +166,18 @@ impl Case<'_> {
         let end = lease.ended()?;
         let awake_since = end.saturating_sub(SECOND);
         let asleep = |span: &Span| overlap(*span, (awake_since, end + SECOND / 10)).is_some();
-        let stalled = self.stalls.get(lease.who.as_str()).is_some_and(|stalls| stalls.iter().any(asleep));
-        let frozen = self.faults_on(&lease.who).any(|(kind, span)| kind == "Freeze" && asleep(&span));
+        let stalled =
+            self.stalls.get(lease.who.as_str()).is_some_and(|stalls| stalls.iter().any(asleep));
+        let frozen =
+            self.faults_on(&lease.who).any(|(kind, span)| kind == "Freeze" && asleep(&span));
         (!stalled && !frozen).then_some(end)
     }
 
     fn faults_on<'a>(&'a self, on: &'a str) -> impl Iterator<Item = (&'a str, Span)> {
-        self.faults.iter().filter(move |(where_, _, _)| *where_ == on).map(|(_, kind, span)| (*kind, *span))
+        self.faults
+            .iter()
+            .filter(move |(where_, _, _)| *where_ == on)
+            .map(|(_, kind, span)| (*kind, *span))
     }
 
     /// What of a span is not excused by a wipe of the name.
@@ -194,7 +203,7 @@ impl Case<'_> {
     fn overlaps_and_fences(&mut self) {
         let mut names: BTreeMap<&str, Vec<(Span, &Lease)>> = BTreeMap::new();
         for lease in &self.leases {
-            if let Some(belief) = self.belief(lease) {
+            if let Some(belief) = lease.believed {
                 names.entry(&lease.name).or_default().push((belief, lease));
             }
         }
@@ -210,7 +219,11 @@ impl Case<'_> {
                 {
                     let text = format!(
                         "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
-                        holder.who, holder.fence, lease.who, lease.fence, (both.1 - both.0) as f64 / 1e6
+                        holder.who,
+                        holder.fence,
+                        lease.who,
+                        lease.fence,
+                        (both.1 - both.0) as f64 / 1e6
                     );
                     found.push(("overlap", both.0, text));
                 }
@@ -234,7 +247,8 @@ impl Case<'_> {
         for lease in &self.leases {
             for (at, fence) in &lease.nested {
                 if *fence != lease.fence {
-                    let text = format!("{}: nested in fence {}, has {fence}", lease.name, lease.fence);
+                    let text =
+                        format!("{}: nested in fence {}, has {fence}", lease.name, lease.fence);
                     found.push(("fence", *at, text));
                 }
             }
@@ -250,7 +264,9 @@ impl Case<'_> {
             let What::Wrote { name, value, fence } = what else { continue };
             let (before, seen) = last.insert(name, (*value, *fence)).unwrap_or((0, 0));
             if *value != before + 1 {
-                let text = format!("{name}: {who} wrote {value} after {before} (fence {fence} after {seen})");
+                let text = format!(
+                    "{name}: {who} wrote {value} after {before} (fence {fence} after {seen})"
+                );
                 self.findings.push(Finding { rule: "update", at: *at, text });
             }
             if *fence < seen {
@@ -280,28 +296,42 @@ impl Case<'_> {
         for lease in &self.leases {
             let wait = (lease.asked, lease.answered().unwrap_or(end));
             let setting = self.setting(&lease.name);
-            let killed = self.faults_on(&lease.who).any(|(kind, span)| kind == "Kill" && span.1 >= wait.0);
+            let killed =
+                self.faults_on(&lease.who).any(|(kind, span)| kind == "Kill" && span.1 >= wait.0);
             if killed && lease.answered().is_none() {
                 continue;
             }
             let bound = setting.poll_bound() + 2 * setting.attempt() + REACTION;
             for (name, span) in &free {
-                let Some(idle) = overlap(*span, wait).filter(|_| **name == lease.name) else { continue };
-                let longest = longest_gap(idle, grants.get(name.as_str()).map_or(&[], Vec::as_slice));
+                let Some(idle) = overlap(*span, wait).filter(|_| **name == lease.name) else {
+                    continue;
+                };
+                let longest =
+                    longest_gap(idle, grants.get(name.as_str()).map_or(&[], Vec::as_slice));
                 let trouble = self.trouble(lease, &setting, longest);
                 if longest.1 - longest.0 > bound + trouble.stalled && !trouble.faulty {
                     let text = format!(
                         "{name}: {} waits by {} for a free name for {} ms",
-                        lease.who, lease.how, (longest.1 - longest.0) / 1_000_000
+                        lease.who,
+                        lease.how,
+                        (longest.1 - longest.0) / 1_000_000
                     );
                     found.push(("waiting", longest.0, text));
                 }
             }
             let trouble = self.trouble(lease, &setting, wait);
-            let limit = if lease.limit > 0 { lease.limit + setting.attempt() + REACTION } else { LONGEST_WAIT };
+            let limit = if lease.limit > 0 {
+                lease.limit + setting.attempt() + REACTION
+            } else {
+                LONGEST_WAIT
+            };
             if wait.1 - wait.0 > limit + trouble.stalled + trouble.broken_for {
                 let text = format!(
-                    "{}: {} waits by {} for {} ms", lease.name, lease.who, lease.how, (wait.1 - wait.0) / 1_000_000
+                    "{}: {} waits by {} for {} ms",
+                    lease.name,
+                    lease.who,
+                    lease.how,
+                    (wait.1 - wait.0) / 1_000_000
                 );
                 found.push(("waiting", wait.0, text));
             }
@@ -320,7 +350,8 @@ impl Case<'_> {
         let broken = faults.iter().filter_map(|fault| overlap(*fault, span));
         let broken_for = broken.map(|part| part.1 - part.0).sum();
         let stalls = self.stalls.get(lease.who.as_str()).into_iter().flatten();
-        let stalled = stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
+        let stalled =
+            stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
         Trouble { faulty: broken_for > 0, broken_for, stalled }
     }
 
@@ -335,7 +366,12 @@ impl Case<'_> {
                     if is_right {
                         continue;
                     }
-                    ("count", format!("{name}: believed {believed}, the store has {stored} in {fields} fields"))
+                    (
+                        "count",
+                        format!(
+                            "{name}: believed {believed}, the store has {stored} in {fields} fields"
+                        ),
+                    )
                 }
                 _ => continue,
             };
@@ -359,8 +395,11 @@ impl Case<'_> {
                 && lease.gave_up.as_ref().is_some_and(|(_, why)| why.starts_with("lost"));
             lease.fired.is_some() || in_with
         });
-        let survived = self.leases.iter().flat_map(|lease| &lease.at_risk).filter(|risk| risk.1.is_some());
-        let count = |like: fn(&What) -> bool| self.history.iter().filter(|event| like(&event.what)).count() as u64;
+        let survived =
+            self.leases.iter().flat_map(|lease| &lease.at_risk).filter(|risk| risk.1.is_some());
+        let count = |like: fn(&What) -> bool| {
+            self.history.iter().filter(|event| like(&event.what)).count() as u64
+        };
         let seen = |word: &str| {
             let counts = self.history.iter().filter_map(|event| match &event.what {
                 What::Seen { count, text } if text.0 == word => Some(*count),
@@ -388,7 +427,11 @@ impl Case<'_> {
         if run.is_some_and(|seconds| seconds >= WHOLE_RUN) {
             for (what, count) in &met {
                 if *count == 0 {
-                    self.findings.push(Finding { rule: "never happened", at: 0, text: (*what).to_owned() });
+                    self.findings.push(Finding {
+                        rule: "never happened",
+                        at: 0,
+                        text: (*what).to_owned(),
+                    });
                 }
             }
         }
@@ -401,10 +444,15 @@ impl Case<'_> {
         let mut count = 0;
         for (who, _, (killed, _)) in kills {
             let orphans = self.leases.iter().filter(|lease| {
-                lease.who == *who && lease.granted.is_some_and(|granted| granted < *killed) && lease.ended().is_none()
+                lease.who == *who
+                    && lease.granted.is_some_and(|granted| granted < *killed)
+                    && lease.ended().is_none()
             });
             for orphan in orphans {
-                let next = self.leases.iter().any(|lease| lease.name == orphan.name && lease.granted > Some(*killed));
+                let next = self
+                    .leases
+                    .iter()
+                    .any(|lease| lease.name == orphan.name && lease.granted > Some(*killed));
                 count += u64::from(next);
             }
         }

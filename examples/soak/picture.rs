@@ -14,7 +14,7 @@ const ROWS: usize = 6;
 const WIDTH: f64 = 1500.0;
 const LEFT: f64 = 84.0;
 const FAULT: f64 = 14.0;
-const NAME: f64 = 24.0;
+const NAME: f64 = 20.0;
 const AXIS: f64 = 44.0;
 /// Colours that people with any kind of sight can tell apart (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442"];
@@ -81,8 +81,19 @@ impl Picture<'_> {
             1 => "1 FINDING".to_owned(),
             _ => format!("{findings} FINDINGS"),
         };
-        let shown = if self.end - self.start > ROW * ROWS as u64 + SECOND { ", the rows with most losses" } else { "" };
-        self.text(12.0, 22.0, 17, &format!("leasehold: {seconds} s of faults, seed {seed}: {all} leases, {verdict}{shown}"));
+        let shown = if self.end - self.start > ROW * ROWS as u64 + SECOND {
+            ", the rows with most losses"
+        } else {
+            ""
+        };
+        self.text(
+            12.0,
+            22.0,
+            17,
+            &format!(
+                "leasehold: {seconds} s of faults, seed {seed}: {all} leases, {verdict}{shown}"
+            ),
+        );
         self.legend();
         for (at, from) in rows.into_iter().enumerate() {
             self.row(from, top + at as f64 * row_height, lanes);
@@ -99,7 +110,11 @@ impl Picture<'_> {
         }
         rows.sort_by_key(|from| {
             let inside = |at: u64| (*from..from + ROW).contains(&at);
-            let lost = self.verdict.leases.iter().filter(|lease| lease.fired.as_ref().is_some_and(|(at, _)| inside(*at)));
+            let lost = self
+                .verdict
+                .leases
+                .iter()
+                .filter(|lease| lease.fired.as_ref().is_some_and(|(at, _)| inside(*at)));
             let found = self.verdict.findings.iter().filter(|finding| inside(finding.at));
             std::cmp::Reverse(lost.count() + 1000 * found.count())
         });
@@ -115,18 +130,18 @@ impl Picture<'_> {
             self.rect(x, y, 16.0, 12.0, colour(at), "");
             let text = format!("held by process {}", self.slots[at]);
             self.text(x + 21.0, y + 10.0, 12, &text);
-            x += 128.0;
+            x += 146.0;
         }
         self.rect(x, y, 16.0, 12.0, COLOURS[0], "");
         self.rect(x, y, 16.0, 12.0, "url(#risk)", "");
         self.text(x + 21.0, y + 10.0, 12, "at risk: a renewal failed");
-        x += 170.0;
+        x += 182.0;
         self.mark(x + 8.0, y + 2.0);
         self.text(x + 21.0, y + 10.0, 12, "loss told to the holder");
-        x += 162.0;
+        x += 168.0;
         self.line(x + 8.0, y - 2.0, y + 14.0);
         self.text(x + 21.0, y + 10.0, 12, "key wiped from the server");
-        x += 180.0;
+        x += 192.0;
         self.rect(x, y, 16.0, 12.0, "#c8c8c8", "");
         self.text(x + 21.0, y + 10.0, 12, "fault");
         x += 66.0;
@@ -139,7 +154,12 @@ impl Picture<'_> {
         for (at, party) in parties.iter().enumerate() {
             let y = top + at as f64 * FAULT;
             let is_server = at >= self.slots.len();
-            self.text(12.0, y + 10.0, 10, &if is_server { party.clone() } else { format!("process {party}") });
+            self.text(
+                12.0,
+                y + 10.0,
+                10,
+                &if is_server { party.clone() } else { format!("process {party}") },
+            );
             if !is_server {
                 self.rect(LEFT - 12.0, y + 2.0, 8.0, FAULT - 4.0, colour(at), "");
             }
@@ -148,7 +168,7 @@ impl Picture<'_> {
         let names_top = top + lanes + 6.0;
         for (at, name) in self.names.clone().iter().enumerate() {
             let y = names_top + at as f64 * NAME;
-            self.text(12.0, y + 15.0, 13, name);
+            self.text(12.0, y + 14.0, 13, name);
             self.rect(LEFT, y + 2.0, WIDTH - LEFT - 12.0, NAME - 4.0, "#f4f4f4", "");
             self.name(name, from, y + 2.0);
         }
@@ -156,7 +176,11 @@ impl Picture<'_> {
         self.findings(from, top, bottom);
         for second in 0..=ROW / SECOND {
             let x = self.x(from, from + second * SECOND);
-            let _ = write!(self.svg, "<path d='M{x:.1} {top:.1}V{:.1}' stroke='#000' stroke-opacity='0.12'/>", bottom + 4.0);
+            let _ = write!(
+                self.svg,
+                "<path d='M{x:.1} {top:.1}V{:.1}' stroke='#000' stroke-opacity='0.12'/>",
+                bottom + 4.0
+            );
             let label = format!("{} s", (from - self.start) / SECOND + second);
             let _ = writeln!(
                 self.svg,
@@ -200,14 +224,16 @@ impl Picture<'_> {
         let mut losses = Vec::new();
         for lease in self.verdict.leases.iter().filter(|lease| lease.name == name) {
             let Some(granted) = lease.granted else { continue };
-            let end = end(lease);
-            if end < from || granted > until {
+            let end = end(lease, granted);
+            if lease.fired.as_ref().map_or(end, |(fired, _)| *fired) < from || granted > until {
                 continue;
             }
             let at = self.slots.iter().position(|slot| slot == lease.slot()).unwrap_or_default();
             let (left, right) = (self.x(from, granted), self.x(from, end));
             match blocks.last_mut() {
-                Some((_, last, who)) if *who == at && left - *last < 1.0 => *last = right.max(*last),
+                Some((_, last, who)) if *who == at && left - *last < 1.0 => {
+                    *last = right.max(*last)
+                }
                 _ => blocks.push((left, right, at)),
             }
             for (risk, safe) in &lease.at_risk {
@@ -216,7 +242,7 @@ impl Picture<'_> {
             if let Some((fired, _)) = lease.fired
                 && (from..until).contains(&fired)
             {
-                losses.push(self.x(from, fired));
+                losses.push((right, self.x(from, fired)));
             }
         }
         for (left, right, at) in blocks {
@@ -225,21 +251,31 @@ impl Picture<'_> {
         for (left, right) in risks {
             self.rect(left, y, (right - left).max(2.0), height, "url(#risk)", "");
         }
-        let wipes: Vec<u64> = self.wipes.iter().filter(|(wiped, _)| wiped == name).map(|(_, span)| span.0).collect();
+        let wipes: Vec<u64> =
+            self.wipes.iter().filter(|(wiped, _)| wiped == name).map(|(_, span)| span.0).collect();
         for at in wipes.into_iter().filter(|at| (from..until).contains(at)) {
             self.line(self.x(from, at), y - 2.0, y + height + 2.0);
         }
-        for x in losses {
-            self.mark(x, y - 1.0);
+        for (ended, told) in losses {
+            self.rect(ended, y + 1.0, (told - ended).max(0.0), 2.0, LOSS, "");
+            self.mark(told, y - 1.0);
         }
     }
 
     fn findings(&mut self, from: u64, top: f64, bottom: f64) {
-        let found = self.verdict.findings.iter().filter(|finding| (from..from + ROW).contains(&finding.at));
+        let found =
+            self.verdict.findings.iter().filter(|finding| (from..from + ROW).contains(&finding.at));
         let found: Vec<Finding> = found.cloned().collect();
         for finding in found {
             let x = self.x(from, finding.at);
-            self.rect(x - 4.0, top, 8.0, bottom - top, "none", " stroke='#d00000' stroke-width='2'");
+            self.rect(
+                x - 4.0,
+                top,
+                8.0,
+                bottom - top,
+                "none",
+                " stroke='#d00000' stroke-width='2'",
+            );
             self.text(x + 6.0, bottom - 3.0, 11, &finding.text);
         }
     }
@@ -281,9 +317,10 @@ fn colour(at: usize) -> &'static str {
     COLOURS[at % COLOURS.len()]
 }
 
-/// Until when a lease is drawn: to its end, or to the last that is known of one who was killed.
-fn end(lease: &Lease) -> u64 {
-    lease.ended().unwrap_or(lease.last_ok.max(lease.granted.unwrap_or_default()))
+/// Until when a lease is drawn: as long as somebody believed in it, or had it without a look.
+fn end(lease: &Lease, granted: u64) -> u64 {
+    let looked = lease.believed.map_or(granted, |(_, until)| until);
+    lease.released.map_or(looked, |released| if lease.by_token { released } else { looked })
 }
 
 /// `BlackHole` as `black hole`.

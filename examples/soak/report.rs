@@ -9,16 +9,22 @@ use std::collections::BTreeMap;
 const SHOWN: usize = 20;
 
 pub fn print(history: &[Event], verdict: &Verdict) {
-    let granted: Vec<&Lease> = verdict.leases.iter().filter(|lease| lease.granted.is_some()).collect();
+    let granted: Vec<&Lease> =
+        verdict.leases.iter().filter(|lease| lease.granted.is_some()).collect();
     println!();
-    println!("{:<10} {:>8} {:>8} {:>8} {:>8} {:>12} {:>12}", "name", "asked", "granted", "lost", "at risk", "median wait", "longest wait");
+    println!(
+        "{:<10} {:>8} {:>8} {:>8} {:>8} {:>12} {:>12}",
+        "name", "asked", "granted", "lost", "at risk", "median wait", "longest wait"
+    );
     let mut names: BTreeMap<&str, Vec<&Lease>> = BTreeMap::new();
     for lease in &verdict.leases {
         names.entry(&lease.name).or_default().push(lease);
     }
     for (name, leases) in names {
-        let mut waits: Vec<u64> =
-            leases.iter().filter_map(|lease| Some(lease.granted?.saturating_sub(lease.asked))).collect();
+        let mut waits: Vec<u64> = leases
+            .iter()
+            .filter_map(|lease| Some(lease.granted?.saturating_sub(lease.asked)))
+            .collect();
         waits.sort_unstable();
         let lost = leases.iter().filter(|lease| lease.fired.is_some()).count();
         let at_risk: usize = leases.iter().map(|lease| lease.at_risk.len()).sum();
@@ -30,8 +36,18 @@ pub fn print(history: &[Event], verdict: &Verdict) {
             millis(waits.last())
         );
     }
-    let causes = count(verdict.leases.iter().filter_map(|lease| lease.fired.as_ref().map(|(_, cause)| cause.as_str())));
-    let refusals = count(verdict.leases.iter().filter_map(|lease| lease.gave_up.as_ref().map(|(_, why)| why.as_str())));
+    let causes = count(
+        verdict
+            .leases
+            .iter()
+            .filter_map(|lease| lease.fired.as_ref().map(|(_, cause)| cause.as_str())),
+    );
+    let refusals = count(
+        verdict
+            .leases
+            .iter()
+            .filter_map(|lease| lease.gave_up.as_ref().map(|(_, why)| why.as_str())),
+    );
     let faults = count(history.iter().filter_map(|event| match &event.what {
         What::Fault { kind, .. } => kind.split('(').next(),
         _ => None,

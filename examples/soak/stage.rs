@@ -20,7 +20,8 @@ pub struct Backend {
 
 impl Backend {
     /// The names on the durable and on the volatile server.
-    pub const NAMES: [&[&str]; 2] = [&["ash", "birch", "cedar"], &["dogwood", "elm"]];
+    pub const NAMES: [&[&str]; 2] =
+        [&["ash", "birch", "cedar", "dogwood", "elm"], &["fir", "hazel", "juniper"]];
 
     /// Two servers: one keeps its keys on disk, the other loses them with each crash.
     pub fn two() -> Vec<Self> {
@@ -82,7 +83,9 @@ pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
         }
         let ttls = seen.unwrap_or_default();
         for (at, name) in backend.names.iter().enumerate() {
-            let absent = ttls.iter().all(|(key, _)| key != name) && after - before < BLIND && connection.is_some();
+            let absent = ttls.iter().all(|(key, _)| key != name)
+                && after - before < BLIND
+                && connection.is_some();
             free[at] = match free[at].take() {
                 Some((from, until)) if absent && before - until < BLIND => Some((from, before)),
                 span => {
@@ -136,8 +139,14 @@ pub fn left_over(backend: &Backend) -> Result<Vec<String>, String> {
             left.push(format!("the key {key} on {}", backend.label));
         }
     }
-    let channels = connection.try_command(&["PUBSUB", "CHANNELS"]).map_err(|error| error.to_string())?;
-    left.extend(channels.list().into_iter().map(|channel| format!("the channel {} on {}", channel.text(), backend.label)));
+    let channels =
+        connection.try_command(&["PUBSUB", "CHANNELS"]).map_err(|error| error.to_string())?;
+    left.extend(
+        channels
+            .list()
+            .into_iter()
+            .map(|channel| format!("the channel {} on {}", channel.text(), backend.label)),
+    );
     Ok(left)
 }
 

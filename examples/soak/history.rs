@@ -66,6 +66,9 @@ events! {
     /// A name, the server it is kept on, and the time to live of its leases.
     Name = "name" { name: String, server: String, ttl_ms: u64 }
 
+    /// The id that a manager of this process puts before its tokens in the store.
+    Manager = "manager" { id: String }
+
     /// A flow of control asks; the number is for this lease in its process. `limit_ms` is 0 for no limit.
     Wanted = "wanted" { ask: u64, name: String, how: String, limit_ms: u64 }
     /// The call returned without a lease, or was dropped.
@@ -83,6 +86,8 @@ events! {
     Fired = "fired" { ask: u64, last_ok: u64, cause: String }
     /// About to unlock, drop or forget the lease: nothing was sent yet.
     Released = "released" { ask: u64, last_ok: u64 }
+    /// About to be left to expire.
+    Forgot = "forgot" { ask: u64 }
     /// About to call `force_unlock`, and it has succeeded. Without the second it may still come.
     Forcing = "forcing" { ask: u64, name: String }
     Forced = "forced" { ask: u64 }
@@ -99,6 +104,8 @@ events! {
     Wiped = "wiped" { until: u64, name: String }
     /// The server had no key of this name, as often as it was looked at.
     Free = "free" { until: u64, name: String }
+    /// The server had this token of this manager under the name, as often as it was looked at.
+    Kept = "kept" { until: u64, name: String, id: String, number: u64 }
     /// A key without a time to live.
     Undying = "undying" { key: Words }
     /// The resource accepted a write; these are in its order.

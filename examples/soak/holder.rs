@@ -94,6 +94,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
         let mut places = Vec::new();
         for backend in backends {
             let leases = connect(&backend).await;
+            introduce(&leases, who, &diary).await;
             places.extend(backend.names.into_iter().map(|name| Place {
                 name,
                 ttl: backend.ttl,
@@ -114,6 +115,20 @@ async fn connect(backend: &Backend) -> LeaseManager {
             Ok(leases) => return leases,
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
+    }
+}
+
+/// Tells which tokens in the store are ours.
+async fn introduce(leases: &LeaseManager, who: &str, diary: &Diary) {
+    let mut lock = leases.lock(format!("id-of-{who}"));
+    loop {
+        if let Ok(lease) = lock.lock().await
+            && let Ok(Some(holding)) = leases.inspect(lease.name()).await
+            && let Some((id, _)) = holding.holder.split_once(':')
+        {
+            return diary.write(What::Manager { id: id.to_owned() });
+        }
+        sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -435,7 +450,10 @@ impl Flow {
                     diary.write(What::Forced { ask });
                 }
             }
-            1..20 => lease.forget(),
+            1..20 => {
+                self.process.diary.write(What::Forgot { ask });
+                lease.forget();
+            }
             20..600 => drop(lease),
             _ => {
                 let _ = lease.unlock().await;

@@ -19,6 +19,8 @@ pub struct Lease {
     /// The last `check()` that is known to have been Ok, as the time before it was called.
     pub last_ok: u64,
     pub released: Option<u64>,
+    /// When it was left to expire.
+    pub forgot: Option<u64>,
     pub fired: Option<(u64, String)>,
     /// When it was at risk, and when it was safe again.
     pub at_risk: Vec<(u64, Option<u64>)>,
@@ -92,6 +94,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 by_token: false,
                 last_ok: 0,
                 released: None,
+                forgot: None,
                 fired: None,
                 at_risk: Vec::new(),
                 nested: Vec::new(),
@@ -109,6 +112,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 lease.fence = *fence;
                 lease.by_token = by == "token";
             }
+            What::Forgot { .. } => lease.forgot = Some(at),
             What::Nested { fence, .. } => lease.nested.push((at, *fence)),
             What::Checked { last_ok, .. } => lease.last_ok = lease.last_ok.max(*last_ok),
             What::AtRisk { .. } => lease.at_risk.push((at, None)),
@@ -138,6 +142,7 @@ fn ask_of(what: &What) -> Option<u64> {
         What::GaveUp { ask, .. }
         | What::Granted { ask, .. }
         | What::Nested { ask, .. }
+        | What::Forgot { ask }
         | What::Checked { ask, .. }
         | What::AtRisk { ask }
         | What::Safe { ask }

@@ -26,6 +26,8 @@
 //! - *update*: the values that the guarded resource accepted are 1, 2, 3, .. with tokens that never go back.
 //! - *waiting*: nobody waits for a name that is free on the server, over a path without faults, for longer
 //!   than the poll bound, two attempts and a reaction; nor beyond a limit of his own; nor for ever.
+//! - *orphan*: no key stays on the server of which its process knows nothing, neither a lease nor a wish, for
+//!   longer than two attempts and a reaction over a path without faults.
 //! - *left over*: no lock key, no key without a time to live, no channel.
 //! - *count*: at rest, the store has the hold counts that are believed.
 //! - *contradiction*: what a process found by itself, such as a loss that was not final.
@@ -106,6 +108,7 @@ pub fn judge(history: &[Event]) -> Verdict {
     case.overlaps_and_fences();
     case.updates();
     case.waits();
+    case.orphans();
     case.ends();
     let met = case.met();
     case.findings.sort_by_key(|finding| finding.at);
@@ -308,7 +311,7 @@ impl Case<'_> {
                 };
                 let longest =
                     longest_gap(idle, grants.get(name.as_str()).map_or(&[], Vec::as_slice));
-                let trouble = self.trouble(lease, &setting, longest);
+                let trouble = self.trouble(&lease.who, &setting, longest);
                 if longest.1 - longest.0 > bound + trouble.stalled && !trouble.faulty {
                     let text = format!(
                         "{name}: {} waits by {} for a free name for {} ms",
@@ -319,7 +322,7 @@ impl Case<'_> {
                     found.push(("waiting", longest.0, text));
                 }
             }
-            let trouble = self.trouble(lease, &setting, wait);
+            let trouble = self.trouble(&lease.who, &setting, wait);
             let limit = if lease.limit > 0 {
                 lease.limit + setting.attempt() + REACTION
             } else {
@@ -341,15 +344,59 @@ impl Case<'_> {
         }
     }
 
-    /// What may have held up a waiter in a span.
-    fn trouble(&self, lease: &Lease, setting: &Setting, span: Span) -> Trouble {
+    fn orphans(&mut self) {
+        let managers: HashMap<&str, &str> = self
+            .history
+            .iter()
+            .filter_map(|event| match &event.what {
+                What::Manager { id } => Some((id.as_str(), event.who.as_str())),
+                _ => None,
+            })
+            .collect();
+        let mut known: HashMap<(&str, &str), Vec<Span>> = HashMap::new();
+        let end = self.history.last().map_or(0, |event| event.at);
+        for lease in &self.leases {
+            let ttl = self.setting(&lease.name).ttl;
+            let forgotten = lease.forgot.map(|forgot| forgot + ttl);
+            let until = match lease.granted {
+                Some(_) => forgotten.or(lease.ended()),
+                None => lease.answered(),
+            };
+            let span = (lease.asked, until.unwrap_or(end));
+            known.entry((&lease.who, &lease.name)).or_default().push(span);
+        }
+        known.values_mut().for_each(|spans| spans.sort_unstable());
+        let mut found = Vec::new();
+        for Event { at, what, .. } in self.history {
+            let What::Kept { until, name, id, number } = what else { continue };
+            let Some(who) = managers.get(id.as_str()) else { continue };
+            let setting = self.setting(name);
+            let spans = known.get(&(*who, name.as_str())).map_or(&[][..], Vec::as_slice);
+            let unknown = longest_uncovered((*at, *until), spans);
+            let trouble = self.trouble(who, &setting, unknown);
+            let bound = 2 * setting.attempt() + REACTION + trouble.stalled;
+            if unknown.1 - unknown.0 > bound && !trouble.faulty {
+                let text = format!(
+                    "{name}: {who} has it by token {number} for {} ms, and knows nothing of it",
+                    (unknown.1 - unknown.0) / 1_000_000
+                );
+                found.push(("orphan", unknown.0, text));
+            }
+        }
+        for (rule, at, text) in found {
+            self.find(rule, at, text);
+        }
+    }
+
+    /// What may have held up a process and its server in a span.
+    fn trouble(&self, who: &str, setting: &Setting, span: Span) -> Trouble {
         // What a fault leaves behind lives for a time to live, and reconnects take a while.
         let settle = setting.ttl + SECOND / 2;
-        let path = self.faults_on(&lease.who).chain(self.faults_on(&setting.server));
+        let path = self.faults_on(who).chain(self.faults_on(&setting.server));
         let faults: Vec<Span> = path.map(|(_, fault)| (fault.0, fault.1 + settle)).collect();
         let broken = faults.iter().filter_map(|fault| overlap(*fault, span));
         let broken_for = broken.map(|part| part.1 - part.0).sum();
-        let stalls = self.stalls.get(lease.who.as_str()).into_iter().flatten();
+        let stalls = self.stalls.get(who).into_iter().flatten();
         let stalled =
             stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
         Trouble { faulty: broken_for > 0, broken_for, stalled }
@@ -491,6 +538,23 @@ fn longest_gap(span: Span, moments: &[u64]) -> Span {
             longest = (from, at);
         }
         from = at;
+    }
+    longest
+}
+
+/// The longest part of a span that none of these spans, in order, covers.
+fn longest_uncovered(span: Span, covers: &[Span]) -> Span {
+    let mut longest = (span.0, span.0);
+    let mut from = span.0;
+    for cover in covers.iter().copied().chain([(span.1, span.1)]) {
+        if cover.1 < from {
+            continue;
+        }
+        let until = cover.0.min(span.1);
+        if until > from && until - from > longest.1 - longest.0 {
+            longest = (from, until);
+        }
+        from = from.max(cover.1);
     }
     longest
 }

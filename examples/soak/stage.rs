@@ -1,6 +1,6 @@
 //! The servers that the run is played on, and those who watch them.
 
-use crate::common::{Resp, Server};
+use crate::common::{Reply, Resp, Server};
 use crate::history::{Event, What, Words, now};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,60 +59,87 @@ impl Log {
     }
 }
 
-/// Looks at the keys of a server again and again: which names are free, and whether anything has no end.
+/// A key as the server has it.
+struct Key {
+    name: String,
+    ttl: i64,
+    /// The field of a lock; empty for other keys.
+    token: String,
+}
+
+/// What a name was like, from the first look that saw it so to the last.
+struct Seen {
+    from: u64,
+    until: u64,
+    token: Option<String>,
+}
+
+/// Looks at the keys of a server again and again: which names are free, or have an owner, and whether
+/// anything has no end.
 pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
     /// A gap longer than this may hide a whole lease.
     const BLIND: u64 = 100_000_000;
-    /// Free for less is of no interest.
-    const SHORT: u64 = 150_000_000;
     let mut connection = None;
-    let mut free: Vec<Option<(u64, u64)>> = vec![None; backend.names.len()];
-    let close = |name: &String, span: Option<(u64, u64)>| {
-        if let Some((from, until)) = span
-            && until - from > SHORT
-        {
-            log.write(from, What::Free { until, name: name.clone() });
-        }
-    };
+    let mut spans: Vec<Option<Seen>> = backend.names.iter().map(|_| None).collect();
     while !stop.load(Ordering::Relaxed) {
         let before = now();
-        let seen = look(backend, &mut connection);
+        let keys = look(backend, &mut connection);
         let after = now();
-        if seen.is_err() {
+        let blind = keys.is_err() || after - before > BLIND;
+        if keys.is_err() {
             connection = None;
         }
-        let ttls = seen.unwrap_or_default();
-        for (at, name) in backend.names.iter().enumerate() {
-            let absent = ttls.iter().all(|(key, _)| key != name)
-                && after - before < BLIND
-                && connection.is_some();
-            free[at] = match free[at].take() {
-                Some((from, until)) if absent && before - until < BLIND => Some((from, before)),
-                span => {
-                    close(name, span);
-                    absent.then_some((after, after))
+        let keys = keys.unwrap_or_default();
+        for (name, span) in backend.names.iter().zip(&mut spans) {
+            let token = keys.iter().find(|key| key.name == *name).map(|key| key.token.clone());
+            match span {
+                Some(seen) if !blind && seen.token == token && before - seen.until < BLIND => {
+                    seen.until = before;
                 }
-            };
-        }
-        for (key, ttl) in ttls {
-            if ttl == -1 {
-                log.write(after, What::Undying { key: Words(key) });
+                _ => {
+                    tell(name, span.take(), log);
+                    *span = (!blind).then_some(Seen { from: after, until: after, token });
+                }
             }
+        }
+        for key in keys.into_iter().filter(|key| key.ttl == -1) {
+            log.write(after, What::Undying { key: Words(key.name) });
         }
         thread::sleep(Duration::from_millis(10));
     }
-    for (name, span) in backend.names.iter().zip(free) {
-        close(name, span);
+    for (name, span) in backend.names.iter().zip(spans) {
+        tell(name, span, log);
     }
 }
 
-/// All keys and their times to live, at one instant.
-fn look(backend: &Backend, connection: &mut Option<Resp>) -> io::Result<Vec<(String, i64)>> {
+/// Writes down a span that is long enough to be of interest.
+fn tell(name: &str, seen: Option<Seen>, log: &Log) {
+    const SHORT: u64 = 150_000_000;
+    let Some(Seen { from, until, token }) = seen.filter(|seen| seen.until - seen.from > SHORT)
+    else {
+        return;
+    };
+    let name = name.to_owned();
+    let token = token.as_deref().map(|token| token.split_once(':'));
+    match token {
+        None => log.write(from, What::Free { until, name }),
+        Some(Some((id, number))) => {
+            let (id, number) = (id.to_owned(), number.parse().unwrap_or_default());
+            log.write(from, What::Kept { until, name, id, number });
+        }
+        Some(None) => {
+            log.write(from, What::Left { text: Words(format!("{name}, which is no lock")) })
+        }
+    }
+}
+
+/// All keys, at one instant.
+fn look(backend: &Backend, connection: &mut Option<Resp>) -> io::Result<Vec<Key>> {
     const LOOK: &str = "
         local found = {}
         for _, key in ipairs(redis.call('KEYS', '*')) do
-            table.insert(found, key)
-            table.insert(found, redis.call('PTTL', key))
+            local token = redis.call('TYPE', key).ok == 'hash' and redis.call('HKEYS', key)[1] or ''
+            table.insert(found, { key, redis.call('PTTL', key), token })
         end
         return found";
     let connection = match connection {
@@ -123,8 +150,11 @@ fn look(backend: &Backend, connection: &mut Option<Resp>) -> io::Result<Vec<(Str
     if let Some(error) = reply.error() {
         return Err(io::Error::other(error.to_owned()));
     }
-    let pairs = reply.pairs();
-    Ok(pairs.into_iter().filter_map(|(key, ttl)| Some((key, ttl.parse().ok()?))).collect())
+    let key = |reply: Reply| {
+        let [name, ttl, token] = reply.list().try_into().ok()?;
+        Some(Key { name: name.text(), ttl: ttl.int(), token: token.text() })
+    };
+    Ok(reply.list().into_iter().filter_map(key).collect())
 }
 
 /// What is left on a server that should hold nothing: locks, and channels.

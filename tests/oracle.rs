@@ -324,7 +324,7 @@ fn a_limit_that_is_outstayed_and_a_wait_without_end_are_found() {
     };
     accepts(&limit(1250));
     finds("waiting", &limit(2000));
-    finds("waiting", "1000 p0.1 wanted 0 ash lock 0\n40000 p1.1 stalled 1");
+    finds("waiting", "1000 p0.1 wanted 0 ash lock 0\n70000 p1.1 stalled 1");
 }
 
 #[test]

@@ -147,7 +147,7 @@ impl Plan {
                 Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
                 _ if random.once_in(2) => random.millis(30..350),
-                _ => random.millis(350..2500),
+                _ => random.millis(500..3000),
             };
             (lasts, Kind::Process(kind, reach))
         });

@@ -23,8 +23,10 @@ use tokio::time::{sleep, timeout};
 
 /// The hidden first argument of the program.
 pub const HOLDER: &str = "holder";
-/// So many flows of control in a process.
+/// So many flows of control are in a process.
 const TASKS: u64 = 10;
+/// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
+const LONG_HOLDERS: u64 = 2;
 
 /// What the process is to do; each word is answered by the same word when it is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,6 +185,7 @@ impl Process {
                 random: Random::part(seed, part),
                 ledger: ledger.map_err(|error| format!("the ledger: {error}"))?,
                 handles: HashMap::new(),
+                holds_long: part < LONG_HOLDERS,
             };
             tasks.spawn(flow.live());
         }
@@ -268,6 +271,7 @@ struct Flow {
     random: Random,
     ledger: Ledger,
     handles: HashMap<usize, Lock>,
+    holds_long: bool,
 }
 
 impl Flow {
@@ -281,7 +285,7 @@ impl Flow {
             if !self.random.once_in(10) {
                 self.handles.insert(at, lock);
             }
-            let pause = self.random.millis(0..30);
+            let pause = self.random.millis(if self.holds_long { 100..1000 } else { 0..30 });
             sleep(pause).await;
         }
     }
@@ -351,13 +355,15 @@ impl Flow {
         }
     }
 
-    /// Mostly short, sometimes longer than the time to live.
+    /// Mostly short; for the long holders, one to three times the time to live.
     fn how_long(&mut self, ttl: Duration) -> Duration {
-        match self.random.below(1000) {
-            0..850 => self.random.millis(0..8),
-            850..960 => self.random.millis(8..80),
-            960..980 => self.random.millis(80..500),
-            _ => ttl + ttl.mul_f64(self.random.below(100) as f64 / 100.0),
+        if self.holds_long {
+            return ttl + ttl.mul_f64(self.random.below(200) as f64 / 100.0);
+        }
+        match self.random.below(100) {
+            0..85 => self.random.millis(0..8),
+            85..97 => self.random.millis(8..80),
+            _ => self.random.millis(80..500),
         }
     }
 

@@ -44,8 +44,8 @@ use std::collections::{BTreeMap, HashMap};
 
 /// From an event that makes a waiter ask to the grant: a scheduler, a round trip.
 const REACTION: u64 = 150_000_000;
-/// So long nobody waits whose path is without faults, with a few dozen rivals.
-const LONGEST_WAIT: u64 = 30_000_000_000;
+/// So long nobody waits whose path is without faults, with a few dozen rivals who may hold for 2 T.
+const LONGEST_WAIT: u64 = 60_000_000_000;
 /// A `force_unlock` without an answer may come so much later.
 const FORCED_LATE: u64 = 10_000_000_000;
 /// A shorter run need not meet everything.

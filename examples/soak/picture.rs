@@ -130,7 +130,7 @@ impl Picture<'_> {
             self.rect(x, y, 16.0, 12.0, colour(at), "");
             let text = format!("held by process {}", self.slots[at]);
             self.text(x + 21.0, y + 10.0, 12, &text);
-            x += 146.0;
+            x += 140.0;
         }
         self.rect(x, y, 16.0, 12.0, COLOURS[0], "");
         self.rect(x, y, 16.0, 12.0, "url(#risk)", "");
@@ -139,6 +139,9 @@ impl Picture<'_> {
         self.mark(x + 8.0, y + 2.0);
         self.text(x + 21.0, y + 10.0, 12, "loss told to the holder");
         x += 168.0;
+        self.rect(x, y + 5.0, 16.0, 2.0, LOSS, "");
+        self.text(x + 21.0, y + 10.0, 12, "lost while frozen");
+        x += 136.0;
         self.line(x + 8.0, y - 2.0, y + 14.0);
         self.text(x + 21.0, y + 10.0, 12, "key wiped from the server");
         x += 192.0;
@@ -209,7 +212,7 @@ impl Picture<'_> {
             self.rect(left, y + 1.0, (right - left).max(3.0), FAULT - 2.0, "#c8c8c8", "");
             let room = shown.get(at + 1).map_or(WIDTH - 8.0, |next| next.0) - left;
             let words = spaced(kind);
-            if words.len() as f64 * 5.2 < room {
+            if words.len() as f64 * 5.6 < room {
                 self.text(left + 3.0, y + 10.5, 9, &words);
             }
         }

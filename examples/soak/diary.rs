@@ -1,7 +1,6 @@
 //! What a holder process writes down, as it happens: after a SIGKILL, all but the last line is there.
 
 use crate::history::{Event, What, now};
-use crate::holder::loss_word;
 use leasehold::{Lease, Loss};
 use std::fs::File;
 use std::io::{self, Write};
@@ -105,4 +104,9 @@ impl Drop for Belief {
             self.diary.write(What::Released { ask: self.ask, last_ok: self.last_ok });
         }
     }
+}
+
+/// A word for the history.
+pub fn loss_word(loss: Option<Loss>) -> String {
+    loss.map_or_else(|| "unknown".to_owned(), |loss| format!("{loss:?}").to_lowercase())
 }

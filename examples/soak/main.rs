@@ -15,6 +15,7 @@ mod common;
 mod crew;
 mod diary;
 mod faults;
+mod flow;
 mod history;
 mod holder;
 mod leases;

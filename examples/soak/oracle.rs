@@ -38,8 +38,11 @@
 //! after the wipe, so its belief ends before wipe + T. Overlaps and fences out of order are excused in that
 //! time, and in no other. The rule *update* has no such excuse: there the smaller token must be refused.
 
+#[path = "met.rs"]
+mod met;
+
 use crate::history::{Event, What};
-use crate::leases::{Lease, Setting, leases, settings, slot};
+use crate::leases::{Lease, Setting, leases, settings};
 use std::collections::{BTreeMap, HashMap};
 
 /// From an event that makes a waiter ask to the grant: a scheduler, a round trip.
@@ -48,8 +51,6 @@ const REACTION: u64 = 150_000_000;
 const LONGEST_WAIT: u64 = 60_000_000_000;
 /// A `force_unlock` without an answer may come so much later.
 const FORCED_LATE: u64 = 10_000_000_000;
-/// A shorter run need not meet everything.
-const WHOLE_RUN: u64 = 60;
 const SECOND: u64 = 1_000_000_000;
 
 #[derive(Clone, Debug)]
@@ -111,6 +112,7 @@ pub fn judge(history: &[Event]) -> Verdict {
     case.orphans();
     case.ends();
     let met = case.met();
+    case.missing(&met);
     case.findings.sort_by_key(|finding| finding.at);
     Verdict { findings: case.findings, met, leases: case.leases }
 }
@@ -424,100 +426,6 @@ impl Case<'_> {
             };
             self.findings.push(Finding { rule, at: *at, text });
         }
-    }
-
-    /// What a run is for; in a whole run each of it must have happened.
-    fn met(&mut self) -> Vec<(&'static str, u64)> {
-        let mut chains = 0;
-        let mut contended = 0;
-        let mut last: HashMap<&str, &Lease> = HashMap::new();
-        for lease in self.leases.iter().filter(|lease| lease.granted.is_some()) {
-            if let Some(before) = last.insert(&lease.name, lease) {
-                chains += u64::from(before.who == lease.who && before.fence + 1 == lease.fence);
-                contended += u64::from(before.ended().is_some_and(|ended| ended > lease.asked));
-            }
-        }
-        let losses = self.leases.iter().filter(|lease| {
-            let in_with = lease.granted.is_some()
-                && lease.gave_up.as_ref().is_some_and(|(_, why)| why.starts_with("lost"));
-            lease.fired.is_some() || in_with
-        });
-        let survived =
-            self.leases.iter().flat_map(|lease| &lease.at_risk).filter(|risk| risk.1.is_some());
-        let count = |like: fn(&What) -> bool| {
-            self.history.iter().filter(|event| like(&event.what)).count() as u64
-        };
-        let seen = |word: &str| {
-            let counts = self.history.iter().filter_map(|event| match &event.what {
-                What::Seen { count, text } if text.0 == word => Some(*count),
-                _ => None,
-            });
-            counts.sum()
-        };
-        let met = vec![
-            ("losses told", losses.count() as u64),
-            ("blips survived (at risk, then held)", survived.count() as u64),
-            ("contended waits", contended),
-            ("hand-offs in memory", chains),
-            ("nested grants", count(|what| matches!(what, What::Nested { .. }))),
-            ("takeovers after a kill", self.takeovers()),
-            ("freezes noticed", self.freezes_noticed()),
-            ("smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
-            ("requests sent twice", seen("requests sent twice")),
-            ("replies or requests lost", seen("replies or requests lost")),
-            ("reconnects", seen("reconnects")),
-        ];
-        let run = self.history.iter().find_map(|event| match event.what {
-            What::Run { seconds, .. } => Some(seconds),
-            _ => None,
-        });
-        if run.is_some_and(|seconds| seconds >= WHOLE_RUN) {
-            for (what, count) in &met {
-                if *count == 0 {
-                    self.findings.push(Finding {
-                        rule: "never happened",
-                        at: 0,
-                        text: (*what).to_owned(),
-                    });
-                }
-            }
-        }
-        met
-    }
-
-    /// Names that a killed process had, and somebody else got.
-    fn takeovers(&self) -> u64 {
-        let kills = self.faults.iter().filter(|(_, kind, _)| *kind == "Kill");
-        let mut count = 0;
-        for (who, _, (killed, _)) in kills {
-            let orphans = self.leases.iter().filter(|lease| {
-                lease.who == *who
-                    && lease.granted.is_some_and(|granted| granted < *killed)
-                    && lease.ended().is_none()
-            });
-            for orphan in orphans {
-                let next = self
-                    .leases
-                    .iter()
-                    .any(|lease| lease.name == orphan.name && lease.granted > Some(*killed));
-                count += u64::from(next);
-            }
-        }
-        count
-    }
-
-    /// Freezes after which a holder was told of a loss at once.
-    fn freezes_noticed(&self) -> u64 {
-        let freezes = self.faults.iter().filter(|(_, kind, _)| *kind == "Freeze");
-        let noticed = freezes.filter(|(who, _, (from, until))| {
-            self.leases.iter().any(|lease| {
-                slot(&lease.who) == slot(who)
-                    && lease.fired.as_ref().is_some_and(|(at, cause)| {
-                        cause == "expired" && (*from..until + SECOND / 5).contains(at)
-                    })
-            })
-        });
-        noticed.count() as u64
     }
 }
 

@@ -69,18 +69,19 @@ pub enum ServerFault {
     Delete(usize),
 }
 
-/// Kinds and how many of each are in a deck: breaks of the network are commoner than those that lose keys.
+/// Kinds and how many of each are in a deck. Breaks of the network are commoner than those that lose keys, and
+/// those that keep requests back commonest: only then does the server's time to live run out with the holder's.
 const PROCESS: &[(Process, usize)] = &[
-    (Process::BlackHole, 4),
-    (Process::HoldRequests, 3),
-    (Process::HoldReplies, 3),
-    (Process::LoseReplies, 2),
+    (Process::BlackHole, 6),
+    (Process::HoldRequests, 5),
+    (Process::HoldReplies, 2),
+    (Process::LoseReplies, 1),
     (Process::Delay, 2),
     (Process::Drip, 1),
-    (Process::Duplicate, 3),
-    (Process::Refuse, 2),
+    (Process::Duplicate, 2),
+    (Process::Refuse, 5),
     (Process::Cut, 3),
-    (Process::LoseOneReply, 4),
+    (Process::LoseOneReply, 3),
     (Process::LoseOneRequest, 2),
     (Process::Kill, 3),
     (Process::Freeze, 4),
@@ -146,7 +147,7 @@ impl Plan {
                 }
                 Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
-                _ if random.once_in(2) => random.millis(30..350),
+                _ if random.once_in(3) => random.millis(30..350),
                 _ => random.millis(500..3000),
             };
             (lasts, Kind::Process(kind, reach))

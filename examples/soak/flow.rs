@@ -33,7 +33,7 @@ impl Flow {
             if !self.random.once_in(10) {
                 self.handles.insert(at, lock);
             }
-            let pause = self.random.millis(if self.holds_long { 100..1000 } else { 0..30 });
+            let pause = self.random.millis(if self.holds_long { 500..2500 } else { 0..30 });
             sleep(pause).await;
         }
     }
@@ -105,7 +105,9 @@ impl Flow {
 
     /// Mostly short; for the long holders, one to three times the time to live.
     fn how_long(&mut self, ttl: Duration) -> Duration {
-        if self.holds_long {
+        // Three seconds at a time, always, would leave little for the others.
+        let long = self.holds_long && (ttl <= Duration::from_secs(1) || self.random.once_in(3));
+        if long {
             return ttl + ttl.mul_f64(self.random.below(200) as f64 / 100.0);
         }
         match self.random.below(100) {

@@ -25,7 +25,7 @@ use tokio::time::sleep;
 /// The hidden first argument of the program.
 pub const HOLDER: &str = "holder";
 /// So many flows of control are in a process.
-const TASKS: u64 = 10;
+const TASKS: u64 = 14;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
 

@@ -110,7 +110,9 @@ impl Options {
                 text.parse::<u64>().map_err(|_| format!("{word} {text}: not a whole number"))
             };
             match word.as_str() {
-                "--minutes" => options.length = Duration::from_secs(60 * number(value()?)?),
+                "--minutes" => {
+                    options.length = Duration::from_secs(number(value()?)?.saturating_mul(60))
+                }
                 "--seconds" => options.length = Duration::from_secs(number(value()?)?),
                 "--seed" => options.seed = number(value()?)?,
                 "--out" => options.out = Some(PathBuf::from(value()?)),

@@ -66,13 +66,13 @@ impl Picture<'_> {
         let row_height = lanes + 6.0 + self.names.len() as f64 * NAME + AXIS;
         let top = 78.0;
         let height = top + rows.len() as f64 * row_height;
-        let _ = write!(
+        let _ = writeln!(
             self.svg,
             "<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}' \
              font-family='sans-serif' font-size='11'>\
              <defs><pattern id='risk' width='5' height='5' patternUnits='userSpaceOnUse' patternTransform='rotate(45)'>\
              <rect width='2.2' height='5' fill='#000' fill-opacity='0.65'/></pattern></defs>\
-             <rect width='{WIDTH}' height='{height}' fill='#fff'/>\n"
+             <rect width='{WIDTH}' height='{height}' fill='#fff'/>"
         );
         let all = self.verdict.leases.iter().filter(|lease| lease.granted.is_some()).count();
         let findings = self.verdict.findings.len();

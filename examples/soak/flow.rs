@@ -56,6 +56,15 @@ impl Flow {
             "with" => return self.with(place, lock, ask).await,
             "try" => lock.try_lock().await,
             "timeout" => lock.lock_timeout(limit).await,
+            // Dropped while the first request is on its way, or soon after.
+            "dropped" if self.random.once_in(2) => {
+                let polls = self.random.below(4);
+                tokio::select! {
+                    biased;
+                    taken = lock.lock() => taken.map(Some),
+                    () = yields(polls) => Ok(None),
+                }
+            }
             "dropped" => {
                 timeout(limit, lock.lock()).await.map_or(Ok(None), |taken| taken.map(Some))
             }
@@ -239,5 +248,11 @@ fn error_word(error: &leasehold::Error) -> String {
     match error.loss() {
         Some(loss) => format!("lost-{}", loss_word(Some(loss))),
         None => format!("{:?}", error.kind()).to_lowercase(),
+    }
+}
+
+async fn yields(times: usize) {
+    for _ in 0..times {
+        tokio::task::yield_now().await;
     }
 }

@@ -439,3 +439,52 @@ fn is_closed(connection: &mut Resp) -> bool {
     connection.set_timeout(LONG);
     connection.receive().is_err_and(|error| !is_timeout(&error))
 }
+
+#[tokio::test]
+async fn slow_modes_pass_everything_later_and_in_order() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let mut connection = Resp::connect(proxy.port());
+    let delay = Duration::from_millis(50);
+    for (mode, at_least) in
+        [(Mode::Delay(delay), delay * 2), (Mode::Drip, Duration::from_millis(4))]
+    {
+        proxy.set(mode);
+        let start = Instant::now();
+        connection.command(&["SET", "k", &"x".repeat(50)]);
+        assert!(start.elapsed() >= at_least, "{mode:?} took {:?}", start.elapsed());
+        for i in 0..5 {
+            connection.send(&["ECHO", &i.to_string()]).expect("the proxy takes requests");
+        }
+        for i in 0..5 {
+            assert_eq!(connection.receive().expect("a reply").int(), i);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_duplicated_script_runs_twice_and_is_answered_once() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let mut connection = Resp::connect(proxy.port());
+    proxy.set(Mode::Duplicate);
+    connection.command(&["EVAL", "return redis.call('INCR', 'k')", "0"]);
+    eventually(LONG, || server.command(&["GET", "k"]).int() == 2).await;
+    // Nothing else is run again, and replies stay in step.
+    connection.command(&["SET", "k", "7"]);
+    assert_eq!(connection.command(&["GET", "k"]).int(), 7);
+    assert_eq!((proxy.duplicated(), proxy.connections()), (1, 1));
+}
+
+#[test]
+fn a_dropped_request_closes_its_connection_and_never_runs() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    proxy.drop_request(2, "INCR");
+    let mut connection = Resp::connect(proxy.port());
+    assert_eq!(connection.command(&["INCR", "k"]).int(), 1);
+    assert!(connection.try_command(&["INCR", "k"]).is_err());
+    assert_eq!(server.command(&["GET", "k"]).int(), 1);
+    assert_eq!(proxy.dropped(), 1);
+    assert_eq!(Resp::connect(proxy.port()).command(&["INCR", "k"]).int(), 2);
+}

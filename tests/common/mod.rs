@@ -1,4 +1,4 @@
-//! What the integration tests and the benchmarks share: servers of their own, a proxy that
+//! What the integration tests, the soak and the benchmarks share: servers of their own, a proxy that
 //! breaks connections in chosen ways, and a client that looks at the server from outside.
 //!
 //! Everything here is synchronous, except for [`eventually`], so that it serves any runtime;
@@ -9,6 +9,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod fault;
+pub mod frame;
 #[cfg(target_os = "linux")]
 pub mod holder;
 pub mod look;

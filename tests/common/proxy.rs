@@ -10,11 +10,17 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::frame::words;
+
+pub use super::frame::frame_length;
 
 /// What the proxy does with what passes it. "Hold" means: keep, and pass on once the mode lets
 /// it, even if the other side has closed its end by then.
@@ -29,15 +35,26 @@ pub enum Mode {
     DropReplies,
     /// Closes all connections, and new ones at once.
     Refuse,
+    /// Passes all on, each way this much later.
+    Delay(Duration),
+    /// Passes all on, in slices of a few bytes.
+    Drip,
+    /// Passes all on, and runs each script call again over another connection.
+    Duplicate,
 }
+
+/// How much of a frame [`Mode::Drip`] passes on in one piece, and the pause after it.
+const SLICE: usize = 16;
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Mode {
     fn passes_requests(self) -> bool {
-        matches!(self, Mode::Pass | Mode::HoldReplies | Mode::DropReplies)
+        !matches!(self, Mode::BlackHole | Mode::HoldRequests | Mode::Refuse)
     }
 
     fn passes_replies(self) -> bool {
-        matches!(self, Mode::Pass | Mode::HoldRequests)
+        self.passes_requests() && !matches!(self, Mode::HoldReplies | Mode::DropReplies)
+            || self == Mode::HoldRequests
     }
 }
 
@@ -63,20 +80,32 @@ struct Control {
 
 #[derive(Default)]
 struct Record {
+    /// Without them it can run for ever.
+    forgets_requests: bool,
     requests: Vec<Vec<String>>,
     /// The same requests as they came.
     frames: Vec<Vec<u8>>,
     rules: Vec<Rule>,
     dropped: usize,
     answered: usize,
+    duplicated: usize,
+    connections: usize,
 }
 
 /// What becomes of the request that `needle` will be in for the `left`th time from now.
 struct Rule {
     needle: String,
     left: usize,
-    /// The reply to give instead of passing the request on; without one its own reply is dropped.
-    answer: Option<Vec<u8>>,
+    fate: Fate,
+}
+
+enum Fate {
+    /// The server never sees it, and the connection is closed.
+    DropRequest,
+    /// It runs, and the connection is closed instead of passing the reply on.
+    DropReply,
+    /// The server never sees it; this is the reply.
+    Answer(Vec<u8>),
 }
 
 impl Proxy {
@@ -90,7 +119,7 @@ impl Proxy {
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
+            .enable_all()
             .build()
             .expect("a runtime for the proxy");
         let thread = thread::Builder::new()
@@ -130,7 +159,7 @@ impl Proxy {
     ///
     /// Requests on connections that have subscribed under RESP2 are not counted.
     pub fn drop_reply_of(&self, n: usize, needle: &str) {
-        self.rule(n, needle, None);
+        self.rule(n, needle, Fate::DropReply);
     }
 
     /// Answers the `n`th request from now that has `needle` in its bytes (1 being the next one) with these
@@ -138,13 +167,13 @@ impl Proxy {
     ///
     /// Requests on connections that have subscribed under RESP2 are not counted.
     pub fn answer(&self, n: usize, needle: &str, reply: &[u8]) {
-        self.rule(n, needle, Some(reply.to_vec()));
+        self.rule(n, needle, Fate::Answer(reply.to_vec()));
     }
 
-    fn rule(&self, n: usize, needle: &str, answer: Option<Vec<u8>>) {
-        assert!(n > 0, "the next request is number 1");
+    fn rule(&self, left: usize, needle: &str, fate: Fate) {
+        assert!(left > 0, "the next request is number 1");
         assert!(!needle.is_empty(), "every request would match");
-        self.record().rules.push(Rule { needle: needle.to_owned(), left: n, answer });
+        self.record().rules.push(Rule { needle: needle.to_owned(), left, fate });
     }
 
     /// How many requests were answered on behalf of [`answer`](Self::answer).
@@ -173,9 +202,34 @@ impl Proxy {
         replies
     }
 
-    /// How many replies were dropped on behalf of [`drop_reply_of`](Self::drop_reply_of).
+    /// Closes the connection of the `n`th request from now that has `needle` in its bytes, which the
+    /// server never sees.
+    pub fn drop_request(&self, n: usize, needle: &str) {
+        self.rule(n, needle, Fate::DropRequest);
+    }
+
+    /// Keeps no requests from now on, for runs that are long.
+    pub fn forget_requests(&self) {
+        let mut record = self.record();
+        record.forgets_requests = true;
+        record.requests = Vec::new();
+        record.frames = Vec::new();
+    }
+
+    /// How many requests and replies were dropped by [`drop_reply_of`](Self::drop_reply_of) and
+    /// [`drop_request`](Self::drop_request).
     pub fn dropped(&self) -> usize {
         self.record().dropped
+    }
+
+    /// How many requests were run twice by [`Mode::Duplicate`].
+    pub fn duplicated(&self) -> usize {
+        self.record().duplicated
+    }
+
+    /// How many connections were accepted so far, those refused at once not counted.
+    pub fn connections(&self) -> usize {
+        self.record().connections
     }
 
     /// The requests passed on so far, each as its words with spaces between.
@@ -235,6 +289,7 @@ async fn accept(
         if mode == Mode::Refuse {
             continue;
         }
+        lock(&record).connections += 1;
         let (control, record) = (control.clone(), Arc::clone(&record));
         tokio::spawn(async move {
             let mut closing = control.clone();
@@ -264,7 +319,17 @@ struct Link {
     /// Whether a RESP2 subscription has begun, in which messages look like replies, so that no
     /// frame from the server can be matched with a request any more.
     subscribed: bool,
+    upstream_port: u16,
     record: Arc<Mutex<Record>>,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Noted {
+    Passed,
+    Answered,
+    /// The connection is to be closed.
+    Closed,
 }
 
 struct Pending {
@@ -297,6 +362,7 @@ impl Link {
             server_closed: false,
             pending: VecDeque::new(),
             subscribed: false,
+            upstream_port,
             record,
         };
         link.pump(from_client, from_server, control).await;
@@ -312,7 +378,9 @@ impl Link {
     ) {
         loop {
             control.mark_unchanged();
-            self.pass_requests(&control).await;
+            if self.pass_requests(&control).await.is_break() {
+                return;
+            }
             if self.pass_replies(&control).await.is_break() {
                 return;
             }
@@ -330,24 +398,38 @@ impl Link {
         }
     }
 
-    async fn pass_requests(&mut self, control: &watch::Receiver<Control>) {
-        let passes = || control.borrow().mode.passes_requests();
-        while passes()
+    /// Breaks once the connections are to be closed.
+    async fn pass_requests(&mut self, control: &watch::Receiver<Control>) -> ControlFlow<()> {
+        let mode = || control.borrow().mode;
+        if let (Mode::Delay(time), false) = (mode(), self.requests.is_empty()) {
+            sleep(time).await;
+        }
+        while mode().passes_requests()
             && let Some(length) = frame_length(&self.requests)
         {
             let frame: Vec<u8> = self.requests.drain(..length).collect();
-            if self.note(frame.clone()) {
-                // An error shows in the next read from the server.
-                let _ = self.server.write_all(&frame).await;
+            match self.note(frame.clone()) {
+                Noted::Closed => return ControlFlow::Break(()),
+                Noted::Answered => continue,
+                Noted::Passed => {}
             }
+            if mode() == Mode::Duplicate {
+                self.run_again(&frame);
+            }
+            write(&mut self.server, &frame, mode()).await;
         }
-        if self.client_closed && passes() {
+        if self.client_closed && mode().passes_requests() {
             let _ = self.server.shutdown().await;
         }
+        ControlFlow::Continue(())
     }
 
     /// Breaks once the connections are to be closed.
     async fn pass_replies(&mut self, control: &watch::Receiver<Control>) -> ControlFlow<()> {
+        let mode = control.borrow().mode;
+        if let (Mode::Delay(time), false) = (mode, self.replies.is_empty()) {
+            sleep(time).await;
+        }
         loop {
             let mode = control.borrow().mode;
             let drops = mode == Mode::DropReplies;
@@ -375,8 +457,7 @@ impl Link {
                 self.subscribed = request.subscribes && frame[0] == b'*';
             }
             if !drops {
-                // An error shows in the next read from the client.
-                let _ = self.client.write_all(&frame).await;
+                write(&mut self.client, &frame, mode).await;
             }
         }
         let mode = control.borrow().mode;
@@ -387,36 +468,57 @@ impl Link {
         ControlFlow::Continue(())
     }
 
-    /// Records a request and decides the fate of its reply; whether the server gets it.
-    fn note(&mut self, frame: Vec<u8>) -> bool {
+    /// Runs a script call over a connection of its own, for nobody to see the reply.
+    fn run_again(&self, frame: &[u8]) {
+        let is_call = words(frame).first().is_some_and(|word| word.starts_with("EVAL"));
+        if !is_call {
+            return;
+        }
+        lock(&self.record).duplicated += 1;
+        let (port, frame) = (self.upstream_port, frame.to_owned());
+        tokio::spawn(timeout(Duration::from_secs(5), async move {
+            let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+            server.write_all(&frame).await?;
+            let mut reply = Vec::new();
+            while frame_length(&reply).is_none() && server.read_buf(&mut reply).await? > 0 {}
+            io::Result::Ok(())
+        }));
+    }
+
+    /// Records a request and decides its fate and that of its reply.
+    fn note(&mut self, frame: Vec<u8>) -> Noted {
         let words = words(&frame);
         let first = words.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         let subscribes = matches!(first.as_str(), "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE");
         let mut record = lock(&self.record);
-        let (mut drop_reply, mut answer) = (false, None);
+        let mut fate = None;
         if !self.subscribed {
             record.rules.retain_mut(|rule| {
                 rule.left -= usize::from(contains(&frame, &rule.needle));
-                if rule.left > 0 {
-                    return true;
+                if rule.left == 0 {
+                    fate = Some(std::mem::replace(&mut rule.fate, Fate::DropReply));
                 }
-                match rule.answer.take() {
-                    Some(reply) => answer = Some(reply),
-                    None => drop_reply = true,
-                }
-                false
+                rule.left > 0
             });
         }
-        let passed_on = answer.is_none();
-        record.answered += usize::from(!passed_on);
-        if passed_on {
+        let (noted, drop_reply, answer) = match fate {
+            Some(Fate::DropRequest) => {
+                record.dropped += 1;
+                return Noted::Closed;
+            }
+            Some(Fate::Answer(reply)) => (Noted::Answered, false, Some(reply)),
+            Some(Fate::DropReply) => (Noted::Passed, true, None),
+            None => (Noted::Passed, false, None),
+        };
+        record.answered += usize::from(noted == Noted::Answered);
+        if noted == Noted::Passed && !record.forgets_requests {
             record.requests.push(words);
             record.frames.push(frame);
         }
         if !self.subscribed {
             self.pending.push_back(Pending { drop_reply, answer, subscribes });
         }
-        passed_on
+        noted
     }
 
     /// The request that a frame from the server answers; none for what it sends unasked.
@@ -430,40 +532,14 @@ impl Link {
     }
 }
 
-/// The length of the first whole frame of RESP2 or RESP3 in `bytes`, if there is one.
-pub fn frame_length(bytes: &[u8]) -> Option<usize> {
-    let line = bytes.windows(2).position(|pair| pair == b"\r\n")? + 2;
-    // Nothing follows a length of -1, which stands for null.
-    let length = || {
-        let digits = std::str::from_utf8(&bytes[1..line - 2]).ok()?;
-        digits.parse::<usize>().ok()
-    };
-    let parts = match bytes[0] {
-        b'$' | b'=' | b'!' => {
-            let end = length().map_or(line, |length| line + length + 2);
-            return (end <= bytes.len()).then_some(end);
-        }
-        b'*' | b'~' | b'>' => length().unwrap_or(0),
-        b'%' => 2 * length().unwrap_or(0),
-        // Attributes come before the frame that they describe.
-        b'|' => 2 * length().unwrap_or(0) + 1,
-        _ => 0,
-    };
-    (0..parts).try_fold(line, |at, _| Some(at + frame_length(&bytes[at..])?))
-}
-
-/// The words of a request: an array of bulk strings, or a line as one may type it.
-fn words(frame: &[u8]) -> Vec<String> {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if frame[0] != b'*' {
-        return text(frame).split_whitespace().map(str::to_owned).collect();
+/// Passes a frame on as fast as the mode says; an error shows in the next read from the other side.
+async fn write(to: &mut OwnedWriteHalf, frame: &[u8], mode: Mode) {
+    if mode != Mode::Drip {
+        let _ = to.write_all(frame).await;
+        return;
     }
-    let line = |bytes: &[u8]| bytes.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let mut words = Vec::new();
-    let mut rest = &frame[line(frame)..];
-    while let Some(length) = frame_length(rest) {
-        words.push(text(&rest[line(rest)..length - 2]));
-        rest = &rest[length..];
+    for slice in frame.chunks(SLICE) {
+        let _ = to.write_all(slice).await;
+        sleep(PAUSE).await;
     }
-    words
 }

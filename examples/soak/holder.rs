@@ -1,0 +1,267 @@
+//! A holder process: tasks that take leases of a few shared names in all the ways there are, and write
+//! down what they believe.
+//!
+//! Nothing is believed without a look: a task calls `check()` before each step, and notes the time *before*
+//! the call. A loss is final, so one Ok vouches for all the time back to the grant. Some tasks never call
+//! `check()` and go by the token alone.
+//!
+//! Its parent tells it by lines what to do next; when the parent is gone, it ends.
+
+use crate::diary::Diary;
+use crate::flow::Flow;
+use crate::history::{What, Words, now};
+use crate::ledger::Ledger;
+use crate::random::Random;
+use leasehold::{Lease, LeaseManager, Lock};
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// The hidden first argument of the program.
+pub const HOLDER: &str = "holder";
+/// So many flows of control are in a process.
+const TASKS: u64 = 14;
+/// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
+const LONG_HOLDERS: u64 = 2;
+
+/// What the process is to do; each word is answered by the same word when it is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    Work,
+    /// End what is under way, take nothing more.
+    Rest,
+    /// Take these names, each this often.
+    Hold(Vec<(String, u32)>),
+    /// Give one of each back.
+    Lower,
+    /// Give all back.
+    Release,
+    Exit,
+}
+
+/// A name and the manager that takes it.
+pub struct Place {
+    pub name: String,
+    pub ttl: Duration,
+    pub leases: LeaseManager,
+}
+
+pub struct Process {
+    pub diary: Arc<Diary>,
+    pub places: Vec<Place>,
+    ledger_port: u16,
+    pub orders: watch::Receiver<Order>,
+}
+
+/// A server as a holder process is told of it: `<ttl in ms>:<port>:<name>,<name>..`.
+struct Backend {
+    ttl: Duration,
+    port: u16,
+    names: Vec<String>,
+}
+
+impl Backend {
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        Some(Self {
+            ttl: Duration::from_millis(parts.next()?.parse().ok()?),
+            port: parts.next()?.parse().ok()?,
+            names: parts.next()?.split(',').map(str::to_owned).collect(),
+        })
+    }
+}
+
+/// The life of a holder process; the arguments are those that [`crate::crew`] gives.
+pub fn live(arguments: &[String]) -> Result<(), String> {
+    let [who, seed, file, ledger_port, backends @ ..] = arguments else {
+        return Err("a holder process is started by the soak alone".to_owned());
+    };
+    let seed = seed.parse().map_err(|_| "the seed is a number")?;
+    let ledger_port = ledger_port.parse().map_err(|_| "the ledger's port is a number")?;
+    let backends: Option<Vec<_>> = backends.iter().map(|text| Backend::read(text)).collect();
+    let backends = backends.ok_or("a server is <ttl in ms>:<port>:<names>")?;
+    let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
+    watch_for_stalls(Arc::clone(&diary));
+    let orders = listen();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let mut places = Vec::new();
+        for backend in backends {
+            let leases = connect(&backend).await;
+            introduce(&leases, who, &diary).await;
+            places.extend(backend.names.into_iter().map(|name| Place {
+                name,
+                ttl: backend.ttl,
+                leases: leases.clone(),
+            }));
+        }
+        let process = Arc::new(Process { diary, places, ledger_port, orders });
+        process.work(seed).await
+    })
+}
+
+/// What breaks at the start is mended soon: the server may be away just now.
+async fn connect(backend: &Backend) -> LeaseManager {
+    let url = format!("redis://127.0.0.1:{}", backend.port);
+    loop {
+        let builder = LeaseManager::builder().ttl(backend.ttl);
+        match builder.connect(&url).await {
+            Ok(leases) => return leases,
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Tells which tokens in the store are ours.
+async fn introduce(leases: &LeaseManager, who: &str, diary: &Diary) {
+    let mut lock = leases.lock(format!("id-of-{who}"));
+    loop {
+        if let Ok(lease) = lock.lock().await
+            && let Ok(Some(holding)) = leases.inspect(lease.name()).await
+            && let Some((id, _)) = holding.holder.split_once(':')
+        {
+            return diary.write(What::Manager { id: id.to_owned() });
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Tells when this process got no time, so that a slow machine can be told from a fault of the library.
+fn watch_for_stalls(diary: Arc<Diary>) {
+    const NAP: Duration = Duration::from_millis(5);
+    const WORTH_TELLING: u64 = 20_000_000;
+    thread::spawn(move || {
+        let mut last = now();
+        loop {
+            thread::sleep(NAP);
+            let time = now();
+            if time - last > WORTH_TELLING {
+                diary.write(What::Stalled { ms: (time - last) / 1_000_000 });
+            }
+            last = now();
+        }
+    });
+}
+
+fn listen() -> watch::Receiver<Order> {
+    let (sender, orders) = watch::channel(Order::Work);
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            let order = match word {
+                "rest" => Order::Rest,
+                "hold" => Order::Hold(rest.split(' ').filter_map(counted).collect()),
+                "lower" => Order::Lower,
+                "release" => Order::Release,
+                _ => Order::Exit,
+            };
+            sender.send_replace(order);
+        }
+        std::process::exit(0);
+    });
+    orders
+}
+
+fn counted(text: &str) -> Option<(String, u32)> {
+    let (name, count) = text.split_once('=')?;
+    Some((name.to_owned(), count.parse().ok()?))
+}
+
+impl Process {
+    async fn work(self: Arc<Self>, seed: u64) -> Result<(), String> {
+        let mut tasks = JoinSet::new();
+        for part in 0..TASKS {
+            let ledger = Ledger::connect(self.ledger_port, self.diary.who());
+            let flow = Flow {
+                process: Arc::clone(&self),
+                random: Random::part(seed, part),
+                ledger: ledger.map_err(|error| format!("the ledger: {error}"))?,
+                handles: HashMap::new(),
+                holds_long: part < LONG_HOLDERS,
+            };
+            tasks.spawn(flow.live());
+        }
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                self.broken(format!("a task panicked: {error}"));
+            }
+        }
+        println!("rest");
+        self.hold_for_counting().await;
+        for place in &self.places {
+            // The second one on the same server is closed already.
+            if let Err(error) = place.leases.close().await {
+                self.broken(format!("close: {error}"));
+            }
+        }
+        println!("exit");
+        Ok(())
+    }
+
+    /// Takes, lowers and releases as told, at known counts, for the parent to look at the store.
+    async fn hold_for_counting(&self) {
+        let mut held: Vec<(Lock, Vec<Lease>)> = Vec::new();
+        let mut orders = self.orders.clone();
+        loop {
+            let order = orders.borrow_and_update().clone();
+            let word = match &order {
+                Order::Work | Order::Rest => "",
+                Order::Hold(wanted) => {
+                    for (name, count) in wanted {
+                        held.push(self.take(name, *count).await);
+                    }
+                    "hold"
+                }
+                Order::Lower => {
+                    for (_, leases) in &mut held {
+                        if let Some(lease) = leases.pop() {
+                            let _ = lease.unlock().await;
+                        }
+                    }
+                    "lower"
+                }
+                Order::Release => {
+                    held.clear();
+                    "release"
+                }
+                Order::Exit => return,
+            };
+            if !word.is_empty() {
+                let lost =
+                    held.iter().flat_map(|(_, leases)| leases).any(|lease| lease.check().is_err());
+                // A machine that stalls can lose leases of a second; the parent asks again then.
+                println!("{}", if lost { "lost" } else { word });
+            }
+            if orders.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn take(&self, name: &str, count: u32) -> (Lock, Vec<Lease>) {
+        let place = self.places.iter().find(|place| place.name == name);
+        let place = place.expect("the parent names only what it told before");
+        let mut lock = place.leases.lock(name);
+        let mut leases = Vec::new();
+        for _ in 0..count {
+            match lock.lock().await {
+                Ok(lease) => leases.push(lease),
+                Err(error) => self.broken(format!("{name} cannot be taken at rest: {error}")),
+            }
+        }
+        (lock, leases)
+    }
+
+    pub fn broken(&self, text: String) {
+        self.diary.write(What::Broken { text: Words(text) });
+    }
+}

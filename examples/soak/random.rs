@@ -1,0 +1,42 @@
+//! A small seeded generator (splitmix64), so that a seed stands for a plan.
+
+use std::ops::Range;
+use std::time::Duration;
+
+pub struct Random(u64);
+
+impl Random {
+    /// A generator of its own for `part` of what `seed` stands for.
+    pub fn part(seed: u64, part: u64) -> Self {
+        let mut random = Self(seed ^ part.wrapping_mul(0xa076_1d64_78bd_642f));
+        random.next();
+        random
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// True once in `n` times.
+    pub fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn millis(&mut self, range: Range<u64>) -> Duration {
+        Duration::from_millis(range.start + self.next() % (range.end - range.start))
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+}

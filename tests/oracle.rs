@@ -1,0 +1,377 @@
+//! The soak's oracle on histories made by hand: it accepts the good ones, and finds what is bad in each of
+//! the others.
+
+#[allow(dead_code)]
+#[path = "../examples/soak/history.rs"]
+mod history;
+#[allow(dead_code)]
+#[path = "../examples/soak/leases.rs"]
+mod leases;
+#[allow(dead_code)]
+#[path = "../examples/soak/oracle.rs"]
+mod oracle;
+
+use oracle::{Verdict, judge};
+
+/// A history of one name `ash` with T = 1 s on the server `kept`, in lines of `<ms> <who> <what>`.
+fn verdict(lines: &str) -> Verdict {
+    let mut events = vec!["0 soak name ash kept 1000".to_owned()];
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (ms, rest) = line.split_once(' ').expect("a time and what happened");
+        // In the fields, a number with `ms` behind it is a time as well.
+        let words = rest.split(' ').map(|word| match word.strip_suffix("ms") {
+            Some(number) => format!("{number}000000"),
+            None => word.to_owned(),
+        });
+        events.push(format!("{ms}000000 {}", words.collect::<Vec<_>>().join(" ")));
+    }
+    let text = events.join("\n") + "\n";
+    let mut history = history::read(&text);
+    assert_eq!(history.len(), events.len(), "a line is not an event:\n{text}");
+    history.sort_by_key(|event| event.at);
+    judge(&history)
+}
+
+#[track_caller]
+fn accepts(lines: &str) {
+    let findings = verdict(lines).findings;
+    assert!(findings.is_empty(), "found {findings:?}");
+}
+
+#[track_caller]
+fn finds(rule: &str, lines: &str) {
+    let findings = verdict(lines).findings;
+    assert!(!findings.is_empty(), "nothing was found");
+    let others = findings.iter().filter(|finding| finding.rule != rule).count();
+    assert_eq!(others, 0, "expected only {rule}, found {findings:?}");
+}
+
+#[test]
+fn holders_one_after_the_other_are_accepted() {
+    accepts(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 p1.1 wanted 0 ash lock 0
+         40 p0.1 released 0 39ms
+         41 p1.1 granted 0 228 check
+         42 p1.1 nested 0 228 2
+         60 p1.1 released 0 59ms",
+    );
+}
+
+#[test]
+fn a_lease_passed_on_inside_a_process_is_accepted() {
+    accepts(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 wanted 1 ash lock 0
+         20 p0.1 released 0 19ms
+         21 p0.1 granted 1 101 check
+         30 p0.1 released 1 29ms",
+    );
+}
+
+#[test]
+fn two_who_believe_at_once_are_found() {
+    let both = |second: &str| {
+        format!(
+            "10 p0.1 wanted 0 ash lock 0
+             11 p0.1 granted 0 100 check
+             20 {second} wanted 7 ash lock 0
+             30 {second} granted 7 228 check
+             40 p0.1 released 0 39ms
+             60 {second} released 7 59ms"
+        )
+    };
+    finds("overlap", &both("p1.1"));
+    finds("overlap", &both("p0.1"));
+}
+
+#[test]
+fn an_overlap_is_found_behind_a_shorter_one_that_is_excused() {
+    finds(
+        "overlap",
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 soak wiped 21ms ash
+         30 p1.1 wanted 0 ash lock 0
+         31 p1.1 granted 0 228 check
+         40 p1.1 released 0 39ms
+         1500 p1.1 wanted 1 ash lock 0
+         1501 p1.1 granted 1 356 check
+         1600 p0.1 released 0 1599ms
+         1700 p1.1 released 1 1699ms",
+    );
+}
+
+/// The last check at `last_ok`, lost at 950 by the clock; the next holder at 1005.
+fn expiry(last_ok: u64) -> String {
+    format!(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 p1.1 wanted 0 ash lock 0
+         950 p0.1 fired 0 {last_ok}ms expired
+         1005 p1.1 granted 0 228 check
+         1050 p1.1 released 0 1049ms"
+    )
+}
+
+#[test]
+fn a_step_that_began_with_a_check_has_the_grace_to_end() {
+    accepts(&expiry(890));
+    finds("overlap", &expiry(920));
+}
+
+#[test]
+fn a_check_after_the_next_grant_is_found_however_late_it_is_written() {
+    let late = "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 p1.1 wanted 0 ash lock 0
+         1005 p1.1 granted 0 228 check
+         1006 p1.1 checked 0 1006ms
+         5000 p0.1 stalled 3900
+         5001 p0.1 checked 0 1020ms
+         5002 p1.1 released 0 1900ms";
+    finds("overlap", late);
+}
+
+#[test]
+fn a_process_that_was_killed_believes_nothing_after_its_grace() {
+    accepts(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 checked 0 12ms
+         20 p1.1 wanted 0 ash lock 0
+         30 soak fault 300ms p0.1 Kill
+         1017 p1.1 granted 0 228 check
+         1050 p1.1 released 0 1049ms",
+    );
+}
+
+/// Who goes by the token alone wakes at 1300; the next holder was there at 1005.
+const LATE_TOKEN: &str = "10 p0.1 wanted 0 ash lock 0
+     11 p0.1 granted 0 100 token
+     20 p1.1 wanted 0 ash lock 0
+     1005 p1.1 granted 0 228 check
+     1006 p1.1 checked 0 1100ms
+     1300 p0.1 fired 0 0ms expired
+     1500 p1.1 released 0 1499ms";
+
+#[test]
+fn a_token_that_fires_late_is_found_if_the_process_was_awake() {
+    finds("overlap", LATE_TOKEN);
+    accepts(&format!("{LATE_TOKEN}\n1300 p0.1 stalled 300"));
+    accepts(&format!("{LATE_TOKEN}\n900 soak fault 1299ms p0.1 Freeze"));
+}
+
+/// A wipe at 20 to 25, one more holder at `granted`, and the old one until `until`.
+fn wipe(granted: u64, until: u64) -> String {
+    format!(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p1.1 wanted 0 ash lock 0
+         20 soak wiped 25ms ash
+         {granted} p1.1 granted 0 228 check
+         {until} p0.1 released 0 {until}ms
+         {} p1.1 released 0 {}ms",
+        until + 500,
+        until + 500
+    )
+}
+
+#[test]
+fn a_wipe_excuses_for_a_time_to_live_and_no_longer() {
+    accepts(&wipe(30, 1000));
+    finds("overlap", &wipe(30, 1100));
+    finds("overlap", &wipe(15, 1000));
+}
+
+#[test]
+fn a_forced_unlock_excuses_as_a_wipe_does() {
+    let forced =
+        wipe(30, 1000).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash\n25 p2.1 forced 9");
+    accepts(&forced);
+    let forced =
+        wipe(30, 1100).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash\n25 p2.1 forced 9");
+    finds("overlap", &forced);
+    // Without an answer it may have come at any time.
+    accepts(&wipe(30, 1100).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash"));
+}
+
+#[test]
+fn a_fence_that_goes_back_is_found() {
+    let after = |fence: u64| {
+        format!(
+            "10 p0.1 wanted 0 ash lock 0
+             11 p0.1 granted 0 100 check
+             20 p0.1 released 0 19ms
+             30 p1.1 wanted 0 ash lock 0
+             31 p1.1 granted 0 {fence} check
+             40 p1.1 released 0 39ms"
+        )
+    };
+    accepts(&after(101));
+    finds("fence", &after(100));
+    finds("fence", &after(99));
+}
+
+#[test]
+fn a_fence_that_goes_back_is_found_when_the_greater_one_is_long_ago() {
+    finds(
+        "fence",
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 300 check
+         12 p0.1 released 0 11ms
+         20 soak wiped 21ms ash
+         30 p1.1 wanted 0 ash lock 0
+         31 p1.1 granted 0 100 check
+         32 p1.1 released 0 31ms
+         2000 p1.1 wanted 1 ash lock 0
+         2001 p1.1 granted 1 200 check
+         2002 p1.1 released 1 2001ms",
+    );
+}
+
+#[test]
+fn a_nested_lease_with_another_fence_is_found() {
+    finds(
+        "fence",
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 nested 0 101 2
+         20 p0.1 released 0 19ms",
+    );
+}
+
+#[test]
+fn a_lost_update_and_a_fence_that_the_resource_should_have_refused_are_found() {
+    let writes = |values: [(u64, u64); 3]| {
+        values.map(|(value, fence)| format!("9 p0.1 wrote ash {value} {fence}\n")).concat()
+    };
+    accepts(&writes([(1, 100), (2, 100), (3, 228)]));
+    finds("update", &writes([(1, 100), (2, 100), (2, 228)]));
+    finds("update", &writes([(1, 100), (2, 228), (3, 100)]));
+    finds("update", &writes([(1, 100), (3, 228), (4, 229)]));
+}
+
+/// Somebody waits from 1000 to 3000; the server has no key from 1100 on until `until`.
+fn waits(until: u64) -> String {
+    format!(
+        "1000 p0.1 wanted 0 ash lock 0
+         1100 soak free {until}ms ash
+         3000 p0.1 granted 0 100 check
+         3010 p0.1 released 0 3009ms"
+    )
+}
+
+#[test]
+fn a_waiter_who_starves_beside_a_free_name_is_found() {
+    accepts(&waits(1800));
+    finds("waiting", &waits(2900));
+}
+
+#[test]
+fn a_waiter_may_wait_while_his_path_is_broken_and_while_his_process_stands_still() {
+    for broken in ["p0.1 HoldReplies", "kept Crash", "p0.1 Freeze"] {
+        accepts(&format!("{}\n900 soak fault 1300ms {broken}", waits(2900)));
+    }
+    finds("waiting", &format!("{}\n900 soak fault 1300ms p1.1 HoldReplies", waits(2900)));
+    accepts(&format!("{}\n2900 p0.1 stalled 1500", waits(2900)));
+}
+
+#[test]
+fn a_free_name_that_others_take_meanwhile_is_nobody_starving() {
+    accepts(&format!(
+        "{}
+         1500 p1.1 wanted 0 ash try 0
+         1501 p1.1 granted 0 90 check
+         1502 p1.1 released 0 1501ms
+         2100 p1.1 wanted 1 ash try 0
+         2101 p1.1 granted 1 91 check
+         2102 p1.1 released 1 2101ms",
+        waits(2700)
+    ));
+}
+
+/// A lease until 20, whose key is on the server until `until`.
+fn kept(until: u64) -> String {
+    format!(
+        "1 p0.1 manager uuid
+         10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         15 soak kept {until}ms ash uuid 1
+         20 p0.1 released 0 19ms"
+    )
+}
+
+#[test]
+fn a_key_of_which_its_process_knows_nothing_is_found() {
+    accepts(&kept(400));
+    finds("orphan", &kept(900));
+    accepts(&format!("{}\n21 p0.1 forgot 0", kept(900)));
+    accepts(&format!("{}\n12 soak fault 13ms p0.1 LoseOneReply", kept(900)));
+    accepts(&format!("{}\n300 p0.1 wanted 1 ash lock 0\n700 p0.1 gave-up 1 dropped", kept(900)));
+    finds(
+        "orphan",
+        &format!("{}\n300 p1.1 wanted 1 ash lock 0\n700 p1.1 gave-up 1 dropped", kept(900)),
+    );
+}
+
+#[test]
+fn a_limit_that_is_outstayed_and_a_wait_without_end_are_found() {
+    let limit = |until: u64| {
+        format!("1000 p0.1 wanted 0 ash timeout 200\n{until} p0.1 gave-up 0 not-granted")
+    };
+    accepts(&limit(1250));
+    finds("waiting", &limit(2000));
+    finds("waiting", "1000 p0.1 wanted 0 ash lock 0\n70000 p1.1 stalled 1");
+}
+
+#[test]
+fn leftovers_wrong_counts_and_contradictions_are_found() {
+    finds("left over", "9 soak left the key ash on kept");
+    finds("left over", "9 soak left the channel redisson_lock__channel:{ash} on kept");
+    finds("left over", "9 soak undying ash");
+    accepts("9 soak counted ash 2 2 1\n10 soak counted ash 0 0 0");
+    finds("count", "9 soak counted ash 2 1 1");
+    finds("count", "9 soak counted ash 0 1 1");
+    finds("count", "9 soak counted ash 2 2 2");
+    finds("contradiction", "9 p0.1 broken ash was lost, and came back");
+}
+
+#[test]
+fn a_whole_run_must_meet_what_it_is_for() {
+    finds("never happened", "1 soak run 7 60");
+    accepts("1 soak run 7 20");
+    let met = verdict(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 at-risk 0
+         13 p0.1 safe 0
+         14 p0.1 nested 0 100 2
+         15 p0.1 wanted 1 ash lock 0
+         20 p0.1 released 0 19ms
+         21 p0.1 granted 1 101 check
+         30 soak fault 40ms p0.1 Kill
+         1040 p1.1 wanted 0 ash lock 0
+         1041 p1.1 granted 0 228 check
+         1100 soak fault 2200ms p1.1 Freeze
+         2201 p1.1 fired 0 1100ms expired
+         2202 p1.1 refused ash 228
+         3000 soak seen 1 requests sent twice
+         3000 soak seen 2 replies or requests lost
+         3000 soak seen 3 reconnects",
+    )
+    .met;
+    let never: Vec<_> = met.iter().filter(|(_, count)| *count == 0).collect();
+    assert!(never.is_empty(), "{never:?}");
+}
+
+#[test]
+fn a_history_is_read_as_it_was_written_but_for_a_line_cut_off_by_a_kill() {
+    let lines = "1 p0.1 wanted 0 ash timeout 250\n2 soak seen 4 replies or requests lost\n\
+                 3 soak fault 9 p0.1 BlackHole\n4 p0.1 released 0 3\n";
+    let events = history::read(&format!("{lines}5 p0.1 granted 0 1"));
+    let written: String = events.iter().map(|event| format!("{event}\n")).collect();
+    assert_eq!(written, lines);
+}

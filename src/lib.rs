@@ -173,6 +173,8 @@
 mod builder;
 pub mod clock;
 mod error;
+#[doc = include_str!("faults.md")]
+pub mod faults {}
 mod hold;
 mod lease;
 mod lock;

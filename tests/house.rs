@@ -131,3 +131,26 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
         }
     }
 }
+
+/// The table of faults names its tests; a test that was renamed must not leave a claim behind.
+#[test]
+fn every_test_that_the_table_of_faults_names_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut files, mut named) = (sources(&root.join("tests")), 0);
+    files.extend(sources(&root.join("src")));
+    let table = fs::read_to_string(root.join("src/faults.md")).expect("readable");
+    for word in table.split('`') {
+        let Some((file, test)) = word.split_once("::") else { continue };
+        let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if file.is_empty() || !plain(file) || !plain(test) {
+            continue;
+        }
+        named += 1;
+        let there = files.iter().any(|path| {
+            path.file_stem().is_some_and(|stem| stem == file)
+                && fs::read_to_string(path).expect("readable").contains(test)
+        });
+        assert!(there, "src/faults.md names {word}, which is not there");
+    }
+    assert!(named > 150, "{named}: the table has another form now; mend this test");
+}

@@ -111,6 +111,14 @@ async fn renewal(server: &Server, name: &str, lease: &Lease) -> Result<(), Strin
     }
 }
 
+/// What went wrong in a phase.
+enum Problem {
+    /// The lease was not there, or not any more, when its connection was to be cut: the machine is too
+    /// slow for so short a time to live, and nothing was shown.
+    Before(String),
+    After(String),
+}
+
 /// One phase: what went wrong, if something did.
 async fn cut(
     server: &Server,
@@ -118,14 +126,15 @@ async fn cut(
     ttl: Duration,
     name: &str,
     wait: Duration,
-) -> Result<(), String> {
+) -> Result<(), Problem> {
     let proxy = Proxy::start(server.port());
     let builder = LeaseManager::builder().ttl(ttl).fencing(false);
-    let leases = builder.connect(&proxy.url()).await.map_err(|error| error.to_string())?;
-    let lease = leases.lock(name).lock().await.map_err(|error| error.to_string())?;
-    renewal(server, name, &lease).await?;
+    let before = |error: leasehold::Error| Problem::Before(error.to_string());
+    let leases = builder.connect(&proxy.url()).await.map_err(before)?;
+    let lease = leases.lock(name).lock().await.map_err(before)?;
+    renewal(server, name, &lease).await.map_err(Problem::Before)?;
     tokio::time::sleep(wait).await;
-    lease.check().map_err(|error| format!("lost too early: {error}"))?;
+    lease.check().map_err(before)?;
     let (loss, fired, look) = thread::scope(|scope| {
         let look = scope.spawn(|| look(server, name, ttl * 4 + millis(2_000)));
         proxy.set(mode);
@@ -138,16 +147,16 @@ async fn cut(
         let (loss, fired) = fired.join().expect("no panic");
         (loss, fired, look.join().expect("no panic"))
     });
-    let Look { until, gone } = look?;
+    let Look { until, gone } = look.map_err(Problem::After)?;
     if loss != Loss::Expired {
-        return Err(format!("the loss was {loss:?}"));
+        return Err(Problem::After(format!("the loss was {loss:?}")));
     }
     if lease.check().is_ok() || !lease.token().is_cancelled() {
-        return Err("it is believed still".to_owned());
+        return Err(Problem::After("it is believed still".to_owned()));
     }
     if fired >= until || fired >= gone {
         let late = fired.saturating_duration_since(until.min(gone));
-        return Err(format!("the token fired {late:?} too late"));
+        return Err(Problem::After(format!("the token fired {late:?} too late")));
     }
     Ok(())
 }
@@ -178,8 +187,15 @@ fn at_every_phase(ttl: Duration, at_once: usize) {
                     let start = now();
                     let Err(problem) = one(phase, attempt) else { break };
                     let stall = probe.worst_since(start);
+                    let (shown, problem) = match problem {
+                        Problem::Before(problem) => (false, problem),
+                        Problem::After(problem) => (true, problem),
+                    };
                     let context = format!("{mode:?}, {ttl:?}, phase {phase}: {problem}");
-                    assert!(stall > grace / 2, "{context}; the worst stall was {stall:?}");
+                    assert!(
+                        !shown || stall > grace / 2,
+                        "{context}; the worst stall was {stall:?}"
+                    );
                     assert!(
                         attempt < REPEATS,
                         "{context}; this machine stalls all the time: {stall:?}"

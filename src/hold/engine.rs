@@ -276,3 +276,33 @@ async fn run(core: Arc<Core>) {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    #[test]
+    fn jitter_is_spread_evenly_from_zero_to_below_one() {
+        const DRAWS: usize = 4_000;
+        let timing = Timing::DEFAULT;
+        let settings = Settings {
+            max_hold: None,
+            poll_bound: Duration::from_secs(1),
+            handoff_bound: 0,
+            fencing: None,
+            #[cfg(feature = "testing")]
+            seed: None,
+        };
+        let core = Core::new(Arc::new(MemoryStore::new()), timing, settings);
+        let mut tenths = [0; 10];
+        for _ in 0..DRAWS {
+            let jitter = core.jitter();
+            assert!((0.0..1.0).contains(&jitter), "{jitter}");
+            tenths[(jitter * 10.0) as usize] += 1;
+        }
+        // Six standard deviations on both sides.
+        let even = DRAWS / 10 - 115..DRAWS / 10 + 115;
+        assert!(tenths.iter().all(|count| even.contains(count)), "{tenths:?}");
+    }
+}

@@ -288,4 +288,25 @@ mod tests {
         assert!(queue.lock().slots.is_empty());
         assert!(queue.try_enter(&name).is_some());
     }
+
+    #[test]
+    fn what_has_given_way_is_forgotten() {
+        let (queue, _) = queue();
+        let mut now = crate::clock::Clock::system().now();
+        let wait = std::time::Duration::from_millis(1);
+        for i in 0..10_000 {
+            let name = Name::new(&format!("n:{i}")).unwrap();
+            queue.give_way(&name, now, now + wait);
+            // Some ten are still to wait at any time.
+            now = now + wait / 10;
+            assert!(queue.lock().giving_way.len() <= 64, "{i}");
+        }
+        // Those that are still to wait stay.
+        let name = Name::new("last").unwrap();
+        queue.give_way(&name, now, now + wait);
+        for i in 0..200 {
+            queue.give_way(&Name::new(&format!("more:{i}")).unwrap(), now, now + wait);
+        }
+        assert!(queue.try_enter(&name).unwrap().not_before() == Some(now + wait));
+    }
 }

@@ -165,11 +165,13 @@ impl Sweep {
                 count: 0,
                 timeout: core.timing.attempt,
             };
+            // A grant may still arrive after a release that was sent before `until`.
+            let last = core.now() >= until;
             let verdict = in_time(core.timing.attempt * 2, core.store.release(request)).await;
             if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
                 return;
             }
-            if core.now() >= until || core.stop.is_cancelled() {
+            if last || core.stop.is_cancelled() {
                 return;
             }
             tokio::select! {

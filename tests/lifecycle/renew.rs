@@ -337,3 +337,27 @@ async fn a_frozen_runtime_is_noticed_by_whatever_asks_first() {
     drop(lease);
     lock.lock().await.unwrap().unlock().await.unwrap();
 }
+
+/// More than one call leaves at a time; none of them may be forgotten.
+#[tokio::test(start_paused = true)]
+async fn all_batches_of_a_burst_that_hang_are_tried_again() {
+    let setup = Setup::new();
+    let mut leases = Vec::new();
+    for i in 0..250 {
+        leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
+    }
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew).times(3));
+    // All are looked after at once.
+    setup.faults.reconnect();
+    setup.faults.until_calls(Call::Renew, 3).await;
+    sleep(ATTEMPT + MOMENT).await;
+    for lease in &leases {
+        assert_eq!(lease.state(), LeaseState::AtRisk, "{}", lease.name());
+    }
+    setup.faults.until_calls(Call::Renew, 6).await;
+    sleep(ATTEMPT).await;
+    for lease in &leases {
+        assert_eq!(lease.state(), LeaseState::Held, "{}", lease.name());
+    }
+    setup.faults.heal();
+}

@@ -11,6 +11,7 @@ pub mod look;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod topology;
 pub mod trace;
 
 use std::panic::Location;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 pub use proxy::{Mode, Proxy};
 pub use resp::{Reply, Resp, is_timeout};
 pub use server::Server;
+pub use topology::{Cluster, Sentinels};
 
 /// Waits until `condition` holds; panics, naming the caller's line, if it does not within `limit`.
 ///

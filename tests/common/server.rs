@@ -25,6 +25,8 @@ const STARTUP: Duration = Duration::from_secs(10);
 pub struct Server {
     port: u16,
     options: Vec<String>,
+    /// The first text of its configuration file, which makes it a sentinel.
+    sentinel: Option<String>,
     dir: TempDir,
     /// None while the server is killed.
     process: Mutex<Option<Process>>,
@@ -51,6 +53,17 @@ impl Server {
     /// Starts a server with options of redis-server, such as `&["--maxmemory", "1mb"]`.
     #[track_caller]
     pub fn start_with(options: &[&str]) -> Self {
+        Self::start_as(options, None)
+    }
+
+    /// Starts a sentinel, which keeps what it learns in its configuration.
+    #[track_caller]
+    pub fn start_sentinel(config: &str) -> Self {
+        Self::start_as(&[], Some(config.to_owned()))
+    }
+
+    #[track_caller]
+    fn start_as(options: &[&str], sentinel: Option<String>) -> Self {
         require_redis();
         let dir = tempfile::Builder::new()
             .prefix("leasehold-")
@@ -59,6 +72,7 @@ impl Server {
         let mut server = Self {
             port: 0,
             options: options.iter().map(|option| option.to_string()).collect(),
+            sentinel,
             dir,
             process: Mutex::new(None),
         };
@@ -197,14 +211,22 @@ impl Server {
             .open(self.log_path())
             .expect("a log file in the temporary directory");
         let mut command = redis_command();
+        if let Some(config) = &self.sentinel {
+            let path = self.dir.path().join("sentinel.conf");
+            if !path.exists() {
+                fs::write(&path, config).expect("a configuration in the temporary directory");
+            }
+            command.arg(path).arg("--sentinel");
+        } else {
+            command.args(["--save", "", "--appendonly", "no"]);
+            command.args(["--enable-debug-command", "yes"]);
+        }
         command
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .arg("--unixsocket")
             .arg(self.socket())
             .arg("--dir")
             .arg(self.dir.path())
-            .args(["--save", "", "--appendonly", "no"])
-            .args(["--enable-debug-command", "yes"])
             .args(&self.options)
             .stdin(Stdio::null())
             // Redis logs to its output; what it says before it can log comes to stderr.
@@ -284,7 +306,7 @@ fn require_redis() {
 /// ports of outgoing connections from. A killed server's port thus stays free for its restart,
 /// and a client that tries to reconnect meanwhile cannot be given that same port and so end up
 /// connected to itself.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     // Test processes that run side by side start at different places.

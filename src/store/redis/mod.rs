@@ -1,16 +1,24 @@
-//! Leases on one Redis server, laid out as Redisson lays out its `RLock`.
+//! Leases on a Redis server, or a fleet of them, laid out as Redisson lays out its `RLock`.
 //!
 //! The key (prefix + name) is a hash of one field, token -> hold count, with a time to live. Acquires
-//! and releases go through one lane for each runtime: while calls are in flight, what arrives waits and
-//! leaves as one call. Renewals and subscriptions have connections of their own.
+//! and releases go through one lane for each runtime (in a cluster, and each slot): while calls are in
+//! flight, what arrives waits and leaves as one call. Renewals and subscriptions have connections of their
+//! own. In a fleet every server has its own connections, and who is asked is up to its routes.
 
+mod clerks;
 mod connect;
+mod discover;
+mod fleet;
 mod keys;
 mod lane;
 mod lanes;
+mod link;
 mod replies;
 mod requests;
+mod routes;
 mod scripts;
+mod slots;
+mod url;
 mod wakeups;
 
 pub(crate) use connect::Address;
@@ -25,15 +33,20 @@ use async_trait::async_trait;
 use keys::Keys;
 use lane::BATCH_SIZE;
 use lanes::Lanes;
+use link::{Dial, Link};
 use replies::Element;
 use requests::Wire;
-use scripts::{Call, FORCE, INSPECT, Link, RENEW};
+use routes::Routes;
+use scripts::{Call, INSPECT, PLAIN, RENEW, SHARDED, Scripts, slot};
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use wakeups::Hub;
 
 pub(crate) struct RedisStore {
@@ -45,6 +58,11 @@ pub(crate) struct RedisStore {
     renewals: Link,
     hub: Hub,
     reconnects: Arc<Notify>,
+    scripts: &'static Scripts,
+    /// None where there is one server.
+    routes: Option<Arc<Routes>>,
+    /// Ends the watch over the routes.
+    routing: CancellationToken,
     /// Where the connections live, and all waiting for them happens.
     runtime: Handle,
 }
@@ -52,31 +70,48 @@ pub(crate) struct RedisStore {
 impl RedisStore {
     /// Connects on the current runtime and tries out what locks will need.
     pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
-        let attempt = address.attempt;
-        let locks = Link::new(address.client().await?, attempt);
-        let renewals = match address.client().await {
-            Ok(client) => Link::new(client, attempt),
+        let (attempt, keys) = (address.attempt, Keys::new(&address.prefix));
+        let reconnects = Arc::new(Notify::new());
+        let routing = CancellationToken::new();
+        let failing = routing.clone().drop_guard();
+        let routes = Routes::start(&address, &reconnects, &routing).await?;
+        let scripts = match &routes {
+            Some(routes) if routes.sharded => &SHARDED,
+            _ => &PLAIN,
+        };
+        let dial = Dial { address, routes: routes.clone(), reconnects: Arc::clone(&reconnects) };
+        let locks = dial.link().await?;
+        let renewals = match dial.link().await {
+            Ok(link) => link,
             Err(error) => {
                 locks.close().await;
                 return Err(error);
             }
         };
-        let hub = match address.subscriber().await {
-            Ok(client) => Hub::start(client, attempt),
+        let hub = match Hub::start(&dial).await {
+            Ok(hub) => hub,
             Err(error) => {
                 locks.close().await;
                 renewals.close().await;
                 return Err(error);
             }
         };
-        let keys = Keys::new(&address.prefix);
-        let reconnects = Arc::new(Notify::new());
-        renewals.tell_reconnects(&reconnects);
-        let told = Arc::clone(&reconnects);
-        let wire = Wire { keys: keys.clone(), hub: hub.clone() };
-        let lanes = Lanes::start(locks.clone(), address, wire, clock.clone(), told);
-        let runtime = Handle::current();
-        let store = Self { clock, keys, attempt, lanes, locks, renewals, hub, reconnects, runtime };
+        let wire = Wire { keys: keys.clone(), scripts, hub: hub.clone() };
+        let lanes = Lanes::start(locks.clone(), dial, wire, clock.clone());
+        let store = Self {
+            clock,
+            keys,
+            attempt,
+            lanes,
+            locks,
+            renewals,
+            hub,
+            reconnects,
+            scripts,
+            routes,
+            routing: failing.disarm(),
+            runtime: Handle::current(),
+        };
         if let Err(error) = store.try_out().await {
             store.close().await;
             return Err(error);
@@ -123,6 +158,7 @@ impl RedisStore {
 impl Drop for RedisStore {
     /// Without `close`, the lanes and the hub end with their entrances; this one has none.
     fn drop(&mut self) {
+        self.routing.cancel();
         let renewals = self.renewals.clone();
         self.runtime.spawn(async move { renewals.close().await });
     }
@@ -142,7 +178,17 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { renewal_batch: BATCH_SIZE, ..Capabilities::default() }
+        let sharded = self.renewals.is_cluster();
+        Capabilities { renewal_batch: BATCH_SIZE, sharded, ..Capabilities::default() }
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        match &self.routes {
+            Some(routes) if routes.is_cluster() => {
+                routes.shard(slot(self.keys.lock(name).concat().as_bytes()))
+            }
+            _ => 0,
+        }
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
@@ -155,6 +201,9 @@ impl Store for RedisStore {
 
     fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
         let (link, clock) = (self.renewals.clone(), self.clock.clone());
+        if link.is_cluster() {
+            return Box::pin(renew_by_slot(link, clock, self.keys.clone(), batch, timeout));
+        }
         let call = requests::renewal(&self.keys, &batch);
         Box::pin(async move {
             let sent = clock.now();
@@ -177,9 +226,9 @@ impl Store for RedisStore {
     async fn force_release(&self, name: &Name) -> Result<bool> {
         let mut call = Call::default();
         call.key(&self.keys.lock(name));
-        let (link, attempt) = (self.locks.clone(), self.attempt);
+        let (link, attempt, force) = (self.locks.clone(), self.attempt, &self.scripts.force);
         self.at_home(async move {
-            match link.run(&FORCE, call, attempt).await?.first() {
+            match link.run(force, call, attempt).await?.first() {
                 Some(Element::Int(deleted)) => Ok(*deleted > 0),
                 _ => Err(replies::nonsense()),
             }
@@ -196,9 +245,47 @@ impl Store for RedisStore {
     }
 
     async fn close(&self) {
+        self.routing.cancel();
         self.lanes.close(self.attempt * 2).await;
         self.locks.close().await;
         self.renewals.close().await;
         self.hub.close(self.attempt).await;
     }
+}
+
+/// A call takes keys of one slot only. The slots' calls go out together, and each has its own outcome.
+async fn renew_by_slot(
+    link: Link,
+    clock: Clock,
+    keys: Keys,
+    batch: Vec<Renewal>,
+    timeout: Duration,
+) -> Result<Renewed> {
+    let sent = clock.now();
+    let count = batch.len();
+    let mut slots: HashMap<u16, (Vec<usize>, Vec<Renewal>)> = HashMap::new();
+    for (index, renewal) in batch.into_iter().enumerate() {
+        let slot = slot(keys.lock(&renewal.name).concat().as_bytes());
+        let (indices, renewals) = slots.entry(slot).or_default();
+        indices.push(index);
+        renewals.push(renewal);
+    }
+    let mut calls = JoinSet::new();
+    for (indices, renewals) in slots.into_values() {
+        let (link, call) = (link.clone(), requests::renewal(&keys, &renewals));
+        calls.spawn(async move { (indices, link.run(&RENEW, call, timeout).await) });
+    }
+    let mut verdicts = vec![Err(replies::gone()); count];
+    while let Some(answer) = calls.join_next().await {
+        let Ok((indices, reply)) = answer else { continue };
+        for (place, index) in indices.into_iter().enumerate() {
+            verdicts[index] = match &reply {
+                Ok(reply) => {
+                    reply.get(place).map_or_else(|| Err(replies::nonsense()), requests::renewed)
+                }
+                Err(error) => Err(error.clone()),
+            };
+        }
+    }
+    Ok(Renewed { sent, verdicts })
 }

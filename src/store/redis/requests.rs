@@ -2,17 +2,18 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::scripts::Call;
+use super::scripts::{Call, Scripts};
 use super::wakeups::Hub;
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::store::{Absence, Acquire, Acquired, Fencing, Release, Released, Renewal};
+use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal};
 use std::time::Duration;
 
 /// One item of the batch script.
-pub(super) trait Request: Send + 'static {
+pub(super) trait Request: Send + Sync + 'static {
     type Verdict: Send + 'static;
 
+    fn name(&self) -> &Name;
     fn timeout(&self) -> Duration;
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Reads this item's part of the reply.
@@ -66,6 +67,7 @@ impl Batch {
 #[derive(Clone)]
 pub(super) struct Wire {
     pub(super) keys: Keys,
+    pub(super) scripts: &'static Scripts,
     pub(super) hub: Hub,
 }
 
@@ -74,6 +76,10 @@ pub(super) const REPLY_SIZE: usize = 2;
 
 impl Request for Acquire {
     type Verdict = Acquired;
+
+    fn name(&self) -> &Name {
+        &self.name
+    }
 
     fn timeout(&self) -> Duration {
         self.timeout
@@ -104,6 +110,10 @@ impl Request for Acquire {
 
 impl Request for Release {
     type Verdict = Released;
+
+    fn name(&self) -> &Name {
+        &self.name
+    }
 
     fn timeout(&self) -> Duration {
         self.timeout

@@ -1,0 +1,193 @@
+//! A real primary with two replicas and three sentinels.
+
+mod common;
+
+use common::{Sentinels, eventually, within};
+use leasehold::store::{Name, Store};
+use leasehold::testing::Harness;
+use leasehold::{ErrorKind, Lease, LeaseManager, Loss};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// One for all tests that leave it as it was; their names differ.
+static SHARED: LazyLock<Sentinels> = LazyLock::new(|| {
+    let all = Sentinels::start();
+    // What has expired stays in memory until somebody asks for it: the harder case.
+    all.servers[0].command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
+    all
+});
+
+async fn shared() -> &'static Sentinels {
+    // Starting takes seconds, in which the runtime must not stand still.
+    tokio::task::spawn_blocking(|| LazyLock::force(&SHARED)).await.expect("sentinels")
+}
+
+async fn own(lines: &'static str) -> Sentinels {
+    tokio::task::spawn_blocking(move || Sentinels::start_with(&[], lines)).await.expect("sentinels")
+}
+
+mod redis {
+    leasehold::conformance_suite!(
+        #[tokio::test]
+        super::Conformance(super::shared().await)
+    );
+}
+
+struct Conformance(&'static Sentinels);
+
+#[async_trait::async_trait]
+impl Harness for Conformance {
+    async fn store(&self) -> Arc<dyn Store> {
+        let store = leasehold::testing::redis_store(&self.0.url(), Duration::from_secs(30)).await;
+        store.expect("the primary is there")
+    }
+
+    async fn lose(&self, name: &Name) {
+        assert_eq!(self.0.servers[0].command(&["DEL", name.as_str()]).int(), 1);
+    }
+
+    async fn occupy(&self, name: &Name) -> bool {
+        let reply = self.0.servers[0].command(&["SET", name.as_str(), "7"]);
+        assert_eq!(reply.text(), "OK");
+        true
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+}
+
+async fn connect(all: &Sentinels, ttl: Duration) -> LeaseManager {
+    LeaseManager::builder().ttl(ttl).connect(&all.url()).await.expect("a manager")
+}
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    within(LONG, leases.lock(name).lock()).await.expect("a lease")
+}
+
+/// Waits until the replicas have a key.
+async fn replicated(all: &Sentinels, key: &str) {
+    eventually(LONG, || {
+        all.servers[1..].iter().all(|server| server.command(&["EXISTS", key]).int() == 1)
+    })
+    .await;
+}
+
+async fn failed_over(all: Sentinels, old: u16) -> Sentinels {
+    let waiting = tokio::task::spawn_blocking(move || {
+        all.failed_over(old);
+        all
+    });
+    waiting.await.expect("another primary")
+}
+
+/// The lease is on another primary, with its whole time to live: verified, not merely copied.
+async fn verified(all: &Sentinels, lease: &Lease, ttl: Duration) {
+    let primary = all.primary();
+    let most = i64::try_from(ttl.as_millis()).expect("it fits") * 19 / 20;
+    eventually(LONG, || primary.command(&["PTTL", lease.name()]).int() > most).await;
+    assert!(lease.check().is_ok());
+}
+
+#[tokio::test]
+async fn a_planned_failover_costs_no_lease_and_waiters_go_on() {
+    let all = own("").await;
+    let ttl = Duration::from_secs(20);
+    let leases = connect(&all, ttl).await;
+    let lease = lock(&leases, "job").await;
+    replicated(&all, "job").await;
+    let waiter = tokio::spawn({
+        let mut handle = connect(&all, ttl).await.lock("job");
+        async move { handle.lock().await }
+    });
+    let old = all.primary_port();
+    // Time enough for the time to live to fall, so that a renewal can be seen.
+    tokio::time::sleep(ttl / 15).await;
+    let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", common::topology::SERVICE]);
+    assert_eq!(asked, common::Reply::Text("OK".to_owned()));
+    let all = failed_over(all, old).await;
+    verified(&all, &lease, ttl).await;
+    let fence = lease.fence();
+    lease.unlock().await.expect("not lost");
+    let next = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    assert!(next.fence() > fence, "{:?} after {fence:?}", next.fence());
+    assert_eq!(all.primary().command(&["EXISTS", "job"]).int(), 1);
+    next.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn a_killed_primary_costs_no_lease_that_a_replica_has() {
+    let all = own("").await;
+    let ttl = Duration::from_secs(20);
+    let leases = connect(&all, ttl).await;
+    let lease = lock(&leases, "job").await;
+    replicated(&all, "job").await;
+    let waiter = tokio::spawn({
+        let mut handle = connect(&all, ttl).await.lock("job");
+        async move { handle.lock().await }
+    });
+    let old = all.primary_port();
+    all.servers[0].kill();
+    let all = failed_over(all, old).await;
+    verified(&all, &lease, ttl).await;
+    let fence = lease.fence();
+    lease.unlock().await.expect("not lost");
+    let next = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    assert!(next.fence() > fence, "{:?} after {fence:?}", next.fence());
+    next.unlock().await.expect("released");
+}
+
+/// No time for the sentinels to mend what `cut_replicas` does.
+const SLOW: &str = "sentinel failover-timeout leases 120000";
+
+/// What nobody can promise: the grant that the primary took along.
+#[tokio::test]
+async fn a_grant_that_no_replica_has_is_gone_at_the_first_contact_after_a_failover() {
+    for frozen in [false, true] {
+        let all = own(SLOW).await;
+        let ttl = Duration::from_secs(20);
+        let (leases, rivals) = (connect(&all, ttl).await, connect(&all, ttl).await);
+        all.cut_replicas();
+        let granted = Instant::now();
+        let lease = lock(&leases, "job").await;
+        let lost = tokio::spawn(lease.lost());
+        let old = all.primary_port();
+        if frozen {
+            all.servers[0].pause();
+        } else {
+            all.servers[0].kill();
+        }
+        let all = failed_over(all, old).await;
+        let promoted = Instant::now();
+        let cause = within(LONG, lost).await.expect("no panic");
+        // Not at the end of its time, and for what happened.
+        assert_eq!(cause, Loss::Gone);
+        assert!(granted.elapsed() < ttl, "{:?}", granted.elapsed());
+        println!("frozen: {frozen}; told {:?} after the promotion was seen", promoted.elapsed());
+        let rival = lock(&rivals, "job").await;
+        assert!(rival.fence() > lease.fence(), "{:?} after {:?}", rival.fence(), lease.fence());
+        assert_eq!(lease.unlock().await.expect_err("lost").kind(), ErrorKind::Lost);
+        assert!(rival.check().is_ok());
+        rival.unlock().await.expect("released");
+        if frozen {
+            all.servers[0].resume();
+        }
+    }
+}
+
+#[tokio::test]
+async fn sentinels_that_do_not_know_the_primary_say_so() {
+    let all = shared().await;
+    let url = all.url().replace("sentinelServiceName=leases", "sentinelServiceName=other");
+    let error = LeaseManager::connect(&url).await.expect_err("no such primary");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    let nobody = "redis-sentinel://127.0.0.1:1?sentinelServiceName=leases";
+    let error = LeaseManager::connect(nobody).await.expect_err("nobody");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+}

@@ -270,6 +270,12 @@ impl Server {
         let ask = || -> io::Result<u8> {
             let mut stream = UnixStream::connect(self.socket())?;
             stream.set_read_timeout(Some(Duration::from_millis(500)))?;
+            if self.sentinel.is_some() {
+                // It knows no QUIT.
+                stream.write_all(b"PING\r\n")?;
+                let mut reply = [0];
+                return stream.read_exact(&mut reply).map(|()| reply[0]);
+            }
             // Waiting for the end, too, leaves no trace of this in CLIENT LIST.
             stream.write_all(b"PING\r\nQUIT\r\n")?;
             let mut replies = Vec::new();

@@ -185,6 +185,7 @@ async fn a_slot_on_its_way_is_served_by_both_nodes() {
 #[tokio::test]
 async fn resharding_under_load_loses_nothing() {
     let cluster = own().await;
+    let before = clients(&cluster);
     let managers = [
         connect(&cluster, Duration::from_secs(10)).await,
         connect(&cluster, Duration::from_secs(10)).await,
@@ -230,7 +231,7 @@ async fn resharding_under_load_loses_nothing() {
         }
         (moves, cluster)
     });
-    let (moves, _cluster) = within(LONG * 2, moved).await.expect("the slot moves");
+    let (moves, cluster) = within(LONG * 2, moved).await.expect("the slot moves");
     stop.store(true, Ordering::Relaxed);
     let mut turns = 0;
     while let Some(worker) = within(LONG, workers.join_next()).await {
@@ -239,6 +240,21 @@ async fn resharding_under_load_loses_nothing() {
     let counted: u64 = counters.iter().map(|counter| counter.count.load(Ordering::SeqCst)).sum();
     assert_eq!(counted, turns, "an update was lost");
     assert!(moves == 6 && turns > 100, "{turns} turns");
+    for leases in managers {
+        leases.close().await.expect("closed");
+    }
+    eventually(LONG, || clients(&cluster) <= before).await;
+}
+
+/// How many connections the nodes have, besides those among themselves.
+fn clients(cluster: &Cluster) -> usize {
+    let count = |node: &common::Server| {
+        ["normal", "pubsub"]
+            .map(|kind| node.command(&["CLIENT", "LIST", "TYPE", kind]).text().lines().count())
+            .iter()
+            .sum::<usize>()
+    };
+    cluster.nodes.iter().map(count).sum()
 }
 
 /// Counts without an atomic step, and sees that fencing tokens grow.

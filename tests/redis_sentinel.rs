@@ -191,3 +191,67 @@ async fn sentinels_that_do_not_know_the_primary_say_so() {
     let error = LeaseManager::connect(nobody).await.expect_err("nobody");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
 }
+
+/// The same cut as above, but the grant had to be seen by a replica: it never counted.
+#[tokio::test]
+async fn with_replicas_a_grant_that_no_replica_has_is_refused_and_given_back() {
+    let all = own(SLOW).await;
+    let careful = || {
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(20));
+        builder.replicas(1, Duration::from_millis(500))
+    };
+    let leases = careful().connect(&all.url()).await.expect("a manager");
+    let first = lock(&leases, "before").await;
+    // It is on a replica as soon as it is granted; which of them, nobody knows.
+    let there = |server: &common::Server| server.command(&["EXISTS", "before"]).int() == 1;
+    assert!(all.servers[1..].iter().any(there));
+
+    all.cut_replicas();
+    let error = leases.lock("job").lock().await.expect_err("no replica has it");
+    assert_eq!(error.kind(), ErrorKind::Rejected, "{error:?}");
+    assert!(error.to_string().contains("too few replicas"), "{error}");
+    // Given back long before its time to live ends.
+    let start = Instant::now();
+    eventually(LONG, || all.servers[0].command(&["EXISTS", "job"]).int() == 0).await;
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // Without the condition, it is granted.
+    let plain = connect(&all, Duration::from_secs(20)).await;
+    let lost = lock(&plain, "job").await;
+
+    all.servers[0].kill();
+    let old = all.servers[0].port();
+    let all = failed_over(all, old).await;
+    assert_eq!(within(LONG, lost.lost()).await, Loss::Gone);
+    verified(&all, &first, Duration::from_secs(20)).await;
+    let next = lock(&leases, "job").await;
+    assert!(next.fence() > lost.fence());
+    first.unlock().await.expect("not lost");
+    next.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn a_closed_manager_leaves_no_connection_behind() {
+    let all = own("").await;
+    // A failed attempt of a server to reach another may come and go; ours would stay.
+    let clients = |server: &common::Server| {
+        let list = server.command(&["CLIENT", "LIST", "TYPE", "normal"]).text();
+        let pubsub = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
+        list.lines().count() + pubsub.lines().count()
+    };
+    let count = || all.servers.iter().chain(&all.sentinels).map(clients).sum::<usize>();
+    let before = count();
+    let leases = connect(&all, Duration::from_secs(3)).await;
+    let lease = lock(&leases, "job").await;
+    let waiter = tokio::spawn({
+        let mut handle = leases.lock("job");
+        async move { handle.lock().await }
+    });
+    // Some rounds of asking.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let during = count();
+    assert!((before + 1..before + 16).contains(&during), "{before} before, {during} with it");
+    lease.unlock().await.expect("released");
+    drop(waiter.await.expect("no panic").expect("a lease"));
+    leases.close().await.expect("closed");
+    eventually(LONG, || count() <= before).await;
+}

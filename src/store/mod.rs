@@ -8,6 +8,7 @@ mod memory;
 pub(crate) mod name;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod remote;
 
 pub use memory::MemoryStore;
 pub use name::{Name, Token};

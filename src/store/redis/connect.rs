@@ -1,9 +1,11 @@
 //! From an address to connections.
 
 use super::link::sorted;
+use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::name::check_braces;
+use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
 use fred::interfaces::ClientLike;
 use fred::types::Builder;
@@ -31,6 +33,7 @@ pub(crate) struct Address {
     /// How long one attempt may take.
     pub(super) attempt: Duration,
     pub(super) ttl: Duration,
+    pub(super) replicas: Option<Replicas>,
 }
 
 impl fmt::Debug for Address {
@@ -49,7 +52,17 @@ impl Address {
             )));
         }
         let url::Parsed { config, topology } = url::parse(url)?;
-        Ok(Self { config, topology, prefix: prefix.to_owned(), ttl, attempt })
+        let prefix = prefix.to_owned();
+        Ok(Self { config, topology, prefix, ttl, attempt, replicas: None })
+    }
+
+    /// With what a URL cannot say.
+    pub(crate) fn with(mut self, remote: &Remote) -> Result<Self> {
+        self.replicas = remote.replicas;
+        if remote.has_tls() {
+            tls::configure(&mut self.config, remote)?;
+        }
+        Ok(self)
     }
 
     /// The address of one server of a fleet.

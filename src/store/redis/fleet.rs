@@ -170,11 +170,7 @@ impl Fleet {
                 }
             };
             let left = until.saturating_duration_since(Instant::now());
-            let reply = if asking.is_some() {
-                node.run_asking(script, &call, left).await
-            } else {
-                node.run(script, &call, left).await
-            };
+            let reply = node.run(script, &call, left, asking.is_some()).await;
             let refusal = match refusal(&reply, &server) {
                 Some(refusal) => refusal,
                 None => return self.read(reply),

@@ -9,7 +9,7 @@
 use super::keys::Keys;
 use super::link::Link;
 use super::replies::{self, Element};
-use super::requests::{Batch, REPLY_SIZE, Request, Wire};
+use super::requests::{Batch, REPLY_SIZE, Request, Wire, confirmed};
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
@@ -140,10 +140,25 @@ impl Lines {
     pub(super) async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
         let mut batch = Batch::default();
         batch.add(request, &self.wire.keys);
-        let (call, timeout) = batch.finish();
-        let sent = self.clock.now();
-        let reply = self.link.run(&self.wire.scripts.batch, call, timeout).await;
-        request.read(&self.wire, sent, &reply?)
+        let (call, timeout) = batch.finish(&self.wire);
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await?;
+        let confirmed = confirmed(wait, &mut reply);
+        self.read(request, sent, &reply, &confirmed)
+    }
+
+    fn read<R: Request>(
+        &self,
+        request: &R,
+        sent: Instant,
+        reply: &[Element],
+        confirmed: &Result<()>,
+    ) -> Result<R::Verdict> {
+        let verdict = request.read(&self.wire, sent, reply)?;
+        match confirmed {
+            Ok(()) => Ok(verdict),
+            Err(error) => request.unconfirmed(verdict, error),
+        }
     }
 
     /// Sends what waited, as one call, and passes the answers on.
@@ -155,9 +170,14 @@ impl Lines {
         }
         let mut batch = Batch::default();
         items.iter().for_each(|item| item.write(&self.wire.keys, &mut batch));
-        let (call, timeout) = batch.finish();
-        let sent = self.clock.now();
-        let reply = match self.link.run(&self.wire.scripts.batch, call, timeout).await {
+        let (call, timeout) = batch.finish(&self.wire);
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await;
+        let confirmed = match &mut reply {
+            Ok(reply) => confirmed(wait, reply),
+            Err(_) => Ok(()),
+        };
+        let reply = match reply {
             Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
             reply => reply,
         };
@@ -166,7 +186,7 @@ impl Lines {
                 Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
                 Err(error) => Err(error.clone()),
             };
-            item.answer(&self.wire, sent, part);
+            item.answer(self, sent, part, &confirmed);
         }
     }
 }
@@ -187,10 +207,16 @@ impl<B> Item<B> {
         }
     }
 
-    fn answer(self, wire: &Wire, sent: Instant, reply: Result<&[Element]>) {
+    fn answer(
+        self,
+        lines: &Lines,
+        sent: Instant,
+        reply: Result<&[Element]>,
+        confirmed: &Result<()>,
+    ) {
         match self {
-            Item::Acquire(one) => one.answer(|request| request.read(wire, sent, reply?)),
-            Item::Release(one) => one.answer(|request| request.read(wire, sent, reply?)),
+            Item::Acquire(one) => one.answer(|one| lines.read(one, sent, reply?, confirmed)),
+            Item::Release(one) => one.answer(|one| lines.read(one, sent, reply?, confirmed)),
         }
     }
 }

@@ -32,7 +32,7 @@ impl Link {
     ) -> Result<Vec<Element>> {
         match self {
             Link::One(node) => {
-                let reply = node.run(script, &call.finish(), timeout).await;
+                let reply = node.run(script, &call.finish(), timeout, false).await;
                 elements(reply.map_err(|error| sorted(&error))?)
             }
             // Boxed, so that the future stays small where there is one server.
@@ -93,36 +93,22 @@ impl Node {
         Self { client, reconnecting: Arc::default(), attempt }
     }
 
+    /// `asking`: of a server that is about to take the slot over.
     pub(super) async fn run(
         &self,
         script: &'static Script,
         call: &Ready,
         timeout: Duration,
+        asking: bool,
     ) -> Result<Value, Failure> {
-        let reply = script.run(&self.client, call, timeout).await;
-        self.look_at(&reply);
-        reply
-    }
-
-    /// See [`Script::run_asking`].
-    pub(super) async fn run_asking(
-        &self,
-        script: &'static Script,
-        call: &Ready,
-        timeout: Duration,
-    ) -> Result<Value, Failure> {
-        let reply = script.run_asking(&self.client, call, timeout).await;
-        self.look_at(&reply);
-        reply
-    }
-
-    fn look_at(&self, reply: &Result<Value, Failure>) {
-        if let Err(error) = reply {
+        let reply = script.run(&self.client, call, timeout, asking).await;
+        if let Err(error) = &reply {
             let error = sorted(error);
             if error.is_unavailable() && error.fate() == Fate::Unknown {
                 self.renew_connection();
             }
         }
+        reply
     }
 
     /// After a time-out the connection may be half dead, and fred may not notice while commands go out.

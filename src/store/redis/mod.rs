@@ -18,6 +18,7 @@ mod requests;
 mod routes;
 mod scripts;
 mod slots;
+mod tls;
 mod url;
 mod wakeups;
 
@@ -79,6 +80,7 @@ impl RedisStore {
             Some(routes) if routes.sharded => &SHARDED,
             _ => &PLAIN,
         };
+        let replicas = address.replicas;
         let dial = Dial { address, routes: routes.clone(), reconnects: Arc::clone(&reconnects) };
         let locks = dial.link().await?;
         let renewals = match dial.link().await {
@@ -96,7 +98,7 @@ impl RedisStore {
                 return Err(error);
             }
         };
-        let wire = Wire { keys: keys.clone(), scripts, hub: hub.clone() };
+        let wire = Wire { keys: keys.clone(), scripts, replicas, hub: hub.clone() };
         let lanes = Lanes::start(locks.clone(), dial, wire, clock.clone());
         let store = Self {
             clock,

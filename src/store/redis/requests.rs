@@ -5,7 +5,8 @@ use super::replies::{self, Code, Element};
 use super::scripts::{Call, Scripts};
 use super::wakeups::Hub;
 use crate::clock::Instant;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::remote::Replicas;
 use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal};
 use std::time::Duration;
 
@@ -18,6 +19,23 @@ pub(super) trait Request: Send + Sync + 'static {
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Reads this item's part of the reply.
     fn read(&self, wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+    /// What is left of the verdict if too few replicas have what was done.
+    fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
+}
+
+/// Whether enough replicas have what a call did: the last element of its reply, if it waited for them.
+pub(super) fn confirmed(wait: Option<Replicas>, reply: &mut Vec<Element>) -> Result<()> {
+    let Some(Replicas { count, .. }) = wait else { return Ok(()) };
+    match reply.pop() {
+        Some(Element::Int(reached)) if reached >= i64::from(count) => Ok(()),
+        Some(Element::Int(_)) => Err(Error::new(
+            ErrorKind::Rejected,
+            "too few replicas had the grant in time; it is given back",
+        )
+        .with_fate(Fate::Executed)),
+        Some(Element::Text(text)) => Err(replies::sort(&text).with_fate(Fate::Unknown)),
+        None => Err(replies::nonsense()),
+    }
 }
 
 /// A call of the batch script as it grows.
@@ -27,6 +45,8 @@ pub(super) struct Batch {
     steps: String,
     set: Option<Common>,
     timeout: Duration,
+    /// It may make a hold that was not there.
+    grants: bool,
 }
 
 /// What acquires usually have in common; sent once, and when it changes.
@@ -44,8 +64,9 @@ impl Batch {
     }
 
     /// The call, and how long it may take.
-    pub(super) fn finish(mut self) -> (Call, Duration) {
+    pub(super) fn finish(mut self, wire: &Wire) -> (Call, Duration) {
         self.call.text(self.steps);
+        self.call.wait = wire.replicas.filter(|_| self.grants);
         (self.call, self.timeout)
     }
 
@@ -68,6 +89,8 @@ impl Batch {
 pub(super) struct Wire {
     pub(super) keys: Keys,
     pub(super) scripts: &'static Scripts,
+    /// Who must have a grant before it counts.
+    pub(super) replicas: Option<Replicas>,
     pub(super) hub: Hub,
 }
 
@@ -86,6 +109,7 @@ impl Request for Acquire {
     }
 
     fn write(&self, keys: &Keys, batch: &mut Batch) {
+        batch.grants |= self.count == 1;
         batch.set(Common { ttl: self.ttl, count: self.count, fencing: self.fencing });
         batch.steps.push(if self.fencing.is_some() { 'F' } else { 'A' });
         batch.call.key(&keys.lock(&self.name));
@@ -104,6 +128,13 @@ impl Request for Acquire {
             }
             Code::No => Ok(Acquired::Held { remaining: replies::remaining(value) }),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
+        }
+    }
+
+    fn unconfirmed(&self, verdict: Acquired, error: &Error) -> Result<Acquired> {
+        match verdict {
+            Acquired::Granted { .. } if self.count == 1 => Err(error.clone()),
+            verdict => Ok(verdict),
         }
     }
 }
@@ -146,6 +177,10 @@ impl Request for Release {
             (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
             (Code::No, _) => Err(replies::nonsense()),
         }
+    }
+
+    fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
+        Ok(verdict)
     }
 }
 

@@ -2,8 +2,10 @@
 
 use super::replies::{self, Element};
 use crate::error::Result;
+use crate::store::remote::Replicas;
 use fred::bytes::Bytes;
 use fred::clients::Client;
+use fred::error::ErrorKind;
 use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Value};
@@ -54,6 +56,8 @@ pub(super) struct Call {
     text: String,
     keys: Vec<Word>,
     args: Vec<Word>,
+    /// Who must have what it does; the reply ends with how many do.
+    pub(super) wait: Option<Replicas>,
 }
 
 #[derive(Debug)]
@@ -104,7 +108,8 @@ fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<
 impl Call {
     /// The call as it goes out, as often as it has to.
     pub(super) fn finish(self) -> Ready {
-        Ready { text: Bytes::from(self.text), keys: self.keys, args: self.args }
+        let Self { text, keys, args, wait } = self;
+        Ready { text: Bytes::from(text), keys, args, wait }
     }
 }
 
@@ -113,6 +118,7 @@ pub(super) struct Ready {
     text: Bytes,
     keys: Vec<Word>,
     args: Vec<Word>,
+    wait: Option<Replicas>,
 }
 
 impl Ready {
@@ -142,8 +148,13 @@ impl Script {
         client: &Client,
         call: &Ready,
         timeout: Duration,
+        asking: bool,
     ) -> Result<Value, Failure> {
-        let Ready { text, keys, args } = call;
+        if asking || call.wait.is_some() {
+            // Boxed, so that the usual call's future stays small.
+            return Box::pin(self.run_among(client, call, timeout, asking)).await;
+        }
+        let Ready { text, keys, args, .. } = call;
         let options = options(timeout);
         let client = client.with_options(&options);
         let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
@@ -158,22 +169,47 @@ impl Script {
         }
     }
 
-    /// The same on a server that is about to take the slot over: it serves only who says `ASKING` just before.
-    pub(super) async fn run_asking(
+    /// The same between other commands: `ASKING`, without which a server that is about to take the slot over
+    /// refuses, and `WAIT`, which tells how many replicas have what was done.
+    ///
+    /// A pipeline, so that nothing comes between, not even another connection.
+    async fn run_among(
         &'static self,
         client: &Client,
         call: &Ready,
         timeout: Duration,
+        asking: bool,
     ) -> Result<Value, Failure> {
-        let Ready { text, keys, args } = call;
         let options = options(timeout);
         let attempt = async |verb, script: &'static str| {
             let pipeline = client.pipeline().with_options(&options);
-            let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
-            let _: () = pipeline.custom(asking, Vec::<Value>::new()).await?;
+            if asking {
+                let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+                let _: () = pipeline.custom(asking, Vec::<Value>::new()).await?;
+            }
             let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);
-            let _: () = pipeline.custom(command, words(script, text, keys, args)).await?;
-            pipeline.last::<Value>().await
+            let words = words(script, &call.text, &call.keys, &call.args);
+            let _: () = pipeline.custom(command, words).await?;
+            if let Some(Replicas { count, timeout }) = call.wait {
+                let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+                let words = vec![Value::Integer(count.into()), Value::Integer(millis)];
+                let wait = CustomCommand::new_static("WAIT", ClusterHash::FirstKey, false);
+                let _: () = pipeline.custom(wait, words).await?;
+            }
+            let mut replies = pipeline.try_all::<Value>().await.into_iter();
+            // A failure of the whole is the only reply.
+            let mut reply = match replies.next() {
+                Some(Ok(_)) if asking => replies.next(),
+                reply => reply,
+            };
+            if let (Some(Ok(Value::Array(elements))), Some(_)) = (&mut reply, call.wait) {
+                elements.push(match replies.next() {
+                    Some(Ok(reached)) => reached,
+                    Some(Err(error)) => Value::from(error.details()),
+                    None => Value::from("ERR no answer to WAIT"),
+                });
+            }
+            reply.unwrap_or_else(|| Err(Failure::new(ErrorKind::Protocol, "no reply")))
         };
         match attempt("EVALSHA", &self.sha).await {
             Err(error) if error.details().starts_with("NOSCRIPT") => {

@@ -405,3 +405,57 @@ async fn a_killed_primary_costs_no_lease_that_its_replica_has() {
     assert!(next.fence() > fence);
     next.unlock().await.expect("released");
 }
+
+/// The rights that the documentation names, and no others.
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_a_cluster() {
+    let cluster = own().await;
+    let words = "ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
+                 ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha \
+                 +hset +hexists +exists +hgetall +pexpire +pttl +time +get +set +del \
+                 +cluster|slots +asking +spublish +ssubscribe +sunsubscribe";
+    for node in &cluster.nodes {
+        node.command(&words.split_whitespace().collect::<Vec<_>>());
+    }
+    let url = cluster.url().replace("//127", "//lease:secret@127");
+    let builder = || {
+        let builder = LeaseManager::builder().prefix("app:").ttl(Duration::from_secs(20));
+        builder.fencing(false)
+    };
+    let leases = builder().connect(&url).await.expect("a manager");
+    let rivals = builder().connect(&url).await.expect("a manager");
+    let key = cluster.name_on(0, "app:job");
+    let name = key.strip_prefix("app:").expect("the prefix");
+    let lease = lock(&leases, name).await;
+    let waiter = tokio::spawn({
+        let mut handle = rivals.lock(name);
+        async move { handle.lock().await }
+    });
+    let channel = look::channel(&key);
+    let shards = |node: usize| {
+        cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
+    };
+    eventually(LONG, || shards(0) == 1).await;
+    lease.unlock().await.expect("released");
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    assert!(rivals.inspect(name).await.expect("an answer").is_some());
+    assert!(leases.force_unlock(name).await.expect("done"));
+    drop(lease);
+    let slot = cluster.slot(&key);
+    cluster.begin_move(slot, 0, 1);
+    lock(&leases, name).await.unlock().await.expect("released by ASK");
+    cluster.end_move(slot, 0, 1);
+    lock(&leases, name).await.unlock().await.expect("released after MOVED");
+    // What was refused is what the client asks for and goes on without.
+    let known = ["info", "client|id", "pubsub|shardnumsub"];
+    for node in &cluster.nodes {
+        for refused in node.command(&["ACL", "LOG", "128"]).list() {
+            let refused = refused.pairs();
+            let object = refused.iter().find(|(name, _)| name == "object").expect("an object");
+            assert!(known.contains(&object.1.as_str()), "{refused:?}");
+        }
+        node.command(&["ACL", "SETUSER", "lease", "-cluster|slots"]);
+    }
+    let error = builder().connect(&url).await.expect_err("no right to ask");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+}

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sentinels, eventually, within};
+use common::{Sentinels, eventually, look, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, Loss};
@@ -254,4 +254,65 @@ async fn a_closed_manager_leaves_no_connection_behind() {
     drop(waiter.await.expect("no panic").expect("a lease"));
     leases.close().await.expect("closed");
     eventually(LONG, || count() <= before).await;
+}
+
+/// The rights that the documentation names, and no others.
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
+    let all = own("").await;
+    for server in &all.servers {
+        server.command(
+            &"ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
+              ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha +hset \
+              +hexists +exists +hgetall +pexpire +pttl +time +get +set +del +publish +subscribe \
+              +unsubscribe +wait"
+                .split_whitespace()
+                .collect::<Vec<_>>(),
+        );
+    }
+    for sentinel in &all.sentinels {
+        let words = "ACL SETUSER watch on >hidden resetchannels &+switch-master -@all \
+                     +sentinel|master +subscribe";
+        let done = sentinel.command(&words.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(done, common::Reply::Text("OK".to_owned()));
+        sentinel.command(&["ACL", "SETUSER", "default", "resetpass", ">closed"]);
+    }
+    let sentinels = "&sentinelUsername=watch&sentinelPassword=hidden";
+    let url = all.url_as("lease:secret@", sentinels);
+    let builder = || {
+        let builder = LeaseManager::builder().prefix("app:").ttl(Duration::from_secs(20));
+        builder.replicas(1, Duration::from_millis(500))
+    };
+    let leases = builder().connect(&url).await.expect("a manager");
+    let rivals = builder().connect(&url).await.expect("a manager");
+    let lease = lock(&leases, "job").await;
+    let waiter = tokio::spawn({
+        let mut handle = rivals.lock("job");
+        async move { handle.lock().await }
+    });
+    let channel = look::channel("app:job");
+    let mut connection = all.servers[0].connection();
+    eventually(LONG, || look::subscribers(&mut connection, &channel) == 1).await;
+    lease.unlock().await.expect("released");
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    assert!(rivals.inspect("job").await.expect("an answer").is_some());
+    assert!(leases.force_unlock("job").await.expect("done"));
+    drop(lease);
+    // What was refused is what the client asks for and goes on without.
+    for server in &all.servers {
+        for refused in server.command(&["ACL", "LOG", "128"]).list() {
+            let refused = refused.pairs();
+            let object = refused.iter().find(|(name, _)| name == "object").expect("an object");
+            assert!(["info", "client|id"].contains(&object.1.as_str()), "{refused:?}");
+        }
+    }
+    for (user, query, kind) in [
+        ("lease:wrong@", sentinels, ErrorKind::Denied),
+        ("lease:secret@", "&sentinelUsername=watch&sentinelPassword=wrong", ErrorKind::Denied),
+        ("lease:secret@", "", ErrorKind::Denied),
+    ] {
+        let error = builder().connect(&all.url_as(user, query)).await.expect_err("refused");
+        assert_eq!(error.kind(), kind, "{error:?}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    }
 }

@@ -34,8 +34,14 @@ fn certificates() -> TempDir {
         "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 2 \
          -copy_extensions copy",
     );
-    openssl(&format!("req {key} -keyout client.key -out client.csr -subj /CN=client"));
-    openssl("x509 -req -in client.csr -CA ca.crt -CAkey ca.key -out client.crt -days 2");
+    openssl(&format!(
+        "req {key} -keyout client.key -out client.csr -subj /CN=client \
+         -addext basicConstraints=CA:FALSE"
+    ));
+    openssl(
+        "x509 -req -in client.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out client.crt -days 2 \
+         -copy_extensions copy",
+    );
     dir
 }
 

@@ -58,9 +58,10 @@ pub(super) fn configure(config: &mut Config, remote: &Remote) -> Result<()> {
         Some((chain, key)) => {
             let key = PrivateKeyDer::from_pem_slice(key)
                 .map_err(|_| invalid("there is no private key in the PEM"))?;
-            builder
-                .with_client_auth_cert(certificates(chain)?, key)
-                .map_err(|_| invalid("the client's certificate and its key do not fit"))?
+            builder.with_client_auth_cert(certificates(chain)?, key).map_err(|error| {
+                invalid("the client's certificate (X.509 v3) and its key do not fit")
+                    .with_source(error)
+            })?
         }
     };
     config.tls = Some(TlsConnector::from(client).into());

@@ -18,10 +18,17 @@ pub const SERVICE: &str = "leases";
 
 /// Waits, without a runtime, until `condition` holds.
 #[track_caller]
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    until_or(what, String::new, condition);
+}
+
+/// The same, and tells more if it does not.
+#[track_caller]
+fn until_or(what: &str, why: impl Fn() -> String, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < AGREEMENT, "{what} did not come true within {AGREEMENT:?}");
+        let late = start.elapsed() >= AGREEMENT;
+        assert!(!late, "{what} did not come true within {AGREEMENT:?}\n{}", why());
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -45,25 +52,33 @@ pub struct Sentinels {
     /// The first is the primary at the start.
     pub servers: Vec<Server>,
     pub sentinels: Vec<Server>,
-    /// What the replicas hear of the primary passes through these at first.
-    pub pipes: Vec<Pipe>,
+    /// What the replicas hear of the primary passes through these at first, if there are any.
+    pipes: Vec<Pipe>,
 }
 
 impl Sentinels {
+    /// With more lines for the sentinels.
     #[track_caller]
-    pub fn start() -> Self {
-        Self::start_with(&[], "")
+    pub fn start(lines: &str) -> Self {
+        Self::start_as(lines, false)
     }
 
-    /// With options for the servers, and lines for the sentinels.
+    /// Ready for [`cut_replicas`](Self::cut_replicas).
     #[track_caller]
-    pub fn start_with(options: &[&str], lines: &str) -> Self {
-        let options = [&["--repl-diskless-sync-delay", "0"], options].concat();
+    pub fn start_to_cut() -> Self {
+        // The sentinels would soon mend that the replicas follow the pipes.
+        Self::start_as("sentinel failover-timeout leases 120000", true)
+    }
+
+    #[track_caller]
+    fn start_as(lines: &str, piped: bool) -> Self {
+        let options = ["--repl-diskless-sync-delay", "0"];
         let primary = Server::start_with(&options);
-        let pipes = vec![Pipe::start(primary.port()), Pipe::start(primary.port())];
+        let pipes: Vec<Pipe> =
+            if piped { (0..2).map(|_| Pipe::start(primary.port())).collect() } else { Vec::new() };
         let mut servers = vec![primary];
-        for pipe in &pipes {
-            let port = pipe.port().to_string();
+        for index in 0..2 {
+            let port = pipes.get(index).map_or(servers[0].port(), Pipe::port).to_string();
             let of = [&options[..], &["--replicaof", "127.0.0.1", &port]].concat();
             servers.push(Server::start_with(&of));
         }
@@ -74,7 +89,7 @@ impl Sentinels {
         let port = primary.port();
         let config = format!(
             "sentinel monitor {SERVICE} 127.0.0.1 {port} 2\n\
-             sentinel down-after-milliseconds {SERVICE} 1000\n\
+             sentinel down-after-milliseconds {SERVICE} 1500\n\
              sentinel failover-timeout {SERVICE} 4000\n{lines}\n"
         );
         let sentinels: Vec<Server> = (0..3).map(|_| Server::start_sentinel(&config)).collect();
@@ -121,13 +136,15 @@ impl Sentinels {
 
     /// Cuts the replicas off; what the primary writes from now on never reaches them.
     pub fn cut_replicas(&self) {
+        assert!(!self.pipes.is_empty(), "started without pipes");
         self.pipes.iter().for_each(Pipe::stop);
     }
 
     /// Waits until another than `old` is the primary, by the word of all sentinels and its own.
     #[track_caller]
     pub fn failed_over(&self, old: u16) {
-        until("another primary", || {
+        let logs = || self.sentinels.iter().map(Server::log).collect::<Vec<_>>().join("\n\n");
+        until_or("another primary", logs, || {
             let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
             let ports: Vec<String> = self
                 .sentinels
@@ -147,18 +164,25 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// One that takes no node for dead because the machine has stalled.
     #[track_caller]
     pub fn start() -> Self {
-        Self::start_with(&[])
+        Self::start_with(&["--cluster-node-timeout", "60000"])
+    }
+
+    /// One that replaces a dead primary soon.
+    #[track_caller]
+    pub fn start_quick() -> Self {
+        Self::start_with(&["--cluster-node-timeout", "2000"])
     }
 
     #[track_caller]
-    pub fn start_with(options: &[&str]) -> Self {
+    fn start_with(options: &[&str]) -> Self {
         let nodes: Vec<Server> = (0..6)
             .map(|_| {
                 let bus = free_port().to_string();
                 let own = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-                let quick = ["--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0"];
+                let quick = ["--repl-diskless-sync-delay", "0"];
                 let partial = ["--cluster-require-full-coverage", "no"];
                 Server::start_with(&[&own[..], &quick, &partial, options].concat())
             })

@@ -109,6 +109,32 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
 }
 
 #[tokio::test]
+async fn calls_that_wait_are_sent_together_if_they_share_a_slot_and_never_if_not() {
+    let cluster = own().await;
+    let leases = connect(&cluster, Duration::from_secs(30)).await;
+    let all_at_once = async |names: Vec<String>| {
+        let mut tasks = tokio::task::JoinSet::new();
+        for name in names {
+            let mut handle = leases.lock(&name);
+            tasks.spawn(async move { handle.lock().await.expect("a lease") });
+        }
+        for lease in within(LONG, tasks.join_all()).await {
+            lease.unlock().await.expect("released");
+        }
+    };
+    let calls = || {
+        let count = |node: &common::Server| look::calls(&mut node.connection(), "evalsha");
+        cluster.nodes.iter().map(count).sum::<i64>()
+    };
+    all_at_once((0..200).map(|number| format!("apart-{number}")).collect()).await;
+    let before = calls();
+    all_at_once((0..200).map(|number| format!("{{together}}{number}")).collect()).await;
+    // 200 releases, one after the other, and few calls for the grants.
+    assert!(calls() - before < 300, "{} calls", calls() - before);
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
 async fn a_lease_follows_its_slot() {
     let cluster = shared().await;
     let leases = connect(cluster, Duration::from_secs(3)).await;

@@ -328,3 +328,29 @@ async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }
 }
+
+/// Between the demotion of a primary and the word of who is the next, nothing is refused for good.
+#[tokio::test]
+async fn a_demoted_primary_is_waited_out() {
+    let all = own(CALM).await;
+    let leases = connect(&all, TTL).await;
+    let held = lock(&leases, "held").await;
+    let port = all.servers[1].port().to_string();
+    all.servers[0].command(&["REPLICAOF", "127.0.0.1", &port]);
+    let error = leases.lock("job").try_lock().await.expect_err("a replica");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    let waiter = tokio::spawn({
+        let mut handle = leases.lock("job");
+        async move { handle.lock().await }
+    });
+    let mut connection = all.servers[0].connection();
+    connection.command(&["CONFIG", "RESETSTAT"]);
+    eventually(LONG, || {
+        connection.command(&["INFO", "errorstats"]).text().contains("errorstat_READONLY")
+    })
+    .await;
+    all.servers[0].command(&["REPLICAOF", "NO", "ONE"]);
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    lease.unlock().await.expect("released");
+    assert!(held.check().is_ok());
+}

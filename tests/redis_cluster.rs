@@ -137,13 +137,20 @@ async fn calls_that_wait_are_sent_together_if_they_share_a_slot_and_never_if_not
 #[tokio::test]
 async fn a_lease_follows_its_slot() {
     let cluster = shared().await;
-    let leases = connect(cluster, Duration::from_secs(3)).await;
+    let leases = connect(cluster, Duration::from_secs(12)).await;
     let name = cluster.name_on(0, "moving");
     let mut handle = leases.lock(&name);
     let lease = handle.lock().await.expect("a lease");
     let slot = cluster.slot(&name);
     cluster.begin_move(slot, 0, 1);
     cluster.end_move(slot, 0, 1);
+    let inner = handle.lock().await.expect("entered again");
+    inner.unlock().await.expect("left");
+    // It was sent on, and went: it did not knock at the old door until somebody told the news.
+    let errors = cluster.nodes[0].command(&["INFO", "errorstats"]).text();
+    let moved = errors.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+    let moved: u32 = moved.expect("sent on").trim().parse().expect("a number");
+    assert!(moved < 50, "{moved}");
     // The time to live rises only by a renewal, which finds the slot's new place.
     let mut last = i64::MAX;
     eventually(LONG, || {
@@ -151,8 +158,6 @@ async fn a_lease_follows_its_slot() {
         std::mem::replace(&mut last, left) < left
     })
     .await;
-    let inner = handle.lock().await.expect("entered again");
-    inner.unlock().await.expect("left");
     assert_eq!(lease.state(), LeaseState::Held);
     lease.unlock().await.expect("released");
     assert_eq!(cluster.nodes[1].command(&["EXISTS", &name]).int(), 0);

@@ -6,6 +6,7 @@ use crate::Loss;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::engine::{Core, Engine, Settings};
 use crate::hold::timing::Timing;
+use crate::store::remote::{Remote, Replicas};
 use crate::store::{Fencing, MemoryStore, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::f
 const DEFAULT_HANDOFF_BOUND: u32 = 127;
 const HIGHEST_HANDOFF_BOUND: u32 = 9_999;
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Settings of a [`LeaseManager`].
 ///
@@ -54,6 +56,7 @@ pub struct Builder {
     own_thread: Option<bool>,
     #[cfg(feature = "testing")]
     seed: Option<u64>,
+    remote: Remote,
 }
 
 impl Default for Builder {
@@ -69,6 +72,7 @@ impl Default for Builder {
             own_thread: None,
             #[cfg(feature = "testing")]
             seed: None,
+            remote: Remote::default(),
         }
     }
 }
@@ -155,6 +159,37 @@ impl Builder {
         self
     }
 
+    /// A grant counts only if `count` replicas have it within `timeout`; default: no such condition. Redis only.
+    ///
+    /// Otherwise it is given back, and the attempt fails with [`Rejected`](ErrorKind::Rejected). After a
+    /// failover to one of those replicas the lease is still there. It is **no guarantee**: another replica can
+    /// be promoted, one that was cut off from the primary in the meantime; renewals do not wait, and their loss
+    /// shortens a lease on the new primary; and a primary that is cut off from its sentinels, but not from its
+    /// replicas and from you, goes on granting. What remains, only the [fencing token](crate::Lease::fence)
+    /// catches.
+    ///
+    /// At least 1 replica and 1 ms; at most half the time that an attempt may take, which is T/10 (250 ms at
+    /// least, T/6 at most). Each call that grants waits for the replicas, and so do the calls behind it on the
+    /// same connection: about a round trip from the primary to them, and `timeout` when they are away. The
+    /// server's `WAIT` does it, for which the user needs the right.
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.remote.replicas = Some(Replicas { count, timeout });
+        self
+    }
+
+    /// Trusts the certificates in `pem` instead of the platform's; for `rediss` URLs, with the feature `rustls`.
+    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.remote.ca = Some(pem.into());
+        self
+    }
+
+    /// Shows a client certificate: a chain and its private key, in PEM; for `rediss` URLs, with the feature
+    /// `rustls`.
+    pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.remote.identity = Some((chain.into(), key.into()));
+        self
+    }
+
     /// Connects to the store at `url`; see [`LeaseManager::connect`].
     ///
     /// # Errors
@@ -182,6 +217,7 @@ impl Builder {
 
         let (timing, settings) = self.checked()?;
         let address = Address::parse(url, &self.prefix, timing.ttl, timing.attempt)?;
+        let address = address.with(&self.remote)?;
         let engine = if self.own_thread.unwrap_or(true) {
             Engine::on_own_thread(async move || {
                 let store = RedisStore::connect(address, Clock::system()).await?;
@@ -218,6 +254,12 @@ impl Builder {
     ///
     /// [`Invalid`](ErrorKind::Invalid) for a setting out of range.
     pub fn store(self, store: impl Store) -> Result<LeaseManager> {
+        if !self.remote.is_default() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "replicas and TLS are settings for Redis; this store has neither",
+            ));
+        }
         let (timing, settings) = self.checked()?;
         let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings);
@@ -262,6 +304,14 @@ impl Builder {
                 "a fence_retention of {retention:?} is out of range; choose {:?} to 100 years, or None",
                 timing.ttl * 2
             )));
+        }
+        if let Some(Replicas { count, timeout }) = self.remote.replicas {
+            let longest = timing.attempt / 2;
+            if count == 0 || !(SHORTEST_WAIT..=longest).contains(&timeout) {
+                return Err(Error::invalid(format!(
+                    "replicas({count}, {timeout:?}) is out of range; choose at least 1 and 1 ms to {longest:?}"
+                )));
+            }
         }
         Ok((timing, self.settings(&timing)))
     }

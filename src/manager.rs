@@ -61,10 +61,53 @@ impl LeaseManager {
     ///   share one through [`Builder::store`];
     /// - `redis://user:password@host:6379/0` - one Redis server (every part but the host is optional);
     /// - `rediss://…` - the same over TLS, with the feature `rustls`;
-    /// - `redis+unix:///path/to/socket` - a Unix socket.
+    /// - `redis+unix:///path/to/socket` - a Unix socket;
+    /// - `redis-sentinel://user:password@host:26379/0?node=host2:26379&sentinelServiceName=mymaster` - the
+    ///   primary that these sentinels name; `&sentinelUsername=` and `&sentinelPassword=` if they want a user;
+    /// - `redis-cluster://user:password@host:6379?node=host2:6379` - a cluster, of which these nodes are asked;
+    /// - `rediss-sentinel://…`, `rediss-cluster://…` - the same over TLS.
+    ///
+    /// Other keys in the query are refused. What a URL cannot say, the [builder](LeaseManager::builder) can.
     ///
     /// The connection is tried out with a key of its own, so that a wrong password or a missing right
     /// shows here and not at the first lock.
+    ///
+    /// # Sentinel and Cluster
+    ///
+    /// Every server has connections of its own, and only primaries are asked. All keys of a name are in one
+    /// slot. In a cluster a call carries the leases of one slot, calls of different slots go out together, and a
+    /// server that is down delays nobody else's renewals. Waiters are woken by sharded pub/sub (`SPUBLISH`), as
+    /// Redisson does it; on Sentinel by plain pub/sub.
+    ///
+    /// When a slot moves, calls follow it (`MOVED`, `ASK`). While it is moving, held leases are renewed and
+    /// released, but a name that nobody holds cannot be locked with a fencing token (`TRYAGAIN`: the server
+    /// takes no call on two keys that it lacks); who locks waits for the end of the move, for T at most. Wake-ups
+    /// follow a moved slot within T/3 (10 s at most); until then waiters go by the clock, as
+    /// [`poll_bound`](Builder::poll_bound) says.
+    ///
+    /// After a failover all leases are verified at once on the new primary. **A grant that the old primary did
+    /// not pass on is lost with it**: replication is asynchronous, so somebody else can be granted the name
+    /// before the old holder knows. What the holder sees, and by when:
+    ///
+    /// | the new primary | the old holder |
+    /// |---|---|
+    /// | has the lease | goes on; choose T ≥ (time to fail over) / 0.4 |
+    /// | does not have it | is told [`Gone`](Loss::Gone) at the first contact, which is the verification, or [`Taken`](Loss::Taken) |
+    /// | cannot be reached by it | is told [`Expired`](Loss::Expired) before T has passed since its last renewal |
+    ///
+    /// In tests with three sentinels on one machine the holder is told within a second of the promotion, whether
+    /// the old primary was killed or frozen. [`replicas`](Builder::replicas) makes such a loss rarer, not
+    /// impossible. Fencing tokens grow across failovers as long as the clocks of the servers agree better than
+    /// the failover takes: a token is at least the server's time. Only a resource that compares them is safe in
+    /// all cases.
+    ///
+    /// List all sentinels: each is listened to, and of their answers the newest counts. Names that tie many
+    /// leases to one slot, as `{tenant}:a` and `{tenant}:b`, are renewed in fewer calls, all by one server.
+    ///
+    /// Rights, beside those that one server needs: in a cluster `+cluster|slots +asking +spublish +ssubscribe
+    /// +sunsubscribe` instead of `+publish +subscribe +unsubscribe`; on sentinels, if they have users,
+    /// `+sentinel|master +subscribe &+switch-master`; `+wait` for `replicas`. In a cluster with TLS, the
+    /// certificates must name what the nodes announce: their addresses, or their host names.
     ///
     /// # Errors
     ///

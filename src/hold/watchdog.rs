@@ -10,6 +10,7 @@ use super::state::{Attempt, Due};
 use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Renewal, Renewed};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -137,6 +138,19 @@ fn renew_early(
 }
 
 fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
+    if !core.store.capabilities().sharded {
+        return send_all(core, tasks, batch, now);
+    }
+    let mut shards: HashMap<usize, Batch> = HashMap::new();
+    for renewing in batch {
+        shards.entry(core.store.shard(&renewing.hold.name)).or_default().push(renewing);
+    }
+    for batch in shards.into_values() {
+        send_all(core, tasks, batch, now);
+    }
+}
+
+fn send_all(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
     // Those with little time left apart: their attempt must be short, that of the others need not.
     let whole = now + core.timing.attempt;
     let (short, long): (Batch, Batch) =

@@ -8,6 +8,7 @@ mod memory;
 pub(crate) mod name;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod remote;
 
 pub use memory::MemoryStore;
 pub use name::{Name, Token};
@@ -76,6 +77,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Lowers the hold count, or at zero gives the name back and wakes waiters.
     fn release(&self, request: Release) -> StoreFuture<Released>;
 
+    /// Which part of the store keeps `name`, where parts can fail on their own.
+    ///
+    /// Leases of different parts are never in one [`renew`](Store::renew), so that a part that is slow
+    /// holds up no other's. A hint: it may change at any time. Asked only with
+    /// [`Capabilities::sharded`].
+    fn shard(&self, name: &Name) -> usize {
+        let _ = name;
+        0
+    }
+
     /// Extends many leases at once; verdicts are in the order of the requests.
     ///
     /// An `Err` is the failure of the whole batch.
@@ -112,11 +123,13 @@ pub struct Capabilities {
     pub wakeups: bool,
     /// How many renewals one [`Store::renew`] takes at most.
     pub renewal_batch: usize,
+    /// [`Store::shard`] has more than one answer.
+    pub sharded: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { fencing: true, wakeups: true, renewal_batch: 100 }
+        Self { fencing: true, wakeups: true, renewal_batch: 100, sharded: false }
     }
 }
 

@@ -303,6 +303,10 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         self.inner.capabilities()
     }
 
+    fn shard(&self, name: &Name) -> usize {
+        self.inner.shard(name)
+    }
+
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let name = request.name.clone();
         self.call(

@@ -26,6 +26,8 @@ pub struct Server {
     port: u16,
     options: Vec<String>,
     variables: Vec<(String, PathBuf)>,
+    /// The first text of its configuration file, which makes it a sentinel.
+    sentinel: Option<String>,
     dir: TempDir,
     /// None while the server is killed.
     process: Mutex<Option<Process>>,
@@ -58,6 +60,17 @@ impl Server {
     /// Starts a server with options and with environment variables.
     #[track_caller]
     pub fn start_in(options: &[&str], variables: &[(&str, &Path)]) -> Self {
+        Self::start_as(options, variables, None)
+    }
+
+    /// Starts a sentinel, which keeps what it learns in its configuration.
+    #[track_caller]
+    pub fn start_sentinel(config: &str) -> Self {
+        Self::start_as(&[], &[], Some(config.to_owned()))
+    }
+
+    #[track_caller]
+    fn start_as(options: &[&str], variables: &[(&str, &Path)], sentinel: Option<String>) -> Self {
         require_redis();
         let variables = variables.iter().map(|(name, path)| (name.to_string(), path.to_path_buf()));
         let dir = tempfile::Builder::new()
@@ -68,6 +81,7 @@ impl Server {
             port: 0,
             options: options.iter().map(|option| option.to_string()).collect(),
             variables: variables.collect(),
+            sentinel,
             dir,
             process: Mutex::new(None),
         };
@@ -206,6 +220,16 @@ impl Server {
             .open(self.log_path())
             .expect("a log file in the temporary directory");
         let mut command = dying_with_parent("redis-server");
+        if let Some(config) = &self.sentinel {
+            let path = self.dir.path().join("sentinel.conf");
+            if !path.exists() {
+                fs::write(&path, config).expect("a configuration in the temporary directory");
+            }
+            command.arg(path).arg("--sentinel");
+        } else {
+            command.args(["--save", "", "--appendonly", "no"]);
+            command.args(["--enable-debug-command", "yes"]);
+        }
         command
             .envs(self.variables.iter().map(|(name, path)| (name, path)))
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
@@ -213,8 +237,6 @@ impl Server {
             .arg(self.socket())
             .arg("--dir")
             .arg(self.dir.path())
-            .args(["--save", "", "--appendonly", "no"])
-            .args(["--enable-debug-command", "yes"])
             .args(&self.options)
             .stdin(Stdio::null())
             // Redis logs to its output; what it says before it can log comes to stderr.
@@ -258,6 +280,12 @@ impl Server {
         let ask = || -> io::Result<u8> {
             let mut stream = UnixStream::connect(self.socket())?;
             stream.set_read_timeout(Some(Duration::from_millis(500)))?;
+            if self.sentinel.is_some() {
+                // It knows no QUIT.
+                stream.write_all(b"PING\r\n")?;
+                let mut reply = [0];
+                return stream.read_exact(&mut reply).map(|()| reply[0]);
+            }
             // Waiting for the end, too, leaves no trace of this in CLIENT LIST.
             stream.write_all(b"PING\r\nQUIT\r\n")?;
             let mut replies = Vec::new();
@@ -294,7 +322,7 @@ fn require_redis() {
 /// ports of outgoing connections from. A killed server's port thus stays free for its restart,
 /// and a client that tries to reconnect meanwhile cannot be given that same port and so end up
 /// connected to itself.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     // Test processes that run side by side start at different places.

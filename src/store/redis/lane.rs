@@ -7,9 +7,9 @@
 //! only itself.
 
 use super::keys::Keys;
+use super::link::Link;
 use super::replies::{self, Element};
-use super::requests::{Batch, REPLY_SIZE, Request, Wire};
-use super::scripts::{BATCH, Link};
+use super::requests::{Batch, REPLY_SIZE, Request, Wire, confirmed};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
@@ -27,30 +27,35 @@ pub(super) const BATCH_SIZE: usize = 100;
 #[derive(Clone)]
 pub(super) struct Lane {
     road: Arc<Road>,
-    items: mpsc::UnboundedSender<Item>,
+    items: mpsc::UnboundedSender<Item<Busy>>,
     /// Fires when the lane's connection is closed, or its runtime has gone.
     ended: CancellationToken,
 }
 
-/// What a call needs.
+/// What a lane of one server needs.
 struct Road {
-    link: Link,
-    wire: Wire,
-    clock: Clock,
+    lines: Lines,
     /// Requests that have no answer yet.
     busy: AtomicUsize,
 }
 
-/// One request that waits for the lane's task.
-enum Item {
-    Acquire(Waiting<Acquire>),
-    Release(Waiting<Release>),
+/// What a call needs.
+pub(super) struct Lines {
+    pub(super) link: Link,
+    pub(super) wire: Wire,
+    pub(super) clock: Clock,
 }
 
-struct Waiting<R: Request> {
-    request: R,
-    verdict: oneshot::Sender<Result<R::Verdict>>,
-    _busy: Busy,
+/// One request that waits for the lane's task; `B` counts it for as long as it lives.
+pub(super) enum Item<B> {
+    Acquire(Waiting<Acquire, B>),
+    Release(Waiting<Release, B>),
+}
+
+pub(super) struct Waiting<R: Request, B> {
+    pub(super) request: R,
+    pub(super) verdict: oneshot::Sender<Result<R::Verdict>>,
+    pub(super) _busy: B,
 }
 
 /// Counts as a request without an answer for as long as it lives.
@@ -64,16 +69,16 @@ impl Drop for Busy {
 
 impl Lane {
     /// A lane, and the work that must run on the runtime where the link's connection lives.
-    pub(super) fn new(link: Link, wire: Wire, clock: Clock) -> (Self, impl Future<Output = ()>) {
+    pub(super) fn new(lines: Lines) -> (Self, impl Future<Output = ()> + use<>) {
         let (items, inbox) = mpsc::unbounded_channel();
         let ended = CancellationToken::new();
-        let road = Arc::new(Road { link, wire, clock, busy: AtomicUsize::new(0) });
+        let road = Arc::new(Road { lines, busy: AtomicUsize::new(0) });
         let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
         let work = async move {
             let _end = end;
             let inbox = Mutex::new(inbox);
             tokio::join!(drive(&lane_road, &inbox), drive(&lane_road, &inbox));
-            lane_road.link.close().await;
+            lane_road.lines.link.close().await;
         };
         (Self { road, items, ended }, work)
     }
@@ -103,7 +108,7 @@ impl Lane {
     fn send<R: Request>(
         &self,
         request: R,
-        item: impl FnOnce(Waiting<R>) -> Item,
+        item: impl FnOnce(Waiting<R, Busy>) -> Item<Busy>,
         here: bool,
     ) -> StoreFuture<R::Verdict> {
         let lone = self.road.busy.fetch_add(1, Ordering::AcqRel) == 0;
@@ -124,19 +129,103 @@ async fn run_alone<R: Request>(
     busy: Busy,
     ended: CancellationToken,
 ) -> Result<R::Verdict> {
-    let road = &busy.0;
-    let mut batch = Batch::default();
-    batch.add(&request, &road.wire.keys);
-    let (call, timeout) = batch.finish();
-    let sent = road.clock.now();
     tokio::select! {
         biased;
         () = ended.cancelled() => Err(replies::gone()),
-        reply = road.link.run(&BATCH, call, timeout) => request.read(&road.wire, sent, &reply?),
+        verdict = busy.0.lines.call_alone(&request) => verdict,
     }
 }
 
-impl<R: Request> Waiting<R> {
+impl Lines {
+    pub(super) async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
+        let mut batch = Batch::default();
+        batch.add(request, &self.wire.keys);
+        let (call, timeout) = batch.finish(&self.wire);
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await?;
+        let confirmed = confirmed(wait, &mut reply);
+        self.read(request, sent, &reply, &confirmed)
+    }
+
+    fn read<R: Request>(
+        &self,
+        request: &R,
+        sent: Instant,
+        reply: &[Element],
+        confirmed: &Result<()>,
+    ) -> Result<R::Verdict> {
+        let verdict = request.read(&self.wire, sent, reply)?;
+        match confirmed {
+            Ok(()) => Ok(verdict),
+            Err(error) => request.unconfirmed(verdict, error),
+        }
+    }
+
+    /// Sends what waited, as one call, and passes the answers on.
+    pub(super) async fn call<B>(&self, items: &mut Vec<Item<B>>) {
+        // An acquire that nobody waits for was never sent: nothing is to be undone.
+        items.retain(|item| !matches!(item, Item::Acquire(one) if one.verdict.is_closed()));
+        if items.is_empty() {
+            return;
+        }
+        match self.run(items).await {
+            (_, Err(error), _) if items.len() > 1 && replies::is_key_out_of_reach(&error) => {
+                self.each_alone(items.drain(..)).await;
+            }
+            (sent, reply, confirmed) => {
+                for (index, item) in items.drain(..).enumerate() {
+                    let part = match &reply {
+                        Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
+                        Err(error) => Err(error.clone()),
+                    };
+                    item.answer(self, sent, part, &confirmed);
+                }
+            }
+        }
+    }
+
+    /// Runs items as one call: when it was sent, the reply with all its elements, and whether enough
+    /// replicas have it.
+    async fn run<B>(&self, items: &[Item<B>]) -> (Instant, Result<Vec<Element>>, Result<()>) {
+        let mut batch = Batch::default();
+        items.iter().for_each(|item| item.write(&self.wire.keys, &mut batch));
+        let (call, timeout) = batch.finish(&self.wire);
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await;
+        let confirmed = match &mut reply {
+            Ok(reply) => confirmed(wait, reply),
+            Err(_) => Ok(()),
+        };
+        let reply = match reply {
+            Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
+            reply => reply,
+        };
+        (sent, reply, confirmed)
+    }
+
+    /// Runs one by one what was refused together for the sake of one of them. When the server does not
+    /// answer any more, nobody else has to wait for that.
+    async fn each_alone<B>(&self, items: impl Iterator<Item = Item<B>>) {
+        let mut silent = None;
+        for item in items {
+            let (sent, reply, confirmed) = match &silent {
+                None => self.run(std::slice::from_ref(&item)).await,
+                Some(error) => {
+                    let error = Error::clone(error).with_fate(Fate::NotExecuted);
+                    (self.clock.now(), Err(error), Ok(()))
+                }
+            };
+            if let Err(error) = &reply
+                && error.is_unavailable()
+            {
+                silent = Some(error.clone());
+            }
+            item.answer(self, sent, reply.as_deref().map_err(Error::clone), &confirmed);
+        }
+    }
+}
+
+impl<R: Request, B> Waiting<R, B> {
     fn answer(self, verdict: impl FnOnce(&R) -> Result<R::Verdict>) {
         let verdict = verdict(&self.request);
         // A receiver that has gone has left the verdict to nobody: see Store's contract.
@@ -144,7 +233,7 @@ impl<R: Request> Waiting<R> {
     }
 }
 
-impl Item {
+impl<B> Item<B> {
     fn write(&self, keys: &Keys, batch: &mut Batch) {
         match self {
             Item::Acquire(one) => batch.add(&one.request, keys),
@@ -152,76 +241,34 @@ impl Item {
         }
     }
 
-    fn answer(self, wire: &Wire, sent: Instant, reply: Result<&[Element]>) {
+    fn answer(
+        self,
+        lines: &Lines,
+        sent: Instant,
+        reply: Result<&[Element]>,
+        confirmed: &Result<()>,
+    ) {
         match self {
-            Item::Acquire(one) => one.answer(|request| request.read(wire, sent, reply?)),
-            Item::Release(one) => one.answer(|request| request.read(wire, sent, reply?)),
+            Item::Acquire(one) => one.answer(|one| lines.read(one, sent, reply?, confirmed)),
+            Item::Release(one) => one.answer(|one| lines.read(one, sent, reply?, confirmed)),
         }
     }
 }
 
 /// Sends what is in the lane: up to a hundred items in a call. There are two of these, so that the
 /// server has work while we read its last reply.
-async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item>>) {
+async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item<Busy>>>) {
     let mut items = Vec::with_capacity(BATCH_SIZE);
     while collect(&mut *inbox.lock().await, &mut items).await {
-        // An acquire that nobody waits for was never sent: nothing is to be undone.
-        items.retain(|item| !matches!(item, Item::Acquire(one) if one.verdict.is_closed()));
-        if items.is_empty() {
-            continue;
-        }
-        match call(road, &items).await {
-            (_, Err(error)) if items.len() > 1 && replies::is_key_out_of_reach(&error) => {
-                each_alone(road, items.drain(..)).await;
-            }
-            (sent, reply) => {
-                for (index, item) in items.drain(..).enumerate() {
-                    let part = match &reply {
-                        Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
-                        Err(error) => Err(error.clone()),
-                    };
-                    item.answer(&road.wire, sent, part);
-                }
-            }
-        }
-    }
-}
-
-/// Runs items as one call; the reply has all its elements.
-async fn call(road: &Road, items: &[Item]) -> (Instant, Result<Vec<Element>>) {
-    let mut batch = Batch::default();
-    items.iter().for_each(|item| item.write(&road.wire.keys, &mut batch));
-    let (call, timeout) = batch.finish();
-    let sent = road.clock.now();
-    let reply = match road.link.run(&BATCH, call, timeout).await {
-        Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
-        reply => reply,
-    };
-    (sent, reply)
-}
-
-/// Runs one by one what was refused together for the sake of one of them. When the server does not answer
-/// any more, nobody else has to wait for that.
-async fn each_alone(road: &Road, items: impl Iterator<Item = Item>) {
-    let mut silent = None;
-    for item in items {
-        let (sent, reply) = match &silent {
-            None => call(road, std::slice::from_ref(&item)).await,
-            Some(error) => {
-                (road.clock.now(), Err(Error::clone(error).with_fate(Fate::NotExecuted)))
-            }
-        };
-        if let Err(error) = &reply
-            && error.is_unavailable()
-        {
-            silent = Some(error.clone());
-        }
-        item.answer(&road.wire, sent, reply.as_deref().map_err(Error::clone));
+        road.lines.call(&mut items).await;
     }
 }
 
 /// Takes what waits, once there is something; false at the end.
-async fn collect(inbox: &mut mpsc::UnboundedReceiver<Item>, items: &mut Vec<Item>) -> bool {
+async fn collect(
+    inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>,
+    items: &mut Vec<Item<Busy>>,
+) -> bool {
     let some = inbox.recv_many(items, BATCH_SIZE).await > 0;
     // Those whom the last reply woke are about to ask for more: one turn for them all.
     yield_now().await;

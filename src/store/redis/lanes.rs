@@ -4,18 +4,17 @@
 //! as much again as half the round trip on loopback. So each runtime gets a connection of its own when
 //! it first asks, and until that is up, or where it cannot be, the lane at home serves.
 
-use super::connect::Address;
-use super::lane::Lane;
+use super::lane::{Lane as OneLane, Lines};
+use super::link::{Dial, Link};
 use super::requests::Wire;
-use super::scripts::Link;
+use super::slots::SlotLanes;
 use crate::clock::Clock;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
-use fred::clients::Client;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 /// Between two attempts to connect.
@@ -27,12 +26,46 @@ pub(super) struct Lanes {
     near: Arc<Near>,
 }
 
+/// The entrance to a runtime's lane, or in a cluster to its lanes, one for each slot.
+#[derive(Clone)]
+enum Lane {
+    One(OneLane),
+    Slots(SlotLanes),
+}
+
+impl Lane {
+    /// A lane on the current runtime, and the work that must run there.
+    fn new(lines: Lines) -> (Self, StoreWork) {
+        if lines.link.is_cluster() {
+            let (lanes, work) = SlotLanes::new(lines);
+            return (Self::Slots(lanes), Box::pin(work));
+        }
+        let (lane, work) = OneLane::new(lines);
+        (Self::One(lane), Box::pin(work))
+    }
+
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::One(lane) => lane.is_closed(),
+            Self::Slots(lanes) => lanes.is_closed(),
+        }
+    }
+
+    async fn close(self) {
+        match self {
+            Self::One(lane) => lane.close().await,
+            Self::Slots(lanes) => lanes.close().await,
+        }
+    }
+}
+
+type StoreWork = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// What the tasks that open lanes need.
 struct Near {
-    address: Address,
+    dial: Dial,
     wire: Wire,
     clock: Clock,
-    reconnects: Arc<Notify>,
     places: Mutex<Places>,
 }
 
@@ -45,28 +78,25 @@ struct Places {
 
 impl Lanes {
     /// The lane at home, on the current runtime.
-    pub(super) fn start(
-        link: Link,
-        address: Address,
-        wire: Wire,
-        clock: Clock,
-        reconnects: Arc<Notify>,
-    ) -> Self {
-        link.tell_reconnects(&reconnects);
-        let (home, work) = Lane::new(link, wire.clone(), clock.clone());
+    pub(super) fn start(link: Link, dial: Dial, wire: Wire, clock: Clock) -> Self {
+        let (home, work) = Lane::new(Lines { link, wire: wire.clone(), clock: clock.clone() });
         tokio::spawn(work);
-        let near = Arc::new(Near { address, wire, clock, reconnects, places: Mutex::default() });
+        let near = Arc::new(Near { dial, wire, clock, places: Mutex::default() });
         Self { home, home_id: Handle::current().id(), near }
     }
 
     pub(super) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let (lane, here) = self.nearest();
-        lane.acquire(request, here)
+        match self.nearest() {
+            (Lane::One(lane), here) => lane.acquire(request, here),
+            (Lane::Slots(lanes), here) => lanes.acquire(request, here),
+        }
     }
 
     pub(super) fn release(&self, request: Release) -> StoreFuture<Released> {
-        let (lane, here) = self.nearest();
-        lane.release(request, here)
+        match self.nearest() {
+            (Lane::One(lane), here) => lane.release(request, here),
+            (Lane::Slots(lanes), here) => lanes.release(request, here),
+        }
     }
 
     /// The lane of the current runtime, or the one at home; whether it is here.
@@ -120,10 +150,9 @@ impl Near {
     }
 
     /// Opens the lane of a runtime for requests; what is returned serves it.
-    fn settle(&self, id: Id, client: Client) -> impl Future<Output = ()> + use<> {
-        let link = Link::new(client, self.address.attempt);
-        link.tell_reconnects(&self.reconnects);
-        let (lane, work) = Lane::new(link, self.wire.clone(), self.clock.clone());
+    fn settle(&self, id: Id, link: Link) -> StoreWork {
+        let (wire, clock) = (self.wire.clone(), self.clock.clone());
+        let (lane, work) = Lane::new(Lines { link, wire, clock });
         let mut places = self.lock();
         // Without a place, the lane is dropped here, and its work only closes the connection.
         if let Some((_, place)) = places.lanes.iter_mut().find(|(known, _)| *known == id) {
@@ -157,8 +186,8 @@ async fn open(opening: Opening) {
         return std::future::pending().await;
     }
     let work = loop {
-        match near.address.client().await {
-            Ok(client) => break near.settle(opening.id, client),
+        match near.dial.link().await {
+            Ok(link) => break near.settle(opening.id, link),
             Err(error) => tracing::debug!(%error, "no connection for this runtime yet"),
         }
         if near.lock().closed {

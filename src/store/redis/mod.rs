@@ -1,23 +1,33 @@
-//! Leases on one Redis server, laid out as Redisson lays out its `RLock`.
+//! Leases on a Redis server, or a fleet of them, laid out as Redisson lays out its `RLock`.
 //!
 //! The key (prefix + name) is a hash of one field, token -> hold count, with a time to live. Acquires
-//! and releases go through one lane for each runtime: while calls are in flight, what arrives waits and
-//! leaves as one call. Renewals and subscriptions have connections of their own.
+//! and releases go through one lane for each runtime (in a cluster, and each slot): while calls are in
+//! flight, what arrives waits and leaves as one call. Renewals and subscriptions have connections of their
+//! own. In a fleet every server has its own connections, and who is asked is up to its routes.
 
+mod clerks;
 mod connect;
+mod discover;
+mod fleet;
 mod keys;
 mod lane;
 mod lanes;
+mod link;
+mod renewals;
 mod replies;
 mod requests;
+mod routes;
 mod scripts;
+mod slots;
+mod tls;
+mod url;
 mod wakeups;
 
 pub(crate) use connect::Address;
 
 use super::{
-    Absence, Acquire, Acquired, Capabilities, Fencing, Holding, Mode, Name, Release, Released,
-    Renewal, Renewed, Store, StoreFuture, Token, Wakeups,
+    Acquire, Acquired, Capabilities, Fencing, Holding, Mode, Name, Release, Released, Renewal,
+    Renewed, Store, StoreFuture, Token, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::Result;
@@ -25,15 +35,19 @@ use async_trait::async_trait;
 use keys::Keys;
 use lane::BATCH_SIZE;
 use lanes::Lanes;
+use link::{Dial, Link};
+use renewals::Caller;
 use replies::Element;
 use requests::Wire;
-use scripts::{Call, FORCE, INSPECT, Link, RENEW};
+use routes::Routes;
+use scripts::{Call, INSPECT, PLAIN, SHARDED, Scripts, slot};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use wakeups::Hub;
 
 pub(crate) struct RedisStore {
@@ -45,6 +59,11 @@ pub(crate) struct RedisStore {
     renewals: Link,
     hub: Hub,
     reconnects: Arc<Notify>,
+    scripts: &'static Scripts,
+    /// None where there is one server.
+    routes: Option<Arc<Routes>>,
+    /// Ends the watch over the routes.
+    routing: CancellationToken,
     /// Where the connections live, and all waiting for them happens.
     runtime: Handle,
 }
@@ -52,31 +71,49 @@ pub(crate) struct RedisStore {
 impl RedisStore {
     /// Connects on the current runtime and tries out what locks will need.
     pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
-        let attempt = address.attempt;
-        let locks = Link::new(address.client().await?, attempt);
-        let renewals = match address.client().await {
-            Ok(client) => Link::new(client, attempt),
+        let (attempt, keys) = (address.attempt, Keys::new(&address.prefix));
+        let reconnects = Arc::new(Notify::new());
+        let routing = CancellationToken::new();
+        let failing = routing.clone().drop_guard();
+        let routes = Routes::start(&address, &reconnects, &routing).await?;
+        let scripts = match &routes {
+            Some(routes) if routes.sharded => &SHARDED,
+            _ => &PLAIN,
+        };
+        let replicas = address.replicas;
+        let dial = Dial { address, routes: routes.clone(), reconnects: Arc::clone(&reconnects) };
+        let locks = dial.link().await?;
+        let renewals = match dial.link().await {
+            Ok(link) => link,
             Err(error) => {
                 locks.close().await;
                 return Err(error);
             }
         };
-        let hub = match address.subscriber().await {
-            Ok(client) => Hub::start(client, attempt),
+        let hub = match Hub::start(&dial).await {
+            Ok(hub) => hub,
             Err(error) => {
                 locks.close().await;
                 renewals.close().await;
                 return Err(error);
             }
         };
-        let keys = Keys::new(&address.prefix);
-        let reconnects = Arc::new(Notify::new());
-        renewals.tell_reconnects(&reconnects);
-        let told = Arc::clone(&reconnects);
-        let wire = Wire { keys: keys.clone(), hub: hub.clone() };
-        let lanes = Lanes::start(locks.clone(), address, wire, clock.clone(), told);
-        let runtime = Handle::current();
-        let store = Self { clock, keys, attempt, lanes, locks, renewals, hub, reconnects, runtime };
+        let wire = Wire { keys: keys.clone(), scripts, replicas, hub: hub.clone() };
+        let lanes = Lanes::start(locks.clone(), dial, wire, clock.clone());
+        let store = Self {
+            clock,
+            keys,
+            attempt,
+            lanes,
+            locks,
+            renewals,
+            hub,
+            reconnects,
+            scripts,
+            routes,
+            routing: failing.disarm(),
+            runtime: Handle::current(),
+        };
         if let Err(error) = store.try_out().await {
             store.close().await;
             return Err(error);
@@ -117,34 +154,10 @@ impl RedisStore {
     }
 }
 
-/// Renews one by one what was refused together for the sake of one of them, for as long as there is time
-/// and the server answers.
-async fn renew_each(
-    link: &Link,
-    keys: &Keys,
-    batch: &[Renewal],
-    left: impl Fn() -> Duration,
-) -> Vec<Result<Option<Absence>>> {
-    let mut verdicts = Vec::with_capacity(batch.len());
-    for renewal in batch {
-        let call = requests::renewal(keys, std::slice::from_ref(renewal));
-        let verdict = match link.run(&RENEW, call, left()).await {
-            Ok(reply) => reply.first().map_or_else(|| Err(replies::nonsense()), requests::renewed),
-            Err(error) => Err(error),
-        };
-        let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
-        verdicts.push(verdict);
-        if let Some(error) = failure {
-            verdicts.resize_with(batch.len(), || Err(error.clone()));
-            break;
-        }
-    }
-    verdicts
-}
-
 impl Drop for RedisStore {
     /// Without `close`, the lanes and the hub end with their entrances; this one has none.
     fn drop(&mut self) {
+        self.routing.cancel();
         let renewals = self.renewals.clone();
         self.runtime.spawn(async move { renewals.close().await });
     }
@@ -164,7 +177,17 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { renewal_batch: BATCH_SIZE, ..Capabilities::default() }
+        let sharded = self.renewals.is_cluster();
+        Capabilities { renewal_batch: BATCH_SIZE, sharded, ..Capabilities::default() }
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        match &self.routes {
+            Some(routes) if routes.is_cluster() => {
+                routes.shard(slot(self.keys.lock(name).concat().as_bytes()))
+            }
+            _ => 0,
+        }
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
@@ -177,22 +200,7 @@ impl Store for RedisStore {
 
     fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
         let (link, clock, keys) = (self.renewals.clone(), self.clock.clone(), self.keys.clone());
-        let call = requests::renewal(&self.keys, &batch);
-        Box::pin(async move {
-            let sent = clock.now();
-            let verdicts = match link.run(&RENEW, call, timeout).await {
-                Ok(reply) => reply.iter().map(requests::renewed).collect(),
-                Err(error) if batch.len() > 1 && replies::is_key_out_of_reach(&error) => {
-                    let until = sent + timeout;
-                    renew_each(&link, &keys, &batch, || {
-                        until.saturating_duration_since(clock.now())
-                    })
-                    .await
-                }
-                Err(error) => return Err(error),
-            };
-            Ok(Renewed { sent, verdicts })
-        })
+        Box::pin(renewals::renew(Caller { link, clock, keys }, batch, timeout))
     }
 
     async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
@@ -209,9 +217,9 @@ impl Store for RedisStore {
     async fn force_release(&self, name: &Name) -> Result<bool> {
         let mut call = Call::default();
         call.key(&self.keys.lock(name));
-        let (link, attempt) = (self.locks.clone(), self.attempt);
+        let (link, attempt, force) = (self.locks.clone(), self.attempt, &self.scripts.force);
         self.at_home(async move {
-            match link.run(&FORCE, call, attempt).await?.first() {
+            match link.run(force, call, attempt).await?.first() {
                 Some(Element::Int(deleted)) => Ok(*deleted > 0),
                 _ => Err(replies::nonsense()),
             }
@@ -228,6 +236,7 @@ impl Store for RedisStore {
     }
 
     async fn close(&self) {
+        self.routing.cancel();
         self.lanes.close(self.attempt * 2).await;
         self.locks.close().await;
         self.renewals.close().await;

@@ -2,21 +2,40 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::scripts::Call;
+use super::scripts::{Call, Scripts};
 use super::wakeups::Hub;
 use crate::clock::Instant;
-use crate::error::Result;
-use crate::store::{Absence, Acquire, Acquired, Fencing, Release, Released, Renewal};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::remote::Replicas;
+use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal};
 use std::time::Duration;
 
 /// One item of the batch script.
-pub(super) trait Request: Send + 'static {
+pub(super) trait Request: Send + Sync + 'static {
     type Verdict: Send + 'static;
 
+    fn name(&self) -> &Name;
     fn timeout(&self) -> Duration;
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Reads this item's part of the reply.
     fn read(&self, wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+    /// What is left of the verdict if too few replicas have what was done.
+    fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
+}
+
+/// Whether enough replicas have what a call did: the last element of its reply, if it waited for them.
+pub(super) fn confirmed(wait: Option<Replicas>, reply: &mut Vec<Element>) -> Result<()> {
+    let Some(Replicas { count, .. }) = wait else { return Ok(()) };
+    match reply.pop() {
+        Some(Element::Int(reached)) if reached >= i64::from(count) => Ok(()),
+        Some(Element::Int(_)) => Err(Error::new(
+            ErrorKind::Rejected,
+            "too few replicas had the grant in time; it is given back",
+        )
+        .with_fate(Fate::Executed)),
+        Some(Element::Text(text)) => Err(replies::sort(&text).with_fate(Fate::Unknown)),
+        None => Err(replies::nonsense()),
+    }
 }
 
 /// A call of the batch script as it grows.
@@ -26,6 +45,8 @@ pub(super) struct Batch {
     steps: String,
     set: Option<Common>,
     timeout: Duration,
+    /// It may make a hold that was not there.
+    grants: bool,
 }
 
 /// What acquires usually have in common; sent once, and when it changes.
@@ -43,8 +64,9 @@ impl Batch {
     }
 
     /// The call, and how long it may take.
-    pub(super) fn finish(mut self) -> (Call, Duration) {
+    pub(super) fn finish(mut self, wire: &Wire) -> (Call, Duration) {
         self.call.text(self.steps);
+        self.call.wait = wire.replicas.filter(|_| self.grants);
         (self.call, self.timeout)
     }
 
@@ -66,6 +88,9 @@ impl Batch {
 #[derive(Clone)]
 pub(super) struct Wire {
     pub(super) keys: Keys,
+    pub(super) scripts: &'static Scripts,
+    /// Who must have a grant before it counts.
+    pub(super) replicas: Option<Replicas>,
     pub(super) hub: Hub,
 }
 
@@ -75,11 +100,16 @@ pub(super) const REPLY_SIZE: usize = 2;
 impl Request for Acquire {
     type Verdict = Acquired;
 
+    fn name(&self) -> &Name {
+        &self.name
+    }
+
     fn timeout(&self) -> Duration {
         self.timeout
     }
 
     fn write(&self, keys: &Keys, batch: &mut Batch) {
+        batch.grants |= self.count == 1;
         batch.set(Common { ttl: self.ttl, count: self.count, fencing: self.fencing });
         batch.steps.push(if self.fencing.is_some() { 'F' } else { 'A' });
         batch.call.key(&keys.lock(&self.name));
@@ -100,10 +130,21 @@ impl Request for Acquire {
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
         }
     }
+
+    fn unconfirmed(&self, verdict: Acquired, error: &Error) -> Result<Acquired> {
+        match verdict {
+            Acquired::Granted { .. } if self.count == 1 => Err(error.clone()),
+            verdict => Ok(verdict),
+        }
+    }
 }
 
 impl Request for Release {
     type Verdict = Released;
+
+    fn name(&self) -> &Name {
+        &self.name
+    }
 
     fn timeout(&self) -> Duration {
         self.timeout
@@ -136,6 +177,10 @@ impl Request for Release {
             (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
             (Code::No, _) => Err(replies::nonsense()),
         }
+    }
+
+    fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
+        Ok(verdict)
     }
 }
 

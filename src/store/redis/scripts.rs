@@ -1,20 +1,18 @@
-//! The Lua scripts, and the connection that runs them.
+//! The Lua scripts, and how they are called.
 
 use super::replies::{self, Element};
-use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::error::Result;
+use crate::store::remote::Replicas;
 use fred::bytes::Bytes;
 use fred::clients::Client;
-use fred::interfaces::{ClientLike, EventInterface};
+use fred::error::ErrorKind;
+use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::fmt::{Display, Write};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::Duration;
-use tokio::sync::Notify;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::time::timeout;
 
 /// A script and the name under which servers remember it.
 pub(super) struct Script {
@@ -33,9 +31,22 @@ macro_rules! script {
     };
 }
 
-pub(super) static BATCH: Script = script!("common", "acquire", "release", "batch");
+/// The scripts that wake waiters, in two variants.
+pub(super) struct Scripts {
+    pub(super) batch: Script,
+    pub(super) force: Script,
+}
+
+pub(super) static PLAIN: Scripts = Scripts {
+    batch: script!("common", "wake", "acquire", "release", "batch"),
+    force: script!("common", "wake", "force"),
+};
+/// In a cluster, where a message stays among the servers of its slot.
+pub(super) static SHARDED: Scripts = Scripts {
+    batch: script!("common", "wake_shard", "acquire", "release", "batch"),
+    force: script!("common", "wake_shard", "force"),
+};
 pub(super) static RENEW: Script = script!("common", "renew");
-pub(super) static FORCE: Script = script!("common", "force");
 pub(super) static INSPECT: Script = script!("inspect");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
@@ -45,6 +56,8 @@ pub(super) struct Call {
     text: String,
     keys: Vec<Word>,
     args: Vec<Word>,
+    /// Who must have what it does; the reply ends with how many do.
+    pub(super) wait: Option<Replicas>,
 }
 
 #[derive(Debug)]
@@ -92,6 +105,40 @@ fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<
     words
 }
 
+impl Call {
+    /// The call as it goes out, as often as it has to.
+    pub(super) fn finish(self) -> Ready {
+        let Self { text, keys, args, wait } = self;
+        Ready { text: Bytes::from(text), keys, args, wait }
+    }
+}
+
+/// A call that is written.
+pub(super) struct Ready {
+    text: Bytes,
+    keys: Vec<Word>,
+    args: Vec<Word>,
+    wait: Option<Replicas>,
+}
+
+impl Ready {
+    /// The cluster slot of its keys.
+    pub(super) fn slot(&self) -> u16 {
+        match self.keys.first() {
+            Some(Word::Text(range)) => slot(&self.text[range.clone()]),
+            _ => 0,
+        }
+    }
+}
+
+/// The cluster slot of a key.
+pub(super) fn slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(key)
+}
+
+/// A failure as fred tells it.
+pub(super) type Failure = fred::error::Error;
+
 impl Script {
     /// Runs the script once: by its name, and if the server does not know that, by its text.
     ///
@@ -99,89 +146,89 @@ impl Script {
     pub(super) async fn run(
         &'static self,
         client: &Client,
-        call: Call,
+        call: &Ready,
         timeout: Duration,
-    ) -> Result<Vec<Element>> {
-        let Call { text, keys, args } = call;
-        let text = Bytes::from(text);
-        let options = Options {
-            max_attempts: Some(1),
-            timeout: Some(timeout.max(Duration::from_millis(1))),
-            ..Options::default()
-        };
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        if asking || call.wait.is_some() {
+            // Boxed, so that the usual call's future stays small.
+            return Box::pin(self.run_among(client, call, timeout, asking)).await;
+        }
+        let Ready { text, keys, args, .. } = call;
+        let options = options(timeout);
         let client = client.with_options(&options);
         let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-        let reply: Result<Value, fred::error::Error> =
-            client.custom(by_name, words(&self.sha, &text, &keys, &args)).await;
-        let reply = match reply {
+        let reply: Result<Value, Failure> =
+            client.custom(by_name, words(&self.sha, text, keys, args)).await;
+        match reply {
             Err(error) if error.details().starts_with("NOSCRIPT") => {
                 let by_text = CustomCommand::new_static("EVAL", ClusterHash::Offset(2), false);
-                client.custom(by_text, words(self.source, &text, &keys, &args)).await
+                client.custom(by_text, words(self.source, text, keys, args)).await
             }
             reply => reply,
-        };
-        elements(reply.map_err(|error| sorted(&error))?)
-    }
-}
-
-/// A connection for scripts.
-#[derive(Clone)]
-pub(super) struct Link {
-    client: Client,
-    reconnecting: Arc<AtomicBool>,
-    attempt: Duration,
-}
-
-impl Link {
-    pub(super) fn new(client: Client, attempt: Duration) -> Self {
-        Self { client, reconnecting: Arc::default(), attempt }
+        }
     }
 
-    pub(super) async fn run(
-        &self,
-        script: &'static Script,
-        call: Call,
+    /// The same between other commands: `ASKING`, without which a server that is about to take the slot over
+    /// refuses, and `WAIT`, which tells how many replicas have what was done.
+    ///
+    /// A pipeline, so that nothing comes between, not even another connection.
+    async fn run_among(
+        &'static self,
+        client: &Client,
+        call: &Ready,
         timeout: Duration,
-    ) -> Result<Vec<Element>> {
-        let result = script.run(&self.client, call, timeout).await;
-        if let Err(error) = &result
-            && error.is_unavailable()
-            && error.fate() == Fate::Unknown
-        {
-            self.renew_connection();
-        }
-        result
-    }
-
-    /// After a time-out the connection may be half dead, and fred may not notice while commands go out.
-    fn renew_connection(&self) {
-        if self.reconnecting.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let link = self.clone();
-        tokio::spawn(async move {
-            // On a stalled server this itself hangs; nobody waits for it.
-            let _ = timeout(link.attempt * 2, link.client.force_reconnection()).await;
-            link.reconnecting.store(false, Ordering::Release);
-        });
-    }
-
-    /// Tells each reconnect, until the client ends.
-    pub(super) fn tell_reconnects(&self, reconnects: &Arc<Notify>) {
-        let (told, mut events) = (Arc::clone(reconnects), self.client.reconnect_rx());
-        tokio::spawn(async move {
-            while !matches!(events.recv().await, Err(RecvError::Closed)) {
-                told.notify_one();
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let options = options(timeout);
+        let attempt = async |verb, script: &'static str| {
+            let pipeline = client.pipeline().with_options(&options);
+            if asking {
+                let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+                let _: () = pipeline.custom(asking, Vec::<Value>::new()).await?;
             }
-        });
-    }
-
-    pub(super) async fn close(&self) {
-        let _ = timeout(self.attempt, self.client.quit()).await;
+            let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);
+            let words = words(script, &call.text, &call.keys, &call.args);
+            let _: () = pipeline.custom(command, words).await?;
+            if let Some(Replicas { count, timeout }) = call.wait {
+                let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+                let words = vec![Value::Integer(count.into()), Value::Integer(millis)];
+                let wait = CustomCommand::new_static("WAIT", ClusterHash::FirstKey, false);
+                let _: () = pipeline.custom(wait, words).await?;
+            }
+            let mut replies = pipeline.try_all::<Value>().await.into_iter();
+            // A failure of the whole is the only reply.
+            let mut reply = match replies.next() {
+                Some(Ok(_)) if asking => replies.next(),
+                reply => reply,
+            };
+            if let (Some(Ok(Value::Array(elements))), Some(_)) = (&mut reply, call.wait) {
+                elements.push(match replies.next() {
+                    Some(Ok(reached)) => reached,
+                    Some(Err(error)) => Value::from(error.details()),
+                    None => Value::from("ERR no answer to WAIT"),
+                });
+            }
+            reply.unwrap_or_else(|| Err(Failure::new(ErrorKind::Protocol, "no reply")))
+        };
+        match attempt("EVALSHA", &self.sha).await {
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                attempt("EVAL", self.source).await
+            }
+            reply => reply,
+        }
     }
 }
 
-fn elements(reply: Value) -> Result<Vec<Element>> {
+fn options(timeout: Duration) -> Options {
+    Options {
+        max_attempts: Some(1),
+        timeout: Some(timeout.max(Duration::from_millis(1))),
+        ..Options::default()
+    }
+}
+
+pub(super) fn elements(reply: Value) -> Result<Vec<Element>> {
     let Value::Array(values) = reply else {
         return Err(replies::nonsense());
     };
@@ -194,48 +241,5 @@ fn element(value: Value) -> Result<Element> {
         Value::String(text) => Ok(Element::Text(text.to_string())),
         Value::Bytes(bytes) => Ok(Element::Text(String::from_utf8_lossy(&bytes).into_owned())),
         _ => Err(replies::nonsense()),
-    }
-}
-
-/// Sorts a failure of fred's: first by the server's words, then by what fred knows.
-pub(super) fn sorted(error: &fred::error::Error) -> Error {
-    use fred::error::ErrorKind as Kind;
-
-    let text = error.details();
-    let sorted = replies::sort(text);
-    if sorted.fate() == Fate::NotExecuted || sorted.kind() != ErrorKind::Unavailable {
-        return sorted;
-    }
-    let (kind, message, fate) = match error.kind() {
-        Kind::Auth => {
-            (ErrorKind::Denied, "the server refuses this user or password", Fate::NotExecuted)
-        }
-        Kind::Timeout => {
-            (ErrorKind::Unavailable, "the server did not answer in time", Fate::Unknown)
-        }
-        Kind::IO => (ErrorKind::Unavailable, io_failure(text), Fate::Unknown),
-        Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed", Fate::Unknown),
-        Kind::Backpressure => {
-            (ErrorKind::Unavailable, "the client's queue is full", Fate::NotExecuted)
-        }
-        Kind::Protocol | Kind::Parse => (
-            ErrorKind::Unavailable,
-            "the server's reply cannot be read; is it Redis?",
-            Fate::Unknown,
-        ),
-        _ => return sorted,
-    };
-    // fred's text is for those who debug: it stays in the source.
-    let source = fred::error::Error::new(error.kind().clone(), replies::harmless(text).to_owned());
-    Error::new(kind, message).with_fate(fate).with_source(source)
-}
-
-fn io_failure(text: &str) -> &'static str {
-    if text.contains("ConnectionRefused") {
-        "nobody listens at the server's address"
-    } else if text.contains("NotFound") {
-        "there is no such socket"
-    } else {
-        "the connection to the server failed"
     }
 }

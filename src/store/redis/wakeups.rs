@@ -2,12 +2,15 @@
 //!
 //! Two tasks on the engine's runtime: the listener passes messages on and never waits for anything
 //! else; the clerk subscribes and unsubscribes, one channel per command, one command at a time,
-//! because fred mixes up replies otherwise.
+//! because fred mixes up replies otherwise. In a fleet every server has such a pair; see `clerks`.
 
+use super::clerks::Clerks;
+use super::link::{Dial, sorted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Wakeups;
 use fred::clients::SubscriberClient;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::types::config::Server;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,18 +23,30 @@ const LINGER: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(super) struct Hub {
-    channels: Arc<Mutex<HashMap<String, Channel>>>,
-    clerk: mpsc::UnboundedSender<Order>,
+    channels: Channels,
+    desk: Desk,
 }
+
+/// Who takes orders.
+#[derive(Clone)]
+enum Desk {
+    One(mpsc::UnboundedSender<Order>),
+    Each(Arc<Clerks>),
+}
+
+/// What is waited for, by channel.
+pub(super) type Channels = Arc<Mutex<HashMap<String, Channel>>>;
 
 #[derive(Default)]
-struct Channel {
+pub(super) struct Channel {
     waiters: Vec<Arc<Notify>>,
     /// The server has confirmed the subscription.
-    subscribed: bool,
+    pub(super) subscribed: bool,
+    /// The server of a fleet that has the channel.
+    pub(super) server: Option<Server>,
 }
 
-enum Order {
+pub(super) enum Order {
     /// Answered when the subscription is there.
     Subscribe(String, oneshot::Sender<Result<()>>),
     /// The last waiter went away.
@@ -40,12 +55,29 @@ enum Order {
 }
 
 impl Hub {
-    pub(super) fn start(client: SubscriberClient, attempt: Duration) -> Self {
-        let (clerk, orders) = mpsc::unbounded_channel();
-        let hub = Self { channels: Arc::default(), clerk };
-        tokio::spawn(listen(client.clone(), Arc::clone(&hub.channels)));
-        tokio::spawn(keep(client, Arc::clone(&hub.channels), orders, attempt));
-        hub
+    /// Connects on the current runtime.
+    pub(super) async fn start(dial: &Dial) -> Result<Self> {
+        let (address, channels) = (&dial.address, Channels::default());
+        let desk = match &dial.routes {
+            None => {
+                let client = address.subscriber().await?;
+                let (clerk, orders) = mpsc::unbounded_channel();
+                let line = Line { client, sharded: false, server: None };
+                tokio::spawn(serve(line, Arc::clone(&channels), orders, address.attempt));
+                Desk::One(clerk)
+            }
+            Some(routes) => Desk::Each(Clerks::start(address, routes, &channels)),
+        };
+        Ok(Self { channels, desk })
+    }
+
+    fn order(&self, order: Order) -> Result<()> {
+        let sent = match &self.desk {
+            Desk::One(clerk) => clerk.send(order).is_ok(),
+            Desk::Each(clerks) => clerks.order(order),
+        };
+        sent.then_some(())
+            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the subscriber has gone"))
     }
 
     /// Whether a message to `channel` reaches us too, as far as we know.
@@ -55,8 +87,11 @@ impl Hub {
 
     /// Ends the connection.
     pub(super) async fn close(&self, attempt: Duration) {
+        if let Desk::Each(clerks) = &self.desk {
+            return clerks.close(attempt * 2).await;
+        }
         let (done, closed) = oneshot::channel();
-        if self.clerk.send(Order::Close(done)).is_ok() {
+        if self.order(Order::Close(done)).is_ok() {
             let _ = timeout(attempt * 2, closed).await;
         }
     }
@@ -74,9 +109,10 @@ impl Hub {
         };
         if !subscribed {
             let (done, confirmed) = oneshot::channel();
-            let closed = |_| Error::new(ErrorKind::Unavailable, "the subscriber has gone");
-            self.clerk.send(Order::Subscribe(channel, done)).map_err(|_| closed(()))?;
-            confirmed.await.map_err(|_| closed(()))??;
+            self.order(Order::Subscribe(channel, done))?;
+            confirmed.await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Unavailable, "the subscriber has gone"))
+            })?;
         }
         Ok(Wakeups::new(notify, guard))
     }
@@ -97,18 +133,18 @@ impl Drop for Guard {
         channel.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
         if channel.waiters.is_empty() {
             drop(channels);
-            let _ = self.hub.clerk.send(Order::Idle(std::mem::take(&mut self.channel)));
+            let _ = self.hub.order(Order::Idle(std::mem::take(&mut self.channel)));
         }
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Wakes who waits on one channel, or on all. Each of them is the first in line of its name, and
 /// two names may share a channel, so nobody is woken in vain.
-fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
+pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
     let waiters: Vec<Arc<Notify>> = {
         let channels = lock(channels);
         match channel {
@@ -125,8 +161,29 @@ fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
     waiters.iter().for_each(|waiter| waiter.notify_one());
 }
 
+/// A connection that messages come by.
+#[derive(Clone)]
+pub(super) struct Line {
+    pub(super) client: SubscriberClient,
+    /// Whether channels belong to slots.
+    pub(super) sharded: bool,
+    /// In a fleet: this line is for the channels of this server only.
+    pub(super) server: Option<Server>,
+}
+
+/// Works for a line until it is closed.
+pub(super) async fn serve(
+    line: Line,
+    channels: Channels,
+    orders: mpsc::UnboundedReceiver<Order>,
+    attempt: Duration,
+) {
+    tokio::spawn(listen(line.client.clone(), Arc::clone(&channels)));
+    keep(line, channels, orders, attempt).await;
+}
+
 /// Passes messages on until the client ends.
-async fn listen(client: SubscriberClient, channels: Arc<Mutex<HashMap<String, Channel>>>) {
+async fn listen(client: SubscriberClient, channels: Channels) {
     let mut messages = client.message_rx();
     loop {
         match messages.recv().await {
@@ -140,12 +197,12 @@ async fn listen(client: SubscriberClient, channels: Arc<Mutex<HashMap<String, Ch
 
 /// Subscribes, unsubscribes what has been idle for a while, and subscribes anew after a reconnect.
 async fn keep(
-    client: SubscriberClient,
-    channels: Arc<Mutex<HashMap<String, Channel>>>,
+    line: Line,
+    channels: Channels,
     mut orders: mpsc::UnboundedReceiver<Order>,
     attempt: Duration,
 ) {
-    let mut reconnects = client.reconnect_rx();
+    let mut reconnects = line.client.reconnect_rx();
     let mut idle: VecDeque<(Instant, String)> = VecDeque::new();
     loop {
         let next = idle.front().map(|(at, _)| *at);
@@ -154,12 +211,12 @@ async fn keep(
                 Some(Order::Subscribe(channel, done)) => {
                     // An earlier waiter's order may have done it.
                     let there = lock(&channels).get(&channel).is_none_or(|entry| entry.subscribed);
-                    let result = if there { Ok(()) } else { subscribe(&client, &channels, &channel, attempt).await };
+                    let result = if there { Ok(()) } else { line.subscribe(&channels, &channel, attempt).await };
                     let _ = done.send(result);
                 }
                 Some(Order::Idle(channel)) => idle.push_back((Instant::now() + LINGER, channel)),
                 Some(Order::Close(done)) => {
-                    let _ = timeout(attempt, client.quit()).await;
+                    let _ = timeout(attempt, line.client.quit()).await;
                     let _ = done.send(());
                     return;
                 }
@@ -167,7 +224,7 @@ async fn keep(
             },
             () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {
                 if let Some((_, channel)) = idle.pop_front() {
-                    unsubscribe(&client, &channels, &channel, attempt).await;
+                    line.unsubscribe(&channels, &channel, attempt).await;
                 }
             }
             event = reconnects.recv() => {
@@ -176,53 +233,64 @@ async fn keep(
                 }
                 let all: Vec<String> = {
                     let mut channels = lock(&channels);
-                    channels.values_mut().for_each(|channel| channel.subscribed = false);
-                    channels.keys().cloned().collect()
+                    let ours = channels.iter_mut().filter(|(_, channel)| channel.server == line.server);
+                    ours.map(|(name, channel)| {
+                        channel.subscribed = false;
+                        name.clone()
+                    })
+                    .collect()
                 };
                 for channel in all {
-                    let _ = subscribe(&client, &channels, &channel, attempt).await;
+                    let _ = line.subscribe(&channels, &channel, attempt).await;
                 }
                 // Messages of the gap are lost.
                 wake(&channels, None);
             }
         }
     }
-    let _ = timeout(attempt, client.quit()).await;
+    let _ = timeout(attempt, line.client.quit()).await;
 }
 
-async fn subscribe(
-    client: &SubscriberClient,
-    channels: &Mutex<HashMap<String, Channel>>,
-    channel: &str,
-    attempt: Duration,
-) -> Result<()> {
-    match timeout(attempt, client.subscribe(channel)).await {
-        Ok(Ok(())) => {
-            if let Some(entry) = lock(channels).get_mut(channel) {
-                entry.subscribed = true;
+impl Line {
+    async fn subscribe(&self, channels: &Channels, channel: &str, attempt: Duration) -> Result<()> {
+        let confirmed = async {
+            match self.sharded {
+                true => self.client.ssubscribe(channel).await,
+                false => self.client.subscribe(channel).await,
             }
-            Ok(())
-        }
-        Ok(Err(error)) => Err(super::scripts::sorted(&error)),
-        Err(_) => {
-            Err(Error::new(ErrorKind::Unavailable, "the subscription was not confirmed in time"))
+        };
+        match timeout(attempt, confirmed).await {
+            Ok(Ok(())) => {
+                if let Some(entry) = lock(channels).get_mut(channel)
+                    && entry.server == self.server
+                {
+                    entry.subscribed = true;
+                }
+                Ok(())
+            }
+            Ok(Err(error)) => Err(sorted(&error)),
+            Err(_) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the subscription was not confirmed in time",
+            )),
         }
     }
-}
 
-async fn unsubscribe(
-    client: &SubscriberClient,
-    channels: &Mutex<HashMap<String, Channel>>,
-    channel: &str,
-    attempt: Duration,
-) {
-    {
-        let mut channels = lock(channels);
-        if channels.get(channel).is_none_or(|entry| !entry.waiters.is_empty()) {
-            return;
+    async fn unsubscribe(&self, channels: &Channels, channel: &str, attempt: Duration) {
+        {
+            let mut channels = lock(channels);
+            if channels.get(channel).is_none_or(|entry| !entry.waiters.is_empty()) {
+                return;
+            }
+            // From here on a new waiter orders a new subscription, which comes after this command.
+            channels.remove(channel);
         }
-        // From here on a new waiter orders a new subscription, which comes after this command.
-        channels.remove(channel);
+        let given_up = async {
+            match self.sharded {
+                true => self.client.sunsubscribe(channel).await,
+                false => self.client.unsubscribe(channel).await,
+            }
+        };
+        let _ = timeout(attempt, given_up).await;
     }
-    let _ = timeout(attempt, client.unsubscribe(channel)).await;
 }

@@ -27,20 +27,5 @@ local function message(caught)
   return text
 end
 
--- Wakes who waits for a lock. A refused PUBLISH must not turn a done release into an error: -1 then.
-local function wake(lock)
-  local channel = 'redisson_lock__channel:'
-  if string.find(lock, '{', 1, true) then
-    channel = channel .. lock
-  else
-    channel = channel .. '{' .. lock .. '}'
-  end
-  local listeners = redis.pcall('PUBLISH', channel, '0')
-  if type(listeners) == 'table' then
-    return -1
-  end
-  return listeners
-end
-
 local LONGEST_TTL = 31536000000
 local LONGEST_COUNT = 4294967295

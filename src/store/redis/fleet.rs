@@ -1,0 +1,304 @@
+//! Runs scripts on whichever server of a fleet has their keys.
+
+use super::connect::Address;
+use super::link::{Node, sorted};
+use super::replies::{self, Element};
+use super::routes::Routes;
+use super::scripts::{Failure, Ready, Script, elements};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use fred::types::Value;
+use fred::types::config::Server;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, OnceCell};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// After a refusal that will soon be over.
+const PAUSE: Duration = Duration::from_millis(15);
+/// For how long a failure to connect counts for all who want to.
+const RECENT: Duration = Duration::from_millis(100);
+/// How often in a row a call follows a redirection at once.
+const REDIRECTIONS: usize = 5;
+
+/// Connections to the servers of a fleet, each made when it is first needed.
+pub(super) struct Fleet {
+    address: Address,
+    routes: Arc<Routes>,
+    reconnects: Arc<Notify>,
+    nodes: Arc<Nodes>,
+    /// Where the connections live.
+    runtime: Handle,
+    ended: CancellationToken,
+    _end: DropGuard,
+}
+
+#[derive(Default)]
+struct Nodes(Mutex<HashMap<Server, Arc<Place>>>);
+
+/// A server, and the connection to it once it is there.
+#[derive(Default)]
+struct Place {
+    node: OnceCell<Node>,
+    failed: Mutex<Option<(Instant, Error)>>,
+}
+
+impl Place {
+    /// Many who want the same at once make one attempt.
+    async fn connect(&self, address: &Address, reconnects: &Arc<Notify>) -> Result<Node> {
+        let failed = || self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let connect = async || {
+            if let Some((at, error)) = &*failed()
+                && at.elapsed() < RECENT
+            {
+                return Err(error.clone());
+            }
+            match address.client().await {
+                Ok(client) => Ok(Node::new(client, address.attempt, reconnects)),
+                Err(error) => {
+                    let error = error.with_fate(Fate::NotExecuted);
+                    *failed() = Some((Instant::now(), error.clone()));
+                    Err(error)
+                }
+            }
+        };
+        self.node.get_or_try_init(connect).await.cloned()
+    }
+}
+
+impl Nodes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Server, Arc<Place>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the connections to all servers but these.
+    async fn keep_only(&self, servers: &[Server]) {
+        let mut gone = JoinSet::new();
+        self.lock().retain(|server, node| {
+            let kept = servers.contains(server);
+            if !kept && let Some(node) = node.node.get().cloned() {
+                gone.spawn(async move { node.close().await });
+            }
+            kept
+        });
+        gone.join_all().await;
+    }
+}
+
+/// What the server said instead of running a script.
+enum Refusal {
+    Moved(u16, Server),
+    Ask(Server),
+    /// Keys of one call are on two servers, for a moment.
+    TryAgain,
+    /// A primary no more.
+    ReadOnly,
+    /// It never left.
+    NotSent,
+}
+
+impl Fleet {
+    /// Connects to all servers on the current runtime; one at least must be there.
+    pub(super) async fn connect(
+        address: &Address,
+        routes: &Arc<Routes>,
+        reconnects: &Arc<Notify>,
+    ) -> Result<Arc<Self>> {
+        let ended = CancellationToken::new();
+        let fleet = Arc::new(Self {
+            address: address.clone(),
+            routes: Arc::clone(routes),
+            reconnects: Arc::clone(reconnects),
+            nodes: Arc::default(),
+            runtime: Handle::current(),
+            _end: ended.clone().drop_guard(),
+            ended: ended.clone(),
+        });
+        tokio::spawn(prune(Arc::clone(routes), Arc::clone(&fleet.nodes), ended));
+        let mut connecting = JoinSet::new();
+        for server in routes.servers() {
+            let fleet = Arc::clone(&fleet);
+            connecting.spawn(async move { fleet.node(&server).await });
+        }
+        let mut result = Err(unserved());
+        while let Some(connected) = connecting.join_next().await {
+            if let Ok(connected) = connected
+                && result.is_err()
+            {
+                result = connected;
+            }
+        }
+        match result {
+            Ok(_) => Ok(fleet),
+            Err(error) => {
+                fleet.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.routes.is_cluster()
+    }
+
+    /// Runs a script once, as far as anybody can tell: only what was refused is sent again.
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        call: Ready,
+        limit: Duration,
+    ) -> Result<Vec<Element>> {
+        let until = Instant::now() + limit;
+        let slot = call.slot();
+        let mut ask: Option<Server> = None;
+        let mut redirections = 0;
+        loop {
+            let asking = ask.take();
+            let Some(server) = asking.clone().or_else(|| self.routes.owner(slot)) else {
+                self.routes.want();
+                return Err(unserved());
+            };
+            let node = match timeout_at(until, self.node(&server)).await {
+                Ok(Ok(node)) => node,
+                failed => {
+                    self.routes.want();
+                    return Err(failed
+                        .map_or_else(|_| unserved(), |node| node.err().unwrap_or_else(unserved)));
+                }
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            let reply = node.run(script, &call, left, asking.is_some()).await;
+            let refusal = match refusal(&reply, &server) {
+                Some(refusal) => refusal,
+                None => return self.read(reply),
+            };
+            redirections += 1;
+            let pause = match refusal {
+                Refusal::Moved(slot, server) => {
+                    self.routes.moved(slot, &server);
+                    redirections > REDIRECTIONS
+                }
+                Refusal::Ask(server) => {
+                    ask = Some(server);
+                    redirections > REDIRECTIONS
+                }
+                Refusal::NotSent => redirections > REDIRECTIONS,
+                Refusal::TryAgain => true,
+                Refusal::ReadOnly => {
+                    self.routes.refresh(until).await;
+                    true
+                }
+            };
+            if pause {
+                sleep(PAUSE).await;
+            }
+            if Instant::now() >= until {
+                return Err(refused());
+            }
+        }
+    }
+
+    fn read(&self, reply: Result<Value, Failure>) -> Result<Vec<Element>> {
+        match reply {
+            Ok(reply) => elements(reply),
+            Err(failure) => {
+                let error = sorted(&failure);
+                if error.is_unavailable() {
+                    self.routes.want();
+                }
+                // fred tells this to all that are under way on the connection, and closes it.
+                if failure.details().starts_with("CLUSTERDOWN") {
+                    return Err(error.with_fate(Fate::Unknown));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The connection to a server, made now if need be.
+    async fn node(&self, server: &Server) -> Result<Node> {
+        if self.ended.is_cancelled() {
+            return Err(replies::gone().with_fate(Fate::NotExecuted));
+        }
+        let place = Arc::clone(self.nodes.lock().entry(server.clone()).or_default());
+        if let Some(node) = place.node.get() {
+            return Ok(node.clone());
+        }
+        let (address, reconnects) = (self.address.of(server), Arc::clone(&self.reconnects));
+        let (nodes, server) = (Arc::clone(&self.nodes), server.clone());
+        // In a task of its own: who asks may give up, and may be on another runtime.
+        let connecting = self.runtime.spawn(async move {
+            let node = place.connect(&address, &reconnects).await?;
+            let wanted = nodes.lock().get(&server).is_some_and(|known| Arc::ptr_eq(known, &place));
+            if !wanted {
+                node.close().await;
+            }
+            Ok(node)
+        });
+        connecting.await.unwrap_or_else(|_| Err(replies::gone().with_fate(Fate::NotExecuted)))
+    }
+
+    pub(super) async fn close(&self) {
+        self.ended.cancel();
+        self.nodes.keep_only(&[]).await;
+    }
+}
+
+/// Closes connections to servers that are primaries no more, and in the end all.
+async fn prune(routes: Arc<Routes>, nodes: Arc<Nodes>, ended: CancellationToken) {
+    let mut changes = routes.changes();
+    loop {
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { break },
+            () = ended.cancelled() => break,
+        }
+        nodes.keep_only(&routes.servers()).await;
+    }
+    nodes.keep_only(&[]).await;
+}
+
+fn refusal(reply: &Result<Value, Failure>, asked: &Server) -> Option<Refusal> {
+    let error = match reply {
+        Err(error) => error,
+        // Commands in a script are refused one by one: if one is, so are all that write.
+        Ok(Value::Array(items)) => {
+            let read_only =
+                |item: &Value| item.as_str().is_some_and(|text| text.starts_with("READONLY"));
+            return items.iter().any(read_only).then_some(Refusal::ReadOnly);
+        }
+        Ok(_) => return None,
+    };
+    let text = error.details();
+    let mut words = text.split(' ');
+    match words.next()? {
+        "MOVED" => {
+            let slot = words.next()?.parse().ok()?;
+            Some(Refusal::Moved(slot, address(words.next()?, asked)?))
+        }
+        "ASK" => Some(Refusal::Ask(address(words.nth(1)?, asked)?)),
+        "TRYAGAIN" => Some(Refusal::TryAgain),
+        "READONLY" => Some(Refusal::ReadOnly),
+        _ if text.contains("Too many failed write attempts") => Some(Refusal::NotSent),
+        _ => None,
+    }
+}
+
+/// `host:port`; without a host it is the one that was asked.
+fn address(text: &str, asked: &Server) -> Option<Server> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = if host.is_empty() { asked.host.to_string() } else { host.to_owned() };
+    Some(Server::new(host, port.parse().ok()?))
+}
+
+fn unserved() -> Error {
+    Error::new(ErrorKind::Unavailable, "no server can be reached that serves this name now")
+        .with_fate(Fate::NotExecuted)
+}
+
+fn refused() -> Error {
+    Error::new(ErrorKind::Unavailable, "the servers do not agree yet on who serves this name")
+        .with_fate(Fate::NotExecuted)
+}

@@ -1,0 +1,104 @@
+//! Renewals: many in a call, in a cluster a call for each slot.
+
+use super::keys::Keys;
+use super::link::Link;
+use super::scripts::{RENEW, slot};
+use super::{replies, requests};
+use crate::clock::Clock;
+use crate::error::Result;
+use crate::store::{Absence, Renewal, Renewed};
+use std::collections::HashMap;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// What a renewal needs.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) link: Link,
+    pub(super) clock: Clock,
+    pub(super) keys: Keys,
+}
+
+type Verdicts = Vec<Result<Option<Absence>>>;
+
+pub(super) async fn renew(
+    caller: Caller,
+    batch: Vec<Renewal>,
+    timeout: Duration,
+) -> Result<Renewed> {
+    let sent = caller.clock.now();
+    let verdicts = if caller.link.is_cluster() {
+        caller.by_slot(batch, timeout).await
+    } else {
+        caller.together(&batch, timeout).await?
+    };
+    Ok(Renewed { sent, verdicts })
+}
+
+impl Caller {
+    /// A call takes keys of one slot only. The slots' calls go out together, and each has its own outcome.
+    async fn by_slot(&self, batch: Vec<Renewal>, timeout: Duration) -> Verdicts {
+        let count = batch.len();
+        let mut slots: HashMap<u16, (Vec<usize>, Vec<Renewal>)> = HashMap::new();
+        for (index, renewal) in batch.into_iter().enumerate() {
+            let slot = slot(self.keys.lock(&renewal.name).concat().as_bytes());
+            let (indices, renewals) = slots.entry(slot).or_default();
+            indices.push(index);
+            renewals.push(renewal);
+        }
+        let mut calls = JoinSet::new();
+        for (indices, renewals) in slots.into_values() {
+            let caller = self.clone();
+            calls.spawn(async move { (indices, caller.together(&renewals, timeout).await) });
+        }
+        let mut verdicts = vec![Err(replies::gone()); count];
+        while let Some(answer) = calls.join_next().await {
+            let Ok((indices, answers)) = answer else { continue };
+            for (place, index) in indices.into_iter().enumerate() {
+                verdicts[index] = match &answers {
+                    Ok(answers) => {
+                        answers.get(place).cloned().unwrap_or_else(|| Err(replies::nonsense()))
+                    }
+                    Err(error) => Err(error.clone()),
+                };
+            }
+        }
+        verdicts
+    }
+
+    /// All in one call.
+    async fn together(&self, batch: &[Renewal], timeout: Duration) -> Result<Verdicts> {
+        let until = self.clock.now() + timeout;
+        let call = requests::renewal(&self.keys, batch);
+        match self.link.run(&RENEW, call, timeout).await {
+            Ok(reply) => Ok(reply.iter().map(requests::renewed).collect()),
+            Err(error) if batch.len() > 1 && replies::is_key_out_of_reach(&error) => {
+                let left = || until.saturating_duration_since(self.clock.now());
+                Ok(self.each(batch, left).await)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Renews one by one what was refused together for the sake of one of them, for as long as there is time
+    /// and the server answers.
+    async fn each(&self, batch: &[Renewal], left: impl Fn() -> Duration) -> Verdicts {
+        let mut verdicts = Vec::with_capacity(batch.len());
+        for renewal in batch {
+            let call = requests::renewal(&self.keys, std::slice::from_ref(renewal));
+            let verdict = match self.link.run(&RENEW, call, left()).await {
+                Ok(reply) => {
+                    reply.first().map_or_else(|| Err(replies::nonsense()), requests::renewed)
+                }
+                Err(error) => Err(error),
+            };
+            let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
+            verdicts.push(verdict);
+            if let Some(error) = failure {
+                verdicts.resize_with(batch.len(), || Err(error.clone()));
+                break;
+            }
+        }
+        verdicts
+    }
+}

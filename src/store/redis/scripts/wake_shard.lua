@@ -1,0 +1,16 @@
+-- Wakes who waits for a lock in a cluster, where the channel has the lock's slot. A refused SPUBLISH must
+-- not turn a done release into an error: -1 then.
+local function wake(lock)
+  local channel = 'redisson_lock__channel:'
+  if string.find(lock, '{', 1, true) then
+    channel = channel .. lock
+  else
+    channel = channel .. '{' .. lock .. '}'
+  end
+  local listeners = redis.pcall('SPUBLISH', channel, '0')
+  if type(listeners) == 'table' then
+    return -1
+  end
+  return listeners
+end
+

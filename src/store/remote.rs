@@ -1,0 +1,41 @@
+//! Settings of stores behind a network that a URL cannot say.
+
+use std::fmt;
+use std::time::Duration;
+
+#[derive(Clone, Default)]
+pub(crate) struct Remote {
+    pub(crate) replicas: Option<Replicas>,
+    /// Certificates of authorities, in PEM.
+    pub(crate) ca: Option<Vec<u8>>,
+    /// A chain of certificates and its key, in PEM.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// How many replicas must have a grant, and how long they may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replicas {
+    pub(crate) count: u32,
+    pub(crate) timeout: Duration,
+}
+
+impl Remote {
+    pub(crate) fn is_default(&self) -> bool {
+        self.replicas.is_none() && !self.has_tls()
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        self.ca.is_some() || self.identity.is_some()
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Never the key.
+        f.debug_struct("Remote")
+            .field("replicas", &self.replicas)
+            .field("ca", &self.ca.is_some())
+            .field("identity", &self.identity.is_some())
+            .finish()
+    }
+}

@@ -1,0 +1,392 @@
+//! More than one server: a primary with replicas and sentinels, and a cluster.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::resp::{Reply, Resp};
+use super::server::{Server, free_port};
+
+/// How long servers may take to find each other, or to agree on a new primary.
+const AGREEMENT: Duration = Duration::from_secs(30);
+
+/// What the sentinels call the primary.
+pub const SERVICE: &str = "leases";
+
+/// Waits, without a runtime, until `condition` holds.
+#[track_caller]
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    until_or(what, String::new, condition);
+}
+
+/// The same, and tells more if it does not.
+#[track_caller]
+fn until_or(what: &str, why: impl Fn() -> String, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        let late = start.elapsed() >= AGREEMENT;
+        assert!(!late, "{what} did not come true within {AGREEMENT:?}\n{}", why());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn field(server: &Server, section: &str, name: &str) -> String {
+    let Ok(mut connection) = Resp::try_connect(server.port()) else { return String::new() };
+    let Ok(Reply::Text(info)) = connection.try_command(&["INFO", section]) else {
+        return String::new();
+    };
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_default().to_owned()
+}
+
+/// Whether a replica is in step with its primary.
+fn follows(server: &Server) -> bool {
+    field(server, "replication", "master_link_status") == "up"
+}
+
+/// A primary, two replicas and three sentinels.
+pub struct Sentinels {
+    /// The first is the primary at the start.
+    pub servers: Vec<Server>,
+    pub sentinels: Vec<Server>,
+    /// What the replicas hear of the primary passes through these at first, if there are any.
+    pipes: Vec<Pipe>,
+}
+
+impl Sentinels {
+    /// With more lines for the sentinels.
+    #[track_caller]
+    pub fn start(lines: &str) -> Self {
+        Self::start_as(lines, false)
+    }
+
+    /// Ready for [`cut_replicas`](Self::cut_replicas).
+    #[track_caller]
+    pub fn start_to_cut() -> Self {
+        // The sentinels would soon mend that the replicas follow the pipes.
+        Self::start_as("sentinel failover-timeout leases 120000", true)
+    }
+
+    #[track_caller]
+    fn start_as(lines: &str, piped: bool) -> Self {
+        let options = ["--repl-diskless-sync-delay", "0"];
+        let primary = Server::start_with(&options);
+        let pipes: Vec<Pipe> =
+            if piped { (0..2).map(|_| Pipe::start(primary.port())).collect() } else { Vec::new() };
+        let mut servers = vec![primary];
+        for index in 0..2 {
+            let port = pipes.get(index).map_or(servers[0].port(), Pipe::port).to_string();
+            let of = [&options[..], &["--replicaof", "127.0.0.1", &port]].concat();
+            servers.push(Server::start_with(&of));
+        }
+        let (replicas, primary) = (&servers[1..], &servers[0]);
+        until("the replicas are in step", || {
+            replicas.iter().all(follows) && field(primary, "replication", "connected_slaves") == "2"
+        });
+        let port = primary.port();
+        let config = format!(
+            "sentinel monitor {SERVICE} 127.0.0.1 {port} 2\n\
+             sentinel down-after-milliseconds {SERVICE} 1500\n\
+             sentinel failover-timeout {SERVICE} 4000\n{lines}\n"
+        );
+        let sentinels: Vec<Server> = (0..3).map(|_| Server::start_sentinel(&config)).collect();
+        let all = Self { servers, sentinels, pipes };
+        until("the sentinels know each other and the replicas", || {
+            all.sentinels.iter().all(|sentinel| {
+                let state =
+                    Resp::connect(sentinel.port()).command(&["SENTINEL", "MASTER", SERVICE]);
+                let state = state.pairs();
+                let is = |name: &str, value: &str| {
+                    state.iter().any(|(key, found)| key == name && found == value)
+                };
+                is("num-other-sentinels", "2") && is("num-slaves", "2") && is("flags", "master")
+            })
+        });
+        all
+    }
+
+    pub fn url(&self) -> String {
+        self.url_as("", "")
+    }
+
+    /// With `user:password@` for the servers, and more of a query, which begins with `&`.
+    pub fn url_as(&self, user: &str, query: &str) -> String {
+        let [one, two, three] = [0, 1, 2].map(|index| self.sentinels[index].port());
+        format!(
+            "redis-sentinel://{user}127.0.0.1:{one}?node=127.0.0.1:{two}&node=127.0.0.1:{three}\
+             &sentinelServiceName={SERVICE}{query}"
+        )
+    }
+
+    /// The port of the primary by the word of a sentinel.
+    pub fn primary_port(&self) -> u16 {
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+        let address = self.sentinels[0].command(&words).list();
+        address[1].clone().text().parse().expect("a port")
+    }
+
+    /// The primary by the word of a sentinel.
+    pub fn primary(&self) -> &Server {
+        let port = self.primary_port();
+        self.servers.iter().find(|server| server.port() == port).expect("one of ours")
+    }
+
+    /// Cuts the replicas off; what the primary writes from now on never reaches them.
+    pub fn cut_replicas(&self) {
+        assert!(!self.pipes.is_empty(), "started without pipes");
+        self.pipes.iter().for_each(Pipe::stop);
+    }
+
+    /// Waits until another than `old` is the primary, by the word of all sentinels and its own.
+    #[track_caller]
+    pub fn failed_over(&self, old: u16) {
+        let logs = || self.sentinels.iter().map(Server::log).collect::<Vec<_>>().join("\n\n");
+        until_or("another primary", logs, || {
+            let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+            let ports: Vec<String> = self
+                .sentinels
+                .iter()
+                .map(|sentinel| sentinel.command(&words).list()[1].clone().text())
+                .collect();
+            ports.iter().all(|port| *port == ports[0] && *port != old.to_string())
+                && field(self.primary(), "replication", "role") == "master"
+        });
+    }
+}
+
+/// Three primaries and a replica for each.
+pub struct Cluster {
+    /// The primaries at the start come first, their replicas in the same order after them.
+    pub nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// One that takes no node for dead because the machine has stalled.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::start_with(&["--cluster-node-timeout", "60000"])
+    }
+
+    /// One that replaces a dead primary soon.
+    #[track_caller]
+    pub fn start_quick() -> Self {
+        Self::start_with(&["--cluster-node-timeout", "2000"])
+    }
+
+    #[track_caller]
+    fn start_with(options: &[&str]) -> Self {
+        let nodes: Vec<Server> = (0..6)
+            .map(|_| {
+                let bus = free_port().to_string();
+                let own = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+                let quick = ["--repl-diskless-sync-delay", "0"];
+                let partial = ["--cluster-require-full-coverage", "no"];
+                Server::start_with(&[&own[..], &quick, &partial, options].concat())
+            })
+            .collect();
+        let cluster = Self { nodes };
+        let ok = |reply: Reply| assert_eq!(reply, Reply::Text("OK".to_owned()));
+        for (index, (first, last)) in
+            [(0, 5460), (5461, 10922), (10923, 16383)].into_iter().enumerate()
+        {
+            let (first, last) = (first.to_string(), last.to_string());
+            let node = &cluster.nodes[index];
+            ok(node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]));
+        }
+        for (index, node) in cluster.nodes.iter().enumerate() {
+            ok(node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]));
+        }
+        for node in &cluster.nodes[1..] {
+            let bus = node.command(&["CONFIG", "GET", "cluster-port"]).pairs().remove(0).1;
+            let port = node.port().to_string();
+            ok(cluster.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]));
+        }
+        until("the nodes know each other", || {
+            cluster.nodes.iter().all(|node| cluster.info(node, "cluster_known_nodes") == "6")
+        });
+        for index in 0..3 {
+            let id = cluster.nodes[index].command(&["CLUSTER", "MYID"]).text();
+            let replica = &cluster.nodes[index + 3];
+            until("a node becomes a replica", || {
+                replica.command(&["CLUSTER", "REPLICATE", &id]) == Reply::Text("OK".to_owned())
+            });
+        }
+        until("the cluster is ready", || cluster.is_ready());
+        cluster
+    }
+
+    /// Whether all agree on who serves what, and all replicas are in step.
+    pub fn is_ready(&self) -> bool {
+        self.nodes.iter().all(|node| {
+            self.info(node, "cluster_state") == "ok"
+                && self.info(node, "cluster_slots_ok") == "16384"
+        }) && self.nodes[3..].iter().all(follows)
+            && self.nodes.iter().all(|node| self.primaries_by(node).len() == 3)
+    }
+
+    /// The ports of the primaries that a node knows of.
+    fn primaries_by(&self, node: &Server) -> Vec<u16> {
+        let mut ports = Vec::new();
+        for range in node.command(&["CLUSTER", "SLOTS"]).list() {
+            let parts = range.list();
+            let complete = parts.len() > 3;
+            let port = parts[2].clone().list()[1].int();
+            let port = u16::try_from(port).expect("a port");
+            if complete && !ports.contains(&port) {
+                ports.push(port);
+            }
+        }
+        ports
+    }
+
+    fn info(&self, node: &Server, name: &str) -> String {
+        let info = node.command(&["CLUSTER", "INFO"]).text();
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_default().to_owned()
+    }
+
+    pub fn url(&self) -> String {
+        let nodes = &self.nodes;
+        format!("redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}", nodes[0].port(), nodes[1].port())
+    }
+
+    pub fn slot(&self, key: &str) -> u16 {
+        let slot = self.nodes[0].command(&["CLUSTER", "KEYSLOT", key]).int();
+        u16::try_from(slot).expect("a slot")
+    }
+
+    /// The node that has the slot of a key, by the word of a node that lives.
+    pub fn node_of(&self, key: &str) -> &Server {
+        &self.nodes[self.index_of(key)]
+    }
+
+    pub fn index_of(&self, key: &str) -> usize {
+        let slot = i64::from(self.slot(key));
+        let ranges = self.nodes[0].command(&["CLUSTER", "SLOTS"]).list();
+        let port = ranges.into_iter().find_map(|range| {
+            let parts = range.list();
+            let inside = (parts[0].int()..=parts[1].int()).contains(&slot);
+            inside.then(|| parts[2].clone().list()[1].int())
+        });
+        let port = port.expect("a slot that is served");
+        let index = self.nodes.iter().position(|node| i64::from(node.port()) == port);
+        index.expect("one of ours")
+    }
+
+    /// A command about a key, to the node that has it.
+    #[track_caller]
+    pub fn command(&self, key: &str, words: &[&str]) -> Reply {
+        self.node_of(key).command(words)
+    }
+
+    /// A name with this start whose slot one of the first three nodes has.
+    pub fn name_on(&self, node: usize, start: &str) -> String {
+        let names = (0..).map(|number| format!("{start}-{number}"));
+        names.into_iter().find(|name| self.index_of(name) == node).expect("there are enough")
+    }
+
+    fn id(&self, node: usize) -> String {
+        self.nodes[node].command(&["CLUSTER", "MYID"]).text()
+    }
+
+    /// The first half of moving a slot: new keys go to `to`, old ones are still at `from`.
+    #[track_caller]
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let (source, target) = (self.id(from), self.id(to));
+        for (node, state, other) in [(to, "IMPORTING", &source), (from, "MIGRATING", &target)] {
+            let reply = self.nodes[node].command(&["CLUSTER", "SETSLOT", &slot, state, other]);
+            assert_eq!(reply, Reply::Text("OK".to_owned()));
+        }
+    }
+
+    /// Moves one key of a slot on its way.
+    #[track_caller]
+    pub fn move_key(&self, key: &str, from: usize, to: usize) {
+        let port = self.nodes[to].port().to_string();
+        let words = ["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
+        let reply = self.nodes[from].command(&words);
+        assert!(
+            matches!(&reply, Reply::Text(text) if text == "OK" || text == "NOKEY"),
+            "{reply:?}"
+        );
+    }
+
+    /// The second half of moving a slot: the rest of its keys, and the word to all.
+    #[track_caller]
+    pub fn end_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        loop {
+            let words = ["CLUSTER", "GETKEYSINSLOT", &slot, "100"];
+            let keys = self.nodes[from].command(&words).list();
+            if keys.is_empty() {
+                break;
+            }
+            keys.into_iter().for_each(|key| self.move_key(&key.text(), from, to));
+        }
+        let target = self.id(to);
+        // The new owner first: it gets the newer epoch.
+        for node in [to, from] {
+            let words = ["CLUSTER", "SETSLOT", &slot, "NODE", &target];
+            assert_eq!(self.nodes[node].command(&words), Reply::Text("OK".to_owned()));
+        }
+    }
+}
+
+/// Passes bytes on between a client and a server until it is told to stop, and then keeps them, with the
+/// connections open.
+pub struct Pipe {
+    port: u16,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Pipe {
+    pub fn start(upstream: u16) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let stopped = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&stopped);
+        // It lives as long as the process, as do the servers that tests share.
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream)) else {
+                    continue;
+                };
+                let pairs = [(&client, &server), (&server, &client)];
+                for (from, to) in pairs {
+                    let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { continue };
+                    let stop = Arc::clone(&stop);
+                    thread::spawn(move || copy(from, to, &stop));
+                }
+            }
+        });
+        Self { port, stopped }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream, stopped: &AtomicBool) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        // What was read when the stop came is lost with the rest.
+        if stopped.load(Ordering::Acquire) {
+            thread::park();
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    if !stopped.load(Ordering::Acquire) {
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}

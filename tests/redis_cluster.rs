@@ -1,0 +1,496 @@
+//! A real cluster of three primaries and three replicas.
+
+mod common;
+
+use common::{Cluster, eventually, look, within};
+use leasehold::store::{Name, Store};
+use leasehold::testing::Harness;
+use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// One cluster for all tests that leave it as it was; their names differ.
+static SHARED: LazyLock<Cluster> = LazyLock::new(|| {
+    let cluster = Cluster::start();
+    for node in &cluster.nodes[..3] {
+        // What has expired stays in memory until somebody asks for it: the harder case.
+        node.command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
+    }
+    cluster
+});
+
+async fn shared() -> &'static Cluster {
+    // Starting takes seconds, in which the runtime must not stand still.
+    tokio::task::spawn_blocking(|| LazyLock::force(&SHARED)).await.expect("a cluster")
+}
+
+async fn own() -> Cluster {
+    tokio::task::spawn_blocking(Cluster::start).await.expect("a cluster")
+}
+
+async fn quick() -> Cluster {
+    tokio::task::spawn_blocking(Cluster::start_quick).await.expect("a cluster")
+}
+
+mod redis {
+    leasehold::conformance_suite!(
+        #[tokio::test]
+        super::Conformance(super::shared().await)
+    );
+}
+
+struct Conformance(&'static Cluster);
+
+#[async_trait::async_trait]
+impl Harness for Conformance {
+    async fn store(&self) -> Arc<dyn Store> {
+        let store = leasehold::testing::redis_store(&self.0.url(), Duration::from_secs(30)).await;
+        store.expect("the cluster is there")
+    }
+
+    async fn lose(&self, name: &Name) {
+        let deleted = self.0.command(name.as_str(), &["DEL", name.as_str()]);
+        assert_eq!(deleted.int(), 1);
+    }
+
+    async fn occupy(&self, name: &Name) -> bool {
+        let reply = self.0.command(name.as_str(), &["SET", name.as_str(), "7"]);
+        assert_eq!(reply.text(), "OK");
+        true
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+}
+
+#[tokio::test]
+async fn all_keys_of_a_name_are_in_one_slot_with_braces_and_without() {
+    let cluster = shared().await;
+    let leases = LeaseManager::connect(&cluster.url()).await.expect("a manager");
+    for name in ["orders:42", "{tenant}orders", "x{tenant}y", "a{b}{c}", "naïve ☕"] {
+        let lease = leases.lock(name).lock().await.expect("a lease");
+        assert!(lease.fence().is_some());
+        let [fence, channel] = ["redisson_lock_token:", "redisson_lock__channel:"].map(|kind| {
+            if name.contains('{') { format!("{kind}{name}") } else { format!("{kind}{{{name}}}") }
+        });
+        let keys = [name.to_owned(), fence.clone(), channel];
+        let slots = keys.map(|key| cluster.slot(&key));
+        assert_eq!(slots, [slots[0]; 3], "{name}");
+        let node = cluster.node_of(name);
+        assert_eq!(node.command(&["EXISTS", name, &fence]).int(), 2, "{name}");
+        lease.unlock().await.expect("released");
+    }
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_server_that_is_in_no_cluster_says_so() {
+    let server = common::Server::start();
+    let url = server.url().replace("redis://", "redis-cluster://");
+    let error = LeaseManager::connect(&url).await.expect_err("no cluster");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    assert!(error.to_string().contains("not part of a cluster"), "{error}");
+}
+
+async fn connect(cluster: &Cluster, ttl: Duration) -> LeaseManager {
+    LeaseManager::builder().ttl(ttl).connect(&cluster.url()).await.expect("a manager")
+}
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    within(LONG, leases.lock(name).lock()).await.expect("a lease")
+}
+
+#[tokio::test]
+async fn calls_that_wait_are_sent_together_if_they_share_a_slot_and_never_if_not() {
+    let cluster = own().await;
+    let leases = connect(&cluster, Duration::from_secs(30)).await;
+    let all_at_once = async |names: Vec<String>| {
+        let mut tasks = tokio::task::JoinSet::new();
+        for name in names {
+            let mut handle = leases.lock(&name);
+            tasks.spawn(async move { handle.lock().await.expect("a lease") });
+        }
+        for lease in within(LONG, tasks.join_all()).await {
+            lease.unlock().await.expect("released");
+        }
+    };
+    let calls = || {
+        let count = |node: &common::Server| look::calls(&mut node.connection(), "evalsha");
+        cluster.nodes.iter().map(count).sum::<i64>()
+    };
+    all_at_once((0..200).map(|number| format!("apart-{number}")).collect()).await;
+    let before = calls();
+    all_at_once((0..200).map(|number| format!("{{together}}{number}")).collect()).await;
+    // 200 releases, one after the other, and few calls for the grants.
+    assert!(calls() - before < 300, "{} calls", calls() - before);
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_lease_follows_its_slot() {
+    let cluster = shared().await;
+    let leases = connect(cluster, Duration::from_secs(12)).await;
+    let name = cluster.name_on(0, "moving");
+    let mut handle = leases.lock(&name);
+    let lease = handle.lock().await.expect("a lease");
+    let slot = cluster.slot(&name);
+    cluster.begin_move(slot, 0, 1);
+    cluster.end_move(slot, 0, 1);
+    let inner = handle.lock().await.expect("entered again");
+    inner.unlock().await.expect("left");
+    // It was sent on, and went: it did not knock at the old door until somebody told the news.
+    let errors = cluster.nodes[0].command(&["INFO", "errorstats"]).text();
+    let moved = errors.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+    let moved: u32 = moved.expect("sent on").trim().parse().expect("a number");
+    assert!(moved < 50, "{moved}");
+    // The time to live rises only by a renewal, which finds the slot's new place.
+    let mut last = i64::MAX;
+    eventually(LONG, || {
+        let left = cluster.nodes[1].command(&["PTTL", &name]).int();
+        std::mem::replace(&mut last, left) < left
+    })
+    .await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    lease.unlock().await.expect("released");
+    assert_eq!(cluster.nodes[1].command(&["EXISTS", &name]).int(), 0);
+    let next = lock(&leases, &name).await;
+    assert_eq!(cluster.nodes[1].command(&["EXISTS", &name]).int(), 1);
+    next.unlock().await.expect("released");
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_slot_on_its_way_is_served_by_both_nodes() {
+    let cluster = shared().await;
+    let leases = connect(cluster, Duration::from_secs(30)).await;
+    let tag = cluster.name_on(0, "asked");
+    let (old, new) = (format!("{{{tag}}}old"), format!("{{{tag}}}new"));
+    let (slot, fence) = (cluster.slot(&old), format!("redisson_lock_token:{old}"));
+    let held = lock(&leases, &old).await;
+    cluster.begin_move(slot, 0, 1);
+
+    // A name that is not there yet: the old node sends us on with ASK.
+    let plain = LeaseManager::builder().fencing(false).connect(&cluster.url()).await;
+    let plain = plain.expect("a manager");
+    let lease = lock(&plain, &new).await;
+    let mut target = cluster.nodes[1].connection();
+    target.command(&["ASKING"]);
+    assert_eq!(target.command(&["EXISTS", &new]).int(), 1);
+    lease.unlock().await.expect("released");
+    plain.close().await.expect("closed");
+
+    // Lock and fencing token are on two nodes for a while: TRYAGAIN.
+    cluster.move_key(&old, 0, 1);
+    let rival = {
+        let (leases, old) = (connect(cluster, Duration::from_secs(30)).await, old.clone());
+        tokio::spawn(async move { leases.lock(&old).try_lock().await })
+    };
+    let mut asked = cluster.nodes[0].connection();
+    eventually(LONG, || {
+        let errors = asked.command(&["INFO", "errorstats"]).text();
+        errors.contains("errorstat_TRYAGAIN")
+    })
+    .await;
+    cluster.move_key(&fence, 0, 1);
+    let refused = within(LONG, rival).await.expect("no panic").expect("an answer");
+    assert!(refused.is_none(), "two holders");
+    // With a fencing token there are two keys, and a server takes no call on two that it lacks: this waits
+    // for the end of the move.
+    let mut waiter = tokio::spawn({
+        let mut handle = leases.lock(&new);
+        async move { handle.lock().await }
+    });
+    assert!(tokio::time::timeout(Duration::from_millis(100), &mut waiter).await.is_err());
+    cluster.end_move(slot, 0, 1);
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    lease.unlock().await.expect("released");
+    assert_eq!(held.state(), LeaseState::Held);
+    held.unlock().await.expect("released");
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn resharding_under_load_loses_nothing() {
+    let cluster = own().await;
+    let before = clients(&cluster);
+    let managers = [
+        connect(&cluster, Duration::from_secs(10)).await,
+        connect(&cluster, Duration::from_secs(10)).await,
+    ];
+    let tag = cluster.name_on(0, "load");
+    let slot = cluster.slot(&tag);
+    let names: Vec<String> = (0..4).map(|number| format!("{{{tag}}}{number}")).collect();
+    let counters: Vec<Arc<Counter>> = names.iter().map(|_| Arc::default()).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut workers = tokio::task::JoinSet::new();
+    for leases in &managers {
+        for (name, counter) in names.iter().zip(&counters) {
+            for _ in 0..2 {
+                let (mut handle, counter) = (leases.lock(name), Arc::clone(counter));
+                let stop = Arc::clone(&stop);
+                workers.spawn(async move {
+                    let mut turns = 0u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        let lease = handle.lock().await.expect("a lease");
+                        counter.turn(lease.fence().expect("a fence")).await;
+                        lease.unlock().await.expect("not lost");
+                        turns += 1;
+                    }
+                    turns
+                });
+            }
+        }
+    }
+    let moved = tokio::task::spawn_blocking(move || {
+        let mut moves = 0;
+        for (from, to) in [(0, 1), (1, 2), (2, 0), (0, 2), (2, 1), (1, 0)] {
+            cluster.begin_move(slot, from, to);
+            // Some time with its keys on both sides, then the rest.
+            for name in &names[..2] {
+                for key in [name.clone(), format!("redisson_lock_token:{name}")] {
+                    cluster.move_key(&key, from, to);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(150));
+            cluster.end_move(slot, from, to);
+            std::thread::sleep(Duration::from_millis(150));
+            moves += 1;
+        }
+        (moves, cluster)
+    });
+    let (moves, cluster) = within(LONG * 2, moved).await.expect("the slot moves");
+    stop.store(true, Ordering::Relaxed);
+    let mut turns = 0;
+    while let Some(worker) = within(LONG, workers.join_next()).await {
+        turns += worker.expect("no panic");
+    }
+    let counted: u64 = counters.iter().map(|counter| counter.count.load(Ordering::SeqCst)).sum();
+    assert_eq!(counted, turns, "an update was lost");
+    assert!(moves == 6 && turns > 100, "{turns} turns");
+    for leases in managers {
+        leases.close().await.expect("closed");
+    }
+    eventually(LONG, || clients(&cluster) <= before).await;
+}
+
+/// How many connections the nodes have, besides those among themselves.
+fn clients(cluster: &Cluster) -> usize {
+    let count = |node: &common::Server| {
+        ["normal", "pubsub"]
+            .map(|kind| node.command(&["CLIENT", "LIST", "TYPE", kind]).text().lines().count())
+            .iter()
+            .sum::<usize>()
+    };
+    cluster.nodes.iter().map(count).sum()
+}
+
+/// Counts without an atomic step, and sees that fencing tokens grow.
+#[derive(Default)]
+struct Counter {
+    count: AtomicU64,
+    fence: AtomicU64,
+}
+
+impl Counter {
+    async fn turn(&self, fence: u64) {
+        let before = self.fence.swap(fence, Ordering::SeqCst);
+        assert!(before < fence, "{before} before {fence}");
+        let count = self.count.load(Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        self.count.store(count + 1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn wake_ups_follow_their_slot() {
+    let cluster = shared().await;
+    let patient = || {
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(60));
+        builder.poll_bound(Duration::from_secs(60))
+    };
+    let holder = patient().connect(&cluster.url()).await.expect("a manager");
+    let waiting = patient().connect(&cluster.url()).await.expect("a manager");
+    let name = cluster.name_on(2, "woken");
+    let (slot, channel) = (cluster.slot(&name), look::channel(&name));
+    let lease = lock(&holder, &name).await;
+    let mut waiter = tokio::spawn({
+        let mut handle = waiting.lock(&name);
+        async move { handle.lock().await.map(|lease| (lease, Instant::now())) }
+    });
+    let listeners = |node: usize| {
+        let reply = cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list();
+        reply[1].int()
+    };
+    eventually(LONG, || listeners(2) == 1).await;
+    cluster.begin_move(slot, 2, 1);
+    cluster.end_move(slot, 2, 1);
+    eventually(LONG, || listeners(1) == 1).await;
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut waiter).await.is_err());
+    let released = Instant::now();
+    lease.unlock().await.expect("released");
+    let (lease, granted) = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    // By the clock alone it would take the rest of a minute.
+    assert!(granted - released < Duration::from_secs(10), "{:?}", granted - released);
+    lease.unlock().await.expect("released");
+    holder.close().await.expect("closed");
+    waiting.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_node_that_is_down_delays_nobody_elses_renewals() {
+    let cluster = own().await;
+    let ttl = Duration::from_secs(2);
+    let leases = connect(&cluster, ttl).await;
+    let mut there = Vec::new();
+    for number in 0..20 {
+        for node in [0, 1] {
+            there.push(lock(&leases, &cluster.name_on(node, &format!("up-{number}"))).await);
+        }
+    }
+    let down = lock(&leases, &cluster.name_on(2, "down")).await;
+    // Its replica, too: nobody takes over.
+    cluster.nodes[5].pause();
+    cluster.nodes[2].pause();
+    let loss = within(LONG, down.lost()).await;
+    assert_eq!(loss, Loss::Expired);
+    let name = down.name().to_owned();
+    let error = leases.lock(&name).try_lock().await.expect_err("nobody there");
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Lost), "{error:?}");
+    // Longer than T after the node went, and each was renewed all the time.
+    tokio::time::sleep(ttl).await;
+    for lease in &there {
+        assert_eq!(lease.state(), LeaseState::Held, "{}", lease.name());
+    }
+    for lease in there {
+        lease.unlock().await.expect("not lost");
+    }
+    cluster.nodes[2].resume();
+    cluster.nodes[5].resume();
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_down_for_a_moment_costs_no_lease() {
+    let cluster = quick().await;
+    let leases = connect(&cluster, Duration::from_secs(20)).await;
+    let name = cluster.name_on(0, "blip");
+    let lease = lock(&leases, &name).await;
+    cluster.nodes[5].kill();
+    cluster.nodes[2].kill();
+    for node in [0, 1] {
+        cluster.nodes[node].command(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
+    }
+    let mut asked = cluster.nodes[0].connection();
+    let errors = |asked: &mut common::Resp| asked.command(&["INFO", "errorstats"]).text();
+    eventually(LONG, || {
+        let info = asked.command(&["CLUSTER", "INFO"]).text();
+        info.contains("cluster_state:fail")
+    })
+    .await;
+    let waiter = tokio::spawn({
+        let mut handle = leases.lock(cluster.name_on(1, "after"));
+        async move { handle.lock().await }
+    });
+    eventually(LONG, || errors(&mut asked).contains("errorstat_CLUSTERDOWN")).await;
+    for node in [0, 1] {
+        cluster.nodes[node].command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    within(LONG, waiter).await.expect("no panic").expect("a lease").unlock().await.expect("ours");
+    assert!(lease.check().is_ok());
+    lease.unlock().await.expect("not lost");
+}
+
+#[tokio::test]
+async fn a_killed_primary_costs_no_lease_that_its_replica_has() {
+    let cluster = quick().await;
+    let leases = connect(&cluster, Duration::from_secs(120)).await;
+    let name = cluster.name_on(0, "killed");
+    let lease = lock(&leases, &name).await;
+    eventually(LONG, || {
+        let replica = cluster.nodes[3].command(&["HLEN", &name]);
+        replica.error().is_some_and(|error| error.starts_with("MOVED")) && {
+            let mut connection = cluster.nodes[3].connection();
+            connection.command(&["READONLY"]);
+            connection.command(&["EXISTS", &name]).int() == 1
+        }
+    })
+    .await;
+    let fence = lease.fence();
+    let waiter = tokio::spawn({
+        let mut handle = connect(&cluster, Duration::from_secs(120)).await.lock(&name);
+        async move { handle.lock().await }
+    });
+    cluster.nodes[0].kill();
+    // Verified at once by the new primary, not at the next renewal.
+    eventually(LONG, || {
+        let promoted = cluster.nodes[3].command(&["PTTL", &name]);
+        matches!(promoted, common::Reply::Int(left) if left > 119_000)
+    })
+    .await;
+    assert!(lease.check().is_ok());
+    lease.unlock().await.expect("not lost");
+    let next = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    assert!(next.fence() > fence);
+    next.unlock().await.expect("released");
+}
+
+/// The rights that the documentation names, and no others.
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_a_cluster() {
+    let cluster = own().await;
+    let words = "ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
+                 ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha \
+                 +hset +hexists +exists +hgetall +pexpire +pttl +time +get +set +del \
+                 +cluster|slots +asking +spublish +ssubscribe +sunsubscribe";
+    for node in &cluster.nodes {
+        node.command(&words.split_whitespace().collect::<Vec<_>>());
+    }
+    let url = cluster.url().replace("//127", "//lease:secret@127");
+    let builder = || {
+        let builder = LeaseManager::builder().prefix("app:").ttl(Duration::from_secs(120));
+        builder.fencing(false)
+    };
+    let leases = builder().connect(&url).await.expect("a manager");
+    let rivals = builder().connect(&url).await.expect("a manager");
+    let key = cluster.name_on(0, "app:job");
+    let name = key.strip_prefix("app:").expect("the prefix");
+    let lease = lock(&leases, name).await;
+    let waiter = tokio::spawn({
+        let mut handle = rivals.lock(name);
+        async move { handle.lock().await }
+    });
+    let channel = look::channel(&key);
+    let shards = |node: usize| {
+        cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
+    };
+    eventually(LONG, || shards(0) == 1).await;
+    lease.unlock().await.expect("released");
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    assert!(rivals.inspect(name).await.expect("an answer").is_some());
+    assert!(leases.force_unlock(name).await.expect("done"));
+    drop(lease);
+    let slot = cluster.slot(&key);
+    cluster.begin_move(slot, 0, 1);
+    lock(&leases, name).await.unlock().await.expect("released by ASK");
+    cluster.end_move(slot, 0, 1);
+    lock(&leases, name).await.unlock().await.expect("released after MOVED");
+    // What was refused is what the client asks for and goes on without.
+    let known = ["info", "client|id", "pubsub|shardnumsub"];
+    for node in &cluster.nodes {
+        for refused in node.command(&["ACL", "LOG", "128"]).list() {
+            let refused = refused.pairs();
+            let object = refused.iter().find(|(name, _)| name == "object").expect("an object");
+            assert!(known.contains(&object.1.as_str()), "{refused:?}");
+        }
+        node.command(&["ACL", "SETUSER", "lease", "-cluster|slots"]);
+    }
+    let error = builder().connect(&url).await.expect_err("no right to ask");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+}

@@ -160,6 +160,9 @@ impl Builder {
         if url == "memory:" {
             return self.store(MemoryStore::new());
         }
+        if url.starts_with("zookeeper:") {
+            return self.connect_zookeeper(url).await;
+        }
         self.connect_redis(url).await
     }
 
@@ -185,6 +188,36 @@ impl Builder {
             Engine::on_caller(Core::new(Arc::new(store), timing, settings))
         };
         Ok(LeaseManager::new(engine))
+    }
+
+    #[cfg(feature = "zookeeper")]
+    async fn connect_zookeeper(self, url: &str) -> Result<LeaseManager> {
+        use crate::clock::Clock;
+        use crate::store::zookeeper::{Address, ZooKeeperStore};
+
+        let (_, settings) = self.checked()?;
+        let address = Address::parse(url, &self.prefix, self.ttl)?;
+        // The rest of the session's time-out is for what is not proven yet.
+        let timing = Timing::new(address.lease_time())?;
+        let engine = if self.own_thread.unwrap_or(true) {
+            Engine::on_own_thread(async move || {
+                let store = ZooKeeperStore::connect(address, Clock::system()).await?;
+                Ok(Core::new(Arc::new(store), timing, settings))
+            })
+            .await?
+        } else {
+            let store = ZooKeeperStore::connect(address, Clock::system()).await?;
+            Engine::on_caller(Core::new(Arc::new(store), timing, settings))
+        };
+        Ok(LeaseManager::new(engine))
+    }
+
+    #[cfg(not(feature = "zookeeper"))]
+    async fn connect_zookeeper(self, _: &str) -> Result<LeaseManager> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "ZooKeeper is not compiled in; turn on leasehold's feature \"zookeeper\"",
+        ))
     }
 
     #[cfg(not(feature = "redis"))]

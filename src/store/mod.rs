@@ -8,6 +8,8 @@ mod memory;
 pub(crate) mod name;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "zookeeper")]
+pub(crate) mod zookeeper;
 
 pub use memory::MemoryStore;
 pub use name::{Name, Token};
@@ -108,6 +110,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 pub struct Capabilities {
     /// Outermost grants carry a fencing token.
     pub fencing: bool,
+    /// A grant reserves as many fencing tokens as [`Fencing::block`] says; without that it has one, and is
+    /// not passed on in memory.
+    pub fence_blocks: bool,
+    /// [`Acquired::Held`] and [`Holding`] tell how much time is left.
+    pub time_left: bool,
     /// [`Store::subscribe`] gives wake-ups; without them waiters poll.
     pub wakeups: bool,
     /// How many renewals one [`Store::renew`] takes at most.
@@ -116,7 +123,13 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { fencing: true, wakeups: true, renewal_batch: 100 }
+        Self {
+            fencing: true,
+            fence_blocks: true,
+            time_left: true,
+            wakeups: true,
+            renewal_batch: 100,
+        }
     }
 }
 

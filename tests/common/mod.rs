@@ -12,6 +12,8 @@ pub mod proxy;
 pub mod resp;
 pub mod server;
 pub mod trace;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 use std::panic::Location;
 use std::time::{Duration, Instant};

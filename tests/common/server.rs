@@ -284,7 +284,7 @@ fn require_redis() {
 /// ports of outgoing connections from. A killed server's port thus stays free for its restart,
 /// and a client that tries to reconnect meanwhile cannot be given that same port and so end up
 /// connected to itself.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     // Test processes that run side by side start at different places.

@@ -1,0 +1,226 @@
+//! Leases on a ZooKeeper server or ensemble.
+//!
+//! Per lock one directory, in it ephemeral sequential nodes; the first in the line holds, and each waiter
+//! watches the one before it. One session serves all leases of a manager.
+//!
+//! # What is promised
+//!
+//! - A lease is believed for no longer than its session surely lives: until the send time of the last write
+//!   but one that the ensemble has acknowledged, plus the session's time-out (`proof.rs` has the reasons). So
+//!   holders on a member that was cut off from the others are told before anybody else is let in.
+//! - A new session never revives what an old one held.
+//! - Waiters of different processes are let in in the order of their nodes. So a lock is not handed on in
+//!   memory, unless fencing is off: each grant is a node, its fence the number of the transaction (czxid)
+//!   that made it.
+//! - A future that is dropped, or an answer that is lost, leaves no node for longer than the time to live.
+//!
+//! # What is not
+//!
+//! - ZooKeeper does not tell how long a hold has left, so `remaining` is `None`.
+//! - A node that an operator deletes is gone before its holder learns it, at the next renewal.
+//! - A waiter that is stopped while it is the first in the line keeps the others waiting, as a holder does:
+//!   until its session ends.
+//!
+//! # The time to live
+//!
+//! The builder's `ttl` is the session's time-out, so others wait for as long after a crash. The servers must
+//! give exactly that: by default from 2 to 20 of their ticks (4 s to 40 s), and it must be 3 ticks or more (6 s)
+//! for the proof. A lease is believed for three quarters of it; the last quarter is what the acknowledged
+//! write may be older than the last one.
+//!
+//! # Costs
+//!
+//! A free name: 2 round trips with one write to the quorum (list; create and list). One that was waited for:
+//! 1. Entering again, lowering the count, giving back: 1 write. Idle: 1 write per session every T/4, however
+//!    many leases there are, and a local read for each lease.
+
+mod address;
+mod errors;
+mod holds;
+mod names;
+mod place;
+mod proof;
+mod recipe;
+mod session;
+mod sessions;
+
+pub(crate) use address::Address;
+
+use super::{
+    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Wakeups,
+};
+use crate::clock::Clock;
+use crate::error::Result;
+use async_trait::async_trait;
+use errors::{in_time, no_session};
+use holds::Holds;
+use place::Place;
+use recipe::Recipe;
+use sessions::Sessions;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+
+/// How many leases one renewal looks at.
+const BATCH_SIZE: usize = 1000;
+
+pub(crate) struct ZooKeeperStore {
+    recipe: Arc<Recipe>,
+    attempt: Duration,
+    reconnects: Arc<Notify>,
+    /// Where the session lives.
+    runtime: Handle,
+    /// Each place's task has a copy.
+    busy: Mutex<Option<mpsc::Sender<()>>>,
+    idle: tokio::sync::Mutex<mpsc::Receiver<()>>,
+}
+
+impl ZooKeeperStore {
+    /// Connects on the current runtime.
+    pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
+        let (names, longest) = (address.names.clone(), address.lease_time());
+        let attempt = (address.session / 8).max(Duration::from_millis(250));
+        let reconnects = Arc::new(Notify::new());
+        let sessions = Sessions::start(address, clock.clone(), Arc::clone(&reconnects)).await?;
+        let closed = sessions.closed.clone();
+        let holds = Holds::new(clock.clone());
+        let recipe =
+            Arc::new(Recipe { clock, names, longest, sessions, holds, places: Mutex::default() });
+        let expiring = Arc::clone(&recipe);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = expiring.holds.expire(&expiring.names) => {}
+                () = closed.cancelled() => {}
+            }
+        });
+        let (busy, idle) = mpsc::channel(1);
+        Ok(Self {
+            recipe,
+            attempt,
+            reconnects,
+            runtime: Handle::current(),
+            busy: Mutex::new(Some(busy)),
+            idle: tokio::sync::Mutex::new(idle),
+        })
+    }
+
+    fn busy(&self) -> std::sync::MutexGuard<'_, Option<mpsc::Sender<()>>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ZooKeeperStore {
+    fn drop(&mut self) {
+        self.recipe.sessions.closed.cancel();
+    }
+}
+
+impl fmt::Debug for ZooKeeperStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZooKeeperStore")
+            .field("root", &self.recipe.names.root)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for ZooKeeperStore {
+    fn clock(&self) -> Clock {
+        self.recipe.clock.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fence_blocks: false,
+            time_left: false,
+            renewal_batch: BATCH_SIZE,
+            ..Capabilities::default()
+        }
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        let recipe = Arc::clone(&self.recipe);
+        Box::pin(async move { recipe.acquire(request).await })
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        let recipe = Arc::clone(&self.recipe);
+        Box::pin(async move { recipe.release(request).await })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+        let recipe = Arc::clone(&self.recipe);
+        Box::pin(async move { recipe.renew(batch, timeout).await })
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        in_time(self.attempt * 2, self.recipe.inspect(name)).await
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        in_time(self.attempt * 2, self.recipe.force(name)).await
+    }
+
+    /// Gets into the line; a later acquire of this store takes the place over.
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        self.recipe.sessions.current()?;
+        let Some(busy) = self.busy().clone() else { return Err(no_session()) };
+        let place = Place::new(self.recipe.names.lock(name), self.attempt);
+        self.recipe.places().entry(name.clone()).or_default().push(Arc::clone(&place));
+        let kept = Kept { recipe: Arc::clone(&self.recipe), name: name.clone(), place };
+        let (place, recipe) = (Arc::clone(&kept.place), Arc::clone(&self.recipe));
+        self.runtime.spawn(async move {
+            place.keep(&recipe.sessions).await;
+            drop(busy);
+        });
+        let mut placed = kept.place.placed.subscribe();
+        let placed = async { placed.wait_for(|placed| *placed).await.map(drop).map_err(|_| no_session()) };
+        in_time(self.attempt * 2, placed).await?;
+        Ok(Some(Wakeups::new(Arc::clone(&kept.place.notify), kept)))
+    }
+
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        Some(Arc::clone(&self.reconnects))
+    }
+
+    /// What is held stays until the session ends by itself.
+    async fn close(&self) {
+        for place in self.recipe.places().values().flatten() {
+            place.left.cancel();
+        }
+        self.busy().take();
+        let mut idle = self.idle.lock().await;
+        let _ = tokio::time::timeout(self.attempt, idle.recv()).await;
+        if let Ok(session) = self.recipe.sessions.current()
+            && self.recipe.holds.is_empty()
+        {
+            let _ = tokio::time::timeout(self.attempt, session.retire()).await;
+        }
+        self.recipe.sessions.closed.cancel();
+        self.recipe.holds.forget();
+    }
+}
+
+/// A place that somebody wants to have.
+struct Kept {
+    recipe: Arc<Recipe>,
+    name: Name,
+    place: Arc<Place>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut places = self.recipe.places();
+        if let Some(here) = places.get_mut(&self.name) {
+            here.retain(|place| place.id != self.place.id);
+            if here.is_empty() {
+                places.remove(&self.name);
+            }
+        }
+        drop(places);
+        self.place.left.cancel();
+    }
+}

@@ -9,6 +9,7 @@
 
 pub mod look;
 pub mod proxy;
+pub mod relay;
 pub mod resp;
 pub mod server;
 pub mod trace;

@@ -262,3 +262,36 @@ pub fn directory(name: &str) -> String {
     };
     format!("/leasehold/locks/{}", name.bytes().map(encode).collect::<String>())
 }
+
+/// Looks at a server from outside, by a session of its own on the current runtime.
+pub struct Look(pub zookeeper_client::Client);
+
+impl Look {
+    pub async fn at(hosts: &str) -> Self {
+        Self(zookeeper_client::Client::connect(hosts).await.expect("a session to look"))
+    }
+
+    /// The nodes in the line of a lock, in no order.
+    pub async fn nodes(&self, name: &str) -> Vec<String> {
+        let directory = directory(name);
+        self.0.sync("/").await.expect("the server is there");
+        match self.0.list_children(&directory).await {
+            Ok(nodes) => nodes,
+            Err(zookeeper_client::Error::NoNode) => Vec::new(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Waits until there are so many.
+    pub async fn until_nodes(&self, name: &str, count: usize) {
+        let start = Instant::now();
+        loop {
+            let nodes = self.nodes(name).await;
+            if nodes.len() == count {
+                return;
+            }
+            assert!(start.elapsed() < Duration::from_secs(15), "not {count}, but {nodes:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}

@@ -24,18 +24,17 @@ pub(super) fn sorted(error: ZkError) -> Error {
         ZkError::BadArguments(_) | ZkError::InvalidAcl | ZkError::MarshallingError => {
             (ErrorKind::Invalid, "ZooKeeper does not understand the request")
         }
-        ZkError::SessionExpired | ZkError::ClientClosed => {
-            (ErrorKind::Unavailable, "the session with ZooKeeper has ended; a new one is being made")
-        }
+        ZkError::SessionExpired | ZkError::ClientClosed => (
+            ErrorKind::Unavailable,
+            "the session with ZooKeeper has ended; a new one is being made",
+        ),
         _ => (ErrorKind::Unavailable, "the connection to ZooKeeper failed"),
     };
     Error::new(kind, message).with_source(error)
 }
 
 /// Awaits a request that needs a node.
-pub(super) async fn find<T>(
-    request: impl Future<Output = Result<T, ZkError>>,
-) -> Result<Found<T>> {
+pub(super) async fn find<T>(request: impl Future<Output = Result<T, ZkError>>) -> Result<Found<T>> {
     match request.await {
         Ok(found) => Ok(Found::Yes(found)),
         Err(ZkError::NoNode) => Ok(Found::NoNode),

@@ -86,16 +86,16 @@ impl ZooKeeperStore {
         let reconnects = Arc::new(Notify::new());
         let sessions = Sessions::start(address, clock.clone(), Arc::clone(&reconnects)).await?;
         let closed = sessions.closed.clone();
-        let holds = Holds::new(clock.clone());
-        let recipe =
-            Arc::new(Recipe { clock, names, longest, sessions, holds, places: Mutex::default() });
-        let expiring = Arc::clone(&recipe);
+        let holds = Arc::new(Holds::new(clock.clone()));
+        let (expiring, in_names) = (Arc::clone(&holds), names.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = expiring.holds.expire(&expiring.names) => {}
+                () = expiring.expire(&in_names) => {}
                 () = closed.cancelled() => {}
             }
         });
+        let places = Mutex::default();
+        let recipe = Arc::new(Recipe { clock, names, longest, sessions, holds, places });
         let (busy, idle) = mpsc::channel(1);
         Ok(Self {
             recipe,
@@ -109,12 +109,6 @@ impl ZooKeeperStore {
 
     fn busy(&self) -> std::sync::MutexGuard<'_, Option<mpsc::Sender<()>>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for ZooKeeperStore {
-    fn drop(&mut self) {
-        self.recipe.sessions.closed.cancel();
     }
 }
 
@@ -177,7 +171,8 @@ impl Store for ZooKeeperStore {
             drop(busy);
         });
         let mut placed = kept.place.placed.subscribe();
-        let placed = async { placed.wait_for(|placed| *placed).await.map(drop).map_err(|_| no_session()) };
+        let placed =
+            async { placed.wait_for(|placed| *placed).await.map(drop).map_err(|_| no_session()) };
         in_time(self.attempt * 2, placed).await?;
         Ok(Some(Wakeups::new(Arc::clone(&kept.place.notify), kept)))
     }

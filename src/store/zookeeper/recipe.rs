@@ -12,7 +12,7 @@
 //!    place in the line is had by subscribing ([`Place`]), and the next acquire of this process takes it over.
 //! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
 
-use super::errors::{in_time, no_session, sorted};
+use super::errors::{Found, find, in_time, no_session, sorted};
 use super::holds::{Holds, Own};
 use super::names::{Child, Names, Who, parse_record, record};
 use super::place::Place;
@@ -34,8 +34,15 @@ pub(super) struct Recipe {
     /// The longest time to live.
     pub(super) longest: Duration,
     pub(super) sessions: Sessions,
-    pub(super) holds: Holds,
+    pub(super) holds: Arc<Holds>,
     pub(super) places: Mutex<HashMap<Name, Vec<Arc<Place>>>>,
+}
+
+impl Drop for Recipe {
+    /// The last request is answered, the last place left.
+    fn drop(&mut self) {
+        self.sessions.closed.cancel();
+    }
 }
 
 impl Recipe {
@@ -119,7 +126,8 @@ impl Recipe {
     pub(super) async fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> Result<Renewed> {
         let asked = self.clock.now();
         in_time(limit, async {
-            let own: Vec<Option<Own>> = batch.iter().map(|renewal| self.renewable(renewal)).collect();
+            let own: Vec<Option<Own>> =
+                batch.iter().map(|renewal| self.renewable(renewal)).collect();
             let live = own.iter().flatten().find(|own| !own.session.is_over());
             let session = live.map(|own| Arc::clone(&own.session));
             if let Some(session) = &session {
@@ -186,8 +194,6 @@ impl Recipe {
     }
 
     async fn first(&self, session: &Session, name: &Name) -> Result<Option<(String, Vec<u8>)>> {
-        use super::errors::{Found, find};
-
         let directory = self.names.lock(name);
         loop {
             let line = session.line_now(&directory).await?;

@@ -203,9 +203,7 @@ impl Session {
         match self.client.create(directory, b"", &WHILE_USED).await {
             Ok(_) | Err(ZkError::NodeExists) => Ok(()),
             // Somebody has emptied the tree.
-            Err(ZkError::NoNode) => {
-                self.client.mkdir(directory, &WHILE_USED).await.map_err(sorted)
-            }
+            Err(ZkError::NoNode) => self.client.mkdir(directory, &WHILE_USED).await.map_err(sorted),
             Err(error) => Err(sorted(error)),
         }
     }

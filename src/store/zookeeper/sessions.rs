@@ -76,7 +76,10 @@ async fn keep(
 ) {
     loop {
         session.keep(|| reconnects.notify_one()).await;
-        tracing::warn!(?session, "the session with ZooKeeper has ended, and with it all its leases");
+        tracing::warn!(
+            ?session,
+            "the session with ZooKeeper has ended, and with it all its leases"
+        );
         // So that the engine asks at once, and is told.
         reconnects.notify_one();
         drop(session);

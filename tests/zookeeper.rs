@@ -82,6 +82,8 @@ async fn waiters_of_different_processes_are_let_in_in_their_order_each_watching_
     // A waiter sets its watch right after its node.
     common::eventually(LONG, || server.number(0, "zk_watch_count") >= 4).await;
     assert_eq!(server.number(0, "zk_watch_count"), 4);
+    let watches = server.ask(0, "wchs").expect("the server tells its watches");
+    assert!(watches.contains("4 connections watching 4 paths"), "{watches}");
     let mut last = first.fence();
     first.unlock().await.expect("released");
     for number in 0..4 {
@@ -99,7 +101,8 @@ async fn waiters_of_different_processes_are_let_in_in_their_order_each_watching_
 #[tokio::test]
 async fn waiters_of_one_process_have_a_fence_each() {
     let server = ZooKeeper::start();
-    let leases = connect(&server.url()).await;
+    let relay = Relay::to_server(server.port(0));
+    let leases = connect(&relay.url()).await;
     let first = leases.lock("job").lock().await.expect("free");
     let mut last = first.fence();
     let waiters: Vec<_> = (0..5)
@@ -123,6 +126,8 @@ async fn waiters_of_one_process_have_a_fence_each() {
         assert!(fence > last, "{last:?}, then {fence:?}");
         last = fence;
     }
+    // Each is a node of its own; one more is the session's.
+    assert!(relay.times_of(request::CREATE).len() > 6);
 }
 
 #[tokio::test]
@@ -313,4 +318,16 @@ async fn a_time_to_live_that_the_server_does_not_give_is_refused() {
     nobody.set(Flow::Refuse);
     let error = builder().connect(&nobody.url()).await.expect_err("nobody answers");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn after_close_what_was_not_released_ends_by_itself() {
+    let server = ZooKeeper::start();
+    let (leases, rival) = (connect(&server.url()).await, connect(&server.url()).await);
+    leases.lock("job").lock().await.expect("free").forget();
+    leases.close().await.expect("nothing is left to release");
+    assert!(rival.lock("job").try_lock().await.expect("an answer").is_none());
+    let lease = within(T * 3, rival.lock("job").lock()).await.expect("in the end");
+    lease.unlock().await.expect("released");
+    drop(leases);
 }

@@ -77,7 +77,8 @@ impl Session {
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
         let mut failed_at: Option<Instant> = None;
-        loop {
+        // It may have ended before anybody looked.
+        while !state.is_terminated() {
             let after_failure = failed_at.map(|at| at + self.timeout / 20);
             let due = self.proof.borrow().last_sent() + period(self.timeout);
             let due = after_failure.unwrap_or(due);
@@ -87,8 +88,7 @@ impl Session {
                     state = changed;
                     match state {
                         SessionState::SyncConnected => reconnected(),
-                        SessionState::Disconnected | SessionState::ConnectedReadOnly => continue,
-                        _ => break,
+                        _ => continue,
                     }
                 }
                 () = self.clock.sleep_until(due), if connected => {}
@@ -107,6 +107,11 @@ impl Session {
                 }
             }
         }
+        self.end();
+    }
+
+    /// From now on nothing of it counts.
+    pub(super) fn end(&self) {
         self.over.cancel();
     }
 

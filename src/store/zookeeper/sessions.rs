@@ -10,9 +10,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+type Current = Option<Arc<Session>>;
+
 #[derive(Clone, Debug)]
 pub(super) struct Sessions {
-    current: watch::Receiver<Arc<Session>>,
+    /// `None` once closed: a session whose connection is open does not end by itself.
+    current: watch::Receiver<Current>,
     pub(super) closed: CancellationToken,
 }
 
@@ -24,7 +27,7 @@ impl Sessions {
         reconnects: Arc<Notify>,
     ) -> Result<Self> {
         let first = Session::open(&address, &clock).await?;
-        let (sender, current) = watch::channel(Arc::clone(&first));
+        let (sender, current) = watch::channel(Some(Arc::clone(&first)));
         let closed = CancellationToken::new();
         tokio::spawn({
             let closed = closed.clone();
@@ -33,6 +36,9 @@ impl Sessions {
                 tokio::select! {
                     () = keep => {}
                     () = closed.cancelled() => {}
+                }
+                if let Some(session) = sender.send_replace(None) {
+                    session.end();
                 }
             }
         });
@@ -44,19 +50,20 @@ impl Sessions {
         if self.closed.is_cancelled() {
             return Err(Error::closed());
         }
-        let session = Arc::clone(&self.current.borrow());
-        if session.is_over() { Err(no_session()) } else { Ok(session) }
+        let session = self.current.borrow().clone();
+        session.filter(|session| !session.is_over()).ok_or_else(no_session)
     }
 
     /// Waits for a session.
     pub(super) async fn next(&self) -> Arc<Session> {
         let mut current = self.current.clone();
-        let session = current.wait_for(|session| !session.is_over()).await;
-        if let Some(session) = session.ok().map(|session| Arc::clone(&session)) {
-            return session;
+        let live = |session: &Current| session.as_ref().is_some_and(|session| !session.is_over());
+        let session = current.wait_for(live).await.ok().and_then(|session| session.clone());
+        match session {
+            Some(session) => session,
+            // Closed; whoever waits is told so otherwise.
+            None => std::future::pending().await,
         }
-        // Closed; whoever waits is told so otherwise.
-        std::future::pending().await
     }
 
     /// A session in which a lease would be worth having, within `limit`.
@@ -71,7 +78,7 @@ async fn keep(
     address: &Address,
     clock: &Clock,
     reconnects: &Notify,
-    sender: &watch::Sender<Arc<Session>>,
+    sender: &watch::Sender<Current>,
     mut session: Arc<Session>,
 ) {
     loop {
@@ -90,7 +97,7 @@ async fn keep(
             }
             tokio::time::sleep(address.session / 20).await;
         };
-        sender.send_replace(Arc::clone(&session));
+        sender.send_replace(Some(Arc::clone(&session)));
         reconnects.notify_one();
     }
 }

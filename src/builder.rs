@@ -73,7 +73,8 @@ impl Builder {
     /// T, the time to live of a lease: after a crash others wait for as long. 100 ms to 365 days; default 30 s.
     ///
     /// Renewals go out every third of it (at most every 60 s). Below 2 s a short stall of the network or the
-    /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4.
+    /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4. For ZooKeeper it is the
+    /// [session's time-out](crate::store#zookeeper).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -126,7 +127,7 @@ impl Builder {
         self
     }
 
-    /// What goes before each name to make the key; default nothing. Redis only.
+    /// What goes before each name to make the key; default nothing. Not in memory.
     ///
     /// Redisson calls it a name mapper.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -134,7 +135,8 @@ impl Builder {
         self
     }
 
-    /// Whether the watchdog and its connections live on a thread of their own; default true for Redis.
+    /// Whether the watchdog and its connections live on a thread of their own; default true, but for
+    /// `memory:`.
     ///
     /// There, blocked workers of your runtime cannot lose leases. Without it they run on the runtime of
     /// whoever connects, by tokio's clock, which a test can pause; that is the default in memory.

@@ -3,36 +3,8 @@
 //! Per lock one directory, in it ephemeral sequential nodes; the first in the line holds, and each waiter
 //! watches the one before it. One session serves all leases of a manager.
 //!
-//! # What is promised
-//!
-//! - A lease is believed for no longer than its session surely lives: until the send time of the last write
-//!   but one that the ensemble has acknowledged, plus the session's time-out (`proof.rs` has the reasons). So
-//!   holders on a member that was cut off from the others are told before anybody else is let in.
-//! - A new session never revives what an old one held.
-//! - Waiters of different processes are let in in the order of their nodes. So a lock is not handed on in
-//!   memory, unless fencing is off: each grant is a node, its fence the number of the transaction (czxid)
-//!   that made it.
-//! - A future that is dropped, or an answer that is lost, leaves no node for longer than the time to live.
-//!
-//! # What is not
-//!
-//! - ZooKeeper does not tell how long a hold has left, so `remaining` is `None`.
-//! - A node that an operator deletes is gone before its holder learns it, at the next renewal.
-//! - A waiter that is stopped while it is the first in the line keeps the others waiting, as a holder does:
-//!   until its session ends.
-//!
-//! # The time to live
-//!
-//! The builder's `ttl` is the session's time-out, so others wait for as long after a crash. The servers must
-//! give exactly that: by default from 2 to 20 of their ticks (4 s to 40 s), and it must be 3 ticks or more (6 s)
-//! for the proof. A lease is believed for three quarters of it; the last quarter is what the acknowledged
-//! write may be older than the last one.
-//!
-//! # Costs
-//!
-//! A free name: 2 round trips with one write to the quorum (list; create and list). One that was waited for:
-//! 1. Entering again, lowering the count, giving back: 1 write. Idle: 1 write per session every T/4, however
-//!    many leases there are, and a local read for each lease.
+//! What is promised and what it costs is in the documentation of [`crate::store`]; why a lease is believed for
+//! so long, in `proof.rs`; how one is taken, in `recipe.rs`; how one waits, in `place.rs`.
 
 mod address;
 mod errors;

@@ -125,6 +125,24 @@ async fn a_holder_without_a_connection_is_told_before_the_next_is_let_in_and_not
     look.until_nodes("other", 0).await;
 }
 
+/// As when a server gives it a new session unasked: the old one's nodes are there for a while.
+#[tokio::test]
+async fn when_a_session_is_over_its_leases_are_lost_at_once_and_the_next_does_not_revive_them() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let holder = connect(&server.url(), T).await;
+    let sessions = "/leasehold/sessions";
+    let own = look.0.list_children(sessions).await.expect("the holder's session");
+    assert_eq!(own.len(), 1);
+    let rival = connect(&server.url(), T).await;
+    contest(&holder, &rival, "job", async || {
+        look.0.delete(&format!("{sessions}/{}", own[0]), None).await.expect("deleted");
+    })
+    .await;
+    let lease = within(LONG, holder.lock("job").lock()).await.expect("free");
+    lease.unlock().await.expect("released");
+}
+
 #[tokio::test]
 async fn a_short_break_costs_no_lease_and_no_place_in_the_line() {
     let server = ZooKeeper::start();

@@ -126,8 +126,8 @@ async fn waiters_of_one_process_have_a_fence_each() {
         assert!(fence > last, "{last:?}, then {fence:?}");
         last = fence;
     }
-    // Each is a node of its own; one more is the session's.
-    assert!(relay.times_of(request::CREATE).len() > 6);
+    // Each is a node of its own; one is the session's, and one found no directory.
+    assert!(relay.times_of(request::CREATE).len() >= 6 + 2);
 }
 
 #[tokio::test]
@@ -183,10 +183,14 @@ async fn a_lost_answer_to_a_creation_leaves_one_node() {
     let (leases, look) = (connect(&relay.url()).await, Look::at(&server.hosts()).await);
     // So that the creation that is hit is that of the node.
     leases.lock("job").lock().await.expect("free").unlock().await.expect("released");
+    let creations = || relay.times_of(request::CREATE).len();
+    let before = creations();
     relay.lose_reply_of(request::CREATE);
     let lease = within(LONG, leases.lock("job").lock()).await.expect("in the end");
     assert_eq!(relay.lost(), 1);
     assert_eq!(look.nodes("job").await.len(), 1);
+    // It has found what it had made.
+    assert_eq!(creations(), before + 1);
     lease.check().expect("held");
     lease.unlock().await.expect("released");
     look.until_nodes("job", 0).await;

@@ -81,7 +81,8 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 /// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
 ///    it was just before the request left, never later: the holder's deadline counts from it.
 /// 7. **Time to live is a promise.** A hold is there for the whole of its time to live after
-///    the operation ran, unless somebody deletes it.
+///    the operation ran, or after `sent` where that is what the store can promise, unless
+///    somebody deletes it.
 /// 8. **Fencing tokens grow** in the order of the outermost grants of a name, beyond releases and
 ///    expiries, if [`Capabilities::fencing`] says so.
 /// 9. **Errors are sorted.** An error says what kind it is and, by its
@@ -216,7 +217,7 @@ pub enum Acquired {
     },
     /// An outermost acquire found another holder.
     Held {
-        /// Its time to live, if it has one (it always should).
+        /// Its time to live, if the store [can tell](Capabilities::time_left).
         remaining: Option<Duration>,
     },
     /// A nested acquire found that the hold is no longer there.

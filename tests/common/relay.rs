@@ -44,6 +44,7 @@ struct State {
 /// ZooKeeper's kinds of requests.
 pub mod request {
     pub const DELETE: i32 = 2;
+    pub const EXISTS: i32 = 3;
     pub const SET_DATA: i32 = 5;
     pub const CREATE: i32 = 15;
 }

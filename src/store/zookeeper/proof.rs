@@ -35,6 +35,7 @@ pub(super) struct Proof {
     session: Duration,
     proven: Instant,
     last_sent: Instant,
+    last_answered: Instant,
     /// Acknowledged, but not proven yet.
     waiting: VecDeque<Write>,
 }
@@ -48,7 +49,8 @@ struct Write {
 impl Proof {
     /// Of a session of this time-out whose creation was asked for at `created`.
     pub(super) fn new(session: Duration, created: Instant) -> Self {
-        Self { session, proven: created, last_sent: created, waiting: VecDeque::new() }
+        let waiting = VecDeque::new();
+        Self { session, proven: created, last_sent: created, last_answered: created, waiting }
     }
 
     /// A write was acknowledged.
@@ -62,6 +64,7 @@ impl Proof {
         }
         self.waiting.push_back(Write { sent, answered });
         self.last_sent = self.last_sent.max(sent);
+        self.last_answered = self.last_answered.max(answered);
     }
 
     /// When the last acknowledged write was sent.
@@ -69,9 +72,15 @@ impl Proof {
         self.last_sent
     }
 
-    /// Whether another write at `now` would prove what was not proven yet.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.last_sent + self.session / SPACING <= now
+    /// From when on another write proves the last one.
+    pub(super) fn due(&self) -> Instant {
+        self.last_answered + self.session / SPACING
+    }
+
+    /// Whether a lease that is renewed at `now` is not due at once again: that is a third of the
+    /// [`lease_time`] after, less a tenth.
+    pub(super) fn is_new(&self, now: Instant) -> bool {
+        now < self.confirmed(now) + self.session / SPACING
     }
 
     /// What to call the time of sending, so that with [`lease_time`] more the lease ends when the session
@@ -120,6 +129,19 @@ mod tests {
     }
 
     #[test]
+    fn each_write_that_is_due_proves_the_one_before() {
+        let mut proof = Proof::new(SESSION, at(0));
+        let mut last = at(0);
+        for _ in 0..10 {
+            let (sent, answered) = (proof.due(), proof.due() + Duration::from_millis(30));
+            proof.acknowledge(sent, answered);
+            assert_eq!(proof.confirmed(answered + SESSION), last + period(SESSION));
+            assert!(proof.is_new(answered));
+            last = sent;
+        }
+    }
+
+    #[test]
     fn a_slow_answer_is_not_mistaken_for_a_pause() {
         let mut proof = Proof::new(SESSION, at(0));
         proof.acknowledge(at(100), at(390));
@@ -133,5 +155,7 @@ mod tests {
         assert_eq!(proof.confirmed(at(10)), at(10));
         assert!(proof.is_fresh(at(250 + 333)));
         assert!(!proof.is_fresh(at(250 + 334)));
+        assert!(proof.is_new(at(250 + 199)));
+        assert!(!proof.is_new(at(250 + 200)));
     }
 }

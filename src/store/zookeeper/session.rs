@@ -77,28 +77,33 @@ impl Session {
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
         let mut failed_at: Option<Instant> = None;
+        let mut wanted = false;
         // It may have ended before anybody looked.
         while !state.is_terminated() {
-            let after_failure = failed_at.map(|at| at + self.timeout / 20);
-            let due = self.proof.borrow().last_sent() + period(self.timeout);
-            let due = after_failure.unwrap_or(due);
+            let due = {
+                let proof = self.proof.borrow();
+                let usual = proof.last_sent() + period(self.timeout);
+                if wanted { usual.min(proof.due()) } else { usual }
+            };
+            let due = failed_at.map_or(due, |at| at + self.timeout / 20);
             let connected = state == SessionState::SyncConnected;
             tokio::select! {
                 changed = states.changed() => {
                     state = changed;
-                    match state {
-                        SessionState::SyncConnected => reconnected(),
-                        _ => continue,
+                    if state == SessionState::SyncConnected {
+                        reconnected();
+                        (wanted, failed_at) = (true, None);
                     }
+                    continue;
+                }
+                () = self.asked.notified() => {
+                    wanted = true;
+                    continue;
                 }
                 () = self.clock.sleep_until(due), if connected => {}
-                () = self.asked.notified(), if connected && failed_at.is_none() => {}
-            }
-            if failed_at.is_none() && !self.proof.borrow().is_due(self.clock.now()) {
-                continue;
             }
             match self.beat().await {
-                Ok(Found::Yes(())) => failed_at = None,
+                Ok(Found::Yes(())) => (wanted, failed_at) = (false, None),
                 // Nobody but the end of the session deletes it.
                 Ok(Found::NoNode) => break,
                 Err(error) => {
@@ -139,9 +144,12 @@ impl Session {
         self.proof.borrow().confirmed(asked)
     }
 
-    /// Makes sure that a recent write was acknowledged.
+    /// Makes sure that a recent write was acknowledged; if possible, that renewing now is enough for a while.
     pub(super) async fn confirm(&self, limit: Duration) -> Result<()> {
-        self.prove(limit, |proof, now| !proof.is_due(now)).await
+        if self.prove(limit / 2, Proof::is_new).await.is_ok() {
+            return Ok(());
+        }
+        self.prove(limit / 2, |proof, now| now < proof.due()).await
     }
 
     /// Makes sure that a lease granted now would be worth having.

@@ -81,7 +81,8 @@ impl Builder {
     /// T, the time to live of a lease: after a crash others wait for as long. 100 ms to 365 days; default 30 s.
     ///
     /// Renewals go out every third of it (at most every 60 s). Below 2 s a short stall of the network or the
-    /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4.
+    /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4. For ZooKeeper it is the
+    /// [session's time-out](crate::store#zookeeper).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -134,7 +135,7 @@ impl Builder {
         self
     }
 
-    /// What goes before each name to make the key; default nothing. Redis only.
+    /// What goes before each name to make the key; default nothing. Not in memory.
     ///
     /// Redisson calls it a name mapper.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -142,7 +143,8 @@ impl Builder {
         self
     }
 
-    /// Whether the watchdog and its connections live on a thread of their own; default true for Redis.
+    /// Whether the watchdog and its connections live on a thread of their own; default true, but for
+    /// `memory:`.
     ///
     /// There, blocked workers of your runtime cannot lose leases. Without it they run on the runtime of
     /// whoever connects, by tokio's clock, which a test can pause; that is the default in memory.
@@ -207,6 +209,9 @@ impl Builder {
         if url == "memory:" {
             return self.store(MemoryStore::new());
         }
+        if url.starts_with("zookeeper:") {
+            return self.connect_zookeeper(url).await;
+        }
         self.connect_redis(url).await
     }
 
@@ -233,6 +238,36 @@ impl Builder {
             Engine::on_caller(Core::new(Arc::new(store), timing, settings))
         };
         Ok(LeaseManager::new(engine))
+    }
+
+    #[cfg(feature = "zookeeper")]
+    async fn connect_zookeeper(self, url: &str) -> Result<LeaseManager> {
+        use crate::clock::Clock;
+        use crate::store::zookeeper::{Address, ZooKeeperStore};
+
+        let (_, settings) = self.checked()?;
+        let address = Address::parse(url, &self.prefix, self.ttl)?;
+        // The rest of the session's time-out is for what is not proven yet.
+        let timing = Timing::new(address.lease_time())?;
+        let engine = if self.own_thread.unwrap_or(true) {
+            Engine::on_own_thread(async move || {
+                let store = ZooKeeperStore::connect(address, Clock::system()).await?;
+                Ok(Core::new(Arc::new(store), timing, settings))
+            })
+            .await?
+        } else {
+            let store = ZooKeeperStore::connect(address, Clock::system()).await?;
+            Engine::on_caller(Core::new(Arc::new(store), timing, settings))
+        };
+        Ok(LeaseManager::new(engine))
+    }
+
+    #[cfg(not(feature = "zookeeper"))]
+    async fn connect_zookeeper(self, _: &str) -> Result<LeaseManager> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "ZooKeeper is not compiled in; turn on leasehold's feature \"zookeeper\"",
+        ))
     }
 
     #[cfg(not(feature = "redis"))]

@@ -1,6 +1,6 @@
 //! Distributed locks for tokio: leases that their holder knows to be lost before anyone else gets in.
 //!
-//! A [`LeaseManager`] connects to a store: a Redis server, or the memory of this process. It makes a
+//! A [`LeaseManager`] connects to a store: a Redis server, ZooKeeper, or the memory of this process. It makes a
 //! [`Lock`] for a name, locking that gives a [`Lease`], and while the lease is alive a watchdog renews it.
 //!
 //! # Lock
@@ -162,8 +162,9 @@
 //!
 //! # Features
 //!
-//! `redis` (default): the Redis store. `rustls`: `rediss://` URLs. `testing`: a conformance suite for
-//! stores, and a store that fails when told to.
+//! `redis` (default): the Redis store. `rustls`: `rediss://` URLs. `zookeeper`: the
+//! [ZooKeeper store](store#zookeeper). `testing`: a conformance suite for stores, and a store that fails
+//! when told to.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]

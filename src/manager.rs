@@ -66,6 +66,8 @@ impl LeaseManager {
     ///   primary that these sentinels name; `&sentinelUsername=` and `&sentinelPassword=` if they want a user;
     /// - `redis-cluster://user:password@host:6379?node=host2:6379` - a cluster, of which these nodes are asked;
     /// - `rediss-sentinel://…`, `rediss-cluster://…` - the same over TLS.
+    /// - `zookeeper://host:2181,host:2181/path` - a [ZooKeeper](crate::store#zookeeper) server or ensemble, with
+    ///   the feature `zookeeper`.
     ///
     /// Other keys in the query are refused. What a URL cannot say, the [builder](LeaseManager::builder) can.
     ///

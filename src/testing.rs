@@ -104,3 +104,24 @@ pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Stor
     let address = Address::parse(url, "", ttl, attempt)?;
     Ok(Arc::new(RedisStore::connect(address, Clock::system()).await?))
 }
+
+/// A handle on the ZooKeeper servers at `url`, without a lease manager around it.
+///
+/// `ttl` is the longest time to live that will be asked for; the session's time-out is a third longer. It
+/// lives on the current runtime.
+///
+/// # Errors
+///
+/// As [`LeaseManager::connect`](crate::LeaseManager::connect).
+///
+/// # Panics
+///
+/// Outside a tokio runtime.
+#[cfg(feature = "zookeeper")]
+pub async fn zookeeper_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
+    use crate::clock::Clock;
+    use crate::store::zookeeper::{Address, ZooKeeperStore};
+
+    let address = Address::parse(url, "", ttl / 3 * 4)?;
+    Ok(Arc::new(ZooKeeperStore::connect(address, Clock::system()).await?))
+}

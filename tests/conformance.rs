@@ -1,6 +1,6 @@
 //! Every store that leasehold brings keeps the contract of `Store`.
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod common;
 
 #[cfg(feature = "redis")]
@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+#[cfg(feature = "zookeeper")]
+use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 mod memory {
@@ -33,6 +35,14 @@ mod redis {
     leasehold::conformance_suite!(
         #[tokio::test]
         super::Redis::start()
+    );
+}
+
+#[cfg(feature = "zookeeper")]
+mod zookeeper {
+    leasehold::conformance_suite!(
+        #[tokio::test]
+        super::ZooKeeper::start()
     );
 }
 
@@ -138,6 +148,58 @@ impl Harness for Redis {
 
     fn ttl(&self) -> Duration {
         Duration::from_millis(300)
+    }
+}
+
+/// A JVM takes its time, so the tests share one as long as they run together.
+#[cfg(feature = "zookeeper")]
+struct ZooKeeper(Arc<common::zookeeper::ZooKeeper>);
+
+#[cfg(feature = "zookeeper")]
+impl ZooKeeper {
+    fn start() -> Self {
+        static SHARED: Mutex<Weak<common::zookeeper::ZooKeeper>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = shared.upgrade().unwrap_or_else(|| {
+            let server = Arc::new(common::zookeeper::ZooKeeper::start());
+            *shared = Arc::downgrade(&server);
+            server
+        });
+        Self(server)
+    }
+}
+
+#[cfg(feature = "zookeeper")]
+#[async_trait::async_trait]
+impl Harness for ZooKeeper {
+    async fn store(&self) -> Arc<dyn Store> {
+        let ttl = Duration::from_secs(60);
+        let store = leasehold::testing::zookeeper_store(&self.0.url(), ttl).await;
+        store.expect("the server is there")
+    }
+
+    async fn lose(&self, name: &Name) {
+        let client = zookeeper_client::Client::connect(&self.0.hosts()).await.expect("a session");
+        let directory = common::zookeeper::directory(name.as_str());
+        let nodes = client.list_children(&directory).await.expect("it is held");
+        assert_eq!(nodes.len(), 1);
+        client.delete(&format!("{directory}/{}", nodes[0]), None).await.expect("deleted");
+    }
+
+    async fn occupy(&self, _: &Name) -> bool {
+        false
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+
+    fn slack(&self) -> Duration {
+        Duration::from_secs(1)
     }
 }
 

@@ -77,7 +77,12 @@ impl Drop for Caller<'_> {
 }
 
 impl Core {
-    pub(crate) fn new(store: Arc<dyn Store>, timing: Timing, settings: Settings) -> Arc<Self> {
+    pub(crate) fn new(store: Arc<dyn Store>, timing: Timing, mut settings: Settings) -> Arc<Self> {
+        if let (Some(fencing), false) = (&mut settings.fencing, store.capabilities().fence_blocks) {
+            // Each holder has a fencing token of its own, or there is no hand-off.
+            fencing.block = 1;
+            settings.handoff_bound = 0;
+        }
         let (jobs, inbox) = mpsc::unbounded_channel();
         let manager = Uuid::new_v4();
         Arc::new(Self {
@@ -179,7 +184,7 @@ impl Engine {
     }
 
     /// An engine on a thread of its own, where `make` also makes the store.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "zookeeper"))]
     pub(crate) async fn on_own_thread<F>(make: F) -> Result<Arc<Self>>
     where
         F: AsyncFnOnce() -> Result<Arc<Core>> + Send + 'static,

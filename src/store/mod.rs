@@ -3,12 +3,48 @@
 //! [`Store`] is the one narrow waist between the engine and whatever keeps the leases. Its
 //! contract is in prose on the trait; with the feature `testing`, the conformance suite in
 //! `leasehold::testing` checks a store of your own against it.
+//!
+//! # ZooKeeper
+//!
+//! With the feature `zookeeper`, by `zookeeper://host:2181,host:2181/path`. Each lock is a directory under
+//! `<path>/leasehold/locks`, each holder and each process that waits an ephemeral sequential node in it. The first
+//! in the line holds, and each other watches the one before it, so a release wakes one process, and processes
+//! are let in in the order of their arrival. One session serves all leases of a manager.
+//!
+//! **The time to live** is the session's time-out: others wait for as long after a crash. The servers must give
+//! exactly what [`ttl`](crate::Builder::ttl) asks for, else `connect` says what they give; by default that is from
+//! 2 to 20 of their ticks, 4 s to 40 s. It must be at least 1 s and, which nobody can check from outside, at
+//! least 3 ticks (6 s by default), with the same limits on all members. A lease is believed for three quarters
+//! of it: until the send time of the last acknowledged write *but one* plus the time-out. For an acknowledged
+//! write proves that there is a quorum, but the leader, who ends sessions, surely knows only of the one
+//! before it.
+//!
+//! **Promised** beyond what [holds for every store](crate::LeaseManager#what-is-promised): a holder whose member
+//! is frozen, or cut off from the quorum, is told before the next one is let in, also while its member still
+//! answers reads. What an old session held, a new one never revives. A wait that is given up, and an answer
+//! that is lost, leave no node behind. Leases and places in the line outlive a reconnect and a new leader. A
+//! [fencing token](crate::Lease::fence) is the number of the transaction that made the node, and grows for
+//! as long as the ensemble's data is kept.
+//!
+//! **Not promised:** how long somebody else's hold has left ([`Holding::remaining`] is `None`). A node that an
+//! operator deletes is noticed at the next renewal. A process that is stopped while it is the first to wait
+//! keeps the others waiting until its session ends. Since each grant has one fencing token, a lock is
+//! handed on in memory only with [`fencing(false)`](crate::Builder::fencing). Credentials, TLS and access control
+//! are not supported yet: the nodes are open to all who reach the servers.
+//!
+//! **Costs:** a free lock 2 round trips, of which 1 is a write to the quorum; one that was waited for 1 write
+//! after the wake-up; entering again, leaving and the release 1 write each. A session writes once in each
+//! quarter of the time to live, however many leases there are, and also when there are none; each lease
+//! adds a read from the member that it is connected to. Directories of unused locks are cleared away by the
+//! servers.
 
 mod memory;
 pub(crate) mod name;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod remote;
+#[cfg(feature = "zookeeper")]
+pub(crate) mod zookeeper;
 
 pub use memory::MemoryStore;
 pub use name::{Name, Token};
@@ -46,7 +82,8 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 /// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
 ///    it was just before the request left, never later: the holder's deadline counts from it.
 /// 7. **Time to live is a promise.** A hold is there for the whole of its time to live after
-///    the operation ran, unless somebody deletes it.
+///    the operation ran, or after `sent` where that is what the store can promise, unless
+///    somebody deletes it.
 /// 8. **Fencing tokens grow** in the order of the outermost grants of a name, beyond releases and
 ///    expiries, if [`Capabilities::fencing`] says so.
 /// 9. **Errors are sorted.** An error says what kind it is and, by its
@@ -119,6 +156,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 pub struct Capabilities {
     /// Outermost grants carry a fencing token.
     pub fencing: bool,
+    /// A grant reserves as many fencing tokens as [`Fencing::block`] says; without that it has one, and is
+    /// not passed on in memory.
+    pub fence_blocks: bool,
+    /// [`Acquired::Held`] and [`Holding`] tell how much time is left.
+    pub time_left: bool,
     /// [`Store::subscribe`] gives wake-ups; without them waiters poll.
     pub wakeups: bool,
     /// How many renewals one [`Store::renew`] takes at most.
@@ -129,7 +171,14 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { fencing: true, wakeups: true, renewal_batch: 100, sharded: false }
+        Self {
+            fencing: true,
+            fence_blocks: true,
+            time_left: true,
+            wakeups: true,
+            renewal_batch: 100,
+            sharded: false,
+        }
     }
 }
 
@@ -182,7 +231,7 @@ pub enum Acquired {
     },
     /// An outermost acquire found another holder.
     Held {
-        /// Its time to live, if it has one (it always should).
+        /// Its time to live, if the store [can tell](Capabilities::time_left).
         remaining: Option<Duration>,
     },
     /// A nested acquire found that the hold is no longer there.

@@ -19,12 +19,15 @@ pub mod pipe;
 #[cfg(target_os = "linux")]
 pub mod preload;
 pub mod proxy;
+pub mod relay;
 pub mod resp;
 pub mod server;
 #[cfg(target_os = "linux")]
 pub mod step_clock;
 pub mod topology;
 pub mod trace;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 use std::panic::Location;
 use std::time::{Duration, Instant};

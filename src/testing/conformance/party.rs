@@ -118,7 +118,12 @@ impl<'a> Party<'a> {
     }
 
     /// Whether `left`, told now, is what a time to live set not before `since` has left.
+    ///
+    /// A store that cannot tell says `None`.
     pub(super) fn fresh(&self, left: Option<Duration>, since: Instant) -> bool {
+        if !self.store.capabilities().time_left {
+            return left.is_none();
+        }
         let passed = self.now().saturating_duration_since(since);
         let slack = self.harness.slack();
         left.is_some_and(|left| left <= self.ttl + slack && left + passed + slack >= self.ttl)
@@ -126,8 +131,10 @@ impl<'a> Party<'a> {
 
     /// Whether one fencing token follows on the block of another, where there are any.
     pub(super) fn follows(&self, before: Option<u64>, after: Option<u64>) -> bool {
-        match (self.store.capabilities().fencing, before, after) {
-            (true, Some(before), Some(after)) => after >= before + u64::from(BLOCK),
+        let capabilities = self.store.capabilities();
+        let block = if capabilities.fence_blocks { BLOCK } else { 1 };
+        match (capabilities.fencing, before, after) {
+            (true, Some(before), Some(after)) => after >= before + u64::from(block),
             (false, None, None) => true,
             _ => false,
         }

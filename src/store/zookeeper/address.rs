@@ -1,0 +1,126 @@
+//! From a URL to a list of servers.
+
+use super::names::Names;
+use super::proof::lease_time;
+use crate::error::{Error, ErrorKind, Result};
+use std::time::Duration;
+
+/// Below it, the pauses of any machine cost sessions.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// What the protocol can say.
+const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
+const LONGEST_PREFIX: usize = 256;
+
+/// A checked URL, and the session time-out to ask for.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    /// As the client library takes them.
+    pub(super) hosts: String,
+    pub(super) names: Names,
+    pub(super) session: Duration,
+}
+
+impl Address {
+    /// Checks a URL without connecting.
+    pub(crate) fn parse(url: &str, prefix: &str, session: Duration) -> Result<Self> {
+        if !(SHORTEST..=LONGEST).contains(&session) {
+            return Err(Error::invalid(format!(
+                "a time to live of {session:?} is out of range for ZooKeeper; choose at least 1 s, and what \
+                 its servers give"
+            )));
+        }
+        if prefix.len() > LONGEST_PREFIX {
+            return Err(Error::invalid(format!(
+                "the prefix is longer than {LONGEST_PREFIX} bytes"
+            )));
+        }
+        let Some(rest) = url.strip_prefix("zookeeper://") else {
+            return Err(Error::invalid("the URL's scheme is not zookeeper"));
+        };
+        let (hosts, chroot) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        if hosts.contains('@') {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "credentials for ZooKeeper are not supported yet; leave them out",
+            ));
+        }
+        if !hosts.split(',').all(is_host) {
+            return Err(Error::invalid(
+                "the URL's servers make no sense; write zookeeper://host:2181,host:2181/path",
+            ));
+        }
+        let chroot = chroot.trim_end_matches('/');
+        if !chroot.split('/').skip(1).all(is_level) {
+            return Err(Error::invalid(
+                "the URL's path makes no sense; write names of letters, digits, '_', '-' and '.', with one \
+                 '/' between two",
+            ));
+        }
+        // The server counts whole milliseconds.
+        let session = Duration::from_millis(session.as_millis() as u64);
+        Ok(Self { hosts: hosts.to_owned(), names: Names::new(chroot, prefix), session })
+    }
+
+    /// The longest time to live of a lease; the engine's T.
+    pub(crate) fn lease_time(&self) -> Duration {
+        lease_time(self.session)
+    }
+}
+
+fn is_host(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let named = match address {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !name.is_empty() && name.chars().all(good),
+    };
+    named && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
+}
+
+fn is_level(level: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    !level.is_empty() && level != "." && level != ".." && level.chars().all(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<Address> {
+        Address::parse(url, "", Duration::from_secs(6))
+    }
+
+    #[test]
+    fn good_urls_are_taken_apart() {
+        let address = parse("zookeeper://zk1:2181,10.0.0.2,[::1]:2182/shop/eu/").unwrap();
+        assert_eq!(address.hosts, "zk1:2181,10.0.0.2,[::1]:2182");
+        assert_eq!(address.names.root, "/shop/eu/leasehold");
+        assert_eq!(parse("zookeeper://zk1").unwrap().names.root, "/leasehold");
+        assert_eq!(address.lease_time(), Duration::from_millis(4500));
+    }
+
+    #[test]
+    fn bad_ones_say_what_to_do() {
+        for (url, hint) in [
+            ("zookeeper://", "servers make no sense"),
+            ("zookeeper://zk1,,zk2", "servers make no sense"),
+            ("zookeeper://zk1:0", "servers make no sense"),
+            ("zookeeper://zk1:99999", "servers make no sense"),
+            ("zookeeper://zk1?a=b", "servers make no sense"),
+            ("zookeeper://[::1", "servers make no sense"),
+            ("zookeeper://zk1//a", "path makes no sense"),
+            ("zookeeper://zk1/a/../b", "path makes no sense"),
+            ("zookeeper://zk1/a?b=c", "path makes no sense"),
+            ("zookeeper://me:hunter2@zk1", "not supported"),
+        ] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains(hint) && !error.contains("hunter2"), "{url}: {error}");
+        }
+        let short = Address::parse("zookeeper://zk1", "", Duration::from_millis(999));
+        assert!(short.unwrap_err().to_string().contains("at least 1 s"));
+    }
+}

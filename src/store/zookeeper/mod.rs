@@ -1,0 +1,193 @@
+//! Leases on a ZooKeeper server or ensemble.
+//!
+//! Per lock one directory, in it ephemeral sequential nodes; the first in the line holds, and each waiter
+//! watches the one before it. One session serves all leases of a manager.
+//!
+//! What is promised and what it costs is in the documentation of [`crate::store`]; why a lease is believed for
+//! so long, in `proof.rs`; how one is taken, in `recipe.rs`; how one waits, in `place.rs`.
+
+mod address;
+mod errors;
+mod holds;
+mod names;
+mod place;
+mod proof;
+mod recipe;
+mod session;
+mod sessions;
+
+pub(crate) use address::Address;
+
+use super::{
+    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Wakeups,
+};
+use crate::clock::Clock;
+use crate::error::Result;
+use async_trait::async_trait;
+use errors::{in_time, no_session};
+use holds::Holds;
+use place::Place;
+use recipe::Recipe;
+use sessions::Sessions;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+
+/// How many leases one renewal looks at.
+const BATCH_SIZE: usize = 1000;
+
+pub(crate) struct ZooKeeperStore {
+    recipe: Arc<Recipe>,
+    attempt: Duration,
+    reconnects: Arc<Notify>,
+    /// Where the session lives.
+    runtime: Handle,
+    /// Each place's task has a copy.
+    busy: Mutex<Option<mpsc::Sender<()>>>,
+    idle: tokio::sync::Mutex<mpsc::Receiver<()>>,
+}
+
+impl ZooKeeperStore {
+    /// Connects on the current runtime.
+    pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
+        let (names, longest) = (address.names.clone(), address.lease_time());
+        let attempt = (address.session / 8).max(Duration::from_millis(250));
+        let reconnects = Arc::new(Notify::new());
+        let sessions = Sessions::start(address, clock.clone(), Arc::clone(&reconnects)).await?;
+        let closed = sessions.closed.clone();
+        let holds = Arc::new(Holds::new(clock.clone()));
+        let (expiring, in_names) = (Arc::clone(&holds), names.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = expiring.expire(&in_names) => {}
+                () = closed.cancelled() => {}
+            }
+        });
+        let places = Mutex::default();
+        let recipe = Arc::new(Recipe { clock, names, longest, sessions, holds, places });
+        let (busy, idle) = mpsc::channel(1);
+        Ok(Self {
+            recipe,
+            attempt,
+            reconnects,
+            runtime: Handle::current(),
+            busy: Mutex::new(Some(busy)),
+            idle: tokio::sync::Mutex::new(idle),
+        })
+    }
+
+    fn busy(&self) -> std::sync::MutexGuard<'_, Option<mpsc::Sender<()>>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ZooKeeperStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZooKeeperStore")
+            .field("root", &self.recipe.names.root)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for ZooKeeperStore {
+    fn clock(&self) -> Clock {
+        self.recipe.clock.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fence_blocks: false,
+            time_left: false,
+            renewal_batch: BATCH_SIZE,
+            ..Capabilities::default()
+        }
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        let recipe = Arc::clone(&self.recipe);
+        Box::pin(async move { recipe.acquire(request).await })
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        let recipe = Arc::clone(&self.recipe);
+        Box::pin(async move { recipe.release(request).await })
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+        let recipe = Arc::clone(&self.recipe);
+        Box::pin(async move { recipe.renew(batch, timeout).await })
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        in_time(self.attempt * 2, self.recipe.inspect(name)).await
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        in_time(self.attempt * 2, self.recipe.force(name)).await
+    }
+
+    /// Gets into the line; a later acquire of this store takes the place over.
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        self.recipe.sessions.current()?;
+        let Some(busy) = self.busy().clone() else { return Err(no_session()) };
+        let place = Place::new(self.recipe.names.lock(name), self.attempt);
+        self.recipe.places().entry(name.clone()).or_default().push(Arc::clone(&place));
+        let kept = Kept { recipe: Arc::clone(&self.recipe), name: name.clone(), place };
+        let (place, recipe) = (Arc::clone(&kept.place), Arc::clone(&self.recipe));
+        self.runtime.spawn(async move {
+            place.keep(&recipe.sessions).await;
+            drop(busy);
+        });
+        let mut placed = kept.place.placed.subscribe();
+        let placed =
+            async { placed.wait_for(|placed| *placed).await.map(drop).map_err(|_| no_session()) };
+        in_time(self.attempt * 2, placed).await?;
+        Ok(Some(Wakeups::new(Arc::clone(&kept.place.notify), kept)))
+    }
+
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        Some(Arc::clone(&self.reconnects))
+    }
+
+    /// What is held stays until the session ends by itself.
+    async fn close(&self) {
+        for place in self.recipe.places().values().flatten() {
+            place.left.cancel();
+        }
+        self.busy().take();
+        let mut idle = self.idle.lock().await;
+        let _ = tokio::time::timeout(self.attempt, idle.recv()).await;
+        if let Ok(session) = self.recipe.sessions.current()
+            && self.recipe.holds.is_empty()
+        {
+            let _ = tokio::time::timeout(self.attempt, session.retire()).await;
+        }
+        self.recipe.sessions.closed.cancel();
+        self.recipe.holds.forget();
+    }
+}
+
+/// A place that somebody wants to have.
+struct Kept {
+    recipe: Arc<Recipe>,
+    name: Name,
+    place: Arc<Place>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut places = self.recipe.places();
+        if let Some(here) = places.get_mut(&self.name) {
+            here.retain(|place| place.id != self.place.id);
+            if here.is_empty() {
+                places.remove(&self.name);
+            }
+        }
+        drop(places);
+        self.place.left.cancel();
+    }
+}

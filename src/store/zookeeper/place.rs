@@ -1,0 +1,212 @@
+//! A waiter's place in the line: a node that watches the one before it, and no other.
+//!
+//! # Invariants
+//!
+//! 1. A place's node belongs to its task, until somebody of this process takes it over as a hold
+//!    ([`Place::take`]) or the place is left; whoever has it deletes it.
+//! 2. Whoever leaves a place, at any moment, leaves no node: the task sweeps, and goes on until it has
+//!    succeeded or the session is over.
+//! 3. At most one node of a place stays: after a creation of unknown outcome, all but the first go.
+//! 4. Only the node directly before it is watched, so a release wakes one waiter.
+//! 5. Who was found to be first stays first: numbers only grow.
+//! 6. A place that was lost (its session ended, or somebody deleted the node) goes to the end of the line.
+
+use super::errors::{Found, find, in_time, sorted};
+use super::names::Who;
+use super::session::{Session, czxid};
+use super::sessions::Sessions;
+use crate::error::Result;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+use zookeeper_client::EventType;
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) session: Arc<Session>,
+    pub(super) path: String,
+    pub(super) czxid: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) id: Uuid,
+    directory: String,
+    /// How long one step may take.
+    attempt: Duration,
+    /// Wakes the waiter.
+    pub(super) notify: Arc<Notify>,
+    state: Mutex<State>,
+    /// Whether it has been in the line.
+    pub(super) placed: watch::Sender<bool>,
+    /// What was taken over turned out to be gone.
+    again: Notify,
+    pub(super) left: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    node: Option<Node>,
+    first: bool,
+}
+
+impl Place {
+    pub(super) fn new(directory: String, attempt: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            id: Uuid::new_v4(),
+            directory,
+            attempt,
+            notify: Arc::default(),
+            state: Mutex::default(),
+            placed: watch::Sender::new(false),
+            again: Notify::new(),
+            left: CancellationToken::new(),
+        })
+    }
+
+    /// The node, if it is the first in the line; it belongs to the caller then.
+    pub(super) fn take(&self) -> Option<Node> {
+        let mut state = self.lock();
+        if state.first && !self.left.is_cancelled() { state.node.take() } else { None }
+    }
+
+    /// The node that was taken is gone: back to the end of the line.
+    pub(super) fn queue_again(&self) {
+        self.again.notify_one();
+    }
+
+    fn lose(&self) {
+        *self.lock() = State::default();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the place until it is left.
+    pub(super) async fn keep(&self, sessions: &Sessions) {
+        let mut session = None;
+        let waiting = async {
+            loop {
+                let current = sessions.next().await;
+                let current: &Arc<Session> = session.insert(current);
+                tokio::select! {
+                    result = self.wait_in(current) => {
+                        let Err(error) = result;
+                        tracing::debug!(%error, "a place in the line is to be found again");
+                        tokio::time::sleep(self.attempt / 8).await;
+                    }
+                    () = current.until_over() => self.lose(),
+                    () = self.again.notified() => self.lose(),
+                }
+            }
+        };
+        tokio::select! {
+            () = waiting => {}
+            () = self.left.cancelled() => {}
+        }
+        if let Some(session) = session {
+            self.leave(&session).await;
+        }
+    }
+
+    /// Gets into the line, if it is not in it yet, and waits in it.
+    async fn wait_in(&self, session: &Arc<Session>) -> Result<std::convert::Infallible> {
+        loop {
+            let node = self.lock().node.clone();
+            let node = match node {
+                Some(node) => node,
+                None => {
+                    let node = self.settle(session).await?;
+                    self.lock().node = Some(node.clone());
+                    self.placed.send_replace(true);
+                    node
+                }
+            };
+            let Some(before) = self.before(session, &node).await? else {
+                self.lose();
+                continue;
+            };
+            match before {
+                Before::Nobody => {
+                    self.lock().first = true;
+                    self.notify.notify_one();
+                    return std::future::pending().await;
+                }
+                Before::Node(path) => self.until_gone(session, &path).await?,
+            }
+        }
+    }
+
+    /// Makes its node, or finds what an earlier try has made.
+    async fn settle(&self, session: &Arc<Session>) -> Result<Node> {
+        let who = Who::Place(self.id);
+        let line = in_time(self.attempt, session.line_now(&self.directory)).await?;
+        let mut found = None;
+        for child in line.iter().filter(|child| child.is_of(who)) {
+            let path = format!("{}/{}", self.directory, child.name);
+            if found.is_some() {
+                in_time(self.attempt, session.delete(&path)).await?;
+                continue;
+            }
+            let stat = session.client.check_stat(&path);
+            let stat = in_time(self.attempt, async { stat.await.map_err(sorted) }).await?;
+            found = stat.map(|stat| (path, czxid(stat.czxid)));
+        }
+        let (path, czxid) = match found {
+            Some(found) => found,
+            None => in_time(self.attempt, session.enqueue(&self.directory, who, "")).await?,
+        };
+        Ok(Node { session: Arc::clone(session), path, czxid })
+    }
+
+    /// Who is before the node; `None` if the node is gone.
+    async fn before(&self, session: &Session, node: &Node) -> Result<Option<Before>> {
+        let line = in_time(self.attempt, session.line(&self.directory)).await?;
+        let own = node.path.rsplit('/').next();
+        let Some(position) = line.iter().position(|child| Some(child.name.as_str()) == own) else {
+            return Ok(None);
+        };
+        Ok(Some(match position.checked_sub(1) {
+            None => Before::Nobody,
+            Some(before) => Before::Node(format!("{}/{}", self.directory, line[before].name)),
+        }))
+    }
+
+    async fn until_gone(&self, session: &Session, path: &str) -> Result<()> {
+        loop {
+            let watch = find(session.client.get_and_watch_data(path));
+            let Found::Yes((_, _, watcher)) = in_time(self.attempt, watch).await? else {
+                return Ok(());
+            };
+            // Its hold count is written to it.
+            if watcher.changed().await.event_type != EventType::NodeDataChanged {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn leave(&self, session: &Arc<Session>) {
+        let State { node, first } = std::mem::take(&mut *self.lock());
+        match node {
+            Some(node) => {
+                session.see_through(|| async { session.delete(&node.path).await.map(drop) }).await;
+            }
+            // It was taken over.
+            None if first => {}
+            // A creation may be on its way.
+            None => {
+                let who = Who::Place(self.id);
+                let sweep = || async { session.sweep(&self.directory, who).await.map(drop) };
+                session.see_through(sweep).await;
+            }
+        }
+    }
+}
+
+enum Before {
+    Nobody,
+    Node(String),
+}

@@ -1,0 +1,370 @@
+//! Taking, giving back and renewing.
+//!
+//! # Invariants
+//!
+//! 1. **The first in the line holds.** Numbers grow with each node, a node goes when its owner deletes it or
+//!    its session ends, and only then is the next one the first.
+//! 2. **Known before it is sent.** Before a node is made, an entry in [`Holds`] says that it may be there,
+//!    and dies with it; so a request that is dropped, or whose answer is lost, leaves nothing for longer than
+//!    the time to live.
+//! 3. **A hold belongs to one session.** When that is over the hold is gone, whatever the next session says.
+//! 4. **Who is refused leaves at once.** An acquire that finds itself behind another deletes its node; a
+//!    place in the line is had by subscribing ([`Place`]), and the next acquire of this process takes it over.
+//! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
+
+use super::errors::{Found, find, in_time, no_session, sorted};
+use super::holds::{Holds, Own};
+use super::names::{Child, Names, Who, parse_record, record};
+use super::place::Place;
+use super::session::{Session, czxid};
+use super::sessions::Sessions;
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, Result};
+use crate::store::{
+    Absence, Acquire, Acquired, Holding, Name, Release, Released, Renewal, Renewed, Token,
+};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct Recipe {
+    pub(super) clock: Clock,
+    pub(super) names: Names,
+    /// The longest time to live.
+    pub(super) longest: Duration,
+    pub(super) sessions: Sessions,
+    pub(super) holds: Arc<Holds>,
+    pub(super) places: Mutex<HashMap<Name, Vec<Arc<Place>>>>,
+}
+
+impl Drop for Recipe {
+    /// The last request is answered, the last place left.
+    fn drop(&mut self) {
+        self.sessions.closed.cancel();
+    }
+}
+
+impl Recipe {
+    pub(super) fn places(&self) -> MutexGuard<'_, HashMap<Name, Vec<Arc<Place>>>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
+        self.check_ttl(request.ttl)?;
+        let asked = self.clock.now();
+        in_time(request.timeout, async {
+            let session = self.sessions.fresh(request.timeout).await?;
+            Attempt { recipe: self, request: &request, session, asked }.run().await
+        })
+        .await
+    }
+
+    fn check_ttl(&self, ttl: Duration) -> Result<()> {
+        if ttl <= self.longest {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a time to live of {ttl:?} is longer than the {:?} that the session allows",
+            self.longest
+        )))
+    }
+
+    /// What is there instead of a hold.
+    async fn absence(&self, session: &Session, name: &Name) -> Result<Absence> {
+        let line = session.line(&self.names.lock(name)).await?;
+        Ok(if line.is_empty() { Absence::Gone } else { Absence::Taken })
+    }
+
+    pub(super) async fn release(&self, request: Release) -> Result<Released> {
+        in_time(request.timeout, async {
+            let session = self.sessions.current()?;
+            let released = self.give_back(&session, &request).await?;
+            if released {
+                // Whoever is next in the line is told by its watch.
+                return Ok(Released::Done { listeners: 0 });
+            }
+            Ok(Released::NotYours(self.absence(&session, &request.name).await?))
+        })
+        .await
+    }
+
+    /// Whether it was there.
+    async fn give_back(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
+        let Release { name, token, count, .. } = request;
+        let own = self.holds.find(name, *token).filter(|own| !own.session.is_over());
+        let Some(own) = own else {
+            self.holds.remove(name, *token);
+            // A creation that this process knows nothing of; there should be none.
+            let sweep = *count == 0;
+            return if sweep { self.sweep(session, name, *token).await } else { Ok(false) };
+        };
+        let mut there = false;
+        if *count > 0 {
+            if let (Some(path), true) = (&own.path, own.granted) {
+                there = own.session.write(path, &record(*token, *count)).await?;
+            }
+            if !there {
+                self.holds.remove(name, *token);
+            }
+            return Ok(there);
+        }
+        if let Some(path) = &own.path {
+            there = own.session.delete(path).await?;
+        }
+        if own.path.is_none() || own.doubtful {
+            there |= self.sweep(&own.session, name, *token).await?;
+        }
+        self.holds.remove(name, *token);
+        Ok(there)
+    }
+
+    async fn sweep(&self, session: &Session, name: &Name, token: Token) -> Result<bool> {
+        session.sweep(&self.names.lock(name), Who::Acquire(token)).await
+    }
+
+    pub(super) async fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> Result<Renewed> {
+        let asked = self.clock.now();
+        in_time(limit, async {
+            let own: Vec<Option<Own>> =
+                batch.iter().map(|renewal| self.renewable(renewal)).collect();
+            let live = own.iter().flatten().find(|own| !own.session.is_over());
+            let session = live.map(|own| Arc::clone(&own.session));
+            if let Some(session) = &session {
+                session.confirm(limit).await?;
+            }
+            // All leave together.
+            let looks: Vec<_> = own
+                .iter()
+                .map(|own| {
+                    let own = own.as_ref()?;
+                    own.path.as_ref().map(|path| own.session.client.check_stat(path))
+                })
+                .collect();
+            let mut verdicts = Vec::with_capacity(batch.len());
+            for ((renewal, own), look) in batch.iter().zip(&own).zip(looks) {
+                let there = match (own, look) {
+                    (Some(own), Some(look)) if !own.session.is_over() => look.await.map_err(sorted),
+                    _ => Ok(None),
+                };
+                verdicts.push(self.renewed(renewal, there.map(|stat| stat.is_some())).await);
+            }
+            let sent = session.map_or(asked, |session| session.confirmed(asked));
+            Ok(Renewed { sent, verdicts })
+        })
+        .await
+    }
+
+    fn renewable(&self, renewal: &Renewal) -> Option<Own> {
+        self.holds.find(&renewal.name, renewal.token).filter(|own| own.granted)
+    }
+
+    async fn renewed(&self, renewal: &Renewal, there: Result<bool>) -> Result<Option<Absence>> {
+        let Renewal { name, token, ttl, .. } = renewal;
+        if there? {
+            self.check_ttl(*ttl)?;
+            let expires = self.clock.now() + *ttl;
+            if self.holds.change(name, *token, |own| own.expires = expires) {
+                return Ok(None);
+            }
+        }
+        self.holds.remove(name, *token);
+        match self.sessions.current() {
+            Ok(session) => self.absence(&session, name).await.map(Some),
+            // Its session is over, and it with it.
+            Err(_) => Ok(Some(Absence::Gone)),
+        }
+    }
+
+    pub(super) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        let session = self.sessions.current()?;
+        let first = self.first(&session, name).await?;
+        let held = first.and_then(|(_, data)| parse_record(&data));
+        Ok(held.map(|(holder, count)| Holding::new(holder, count, None)))
+    }
+
+    /// Deletes the first in the line, also if it does not know yet that it is.
+    pub(super) async fn force(&self, name: &Name) -> Result<bool> {
+        let session = self.sessions.current()?;
+        let Some((path, data)) = self.first(&session, name).await? else {
+            return Ok(false);
+        };
+        let deleted = session.delete(&path).await?;
+        Ok(deleted && parse_record(&data).is_some())
+    }
+
+    async fn first(&self, session: &Session, name: &Name) -> Result<Option<(String, Vec<u8>)>> {
+        let directory = self.names.lock(name);
+        loop {
+            let line = session.line_now(&directory).await?;
+            let Some(first) = line.first() else { return Ok(None) };
+            let path = format!("{directory}/{}", first.name);
+            if let Found::Yes((data, _)) = find(session.client.get_data(&path)).await? {
+                return Ok(Some((path, data)));
+            }
+        }
+    }
+}
+
+/// One acquire.
+struct Attempt<'a> {
+    recipe: &'a Recipe,
+    request: &'a Acquire,
+    session: Arc<Session>,
+    asked: Instant,
+}
+
+impl Attempt<'_> {
+    async fn run(self) -> Result<Acquired> {
+        let Acquire { name, token, count, .. } = self.request;
+        let holds = &self.recipe.holds;
+        let mut own = holds.find(name, *token);
+        if own.take_if(|own| own.session.is_over()).is_some() {
+            holds.remove(name, *token);
+        }
+        if let Some(own) = &own
+            && own.granted
+        {
+            if let Some(path) = &own.path
+                && self.session.write(path, &record(*token, *count)).await?
+            {
+                return self.granted(own.clone());
+            }
+            holds.remove(name, *token);
+        }
+        if *count > 1 {
+            return Ok(Acquired::NotYours(self.recipe.absence(&self.session, name).await?));
+        }
+        match own {
+            Some(own) if !own.granted => self.retry(own).await,
+            _ => self.first_try().await,
+        }
+    }
+
+    fn directory(&self) -> String {
+        self.recipe.names.lock(&self.request.name)
+    }
+
+    fn who(&self) -> Who {
+        Who::Acquire(self.request.token)
+    }
+
+    fn own(&self, path: Option<String>, czxid: u64) -> Own {
+        Own {
+            session: Arc::clone(&self.session),
+            path,
+            granted: false,
+            doubtful: false,
+            fence: self.request.fencing.map(|_| czxid),
+            expires: self.recipe.clock.now() + self.request.ttl,
+        }
+    }
+
+    fn granted(&self, own: Own) -> Result<Acquired> {
+        let Acquire { name, token, ttl, .. } = self.request;
+        if own.session.is_over() {
+            return Err(no_session());
+        }
+        let (sent, fence) = (own.session.confirmed(self.asked), own.fence);
+        let expires = self.recipe.clock.now() + *ttl;
+        let known = self.recipe.holds.change(name, *token, |entry| {
+            *entry = Own { granted: true, expires, ..own };
+        });
+        // It took so long that it was swept.
+        if known { Ok(Acquired::Granted { sent, fence }) } else { Err(no_session()) }
+    }
+
+    async fn first_try(&self) -> Result<Acquired> {
+        if let Some(verdict) = self.take_place().await? {
+            return Ok(verdict);
+        }
+        let directory = self.directory();
+        if !self.session.line(&directory).await?.is_empty() {
+            return Ok(Acquired::Held { remaining: None });
+        }
+        self.create(&directory).await
+    }
+
+    /// Takes over a place of this process that is the first in the line.
+    async fn take_place(&self) -> Result<Option<Acquired>> {
+        let Acquire { name, token, count, .. } = self.request;
+        let taken = {
+            let places = self.recipe.places();
+            let places = places.get(name).into_iter().flatten();
+            places.filter_map(|place| Some((Arc::clone(place), place.take()?))).next()
+        };
+        let Some((place, node)) = taken else { return Ok(None) };
+        if node.session.is_over() {
+            return Ok(None);
+        }
+        let own = Own { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
+        self.recipe.holds.put(name, *token, own.clone());
+        if own.session.write(&node.path, &record(*token, *count)).await? {
+            return self.granted(own).map(Some);
+        }
+        self.recipe.holds.remove(name, *token);
+        place.queue_again();
+        Ok(None)
+    }
+
+    async fn create(&self, directory: &str) -> Result<Acquired> {
+        let Acquire { name, token, count, .. } = self.request;
+        let holds = &self.recipe.holds;
+        holds.put(name, *token, Own { doubtful: true, ..self.own(None, 0) });
+        let data = record(*token, *count);
+        let create = self.session.enqueue(directory, self.who(), &data);
+        // Both leave together; if the directory is missing, the list must be asked for again.
+        let (created, line) = tokio::join!(biased; create, self.session.line(directory));
+        let (path, czxid) = created?;
+        let own = self.own(Some(path), czxid);
+        holds.change(name, *token, |entry| *entry = own.clone());
+        let mut line = line?;
+        if position(&line, &own).is_none() {
+            line = self.session.line(directory).await?;
+        }
+        self.decide(own, &line).await
+    }
+
+    /// The same token once more, after an answer was lost.
+    async fn retry(&self, mut own: Own) -> Result<Acquired> {
+        let directory = self.directory();
+        let line = self.session.line_now(&directory).await?;
+        if own.path.is_none() {
+            let who = self.who();
+            let Some(child) = line.iter().find(|child| child.is_of(who)) else {
+                self.recipe.holds.remove(&self.request.name, self.request.token);
+                return self.first_try().await;
+            };
+            let path = format!("{directory}/{}", child.name);
+            let Some(stat) = self.session.client.check_stat(&path).await.map_err(sorted)? else {
+                return Err(no_session());
+            };
+            own = Own { doubtful: true, ..self.own(Some(path), czxid(stat.czxid)) };
+        } else if let (Some(path), Some(_)) = (&own.path, position(&line, &own)) {
+            // A place that was taken over may not have its token yet.
+            self.session.write(path, &record(self.request.token, self.request.count)).await?;
+        }
+        self.decide(own, &line).await
+    }
+
+    /// Granted if it is the first; else it leaves.
+    async fn decide(&self, own: Own, line: &[Child]) -> Result<Acquired> {
+        let Acquire { name, token, .. } = self.request;
+        if position(line, &own) == Some(0) {
+            return self.granted(own);
+        }
+        if let Some(path) = &own.path {
+            own.session.delete(path).await?;
+        }
+        if own.doubtful {
+            self.recipe.sweep(&own.session, name, *token).await?;
+        }
+        self.recipe.holds.remove(name, *token);
+        Ok(Acquired::Held { remaining: None })
+    }
+}
+
+fn position(line: &[Child], own: &Own) -> Option<usize> {
+    let name = own.path.as_deref()?.rsplit('/').next()?;
+    line.iter().position(|child| child.name == name)
+}

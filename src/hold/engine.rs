@@ -167,7 +167,6 @@ impl Engine {
     }
 
     /// An engine on a thread of its own, where `make` also makes the store.
-    #[cfg(feature = "redis")]
     pub(crate) async fn on_own_thread<F>(make: F) -> Result<Arc<Self>>
     where
         F: AsyncFnOnce() -> Result<Arc<Core>> + Send + 'static,

@@ -37,6 +37,7 @@ pub(super) static BATCH: Script = script!("common", "acquire", "release", "batch
 pub(super) static RENEW: Script = script!("common", "renew");
 pub(super) static FORCE: Script = script!("common", "force");
 pub(super) static INSPECT: Script = script!("inspect");
+pub(super) static AGE: Script = script!("age");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.

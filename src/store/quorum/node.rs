@@ -1,0 +1,461 @@
+//! One node, as one handle on the quorum knows it.
+//!
+//! What is sent to a node for one name goes in line, so that a release never overtakes the acquire that
+//! it undoes, and an own key that is still to be released is released before the name is asked for again:
+//! own keys never vote against oneself.
+
+use super::holds::Holds;
+use super::tally::Answers;
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{
+    Absence, Acquire, Acquired, Mode, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Token,
+};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+pub(super) struct Node {
+    pub(super) index: usize,
+    pub(super) store: Arc<dyn Store>,
+    clock: Clock,
+    lines: Mutex<HashMap<Name, Line>>,
+    /// How many questions for the age were begun.
+    asked: AtomicU64,
+    age: AsyncMutex<Option<Age>>,
+    closing: CancellationToken,
+}
+
+type Line = Arc<AsyncMutex<Vec<Leftover>>>;
+
+/// A token of ours that may be at the node with nobody to rely on it.
+struct Leftover {
+    token: Token,
+    /// Acquires without an answer: each may still run.
+    unanswered: u32,
+    /// To be released. A hold that lives is not, though an acquire of it may still run.
+    owed: bool,
+    /// By then it has expired.
+    until: Instant,
+}
+
+/// What a node said of its age: the `number`th answer, which came at `at`.
+#[derive(Clone, Copy)]
+struct Age {
+    number: u64,
+    at: Instant,
+    /// `None`: it never forgets.
+    age: Option<Duration>,
+}
+
+/// What the others of the round made of it.
+pub(super) type Decision<T> = watch::Receiver<Option<T>>;
+
+async fn decided<T: Clone>(decision: &mut Decision<T>) -> Option<T> {
+    // Whoever was to decide may be gone.
+    decision.wait_for(Option::is_some).await.ok().and_then(|decision| decision.clone())
+}
+
+/// Bounds a call, and keeps it for its late answer.
+async fn bounded<T>(
+    limit: Duration,
+    mut call: StoreFuture<T>,
+) -> (Result<T>, Option<StoreFuture<T>>) {
+    match timeout(limit, &mut call).await {
+        Ok(verdict) => (verdict, None),
+        Err(_) => (Err(silent()), Some(call)),
+    }
+}
+
+fn silent() -> Error {
+    Error::new(ErrorKind::Unavailable, "no answer in time")
+}
+
+impl Node {
+    pub(super) fn new(
+        index: usize,
+        store: Arc<dyn Store>,
+        clock: Clock,
+        closing: CancellationToken,
+    ) -> Self {
+        let (lines, asked, age) = (Mutex::default(), AtomicU64::new(0), AsyncMutex::new(None));
+        Self { index, store, clock, lines, asked, age, closing }
+    }
+
+    /// Takes a name here, and gives it back unless the decision is to keep it.
+    pub(super) async fn acquire(
+        self: Arc<Self>,
+        request: Acquire,
+        sent: Instant,
+        mut decision: Decision<bool>,
+        answers: Answers<Acquired>,
+    ) {
+        let (name, token, limit) = (request.name.clone(), request.token, request.timeout);
+        let (ttl, until) = (request.ttl, sent + request.ttl);
+        let mut place = self.place(&name).await;
+        place.flush(limit).await;
+        if decision.borrow().is_some() || decision.has_changed().is_err() {
+            return;
+        }
+        let own_left = place.owes();
+        place.sending(token, until);
+        let (verdict, late) = bounded(limit, self.store.acquire(request)).await;
+        place.answered(token, &verdict);
+        let vote = match verdict {
+            Ok(Acquired::Granted { .. }) => self.remembers(ttl, sent, limit).await.and(verdict),
+            Ok(Acquired::Held { .. }) if own_left => {
+                let message = "an earlier key of our own may still be there";
+                Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted))
+            }
+            verdict => verdict,
+        };
+        answers.give(self.index, vote);
+        if place.find(token).is_none() {
+            return;
+        }
+        let keep = decided(&mut decision).await == Some(true);
+        if keep {
+            place.keep(token);
+        }
+        drop(place);
+        match late {
+            Some(call) if keep => {
+                let left = until.saturating_duration_since(self.clock.now());
+                if let Ok(verdict) = timeout(left, call).await {
+                    let mut place = self.place(&name).await;
+                    place.answered(token, &verdict);
+                    place.keep(token);
+                }
+            }
+            _ if keep => {}
+            late => self.sweep(&name, token, (limit, ttl / 20), late).await,
+        }
+    }
+
+    /// Enters a name here once more; never makes a key.
+    pub(super) async fn enter(
+        self: Arc<Self>,
+        request: Acquire,
+        sent: Instant,
+        answers: Answers<Acquired>,
+    ) {
+        let (ttl, limit) = (request.ttl, request.timeout);
+        let vote = match bounded(limit, self.store.acquire(request)).await.0 {
+            Ok(granted @ Acquired::Granted { .. }) => {
+                self.remembers(ttl, sent, limit).await.map(|()| granted)
+            }
+            verdict => verdict,
+        };
+        answers.give(self.index, vote);
+    }
+
+    /// Lowers the count of a hold.
+    pub(super) async fn record(self: Arc<Self>, request: Release, answers: Answers<Released>) {
+        let verdict = bounded(request.timeout, self.store.release(request)).await.0;
+        answers.give(self.index, verdict);
+    }
+
+    /// Gives a name back; if `owed`, until the node has confirmed it or the key has expired.
+    pub(super) async fn release(
+        self: Arc<Self>,
+        request: Release,
+        owed: Option<(Instant, Duration)>,
+        answers: Answers<Released>,
+    ) {
+        let (name, token, limit) = (request.name, request.token, request.timeout);
+        let mut place = self.place(&name).await;
+        match owed {
+            Some((until, _)) => place.owe(token, until),
+            // What was taken for it in vain.
+            None => place.owe_all(token),
+        }
+        let verdict = place.release(token, limit).await;
+        answers.give(self.index, verdict);
+        if owed.is_none() {
+            place.flush(limit).await;
+        }
+        drop(place);
+        if let Some((_, ttl)) = owed {
+            self.sweep(&name, token, (limit, ttl / 20), None).await;
+        }
+    }
+
+    /// Releases a token again and again, also when a late answer says that it is there after all.
+    async fn sweep(
+        self: &Arc<Self>,
+        name: &Name,
+        token: Token,
+        (limit, gap): (Duration, Duration),
+        mut late: Option<StoreFuture<Acquired>>,
+    ) {
+        loop {
+            let mut place = self.place(name).await;
+            match place.find(token).map(|leftover| leftover.until) {
+                None => return,
+                Some(until) if until <= self.clock.now() => return place.forget(token),
+                Some(_) => {}
+            }
+            let _ = place.release(token, limit).await;
+            if place.find(token).is_none() || self.closing.is_cancelled() {
+                return;
+            }
+            drop(place);
+            let answer = async {
+                match &mut late {
+                    Some(call) => call.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                verdict = answer => {
+                    late = None;
+                    self.place(name).await.answered(token, &verdict);
+                }
+                () = sleep(gap.max(Duration::from_millis(1))) => {}
+                () = self.closing.cancelled() => {}
+            }
+        }
+    }
+
+    /// Renews what is here; what is not, though the others have it, is made again.
+    pub(super) async fn renew(
+        self: Arc<Self>,
+        (holds, batch, tokens): (Arc<Holds>, Vec<Renewal>, Vec<Token>),
+        (sent, limit): (Instant, Duration),
+        mut decision: Decision<Arc<[bool]>>,
+        answers: Answers<Vec<Result<Option<Absence>>>>,
+    ) {
+        let ttl = batch.iter().map(|renewal| renewal.ttl).max().unwrap_or_default();
+        let count = batch.len();
+        let asked: Vec<Renewal> = batch
+            .iter()
+            .zip(tokens)
+            .map(|(renewal, token)| Renewal { token, ..renewal.clone() })
+            .collect();
+        let (verdict, late) = bounded(limit, self.store.renew(asked, limit)).await;
+        let verdicts = self.weigh(verdict, count, (ttl, sent, limit)).await;
+        answers.give(self.index, verdicts.clone());
+        let verdicts = match late {
+            // Too late for the vote, not for what is to be made again.
+            Some(call) => self.weigh(bounded(limit, call).await.0, count, (ttl, sent, limit)).await,
+            None => verdicts,
+        };
+        let Ok(verdicts) = verdicts else { return };
+        let Some(renewed) = decided(&mut decision).await else { return };
+        let mut heals = JoinSet::new();
+        for ((renewal, verdict), renewed) in batch.into_iter().zip(verdicts).zip(renewed.iter()) {
+            if *renewed && matches!(verdict, Ok(Some(Absence::Gone))) {
+                heals.spawn(Arc::clone(&self).heal(Arc::clone(&holds), renewal, limit));
+            }
+        }
+        while heals.join_next().await.is_some() {}
+    }
+
+    /// Renewals count only at a node that remembers.
+    async fn weigh(
+        &self,
+        verdict: Result<Renewed>,
+        count: usize,
+        (ttl, sent, limit): (Duration, Instant, Duration),
+    ) -> Result<Vec<Result<Option<Absence>>>> {
+        let mut verdicts = verdict?.verdicts;
+        if verdicts.len() != count {
+            return Err(Error::invalid("answered for a different number of leases"));
+        }
+        if verdicts.iter().any(|verdict| matches!(verdict, Ok(None)))
+            && let Err(error) = self.remembers(ttl, sent, limit).await
+        {
+            for verdict in &mut verdicts {
+                if let Ok(None) = verdict {
+                    *verdict = Err(error.clone());
+                }
+            }
+        }
+        Ok(verdicts)
+    }
+
+    /// Makes the key of a living hold again where nobody is.
+    async fn heal(self: Arc<Self>, holds: Arc<Holds>, renewal: Renewal, limit: Duration) {
+        let Renewal { name, token, ttl, .. } = renewal;
+        let mut place = self.place(&name).await;
+        // A release that comes from here on waits in line behind us.
+        let Some(hold) = holds.living(token) else { return };
+        let (token, mode) = (hold.token, Mode::Exclusive);
+        let until = self.clock.now() + ttl;
+        let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: limit };
+        place.sending(token, until);
+        let verdict = bounded(limit, self.store.acquire(request.clone())).await.0;
+        place.answered(token, &verdict);
+        place.keep(token);
+        tracing::debug!(node = self.index + 1, ?verdict, "made again");
+        if matches!(verdict, Ok(Acquired::Granted { .. })) && hold.count > 1 {
+            let request = Acquire { count: hold.count, ..request };
+            let _ = bounded(limit, self.store.acquire(request)).await;
+        }
+    }
+
+    /// Whether the node has forgotten nothing that was there `ttl` before `sent`, or since. To be asked
+    /// after what is to be counted was done.
+    async fn remembers(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
+        let before = self.asked.load(Ordering::Acquire);
+        let Age { at, age, .. } =
+            timeout(limit, self.age_after(before)).await.unwrap_or_else(|_| Err(silent()))?;
+        let needed = ttl + at.saturating_duration_since(sent);
+        match age {
+            Some(age) if age < needed => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("up for {age:?} only; it counts after the time to live, {ttl:?}"),
+            )
+            .with_fate(Fate::Executed)),
+            _ => Ok(()),
+        }
+    }
+
+    /// An answer to a question that was begun after the first `before`. Many who wait share one.
+    async fn age_after(&self, before: u64) -> Result<Age> {
+        let mut last = self.age.lock().await;
+        if let Some(age) = *last
+            && age.number > before
+        {
+            return Ok(age);
+        }
+        let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let age = self.store.age().await?;
+        Ok(*last.insert(Age { number, at: self.clock.now(), age }))
+    }
+
+    async fn place(self: &Arc<Self>, name: &Name) -> Place {
+        let line = Arc::clone(self.lines().entry(name.clone()).or_default());
+        let line = Some(line.lock_owned().await);
+        Place { node: Arc::clone(self), name: name.clone(), line }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<Name, Line>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place at the head of a name's line.
+struct Place {
+    node: Arc<Node>,
+    name: Name,
+    /// `None` only while it is dropped.
+    line: Option<OwnedMutexGuard<Vec<Leftover>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let empty = self.line.take().is_none_or(|line| line.is_empty());
+        let mut lines = self.node.lines();
+        // Whoever waits in line has a clone.
+        if empty && lines.get(&self.name).is_some_and(|line| Arc::strong_count(line) == 1) {
+            lines.remove(&self.name);
+        }
+    }
+}
+
+impl Place {
+    fn leftovers(&mut self) -> &mut Vec<Leftover> {
+        static EMPTY: &str = "a place has its line until it is dropped";
+        match &mut self.line {
+            Some(line) => line,
+            None => unreachable!("{EMPTY}"),
+        }
+    }
+
+    fn find(&mut self, token: Token) -> Option<&mut Leftover> {
+        self.leftovers().iter_mut().find(|leftover| leftover.token == token)
+    }
+
+    fn forget(&mut self, token: Token) {
+        self.leftovers().retain(|leftover| leftover.token != token);
+    }
+
+    /// Whether a release is still to be confirmed.
+    fn owes(&mut self) -> bool {
+        self.leftovers().iter().any(|leftover| leftover.owed)
+    }
+
+    fn owe(&mut self, token: Token, until: Instant) {
+        match self.find(token) {
+            Some(leftover) => {
+                leftover.owed = true;
+                leftover.until = leftover.until.max(until);
+            }
+            None => {
+                self.leftovers().push(Leftover { token, unanswered: 0, owed: true, until });
+            }
+        }
+    }
+
+    /// Every attempt of one hold.
+    fn owe_all(&mut self, token: Token) {
+        for leftover in self.leftovers() {
+            leftover.owed |= leftover.token.in_round(0) == token.in_round(0);
+        }
+    }
+
+    /// An acquire is about to leave; it is owed until somebody wants to keep it.
+    fn sending(&mut self, token: Token, until: Instant) {
+        self.owe(token, until);
+        if let Some(leftover) = self.find(token) {
+            leftover.unanswered += 1;
+        }
+    }
+
+    fn answered(&mut self, token: Token, verdict: &Result<Acquired>) {
+        let Some(leftover) = self.find(token) else { return };
+        match verdict {
+            Err(error) if error.fate() != Fate::NotExecuted => return,
+            _ => leftover.unanswered = leftover.unanswered.saturating_sub(1),
+        }
+        if leftover.unanswered == 0 && !matches!(verdict, Ok(Acquired::Granted { .. })) {
+            self.forget(token);
+        }
+    }
+
+    /// A living hold relies on it.
+    fn keep(&mut self, token: Token) {
+        if let Some(leftover) = self.find(token) {
+            leftover.owed = false;
+            if leftover.unanswered == 0 {
+                self.forget(token);
+            }
+        }
+    }
+
+    /// Releases a token once. It stays a leftover if it may be there still, or come there yet.
+    async fn release(&mut self, token: Token, limit: Duration) -> Result<Released> {
+        let request = Release { name: self.name.clone(), token, count: 0, timeout: limit };
+        let call = self.node.store.release(request);
+        let verdict = bounded(limit, call).await.0;
+        let unanswered = self.find(token).map_or(0, |leftover| leftover.unanswered);
+        let over = match &verdict {
+            // Of several acquires, one release cannot know which it undid.
+            Ok(Released::Done { .. }) => unanswered <= 1,
+            Ok(Released::NotYours(_)) => unanswered == 0,
+            Err(_) => false,
+        };
+        if over {
+            self.forget(token);
+        }
+        verdict
+    }
+
+    /// Releases what is owed, before the name is asked for again.
+    async fn flush(&mut self, limit: Duration) {
+        let now = self.node.clock.now();
+        self.leftovers().retain(|leftover| leftover.until > now);
+        let owed: Vec<Token> =
+            self.leftovers().iter().filter(|left| left.owed).map(|left| left.token).collect();
+        for token in owed {
+            let _ = self.release(token, limit).await;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! From a URL to a store: the one place that knows them all.
+
+#[cfg(feature = "redis")]
+use super::redis::{Address, RedisStore};
+use super::{MemoryStore, Opening, Quorum, Store};
+use crate::clock::Clock;
+#[cfg(not(feature = "redis"))]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the stores of a manager have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) prefix: String,
+    /// T, and how long one attempt may take.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) ttl: Duration,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) attempt: Duration,
+}
+
+/// A checked URL. Its secrets are never shown.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Memory,
+    #[cfg(feature = "redis")]
+    Redis(Address),
+    Quorum(Vec<Target>),
+}
+
+impl Target {
+    /// Checks a URL, or a list of them, without connecting.
+    pub(crate) fn parse(url: &str, common: &Common) -> Result<Self> {
+        match &list(url)[..] {
+            [url] => Self::one(url, common),
+            urls => {
+                let nodes: Result<_> = urls.iter().map(|url| Self::one(url, common)).collect();
+                let nodes: Vec<Target> = nodes?;
+                Quorum::check(nodes.len())?;
+                Ok(Self::Quorum(nodes))
+            }
+        }
+    }
+
+    fn one(url: &str, common: &Common) -> Result<Self> {
+        if url == "memory:" {
+            return Ok(Self::Memory);
+        }
+        Self::redis(url, common)
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis(url: &str, common: &Common) -> Result<Self> {
+        let Common { prefix, ttl, attempt } = common;
+        Address::parse(url, prefix, *ttl, *attempt).map(Self::Redis)
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn redis(url: &str, _: &Common) -> Result<Self> {
+        if !url.contains("://") {
+            return Err(Error::invalid("the URL has no scheme; write memory:"));
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "only memory: is compiled in; turn on leasehold's feature \"redis\" for Redis",
+        ))
+    }
+
+    /// Whether its watchdog is best on a thread of its own.
+    pub(crate) fn own_thread(&self) -> bool {
+        match self {
+            Self::Memory => false,
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => true,
+            Self::Quorum(nodes) => nodes.iter().any(Self::own_thread),
+        }
+    }
+
+    /// Connects, on the current runtime.
+    pub(crate) async fn open(self, clock: Clock) -> Result<Arc<dyn Store>> {
+        match self {
+            Self::Quorum(nodes) => {
+                let opening = |node: Target| -> Opening {
+                    let clock = clock.clone();
+                    Box::new(move || {
+                        let (node, clock) = (node.clone(), clock.clone());
+                        Box::pin(async move { node.open_one(clock).await })
+                    })
+                };
+                let openings = nodes.into_iter().map(opening).collect();
+                Ok(Arc::new(Quorum::open(openings, clock.clone()).await?))
+            }
+            one => one.open_one(clock).await,
+        }
+    }
+
+    async fn open_one(self, clock: Clock) -> Result<Arc<dyn Store>> {
+        let _ = &clock;
+        match self {
+            Self::Memory => Ok(Arc::new(MemoryStore::new())),
+            #[cfg(feature = "redis")]
+            Self::Redis(address) => Ok(Arc::new(RedisStore::connect(address, clock).await?)),
+            Self::Quorum(_) => Err(Error::invalid("a quorum cannot be a node of another")),
+        }
+    }
+}
+
+/// The URLs of a list: a comma separates them where a scheme follows, for URLs may have commas inside.
+fn list(text: &str) -> Vec<&str> {
+    let mut urls = Vec::new();
+    let mut start = 0;
+    for (comma, _) in text.match_indices(',') {
+        if begins_with_scheme(text[comma + 1..].trim_start()) {
+            urls.push(text[start..comma].trim());
+            start = comma + 1;
+        }
+    }
+    // A URL alone is left as it is.
+    urls.push(if start == 0 { text } else { text[start..].trim() });
+    urls
+}
+
+fn begins_with_scheme(text: &str) -> bool {
+    let word = |text: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    };
+    text.starts_with("memory:") || text.split_once("://").is_some_and(|(scheme, _)| word(scheme))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(url: &str) -> Result<Target> {
+        let second = Duration::from_secs(1);
+        Target::parse(url, &Common { prefix: String::new(), ttl: second, attempt: second })
+    }
+
+    #[test]
+    fn a_comma_before_a_scheme_separates() {
+        let table: [(&str, &[&str]); 5] = [
+            ("redis://a:1,redis://b:2", &["redis://a:1", "redis://b:2"]),
+            ("redis://a:1, rediss://b:2 ,memory:", &["redis://a:1", "rediss://b:2", "memory:"]),
+            ("redis-sentinel://a:1,b:2/m", &["redis-sentinel://a:1,b:2/m"]),
+            (
+                "redis-sentinel://a:1,b:2/m,redis-sentinel://c:1,d:2/m",
+                &["redis-sentinel://a:1,b:2/m", "redis-sentinel://c:1,d:2/m"],
+            ),
+            ("redis://u:p,q@a", &["redis://u:p,q@a"]),
+        ];
+        for (text, urls) in table {
+            assert_eq!(list(text), urls, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_quorum_has_three_nodes_at_least() {
+        let three = parsed("memory:,memory:,memory:").unwrap();
+        assert!(matches!(three, Target::Quorum(nodes) if nodes.len() == 3));
+        let error = parsed("memory:,memory:").unwrap_err();
+        assert!(error.to_string().contains("3 to 15 nodes"), "{error}");
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn each_url_of_a_list_is_checked_and_no_secret_shown() {
+        let error = parsed("redis://a,redis://u:hunter2@b/x,redis://c").unwrap_err();
+        assert!(error.to_string().contains("database is not a number"), "{error}");
+        let target = parsed("redis://a,redis://u:hunter2@b,redis://c").unwrap();
+        assert!(target.own_thread());
+        assert!(!format!("{target:?} {error:?}").contains("hunter2"));
+    }
+}

@@ -122,6 +122,8 @@ impl Node {
         let keep = decided(&mut decision).await == Some(true);
         if keep {
             place.keep(token);
+        } else {
+            let _ = place.release(token, limit).await;
         }
         drop(place);
         match late {
@@ -195,17 +197,11 @@ impl Node {
         mut late: Option<StoreFuture<Acquired>>,
     ) {
         loop {
-            let mut place = self.place(name).await;
-            match place.find(token).map(|leftover| leftover.until) {
+            match self.place(name).await.find(token).map(|leftover| leftover.until) {
                 None => return,
-                Some(until) if until <= self.clock.now() => return place.forget(token),
+                Some(until) if until <= self.clock.now() => break,
                 Some(_) => {}
             }
-            let _ = place.release(token, limit).await;
-            if place.find(token).is_none() || self.closing.is_cancelled() {
-                return;
-            }
-            drop(place);
             let answer = async {
                 match &mut late {
                     Some(call) => call.await,
@@ -220,7 +216,12 @@ impl Node {
                 () = sleep(gap.max(Duration::from_millis(1))) => {}
                 () = self.closing.cancelled() => {}
             }
+            let _ = self.place(name).await.release(token, limit).await;
+            if self.closing.is_cancelled() {
+                return;
+            }
         }
+        self.place(name).await.forget(token);
     }
 
     /// Renews what is here; what is not, though the others have it, is made again.

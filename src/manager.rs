@@ -61,7 +61,9 @@ impl LeaseManager {
     ///   share one through [`Builder::store`];
     /// - `redis://user:password@host:6379/0` - one Redis server (every part but the host is optional);
     /// - `rediss://…` - the same over TLS, with the feature `rustls`;
-    /// - `redis+unix:///path/to/socket` - a Unix socket.
+    /// - `redis+unix:///path/to/socket` - a Unix socket;
+    /// - `redis://a,redis://b,redis://c` - a [`Quorum`](crate::store::Quorum) of 3 to 15 independent servers. A
+    ///   minority may be down: it is tried again in the background.
     ///
     /// The connection is tried out with a key of its own, so that a wrong password or a missing right
     /// shows here and not at the first lock.

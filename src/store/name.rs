@@ -106,6 +106,10 @@ impl Token {
         Self { round, ..self }
     }
 
+    pub(crate) fn manager(self) -> Uuid {
+        self.manager
+    }
+
     pub(crate) fn number(self) -> u64 {
         self.number
     }

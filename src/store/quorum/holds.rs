@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// A hold that a majority granted.
 #[derive(Clone, Copy)]
@@ -29,6 +30,8 @@ pub(super) struct Holds {
 #[derive(Default)]
 struct Map {
     holds: HashMap<Token, Held>,
+    /// The highest number of each manager's tokens that was used; managers draw them in order.
+    used: HashMap<Uuid, u64>,
     /// At how many the dead ones are swept out next.
     sweep_at: usize,
 }
@@ -38,13 +41,16 @@ impl Holds {
     ///
     /// A release that is still on its way for an earlier attempt thus cannot undo a later one.
     pub(super) fn token_for(&self, token: Token) -> Token {
-        match self.living(token) {
-            Some(held) => held.token,
-            None => {
-                let round = self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
-                token.in_round(round)
-            }
+        let mut map = self.lock();
+        if let Some(held) = map.holds.get(&token).filter(|held| !held.releasing) {
+            return held.token;
         }
+        let used = map.used.entry(token.manager()).or_insert(0);
+        if token.number() > *used {
+            *used = token.number();
+            return token;
+        }
+        token.in_round(self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
     }
 
     /// The token under which the nodes know a hold, also one that is being released.

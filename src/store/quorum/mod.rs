@@ -71,7 +71,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 ///   counts again when it has been up for the time to live. So restarts one after the other cost no lease, if
 ///   T and one renewal (T/3) lie between them.
 /// - What did not become a majority is released on every node, as is a late grant, until it is confirmed or
-///   has expired. Each attempt has a token of its own at the nodes (`<uuid>:<number>.<attempt>`), so that a
+///   has expired. The next attempt has another token at the nodes (`<uuid>:<number>.<attempt>`), so that a
 ///   late release cannot undo a later grant. A key of one's own that is left at a node is released there
 ///   before the name is asked for again: it never votes against its owner.
 /// - When several ask at once and none gets a majority, they give back and try again after a random

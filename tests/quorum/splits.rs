@@ -135,3 +135,28 @@ async fn a_wake_up_from_any_node_wakes() {
         assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
     }
 }
+
+/// The holder lacks a node. Whoever takes that one in vain and gives it back wakes the others, and himself.
+#[tokio::test(start_paused = true)]
+async fn waiters_do_not_keep_each_other_awake() {
+    let nodes = Nodes::new(3);
+    let (here, faults) = nodes.process();
+    faults[2].add(down());
+    let lease = here.lock("job").lock().await.expect("two of three grant");
+    let mut waiters = tokio::task::JoinSet::new();
+    let mut calls = Vec::new();
+    for _ in 0..3 {
+        let (there, faults) = nodes.process();
+        calls.push(faults[0].clone());
+        waiters.spawn(async move { there.lock("job").lock().await.map(drop) });
+    }
+    sleep(T).await;
+    for faults in calls {
+        let asked = faults.calls(Call::Acquire);
+        assert!(asked < 500, "asked {asked} times in {T:?}");
+    }
+    lease.unlock().await.expect("held");
+    for granted in waiters.join_all().await {
+        granted.expect("granted");
+    }
+}

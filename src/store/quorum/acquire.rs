@@ -12,9 +12,10 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-/// The longest first pause after a split, and how many times longer the last one can be.
+/// The longest first pause after a split; each further one can be twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: u32 = 64;
+/// After as many, it may be no split, but a holder who lacks a node.
+const ROUNDS: u32 = 6;
 
 /// What became of a round.
 enum Round {
@@ -66,7 +67,7 @@ impl Inner {
     /// An outermost acquire.
     async fn take(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
         let start = self.clock.now();
-        let mut width = 1;
+        let mut round = 0;
         loop {
             let asked = self.clock.now();
             let verdict = match self.round(&request).await {
@@ -75,11 +76,11 @@ impl Inner {
             };
             // Whoever wakes first from the pause has all nodes for himself, if it is longer than a round.
             let now = self.clock.now();
-            let pause = (now.saturating_duration_since(asked) * 2).max(FIRST_PAUSE) * width;
+            let pause = (now.saturating_duration_since(asked) * 2).max(FIRST_PAUSE) * (1 << round);
             let pause = pause.min(request.ttl / 20).mul_f64(random());
-            width = (width * 2).min(LONGEST_PAUSE);
+            round += 1;
             let left = request.timeout.saturating_sub(now.saturating_duration_since(start));
-            if pause * 2 >= left || self.closing.is_cancelled() {
+            if round == ROUNDS || pause * 2 >= left || self.closing.is_cancelled() {
                 return Ok(verdict);
             }
             sleep(pause).await;

@@ -4,35 +4,43 @@ use super::node::Node;
 use super::tally::Tally;
 use crate::error::Result;
 use crate::store::{Name, Wakeups};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Between two attempts to subscribe at a node.
 const RETRY: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// How long a message of a minority waits for others. It may be of somebody who got no majority and gave
+/// back, even of ourselves: woken at once by that, waiters would keep each other awake. So it doubles.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
 /// Subscribes at all nodes; there when a majority has confirmed.
 pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option<Wakeups>> {
     let notify = Arc::new(Notify::new());
+    let (heard, messages) = mpsc::unbounded_channel();
     let (mut tally, answers) = Tally::new(nodes.len());
     let mut listeners = JoinSet::new();
+    listeners.spawn(gather(messages, tally.majority(), Arc::clone(&notify)));
     for node in nodes {
-        let (node, name, notify) = (Arc::clone(node), name.clone(), Arc::clone(&notify));
+        let (node, name, heard) = (Arc::clone(node), name.clone(), heard.clone());
         let answers = answers.clone();
         listeners.spawn(async move {
             loop {
                 let subscription = node.store.subscribe(&name).await;
-                answers.give(
-                    node.index,
-                    subscription.as_ref().map(Option::is_some).map_err(Clone::clone),
-                );
+                let there = subscription.as_ref().map(Option::is_some).map_err(Clone::clone);
+                answers.give(node.index, there);
                 match subscription {
                     Ok(Some(mut wakeups)) => loop {
                         wakeups.recv().await;
-                        notify.notify_one();
+                        if heard.send(node.index).is_err() {
+                            return;
+                        }
                     },
                     Ok(None) => return,
                     Err(_) => sleep(RETRY).await,
@@ -54,6 +62,30 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option
         return Ok(None);
     }
     Err(tally.no_majority(|there| if *there { "subscribed" } else { "has no wake-ups" }))
+}
+
+/// Wakes when a majority was heard, and a while after a minority was.
+async fn gather(
+    mut messages: mpsc::UnboundedReceiver<usize>,
+    majority: usize,
+    notify: Arc<Notify>,
+) {
+    let mut wait = FIRST_WAIT;
+    while let Some(first) = messages.recv().await {
+        let mut heard = HashSet::from([first]);
+        let more = async {
+            while heard.len() < majority
+                && let Some(node) = messages.recv().await
+            {
+                heard.insert(node);
+            }
+        };
+        wait = match timeout(wait, more).await {
+            Ok(()) => FIRST_WAIT,
+            Err(_) => (wait * 2).min(LONGEST_WAIT),
+        };
+        notify.notify_one();
+    }
 }
 
 /// Tells that the connection to some node was made anew.

@@ -9,16 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Between two attempts to subscribe at a node.
 const RETRY: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a message of a minority waits for others. It may be of somebody who got no majority and gave
-/// back, even of ourselves: woken at once by that, waiters would keep each other awake. So it doubles.
+/// How long a message of a minority waits for more. It may be of somebody who got no majority and gave back,
+/// even of ourselves: at once woken by that, waiters would keep each other awake. So the time from one
+/// wake-up to the next doubles as long as they come as fast.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Subscribes at all nodes; there when a majority has confirmed.
 pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option<Wakeups>> {
@@ -64,13 +65,14 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option
     Err(tally.no_majority(|there| if *there { "subscribed" } else { "has no wake-ups" }))
 }
 
-/// Wakes when a majority was heard, and a while after a minority was.
+/// Wakes when a majority was heard, or a while after a minority was, but not too often.
 async fn gather(
     mut messages: mpsc::UnboundedReceiver<usize>,
     majority: usize,
     notify: Arc<Notify>,
 ) {
     let mut wait = FIRST_WAIT;
+    let mut last: Option<Instant> = None;
     while let Some(first) = messages.recv().await {
         let mut heard = HashSet::from([first]);
         let more = async {
@@ -80,10 +82,13 @@ async fn gather(
                 heard.insert(node);
             }
         };
-        wait = match timeout(wait, more).await {
-            Ok(()) => FIRST_WAIT,
-            Err(_) => (wait * 2).min(LONGEST_WAIT),
-        };
+        let _ = timeout(wait, more).await;
+        if let Some(last) = last {
+            sleep_until(last + wait).await;
+            let fast = last.elapsed() < 4 * wait;
+            wait = if fast { (wait * 2).min(LONGEST_WAIT) } else { FIRST_WAIT };
+        }
+        last = Some(Instant::now());
         notify.notify_one();
     }
 }

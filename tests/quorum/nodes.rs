@@ -128,6 +128,24 @@ async fn a_key_is_never_made_again_where_somebody_else_is_nor_after_the_release(
     assert!(nodes.free(), "{:?}", nodes.keys());
 }
 
+/// The node tells late that the key is gone, and by then it has been released.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_does_not_make_the_key_of_a_released_hold_again() {
+    let nodes = Nodes::new(3);
+    let (leases, faults) = nodes.process();
+    let lease = leases.lock("job").lock().await.expect("granted");
+    nodes.0[0].delete("job");
+    faults[0].add(Rule::new(Fault::Delay(Duration::from_secs(1))).on(Call::Renew));
+    // The release at the slow node is under way for longer than that.
+    faults[0].add(Rule::new(Fault::Delay(Duration::from_millis(1400))).on(Call::Release).times(1));
+    faults[0].until_calls(Call::Renew, 1).await;
+    settle().await;
+    lease.unlock().await.expect("two of three release");
+    sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(faults[0].calls(Call::Acquire), 1, "the first");
+    assert!(nodes.free(), "{:?}", nodes.keys());
+}
+
 /// The heart of it: A has nodes 1 and 2, node 2 forgets, and B reaches 2 and 3.
 #[tokio::test(start_paused = true)]
 async fn a_restarted_node_does_not_help_a_second_holder_to_a_majority() {

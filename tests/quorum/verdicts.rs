@@ -2,9 +2,10 @@
 
 use super::*;
 use leasehold::Loss;
-use leasehold::store::{NoMajority, NodeVerdict};
+use leasehold::store::{Acquire, Acquired, Mode, NoMajority, NodeVerdict, Renewal, Token};
 use leasehold::testing::Call;
 use std::error::Error as _;
+use uuid::Uuid;
 
 #[tokio::test(start_paused = true)]
 async fn an_error_tells_the_verdict_of_each_node() {
@@ -117,4 +118,27 @@ async fn a_list_of_urls_makes_a_quorum() {
     lease.unlock().await.expect("held");
     let error = LeaseManager::connect("memory:,memory:").await.expect_err("two are refused");
     assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+/// The deadline counts from before the first send, however long the nodes take.
+#[tokio::test(start_paused = true)]
+async fn verdicts_say_when_the_first_request_left() {
+    let (stores, faults) = Nodes::new(3).handles();
+    for node in &faults {
+        node.add(Rule::new(Fault::Delay(Duration::from_secs(1))));
+    }
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let (name, token, ttl, timeout) = (name("job"), Token::new(Uuid::new_v4(), 1), T, T / 10);
+    let (mode, count, fencing) = (Mode::Exclusive, 1, None);
+    let before = quorum.clock().now();
+    let request = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
+    match quorum.acquire(request).await {
+        Ok(Acquired::Granted { sent, .. }) => assert_eq!(sent, before),
+        other => panic!("{other:?}"),
+    }
+    let before = quorum.clock().now();
+    let renewal = Renewal { name, token, ttl, fence_retention: None };
+    let renewed = quorum.renew(vec![renewal], timeout).await.expect("a verdict");
+    assert_eq!(renewed.sent, before);
+    assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
 }

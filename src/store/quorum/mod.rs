@@ -4,6 +4,7 @@ mod acquire;
 mod holds;
 mod node;
 mod opening;
+mod place;
 mod tally;
 mod wake;
 

@@ -5,6 +5,7 @@
 //! own keys never vote against oneself.
 
 use super::holds::Holds;
+use super::place::{Lines, bounded, silent};
 use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
@@ -12,11 +13,10 @@ use crate::store::{
     Absence, Acquire, Acquired, Mode, Name, Release, Released, Renewal, Renewed, Store,
     StoreFuture, Token,
 };
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -24,25 +24,12 @@ use tokio_util::sync::CancellationToken;
 pub(super) struct Node {
     pub(super) index: usize,
     pub(super) store: Arc<dyn Store>,
-    clock: Clock,
-    lines: Mutex<HashMap<Name, Line>>,
+    pub(super) clock: Clock,
+    pub(super) lines: Lines,
     /// How many questions for the age were begun.
     asked: AtomicU64,
     age: AsyncMutex<Option<Age>>,
     closing: CancellationToken,
-}
-
-type Line = Arc<AsyncMutex<Vec<Leftover>>>;
-
-/// A token of ours that may be at the node with nobody to rely on it.
-struct Leftover {
-    token: Token,
-    /// Acquires without an answer: each may still run.
-    unanswered: u32,
-    /// To be released. A hold that lives is not, though an acquire of it may still run.
-    owed: bool,
-    /// By then it has expired.
-    until: Instant,
 }
 
 /// What a node said of its age: the `number`th answer, which came at `at`.
@@ -62,21 +49,6 @@ async fn decided<T: Clone>(decision: &mut Decision<T>) -> Option<T> {
     decision.wait_for(Option::is_some).await.ok().and_then(|decision| decision.clone())
 }
 
-/// Bounds a call, and keeps it for its late answer.
-async fn bounded<T>(
-    limit: Duration,
-    mut call: StoreFuture<T>,
-) -> (Result<T>, Option<StoreFuture<T>>) {
-    match timeout(limit, &mut call).await {
-        Ok(verdict) => (verdict, None),
-        Err(_) => (Err(silent()), Some(call)),
-    }
-}
-
-fn silent() -> Error {
-    Error::new(ErrorKind::Unavailable, "no answer in time")
-}
-
 impl Node {
     pub(super) fn new(
         index: usize,
@@ -84,7 +56,7 @@ impl Node {
         clock: Clock,
         closing: CancellationToken,
     ) -> Self {
-        let (lines, asked, age) = (Mutex::default(), AtomicU64::new(0), AsyncMutex::new(None));
+        let (lines, asked, age) = (Lines::default(), AtomicU64::new(0), AsyncMutex::new(None));
         Self { index, store, clock, lines, asked, age, closing }
     }
 
@@ -329,134 +301,5 @@ impl Node {
         let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let age = self.store.age().await?;
         Ok(*last.insert(Age { number, at: self.clock.now(), age }))
-    }
-
-    async fn place(self: &Arc<Self>, name: &Name) -> Place {
-        let line = Arc::clone(self.lines().entry(name.clone()).or_default());
-        let line = Some(line.lock_owned().await);
-        Place { node: Arc::clone(self), name: name.clone(), line }
-    }
-
-    fn lines(&self) -> MutexGuard<'_, HashMap<Name, Line>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The place at the head of a name's line.
-struct Place {
-    node: Arc<Node>,
-    name: Name,
-    /// `None` only while it is dropped.
-    line: Option<OwnedMutexGuard<Vec<Leftover>>>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let empty = self.line.take().is_none_or(|line| line.is_empty());
-        let mut lines = self.node.lines();
-        // Whoever waits in line has a clone.
-        if empty && lines.get(&self.name).is_some_and(|line| Arc::strong_count(line) == 1) {
-            lines.remove(&self.name);
-        }
-    }
-}
-
-impl Place {
-    fn leftovers(&mut self) -> &mut Vec<Leftover> {
-        static EMPTY: &str = "a place has its line until it is dropped";
-        match &mut self.line {
-            Some(line) => line,
-            None => unreachable!("{EMPTY}"),
-        }
-    }
-
-    fn find(&mut self, token: Token) -> Option<&mut Leftover> {
-        self.leftovers().iter_mut().find(|leftover| leftover.token == token)
-    }
-
-    fn forget(&mut self, token: Token) {
-        self.leftovers().retain(|leftover| leftover.token != token);
-    }
-
-    /// Whether a release is still to be confirmed.
-    fn owes(&mut self) -> bool {
-        self.leftovers().iter().any(|leftover| leftover.owed)
-    }
-
-    fn owe(&mut self, token: Token, until: Instant) {
-        match self.find(token) {
-            Some(leftover) => {
-                leftover.owed = true;
-                leftover.until = leftover.until.max(until);
-            }
-            None => {
-                self.leftovers().push(Leftover { token, unanswered: 0, owed: true, until });
-            }
-        }
-    }
-
-    /// Every attempt of one hold.
-    fn owe_all(&mut self, token: Token) {
-        for leftover in self.leftovers() {
-            leftover.owed |= leftover.token.in_round(0) == token.in_round(0);
-        }
-    }
-
-    /// An acquire is about to leave; it is owed until somebody wants to keep it.
-    fn sending(&mut self, token: Token, until: Instant) {
-        self.owe(token, until);
-        if let Some(leftover) = self.find(token) {
-            leftover.unanswered += 1;
-        }
-    }
-
-    fn answered(&mut self, token: Token, verdict: &Result<Acquired>) {
-        let Some(leftover) = self.find(token) else { return };
-        match verdict {
-            Err(error) if error.fate() != Fate::NotExecuted => return,
-            _ => leftover.unanswered = leftover.unanswered.saturating_sub(1),
-        }
-        if leftover.unanswered == 0 && !matches!(verdict, Ok(Acquired::Granted { .. })) {
-            self.forget(token);
-        }
-    }
-
-    /// A living hold relies on it.
-    fn keep(&mut self, token: Token) {
-        if let Some(leftover) = self.find(token) {
-            leftover.owed = false;
-            if leftover.unanswered == 0 {
-                self.forget(token);
-            }
-        }
-    }
-
-    /// Releases a token once. It stays a leftover if it may be there still, or come there yet.
-    async fn release(&mut self, token: Token, limit: Duration) -> Result<Released> {
-        let request = Release { name: self.name.clone(), token, count: 0, timeout: limit };
-        let call = self.node.store.release(request);
-        let verdict = bounded(limit, call).await.0;
-        let unanswered = self.find(token).map_or(0, |leftover| leftover.unanswered);
-        let over = match &verdict {
-            // Of several acquires, one release cannot know which it undid.
-            Ok(Released::Done { .. }) => unanswered <= 1,
-            Ok(Released::NotYours(_)) => unanswered == 0,
-            Err(_) => false,
-        };
-        if over {
-            self.forget(token);
-        }
-        verdict
-    }
-
-    /// Releases what is owed, before the name is asked for again.
-    async fn flush(&mut self, limit: Duration) {
-        let now = self.node.clock.now();
-        self.leftovers().retain(|leftover| leftover.until > now);
-        let owed: Vec<Token> =
-            self.leftovers().iter().filter(|left| left.owed).map(|left| left.token).collect();
-        for token in owed {
-            let _ = self.release(token, limit).await;
-        }
     }
 }

@@ -49,7 +49,7 @@ impl Fated {
             return run(&node);
         }
         if fate == Fate::ReplyLost {
-            let _ = run(&node);
+            drop(run(&node));
         } else if fate == Fate::RunsLate {
             tokio::spawn(async move {
                 sleep(timeout * 3).await;

@@ -160,3 +160,26 @@ async fn waiters_do_not_keep_each_other_awake() {
         granted.expect("granted");
     }
 }
+
+/// Who waits for a node that does not answer keeps the others from what he has.
+#[tokio::test(start_paused = true)]
+async fn a_silent_node_does_not_slow_down_those_who_contend() {
+    let nodes = Nodes::new(5);
+    let mut tasks = tokio::task::JoinSet::new();
+    let start = Instant::now();
+    for i in 0..4u64 {
+        let (leases, faults) = nodes.process();
+        faults[4].add(Rule::new(Fault::Hang));
+        for (j, node) in faults[..4].iter().enumerate() {
+            let far = (j as u64 + 4 - i) % 4;
+            node.add(Rule::new(Fault::Delay(Duration::from_millis(far))).on(Call::Acquire));
+        }
+        tasks.spawn(async move {
+            for _ in 0..10 {
+                drop(leases.lock("job").lock().await.expect("granted"));
+            }
+        });
+    }
+    tasks.join_all().await;
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}

@@ -17,6 +17,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// After as many, it may be no split, but a holder who lacks a node.
 const ROUNDS: u32 = 6;
 
+/// How long nodes that were silent before are waited for when the others have answered.
+const SHORTEST_WAIT: Duration = Duration::from_millis(5);
+
 /// What became of a round.
 enum Round {
     Over(Result<Acquired>),
@@ -98,12 +101,19 @@ impl Inner {
             node.acquire(request, sent, decided.clone(), answers)
         });
         let majority = tally.majority();
-        tally
-            .collect(request.timeout, |tally| {
-                let votes = tally.votes(granted);
-                votes.yes >= majority || votes.yes + votes.pending < majority
-            })
-            .await;
+        let clear = |tally: &Tally<Acquired>| {
+            let votes = tally.votes(granted);
+            votes.yes >= majority || votes.yes + votes.pending < majority
+        };
+        // What we got blocks others while we wait, so not for long for those who were silent before.
+        let silent: Vec<bool> = self.nodes.iter().map(|node| node.is_silent()).collect();
+        let told = |tally: &Tally<Acquired>| {
+            tally.answers.iter().zip(&silent).all(|(answer, silent)| *silent || answer.is_some())
+        };
+        tally.collect(request.timeout, |tally| clear(tally) || told(tally)).await;
+        let passed = self.clock.now().saturating_duration_since(sent);
+        let more = if told(&tally) { (passed * 2).max(SHORTEST_WAIT) } else { Duration::ZERO };
+        tally.collect(more.min(request.timeout), clear).await;
         let votes = tally.votes(granted);
         let now = self.clock.now();
         if votes.yes >= majority && !stale(request.ttl, sent, now) {

@@ -14,7 +14,7 @@ use crate::store::{
     StoreFuture, Token,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
@@ -30,6 +30,8 @@ pub(super) struct Node {
     asked: AtomicU64,
     age: AsyncMutex<Option<Age>>,
     closing: CancellationToken,
+    /// Its last answer to an acquire was none; nobody waits long for the next.
+    silent: AtomicBool,
 }
 
 /// What a node said of its age: the `number`th answer, which came at `at`.
@@ -57,7 +59,12 @@ impl Node {
         closing: CancellationToken,
     ) -> Self {
         let (lines, asked, age) = (Lines::default(), AtomicU64::new(0), AsyncMutex::new(None));
-        Self { index, store, clock, lines, asked, age, closing }
+        let silent = AtomicBool::new(false);
+        Self { index, store, clock, lines, asked, age, closing, silent }
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
     }
 
     /// Takes a name here, and gives it back unless the decision is to keep it.
@@ -87,6 +94,8 @@ impl Node {
             }
             verdict => verdict,
         };
+        let silent = vote.as_ref().is_err_and(Error::is_unavailable);
+        self.silent.store(silent, Ordering::Relaxed);
         answers.give(self.index, vote);
         if place.find(token).is_none() {
             return;

@@ -99,6 +99,9 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// 2.5 s or above 200 s, but 50 ms at least; what a slower one answers changes no verdict, but is not lost: grants are
 /// given back, missing keys made again.
 ///
+/// Waiters are woken when a majority of the nodes says so, by a minority's word after a short while, and by
+/// the clock at the poll bound whatever is lost.
+///
 /// The work goes on in tasks of the runtime that asks. If that ends, what was taken without a majority expires.
 pub struct Quorum {
     inner: Arc<Inner>,

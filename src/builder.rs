@@ -3,10 +3,12 @@
 use crate::LeaseManager;
 #[cfg(doc)]
 use crate::Loss;
+use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::engine::{Core, Engine, Settings};
 use crate::hold::timing::Timing;
 use crate::store::remote::{Remote, Replicas};
+use crate::store::url::{Common, Target};
 use crate::store::{Fencing, MemoryStore, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,79 +208,33 @@ impl Builder {
     ///
     /// Safe: what was connected is disconnected.
     pub async fn connect(self, url: &str) -> Result<LeaseManager> {
-        if url == "memory:" {
-            return self.store(MemoryStore::new());
-        }
-        if url.starts_with("zookeeper:") {
-            return self.connect_zookeeper(url).await;
-        }
-        self.connect_redis(url).await
-    }
-
-    #[cfg(feature = "redis")]
-    async fn connect_redis(self, url: &str) -> Result<LeaseManager> {
-        use crate::clock::Clock;
-        use crate::store::redis::{Address, RedisStore};
-
         let (timing, settings) = self.checked()?;
-        let address = Address::parse(url, &self.prefix, timing.ttl, timing.attempt)?;
-        let address = address.with(&self.remote)?;
-        let engine = if self.own_thread.unwrap_or(true) {
+        let common = Common {
+            prefix: self.prefix,
+            ttl: timing.ttl,
+            attempt: timing.attempt,
+            remote: self.remote,
+        };
+        let target = Target::parse(url, &common)?;
+        let timing = match target.lease_time() {
+            Some(lease_time) => Timing::new(lease_time)?,
+            None => timing,
+        };
+        let engine = if self.own_thread.unwrap_or(target.own_thread()) {
             Engine::on_own_thread(async move || {
-                let store = RedisStore::connect(address, Clock::system()).await?;
-                Ok(Core::new(Arc::new(store), timing, settings))
+                let store = target.open(Clock::system()).await?;
+                Ok(Core::new(store, timing, settings))
             })
             .await?
         } else {
             // In a task of its own, so that a caller who gives up leaves no half of it behind.
-            let connecting = tokio::spawn(RedisStore::connect(address, Clock::tokio()));
+            let connecting = tokio::spawn(target.open(Clock::tokio()));
             let store = connecting.await.map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "connecting was given up").with_source(error)
             })??;
-            Engine::on_caller(Core::new(Arc::new(store), timing, settings))
+            Engine::on_caller(Core::new(store, timing, settings))
         };
         Ok(LeaseManager::new(engine))
-    }
-
-    #[cfg(feature = "zookeeper")]
-    async fn connect_zookeeper(self, url: &str) -> Result<LeaseManager> {
-        use crate::clock::Clock;
-        use crate::store::zookeeper::{Address, ZooKeeperStore};
-
-        let (_, settings) = self.checked()?;
-        let address = Address::parse(url, &self.prefix, self.ttl)?;
-        // The rest of the session's time-out is for what is not proven yet.
-        let timing = Timing::new(address.lease_time())?;
-        let engine = if self.own_thread.unwrap_or(true) {
-            Engine::on_own_thread(async move || {
-                let store = ZooKeeperStore::connect(address, Clock::system()).await?;
-                Ok(Core::new(Arc::new(store), timing, settings))
-            })
-            .await?
-        } else {
-            let store = ZooKeeperStore::connect(address, Clock::system()).await?;
-            Engine::on_caller(Core::new(Arc::new(store), timing, settings))
-        };
-        Ok(LeaseManager::new(engine))
-    }
-
-    #[cfg(not(feature = "zookeeper"))]
-    async fn connect_zookeeper(self, _: &str) -> Result<LeaseManager> {
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "ZooKeeper is not compiled in; turn on leasehold's feature \"zookeeper\"",
-        ))
-    }
-
-    #[cfg(not(feature = "redis"))]
-    async fn connect_redis(self, url: &str) -> Result<LeaseManager> {
-        if !url.contains("://") {
-            return Err(Error::invalid("the URL has no scheme; write memory:"));
-        }
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "only memory: is compiled in; turn on leasehold's feature \"redis\" for Redis",
-        ))
     }
 
     /// Uses a store of your own, or shares a [`MemoryStore`] between managers.

@@ -68,6 +68,8 @@ impl LeaseManager {
     /// - `rediss-sentinel://…`, `rediss-cluster://…` - the same over TLS.
     /// - `zookeeper://host:2181,host:2181/path` - a [ZooKeeper](crate::store#zookeeper) server or ensemble, with
     ///   the feature `zookeeper`.
+    /// - `redis://a,redis://b,redis://c` - a [`Quorum`](crate::store::Quorum) of 3 to 15 independent servers. A
+    ///   minority may be down: it is tried again in the background.
     ///
     /// Other keys in the query are refused. What a URL cannot say, the [builder](LeaseManager::builder) can.
     ///

@@ -5,7 +5,7 @@ mod common;
 
 #[cfg(feature = "redis")]
 use leasehold::store::{Acquire, Mode, Release, Released, Token};
-use leasehold::store::{MemoryStore, Name, Store};
+use leasehold::store::{MemoryStore, Name, Quorum, Store};
 use leasehold::testing::{FaultyStore, Harness};
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,6 +27,20 @@ mod faulty {
     leasehold::conformance_suite!(
         #[tokio::test(start_paused = true)]
         super::Wrapped(super::Memory::new())
+    );
+}
+
+mod quorum {
+    leasehold::conformance_suite!(
+        #[tokio::test(start_paused = true)]
+        super::Nodes::new(3)
+    );
+}
+
+mod quorum_of_five {
+    leasehold::conformance_suite!(
+        #[tokio::test(start_paused = true)]
+        super::Nodes::new(5)
     );
 }
 
@@ -62,6 +76,45 @@ impl Harness for Memory {
 
     async fn lose(&self, name: &Name) {
         assert!(self.0.delete(name.as_str()));
+    }
+
+    async fn occupy(&self, _: &Name) -> bool {
+        false
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(300)
+    }
+
+    fn slack(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// A quorum of stores in memory.
+struct Nodes(Vec<MemoryStore>);
+
+impl Nodes {
+    fn new(count: usize) -> Self {
+        Self((0..count).map(|_| MemoryStore::new()).collect())
+    }
+}
+
+#[async_trait::async_trait]
+impl Harness for Nodes {
+    async fn store(&self) -> Arc<dyn Store> {
+        let nodes = self.0.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Store>);
+        Arc::new(Quorum::new(nodes.collect()).expect("enough nodes"))
+    }
+
+    async fn lose(&self, name: &Name) {
+        for node in &self.0 {
+            assert!(node.delete(name.as_str()));
+        }
     }
 
     async fn occupy(&self, _: &Name) -> bool {

@@ -184,7 +184,6 @@ impl Engine {
     }
 
     /// An engine on a thread of its own, where `make` also makes the store.
-    #[cfg(any(feature = "redis", feature = "zookeeper"))]
     pub(crate) async fn on_own_thread<F>(make: F) -> Result<Arc<Self>>
     where
         F: AsyncFnOnce() -> Result<Arc<Core>> + Send + 'static,

@@ -46,6 +46,8 @@ struct State {
     fences: HashMap<Name, Fence>,
     waiters: HashMap<Name, Vec<Arc<Notify>>>,
     to_wake: Vec<Arc<Notify>>,
+    /// When it last forgot everything.
+    restarted: Option<Instant>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
     sweep_at: usize,
 }
@@ -87,6 +89,17 @@ impl MemoryStore {
         let mut state = self.lock();
         state.holds.retain(|_, entry| entry.expires > now);
         Name::new(name).is_ok_and(|name| state.holds.remove(&name).is_some())
+    }
+
+    /// Forgets everything, as a server without persistence does when it restarts: nobody is told.
+    ///
+    /// For tests of a [`Quorum`](super::Quorum), which does not count it then for a time to live.
+    pub fn restart(&self) {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        state.holds.clear();
+        state.fences.clear();
+        state.restarted = Some(now);
     }
 
     /// How many holds there are.
@@ -275,6 +288,11 @@ impl Store for MemoryStore {
         let subscription =
             Subscription { store: self.clone(), name: name.clone(), notify: Arc::clone(&notify) };
         Ok(Some(Wakeups::new(notify, subscription)))
+    }
+
+    async fn age(&self) -> Result<Option<Duration>> {
+        // Before it was made, there was nothing to forget.
+        self.at_once(|state, now| state.restarted.map(|at| now.saturating_duration_since(at))).await
     }
 
     async fn close(&self) {

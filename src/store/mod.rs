@@ -40,14 +40,18 @@
 
 mod memory;
 pub(crate) mod name;
+mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod remote;
+pub(crate) mod url;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
 pub use memory::MemoryStore;
 pub use name::{Name, Token};
+pub(crate) use quorum::Opening;
+pub use quorum::{NoMajority, NodeVerdict, Quorum};
 
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -144,6 +148,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// all leases at once.
     fn reconnects(&self) -> Option<Arc<Notify>> {
         None
+    }
+
+    /// For how long at least the store has forgotten nothing of what it confirmed, looking back
+    /// from a moment after this call; `None` if it never forgets, not even in a restart.
+    ///
+    /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
+    /// up for the time to live. A store that forgets in a restart must not keep the default.
+    async fn age(&self) -> Result<Option<Duration>> {
+        Ok(None)
     }
 
     /// Ends all connections. Operations fail after it.

@@ -91,12 +91,23 @@ impl fmt::Debug for Name {
 pub struct Token {
     manager: Uuid,
     number: u64,
+    /// Which attempt of a quorum's; 0 elsewhere.
+    round: u32,
 }
 
 impl Token {
     /// The `number`-th token of a manager.
     pub fn new(manager: Uuid, number: u64) -> Self {
-        Self { manager, number }
+        Self { manager, number, round: 0 }
+    }
+
+    /// The same hold's token for one attempt to take it at the nodes of a quorum.
+    pub(crate) fn in_round(self, round: u32) -> Self {
+        Self { round, ..self }
+    }
+
+    pub(crate) fn manager(self) -> Uuid {
+        self.manager
     }
 
     pub(crate) fn number(self) -> u64 {
@@ -106,7 +117,8 @@ impl Token {
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.manager.as_hyphenated(), self.number)
+        write!(f, "{}:{}", self.manager.as_hyphenated(), self.number)?;
+        if self.round > 0 { write!(f, ".{}", self.round) } else { Ok(()) }
     }
 }
 

@@ -74,19 +74,22 @@ pub enum Call {
     ForceRelease,
     /// [`Store::subscribe`]
     Subscribe,
+    /// [`Store::age`]
+    Age,
     /// [`Store::close`], which is counted but never fails
     Close,
 }
 
 impl Call {
     /// Every kind.
-    pub const ALL: [Call; 7] = [
+    pub const ALL: [Call; 8] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
         Call::Inspect,
         Call::ForceRelease,
         Call::Subscribe,
+        Call::Age,
         Call::Close,
     ];
 }
@@ -363,6 +366,12 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
 
     fn reconnects(&self) -> Option<Arc<Notify>> {
         Some(Arc::clone(&self.faults.0.reconnects))
+    }
+
+    async fn age(&self) -> Result<Option<Duration>> {
+        let inner = Arc::clone(&self.inner);
+        let run = move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.age().await }) };
+        self.call(Call::Age, &[], run, as_it_is).await
     }
 
     async fn close(&self) {

@@ -65,6 +65,10 @@ impl Address {
         Ok(self)
     }
 
+    pub(crate) fn is_one_server(&self) -> bool {
+        matches!(self.topology, Topology::Single)
+    }
+
     /// The address of one server of a fleet.
     pub(super) fn of(&self, server: &Server) -> Self {
         let mut address = self.clone();

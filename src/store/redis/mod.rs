@@ -40,7 +40,7 @@ use renewals::Caller;
 use replies::Element;
 use requests::Wire;
 use routes::Routes;
-use scripts::{Call, INSPECT, PLAIN, SHARDED, Scripts, slot};
+use scripts::{AGE, Call, INSPECT, PLAIN, SHARDED, Scripts, slot};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -233,6 +233,24 @@ impl Store for RedisStore {
 
     fn reconnects(&self) -> Option<Arc<Notify>> {
         Some(Arc::clone(&self.reconnects))
+    }
+
+    /// Whole seconds, so up to one less than it is. What goes to an append-only file survives a restart.
+    async fn age(&self) -> Result<Option<Duration>> {
+        let mut call = Call::default();
+        call.key(&[self.keys.prefix()]);
+        let (link, attempt) = (self.locks.clone(), self.attempt);
+        self.at_home(async move {
+            match link.run(&AGE, call, attempt).await?[..] {
+                [Element::Int(_), Element::Int(1)] => Ok(None),
+                // The server rounds both its start and its time down.
+                [Element::Int(up), Element::Int(0)] => {
+                    Ok(Some(Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1))))
+                }
+                _ => Err(replies::nonsense()),
+            }
+        })
+        .await
     }
 
     async fn close(&self) {

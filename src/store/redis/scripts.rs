@@ -48,6 +48,7 @@ pub(super) static SHARDED: Scripts = Scripts {
 };
 pub(super) static RENEW: Script = script!("common", "renew");
 pub(super) static INSPECT: Script = script!("inspect");
+pub(super) static AGE: Script = script!("age");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.

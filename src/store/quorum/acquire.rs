@@ -1,0 +1,191 @@
+//! How a name is taken: rounds in which all nodes are asked at once.
+
+use super::holds::Held;
+use super::tally::{Tally, absence, say_acquired};
+use super::{Inner, node_limit};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Absence, Acquire, Acquired, Release, StoreFuture};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
+use uuid::Uuid;
+
+/// The longest first pause after a split; each further one can be twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+/// After as many, it may be no split, but a holder who lacks a node.
+const ROUNDS: u32 = 6;
+
+/// How long nodes that were silent before are waited for when the others have answered.
+const SHORTEST_WAIT: Duration = Duration::from_millis(5);
+
+/// What became of a round.
+enum Round {
+    Over(Result<Acquired>),
+    /// Some granted, others were held: maybe by several who got no majority either.
+    Split(Acquired),
+}
+
+fn granted(verdict: &Acquired) -> bool {
+    matches!(verdict, Acquired::Granted { .. })
+}
+
+/// Whether too little of the time to live is left for a grant to be worth having.
+fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
+    // A clock that runs 1 % faster, and rounding, as the engine allows for.
+    let usable = ttl - ttl / 100;
+    let usable = usable.saturating_sub(Duration::from_millis(2));
+    usable.saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
+}
+
+impl Inner {
+    pub(super) fn acquire(self: Arc<Self>, request: Acquire) -> StoreFuture<Acquired> {
+        let (answer, verdict) = oneshot::channel();
+        let inner = Arc::clone(&self);
+        self.spawn(async move {
+            let (name, token, timeout) = (request.name.clone(), request.token, request.timeout);
+            let verdict = if request.count > 1 {
+                inner.enter(request).await
+            } else {
+                inner.take(request).await
+            };
+            let outermost = verdict.as_ref().is_ok_and(granted) && inner.first(token);
+            if answer.send(verdict).is_err() && outermost {
+                // Nobody waits for it any more.
+                let _ = inner.release(Release { name, token, count: 0, timeout }).await;
+            }
+        });
+        Box::pin(async move {
+            verdict.await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Unavailable, "the runtime of the quorum has gone"))
+            })
+        })
+    }
+
+    fn first(&self, token: crate::store::Token) -> bool {
+        self.holds.living(token).is_some_and(|held| held.count == 1)
+    }
+
+    /// An outermost acquire.
+    async fn take(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
+        let start = self.clock.now();
+        let mut round = 0;
+        loop {
+            let asked = self.clock.now();
+            let verdict = match self.round(&request).await {
+                Round::Over(verdict) => return verdict,
+                Round::Split(verdict) => verdict,
+            };
+            // Whoever wakes first from the pause has all nodes for himself, if it is longer than a round.
+            let now = self.clock.now();
+            let pause = (now.saturating_duration_since(asked) * 2).max(FIRST_PAUSE) * (1 << round);
+            let pause = pause.min(request.ttl / 20).mul_f64(random());
+            round += 1;
+            let left = request.timeout.saturating_sub(now.saturating_duration_since(start));
+            if round == ROUNDS || pause * 2 >= left || self.closing.is_cancelled() {
+                return Ok(verdict);
+            }
+            sleep(pause).await;
+        }
+    }
+
+    async fn round(self: &Arc<Self>, request: &Acquire) -> Round {
+        let token = self.holds.token_for(request.token);
+        let limit = node_limit(request.timeout);
+        let (decision, decided) = watch::channel(None);
+        // Before the first send: the deadline counts from here.
+        let sent = self.clock.now();
+        let mut tally = self.ask(|node, answers| {
+            let request = Acquire { token, fencing: None, timeout: limit, ..request.clone() };
+            node.acquire(request, sent, decided.clone(), answers)
+        });
+        let majority = tally.majority();
+        let clear = |tally: &Tally<Acquired>| {
+            let votes = tally.votes(granted);
+            votes.yes >= majority || votes.yes + votes.pending < majority
+        };
+        // What we got blocks others while we wait, so not for long for those who were silent before.
+        let silent: Vec<bool> = self.nodes.iter().map(|node| node.is_silent()).collect();
+        let told = |tally: &Tally<Acquired>| {
+            tally.answers.iter().zip(&silent).all(|(answer, silent)| *silent || answer.is_some())
+        };
+        tally.collect(request.timeout, |tally| clear(tally) || told(tally)).await;
+        let passed = self.clock.now().saturating_duration_since(sent);
+        let more = if told(&tally) { (passed * 2).max(SHORTEST_WAIT) } else { Duration::ZERO };
+        tally.collect(more.min(request.timeout), clear).await;
+        let votes = tally.votes(granted);
+        let now = self.clock.now();
+        if votes.yes >= majority && !stale(request.ttl, sent, now) {
+            let (ttl, until) = (request.ttl, sent + request.ttl);
+            let held = Held { token, count: 1, ttl, until, releasing: false };
+            self.holds.insert(request.token, held, now);
+            decision.send_replace(Some(true));
+            return Round::Over(Ok(Acquired::Granted { sent, fence: None }));
+        }
+        // What was granted, or will be, is given back by those who asked for it.
+        self.holds.remove(request.token);
+        decision.send_replace(Some(false));
+        if votes.yes >= majority {
+            let message = "a majority granted it, but too late to be of use";
+            return Round::Over(Err(Error::new(ErrorKind::Unavailable, message)));
+        }
+        if votes.no > 0 && votes.failed < majority {
+            let held = Acquired::Held { remaining: remaining(&tally) };
+            return if votes.yes > 0 { Round::Split(held) } else { Round::Over(Ok(held)) };
+        }
+        Round::Over(Err(tally.no_majority(say_acquired)))
+    }
+
+    /// A nested acquire: makes no key, and leaves those that are there.
+    async fn enter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
+        let (token, limit) = (self.holds.token_of(request.token), node_limit(request.timeout));
+        let sent = self.clock.now();
+        let mut tally = self.ask(|node, answers| {
+            let request = Acquire { token, fencing: None, timeout: limit, ..request.clone() };
+            node.enter(request, sent, answers)
+        });
+        let majority = tally.majority();
+        tally
+            .collect(request.timeout, |tally| {
+                let votes = tally.votes(granted);
+                votes.yes >= majority || votes.no >= majority
+            })
+            .await;
+        let votes = tally.votes(granted);
+        if votes.yes >= majority {
+            let until = sent + request.ttl;
+            self.holds.update(request.token, |held| {
+                held.count = request.count;
+                held.until = held.until.max(until);
+            });
+            return Ok(Acquired::Granted { sent, fence: None });
+        }
+        if votes.no >= majority {
+            let absences = tally.verdicts().filter_map(|verdict| match verdict {
+                Acquired::Granted { .. } => None,
+                Acquired::Held { .. } => Some(Absence::Taken),
+                Acquired::NotYours(absence) => Some(*absence),
+            });
+            return Ok(Acquired::NotYours(absence(absences, majority)));
+        }
+        Err(tally.no_majority(say_acquired))
+    }
+}
+
+/// When a majority of the nodes may be free, as far as is known.
+fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
+    let left = |verdict: &Acquired| match verdict {
+        Acquired::Held { remaining } => *remaining,
+        _ => Some(Duration::ZERO),
+    };
+    let mut times: Vec<Duration> = tally.verdicts().filter_map(left).collect();
+    times.sort();
+    times.get(tally.majority() - 1).or(times.last()).copied()
+}
+
+/// A number in [0, 1).
+fn random() -> f64 {
+    let bits = Uuid::new_v4().as_u128() as u64;
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}

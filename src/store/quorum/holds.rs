@@ -1,0 +1,89 @@
+//! The holds that one handle on the quorum has, and under which tokens the nodes know them.
+
+use crate::clock::Instant;
+use crate::store::Token;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// A hold that a majority granted.
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    /// Its token at the nodes.
+    pub(super) token: Token,
+    pub(super) count: u32,
+    pub(super) ttl: Duration,
+    /// When it is gone from every node unless it is renewed.
+    pub(super) until: Instant,
+    /// Its release was begun, so its token must not be sent again to make a key.
+    pub(super) releasing: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Holds {
+    map: Mutex<Map>,
+    rounds: AtomicU32,
+}
+
+#[derive(Default)]
+struct Map {
+    holds: HashMap<Token, Held>,
+    /// The highest number of each manager's tokens that was used; managers draw them in order.
+    used: HashMap<Uuid, u64>,
+    /// At how many the dead ones are swept out next.
+    sweep_at: usize,
+}
+
+impl Holds {
+    /// The token for an outermost acquire: that of the living hold, or one that was never used.
+    ///
+    /// A release that is still on its way for an earlier attempt thus cannot undo a later one.
+    pub(super) fn token_for(&self, token: Token) -> Token {
+        let mut map = self.lock();
+        if let Some(held) = map.holds.get(&token).filter(|held| !held.releasing) {
+            return held.token;
+        }
+        let used = map.used.entry(token.manager()).or_insert(0);
+        if token.number() > *used {
+            *used = token.number();
+            return token;
+        }
+        token.in_round(self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
+    }
+
+    /// The token under which the nodes know a hold, also one that is being released.
+    pub(super) fn token_of(&self, token: Token) -> Token {
+        self.lock().holds.get(&token).map_or(token, |held| held.token)
+    }
+
+    pub(super) fn living(&self, token: Token) -> Option<Held> {
+        self.lock().holds.get(&token).filter(|held| !held.releasing).copied()
+    }
+
+    pub(super) fn insert(&self, token: Token, held: Held, now: Instant) {
+        let mut map = self.lock();
+        if map.holds.len() >= map.sweep_at.max(1024) {
+            map.holds.retain(|_, held| held.until > now);
+            map.sweep_at = 2 * map.holds.len();
+        }
+        map.holds.insert(token, held);
+    }
+
+    /// Changes what is known of a hold, if anything is.
+    pub(super) fn update(&self, token: Token, change: impl FnOnce(&mut Held)) -> Option<Held> {
+        let mut map = self.lock();
+        let held = map.holds.get_mut(&token)?;
+        change(held);
+        Some(*held)
+    }
+
+    pub(super) fn remove(&self, token: Token) {
+        self.lock().holds.remove(&token);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,472 @@
+//! A store made of several, of which a majority decides: the Redlock algorithm, made safe.
+
+mod acquire;
+mod holds;
+mod node;
+mod opening;
+mod place;
+mod tally;
+mod wake;
+
+pub(crate) use opening::Opening;
+pub use tally::{NoMajority, NodeVerdict};
+
+use super::{
+    Absence, Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed,
+    Store, StoreFuture, Token, Wakeups,
+};
+use crate::clock::Clock;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use async_trait::async_trait;
+use holds::Holds;
+use node::Node;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tally::{Answers, Tally, absence, majority, say_released, say_renewed};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+const NODES: std::ops::RangeInclusive<usize> = 3..=15;
+/// No node gets less time for its answer, unless the request has less.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
+/// How long looking at all nodes may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
+
+/// A store made of N independent stores: what a majority of them grants is granted.
+///
+/// Independent means: no replication between them, and none of them shares a fate (power, host, operator's
+/// mistake) with another. 3 nodes survive the failure of one, 5 that of two. An even number survives no more
+/// than the odd one below it.
+///
+/// ```
+/// use leasehold::LeaseManager;
+/// use leasehold::store::{MemoryStore, Quorum, Store};
+/// use std::sync::Arc;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let nodes = (0..3).map(|_| Arc::new(MemoryStore::new()) as Arc<dyn Store>).collect();
+/// let leases = LeaseManager::builder().store(Quorum::new(nodes)?)?;
+/// let lease = leases.lock("orders:42").lock().await?;
+/// lease.unlock().await?;
+/// # Ok::<(), leasehold::Error>(())
+/// # }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # What is promised
+///
+/// What [`LeaseManager`](crate::LeaseManager#what-is-promised) promises, while at most a minority of the nodes
+/// is down, slow, or restarts, even without its keys. The reason: two holders at one time would need two
+/// majorities, which have a node in common; that node granted the second while the first one's time to live
+/// ran, so it had forgotten the first. But no grant and no renewal counts unless its node says *after it*
+/// that it has forgotten nothing for a whole time to live (see [`Store::age`]).
+///
+/// - A lease lives exactly while a majority confirms its renewals, each round as one: its deadline counts from
+///   before the first send of the round.
+/// - A node that was down, or comes back empty, gets the keys of living holds back at their next renewal, and
+///   counts again when it has been up for the time to live. So restarts one after the other cost no lease, if
+///   T and one renewal (T/3) lie between them.
+/// - What did not become a majority is released on every node, as is a late grant, until it is confirmed or
+///   has expired. The next attempt has another token at the nodes (`<uuid>:<number>.<attempt>`), so that a
+///   late release cannot undo a later grant. A key of one's own that is left at a node is released there
+///   before the name is asked for again: it never votes against its owner.
+/// - When several ask at once and none gets a majority, they give back and try again after a random
+///   pause, which grows.
+///
+/// # What is not
+///
+/// - **Fencing tokens.** Each node could count, but not all of them alike, so a majority's numbers do not
+///   grow in the order of the grants. [`Lease::fence`](crate::Lease::fence) is `None`. Where a
+///   resource must refuse late writes, use a store that has fencing tokens.
+/// - **Lost keys without a restart.** A flush, an eviction or a `DEL` on a running node goes unnoticed: if the
+///   holder has just a majority, the node can help another one in. Use `noeviction`.
+/// - **A wiped majority.** When the leases are lost on a majority of the nodes, all holders are told at the next
+///   renewal; nothing new is granted for T after the restart.
+/// - **Clocks** that are stepped, on a node or here; and pauses between `check` and a write.
+/// - **Different times to live.** All who share names must use the same T, since a node counts again after
+///   the T of whoever asks.
+///
+/// # Costs
+///
+/// Two round trips for a grant: one to all nodes at once, then one for the age of those that granted (shared by
+/// all grants that wait for it). Renewals the same, for each batch. One for a release, a nested acquire two. The slowest
+/// of the fastest majority sets the pace. Each node has half of the request's time-out, T/20 unless T is below
+/// 2.5 s or above 200 s, but 50 ms at least; what a slower one answers changes no verdict, but is not lost: grants are
+/// given back, missing keys made again.
+///
+/// Waiters are woken when a majority of the nodes says so, by a minority's word after a short while, and by
+/// the clock at the poll bound whatever is lost.
+///
+/// The work goes on in tasks of the runtime that asks. If that ends, what was taken without a majority expires.
+pub struct Quorum {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    nodes: Vec<Arc<Node>>,
+    clock: Clock,
+    holds: Arc<Holds>,
+    closing: CancellationToken,
+    /// How many tasks are at work.
+    tasks: watch::Sender<usize>,
+    wake: wake::Reconnects,
+}
+
+impl Quorum {
+    /// Makes a quorum of 3 to 15 nodes, each a store of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](ErrorKind::Invalid) for another number of nodes, and if some run on tokio's clock, others
+    /// on the system's.
+    pub fn new(nodes: Vec<Arc<dyn Store>>) -> Result<Self> {
+        Self::check(nodes.len())?;
+        let clock = nodes[0].clock();
+        if nodes.iter().any(|node| node.clock().is_tokio() != clock.is_tokio()) {
+            return Err(Error::invalid(
+                "some nodes of the quorum run on tokio's clock, others on the system's",
+            ));
+        }
+        let closing = CancellationToken::new();
+        let node =
+            |(index, store)| Arc::new(Node::new(index, store, clock.clone(), closing.clone()));
+        let nodes = nodes.into_iter().enumerate().map(node).collect();
+        let (holds, tasks, wake) = Default::default();
+        Ok(Self { inner: Arc::new(Inner { nodes, clock, holds, closing, tasks, wake }) })
+    }
+
+    /// Whether a quorum can have as many nodes.
+    pub(crate) fn check(count: usize) -> Result<()> {
+        if NODES.contains(&count) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a quorum of {count} makes no sense; give it 3 to 15 nodes, best 3 or 5: two would not survive the failure of one"
+        )))
+    }
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stores: Vec<_> = self.inner.nodes.iter().map(|node| &node.store).collect();
+        f.debug_struct("Quorum").field("nodes", &stores).finish_non_exhaustive()
+    }
+}
+
+/// How long one node may take for its answer.
+fn node_limit(timeout: Duration) -> Duration {
+    (timeout / 2).max(SHORTEST_LIMIT).min(timeout)
+}
+
+/// Counts as a task at work for as long as it lives.
+struct Working(Arc<Inner>);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.tasks.send_modify(|tasks| *tasks -= 1);
+    }
+}
+
+impl Inner {
+    fn majority(&self) -> usize {
+        majority(self.nodes.len())
+    }
+
+    /// Runs a task that whoever asked may give up, but not stop.
+    fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        // Without a runtime nobody could await the answer either.
+        let Ok(runtime) = Handle::try_current() else { return };
+        self.tasks.send_modify(|tasks| *tasks += 1);
+        let working = Working(Arc::clone(self));
+        runtime.spawn(async move {
+            let _working = working;
+            work.await;
+        });
+    }
+
+    /// Has all nodes asked at once.
+    fn ask<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+        self: &Arc<Self>,
+        ask: impl Fn(Arc<Node>, Answers<T>) -> F,
+    ) -> Tally<T> {
+        let (tally, answers) = Tally::new(self.nodes.len());
+        for node in &self.nodes {
+            self.spawn(ask(Arc::clone(node), answers.clone()));
+        }
+        tally
+    }
+
+    /// Looks at all nodes by calls that borrow their store.
+    async fn look<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl AsyncCall<T> + 'static,
+    ) -> Tally<T> {
+        let call = Arc::new(call);
+        let mut tally = self.ask(|node, answers| {
+            let call = Arc::clone(&call);
+            async move { answers.give(node.index, call.call(Arc::clone(&node.store)).await) }
+        });
+        tally.collect(LOOK_LIMIT, |_| false).await;
+        tally
+    }
+
+    async fn release(self: Arc<Self>, request: Release) -> Result<Released> {
+        let (outer, timeout) = (request.token, request.timeout);
+        let limit = node_limit(timeout);
+        let gives_back = request.count == 0;
+        let held = self.holds.update(outer, |held| match request.count {
+            0 => held.releasing = true,
+            count => held.count = count,
+        });
+        let token = held.map_or(outer, |held| held.token);
+        let owed = held.map(|held| (self.clock.now() + held.ttl, held.ttl));
+        let mut tally = self.ask(|node, answers| {
+            let request = Release { token, timeout: limit, ..request.clone() };
+            async move {
+                if gives_back {
+                    node.release(request, owed, answers).await;
+                } else {
+                    node.record(request, answers).await;
+                }
+            }
+        });
+        let done = |verdict: &Released| matches!(verdict, Released::Done { .. });
+        let majority = tally.majority();
+        tally
+            .collect(timeout, |tally| {
+                let votes = tally.votes(done);
+                votes.yes >= majority || votes.no >= majority
+            })
+            .await;
+        let votes = tally.votes(done);
+        if votes.yes + votes.no < majority {
+            return Err(tally.no_majority(say_released));
+        }
+        if gives_back {
+            self.holds.remove(outer);
+        }
+        if votes.no >= majority {
+            let absences = tally.verdicts().filter_map(|verdict| match verdict {
+                Released::NotYours(absence) => Some(*absence),
+                Released::Done { .. } => None,
+            });
+            return Ok(Released::NotYours(absence(absences, majority)));
+        }
+        // Some had it, and no majority had lost it.
+        let listeners = tally.verdicts().map(|verdict| match verdict {
+            Released::Done { listeners } => *listeners,
+            Released::NotYours(_) => 0,
+        });
+        Ok(Released::Done { listeners: listeners.max().unwrap_or_default() })
+    }
+
+    async fn renew(self: Arc<Self>, batch: Vec<Renewal>, timeout: Duration) -> Result<Renewed> {
+        let limit = node_limit(timeout);
+        let tokens: Vec<Token> =
+            batch.iter().map(|renewal| self.holds.token_of(renewal.token)).collect();
+        let (decision, decided) = watch::channel(None);
+        let sent = self.clock.now();
+        let mut tally = self.ask(|node, answers| {
+            let asked = (Arc::clone(&self.holds), batch.clone(), tokens.clone());
+            node.renew(asked, (sent, limit), decided.clone(), answers)
+        });
+        let majority = tally.majority();
+        let clear = |tally: &Tally<_>| {
+            (0..batch.len()).all(|item| {
+                let (renewed, lost) = count(tally, item);
+                renewed >= majority || lost >= majority
+            })
+        };
+        tally.collect(timeout, clear).await;
+        let verdicts: Vec<Result<Option<Absence>>> =
+            (0..batch.len()).map(|item| verdict(&tally, item, majority)).collect();
+        let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
+        for (renewal, renewed) in batch.iter().zip(renewed.iter()) {
+            if *renewed {
+                let until = sent + renewal.ttl;
+                self.holds.update(renewal.token, |held| held.until = held.until.max(until));
+            }
+        }
+        decision.send_replace(Some(renewed));
+        Ok(Renewed { sent, verdicts })
+    }
+}
+
+type Verdicts = Vec<Result<Option<Absence>>>;
+
+/// How many nodes renewed an item of a batch, and at how many it is not there.
+fn count(tally: &Tally<Verdicts>, item: usize) -> (usize, usize) {
+    let mut counts = (0, 0);
+    for verdicts in tally.verdicts() {
+        match verdicts[item] {
+            Ok(None) => counts.0 += 1,
+            Ok(Some(_)) => counts.1 += 1,
+            Err(_) => {}
+        }
+    }
+    counts
+}
+
+fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Option<Absence>> {
+    let (renewed, lost) = count(tally, item);
+    if renewed >= majority {
+        return Ok(None);
+    }
+    let (mut one, _) = Tally::new(tally.answers.len());
+    one.answers = tally
+        .answers
+        .iter()
+        .map(|answer| match answer {
+            None => None,
+            Some(Ok(verdicts)) => Some(verdicts[item].clone()),
+            Some(Err(error)) => Some(Err(error.clone())),
+        })
+        .collect();
+    let nodes = one.no_majority(say_renewed);
+    if lost >= majority {
+        tracing::warn!(%nodes, "a majority no longer has it");
+        let absences = one.verdicts().copied().flatten();
+        return Ok(Some(absence(absences, majority)));
+    }
+    Err(nodes)
+}
+
+/// A call on a store that borrows it.
+trait AsyncCall<T>: Send + Sync {
+    fn call(&self, store: Arc<dyn Store>) -> StoreFuture<T>;
+}
+
+impl<T, F: Fn(Arc<dyn Store>) -> StoreFuture<T> + Send + Sync> AsyncCall<T> for F {
+    fn call(&self, store: Arc<dyn Store>) -> StoreFuture<T> {
+        self(store)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for Quorum {
+    fn clock(&self) -> Clock {
+        self.inner.clock.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let all = || self.inner.nodes.iter().map(|node| node.store.capabilities());
+        Capabilities {
+            fencing: false,
+            // There is none to reserve.
+            fence_blocks: true,
+            time_left: all().all(|node| node.time_left),
+            wakeups: all().any(|node| node.wakeups),
+            renewal_batch: all().map(|node| node.renewal_batch).min().unwrap_or(1),
+            sharded: false,
+        }
+    }
+
+    /// Every name is at every node.
+    fn shard(&self, _: &Name) -> usize {
+        0
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        Arc::clone(&self.inner).acquire(request)
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        Box::pin(Arc::clone(&self.inner).release(request))
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+        Box::pin(Arc::clone(&self.inner).renew(batch, timeout))
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        let name = name.clone();
+        let tally = self.inner.look(move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let name = name.clone();
+            Box::pin(async move { store.inspect(&name).await })
+        });
+        let tally = tally.await;
+        let mut found: Vec<Holding> = tally.verdicts().flatten().cloned().collect();
+        for holding in &mut found {
+            // Who holds is the same in every attempt.
+            if let Some((holder, _)) = holding.holder.split_once('.') {
+                holding.holder = holder.to_owned();
+            }
+        }
+        // Of those that a majority has at least, the least.
+        found.sort_by_key(|holding| std::cmp::Reverse(holding.remaining));
+        let majority = tally.majority();
+        for holding in &found {
+            let mut same = found.iter().filter(|other| other.holder == holding.holder);
+            if let Some(last) = same.nth(majority - 1) {
+                return Ok(Some(last.clone()));
+            }
+        }
+        let votes = tally.votes(Option::is_some);
+        // Nobody has a majority, whatever the silent ones have.
+        let silent = votes.failed + votes.pending;
+        let most = found.iter().map(|holding| {
+            found.iter().filter(|other| other.holder == holding.holder).count() + silent
+        });
+        if most.max().unwrap_or(silent) < majority {
+            return Ok(None);
+        }
+        Err(tally.no_majority(|holding| if holding.is_some() { "held" } else { "free" }))
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        let name = name.clone();
+        let tally = self.inner.look(move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let name = name.clone();
+            Box::pin(async move { store.force_release(&name).await })
+        });
+        let tally = tally.await;
+        let votes = tally.votes(|held| *held);
+        if votes.yes + votes.no < self.inner.majority() {
+            return Err(tally.no_majority(|held| if *held { "deleted" } else { "free" }));
+        }
+        Ok(votes.yes > 0)
+    }
+
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        wake::subscribe(&self.inner.nodes, name).await
+    }
+
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        self.inner.wake.listen(&self.inner.nodes)
+    }
+
+    /// That of the majority that remembers longest.
+    async fn age(&self) -> Result<Option<Duration>> {
+        let tally = self.inner.look(|store: Arc<dyn Store>| -> StoreFuture<_> {
+            Box::pin(async move { store.age().await })
+        });
+        let tally = tally.await;
+        let mut ages: Vec<Option<Duration>> = tally.verdicts().copied().collect();
+        // `None` is longest.
+        ages.sort_by_key(|age| std::cmp::Reverse(age.unwrap_or(Duration::MAX)));
+        match ages.get(tally.majority() - 1) {
+            Some(age) => Ok(*age),
+            None => Err(tally.no_majority(|_| "up")),
+        }
+    }
+
+    async fn close(&self) {
+        self.inner.closing.cancel();
+        // What is under way is bounded; what is owed is tried once more.
+        let mut tasks = self.inner.tasks.subscribe();
+        let _ = tokio::time::timeout(LOOK_LIMIT, tasks.wait_for(|tasks| *tasks == 0)).await;
+        let tally = self.inner.look(|store: Arc<dyn Store>| -> StoreFuture<_> {
+            Box::pin(async move {
+                store.close().await;
+                Ok(())
+            })
+        });
+        drop(tally.await);
+    }
+}

@@ -1,0 +1,196 @@
+//! Counts what the nodes say.
+
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Absence, Acquired, Released};
+use std::fmt;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Where a node leaves its answer.
+pub(super) struct Answers<T>(mpsc::UnboundedSender<(usize, Result<T>)>);
+
+impl<T> Clone for Answers<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Answers<T> {
+    pub(super) fn give(&self, node: usize, answer: Result<T>) {
+        // The others may have decided it already.
+        drop(self.0.send((node, answer)));
+    }
+}
+
+/// The answers of one round.
+pub(super) struct Tally<T> {
+    inbox: mpsc::UnboundedReceiver<(usize, Result<T>)>,
+    /// `None`: not yet.
+    pub(super) answers: Vec<Option<Result<T>>>,
+}
+
+/// How many nodes said what.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Votes {
+    pub(super) yes: usize,
+    pub(super) no: usize,
+    pub(super) failed: usize,
+    pub(super) pending: usize,
+}
+
+impl<T> Tally<T> {
+    pub(super) fn new(nodes: usize) -> (Self, Answers<T>) {
+        let (outbox, inbox) = mpsc::unbounded_channel();
+        (Self { inbox, answers: (0..nodes).map(|_| None).collect() }, Answers(outbox))
+    }
+
+    pub(super) fn majority(&self) -> usize {
+        majority(self.answers.len())
+    }
+
+    /// Takes answers until `enough` says so, or all are there, or the time is over.
+    pub(super) async fn collect(&mut self, limit: Duration, enough: impl Fn(&Self) -> bool) {
+        let _ = timeout(limit, async {
+            while !enough(self)
+                && let Some((node, answer)) = self.inbox.recv().await
+            {
+                self.answers[node] = Some(answer);
+            }
+        })
+        .await;
+    }
+
+    pub(super) fn votes(&self, yes: impl Fn(&T) -> bool) -> Votes {
+        let mut votes = Votes::default();
+        for answer in &self.answers {
+            match answer {
+                None => votes.pending += 1,
+                Some(Err(_)) => votes.failed += 1,
+                Some(Ok(verdict)) if yes(verdict) => votes.yes += 1,
+                Some(Ok(_)) => votes.no += 1,
+            }
+        }
+        votes
+    }
+
+    pub(super) fn verdicts(&self) -> impl Iterator<Item = &T> {
+        self.answers.iter().flatten().flatten()
+    }
+
+    /// The error of a round without a majority for anything.
+    pub(super) fn no_majority(&self, say: impl Fn(&T) -> &'static str) -> Error {
+        let verdict = |answer: &Option<Result<T>>| match answer {
+            Some(Ok(verdict)) => NodeVerdict::Answered(say(verdict)),
+            Some(Err(error)) => NodeVerdict::Failed(error.clone()),
+            None => NodeVerdict::Silent,
+        };
+        NoMajority { verdicts: self.answers.iter().map(verdict).collect() }.into()
+    }
+}
+
+pub(super) fn majority(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// Taken only if a majority says so: then, and only then, somebody else can hold the name.
+pub(super) fn absence(absences: impl Iterator<Item = Absence>, majority: usize) -> Absence {
+    let taken = absences.filter(|absence| *absence == Absence::Taken).count();
+    if taken >= majority { Absence::Taken } else { Absence::Gone }
+}
+
+pub(super) fn say_acquired(verdict: &Acquired) -> &'static str {
+    match verdict {
+        Acquired::Granted { .. } => "granted",
+        Acquired::Held { .. } => "held by another",
+        Acquired::NotYours(absence) => say_absence(*absence),
+    }
+}
+
+pub(super) fn say_released(verdict: &Released) -> &'static str {
+    match verdict {
+        Released::Done { .. } => "done",
+        Released::NotYours(absence) => say_absence(*absence),
+    }
+}
+
+pub(super) fn say_renewed(verdict: &Option<Absence>) -> &'static str {
+    verdict.map_or("renewed", say_absence)
+}
+
+fn say_absence(absence: Absence) -> &'static str {
+    match absence {
+        Absence::Gone => "gone",
+        Absence::Taken => "taken by another",
+    }
+}
+
+/// What each node of a [`Quorum`](super::Quorum) said when no majority agreed: the
+/// [`source`](std::error::Error::source) of the [`Error`].
+#[derive(Clone, Debug)]
+pub struct NoMajority {
+    pub(super) verdicts: Vec<NodeVerdict>,
+}
+
+/// What one node said.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum NodeVerdict {
+    /// Its answer, in a word or two.
+    Answered(&'static str),
+    /// It could not, or would not.
+    Failed(Error),
+    /// Nothing in time.
+    Silent,
+}
+
+impl NoMajority {
+    /// The verdicts, in the order of the nodes.
+    pub fn verdicts(&self) -> &[NodeVerdict] {
+        &self.verdicts
+    }
+
+    /// That of a majority, if they fail for one reason; else it is not known.
+    fn kind(&self) -> ErrorKind {
+        let kinds = self.verdicts.iter().filter_map(|verdict| match verdict {
+            NodeVerdict::Failed(error) => Some(error.kind()),
+            _ => None,
+        });
+        let kinds: Vec<ErrorKind> = kinds.collect();
+        let of = |kind: &ErrorKind| kinds.iter().filter(|other| *other == kind).count();
+        let agreed = kinds.iter().find(|kind| of(kind) >= majority(self.verdicts.len()));
+        agreed.copied().unwrap_or(ErrorKind::Unavailable)
+    }
+
+    fn fate(&self) -> Fate {
+        let idle = |verdict: &NodeVerdict| match verdict {
+            NodeVerdict::Failed(error) => error.fate() == Fate::NotExecuted,
+            _ => false,
+        };
+        if self.verdicts.iter().all(idle) { Fate::NotExecuted } else { Fate::Unknown }
+    }
+}
+
+impl fmt::Display for NoMajority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no majority of the {} nodes agrees", self.verdicts.len())?;
+        for (index, verdict) in self.verdicts.iter().enumerate() {
+            let node = index + 1;
+            match verdict {
+                NodeVerdict::Answered(words) => write!(f, "; node {node}: {words}")?,
+                NodeVerdict::Failed(error) => write!(f, "; node {node}: {error}")?,
+                NodeVerdict::Silent => write!(f, "; node {node}: no answer in time")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for NoMajority {}
+
+impl From<NoMajority> for Error {
+    fn from(none: NoMajority) -> Self {
+        let (kind, fate) = (none.kind(), none.fate());
+        Error::new(kind, none.to_string()).with_fate(fate).with_source(none)
+    }
+}

@@ -1,0 +1,123 @@
+//! Wake-ups and reconnects, from any node.
+
+use super::node::Node;
+use super::tally::Tally;
+use crate::error::Result;
+use crate::store::{Name, Wakeups};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// Between two attempts to subscribe at a node.
+const RETRY: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a message of a minority waits for more. It may be of somebody who got no majority and gave back,
+/// even of ourselves: at once woken by that, waiters would keep each other awake. So the time from one
+/// wake-up to the next doubles as long as they come as fast.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
+/// Subscribes at all nodes; there when a majority has confirmed.
+pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option<Wakeups>> {
+    let notify = Arc::new(Notify::new());
+    let (heard, messages) = mpsc::unbounded_channel();
+    let (mut tally, answers) = Tally::new(nodes.len());
+    let mut listeners = JoinSet::new();
+    listeners.spawn(gather(messages, tally.majority(), Arc::clone(&notify)));
+    for node in nodes {
+        let (node, name, heard) = (Arc::clone(node), name.clone(), heard.clone());
+        let answers = answers.clone();
+        listeners.spawn(async move {
+            loop {
+                let subscription = node.store.subscribe(&name).await;
+                let there = subscription.as_ref().map(Option::is_some).map_err(Clone::clone);
+                answers.give(node.index, there);
+                match subscription {
+                    Ok(Some(mut wakeups)) => loop {
+                        wakeups.recv().await;
+                        if heard.send(node.index).is_err() {
+                            return;
+                        }
+                    },
+                    Ok(None) => return,
+                    Err(_) => sleep(RETRY).await,
+                }
+            }
+        });
+    }
+    drop(answers);
+    let majority = tally.majority();
+    let enough = |tally: &Tally<bool>| {
+        tally.votes(|there| *there).yes >= majority || tally.answers.iter().all(Option::is_some)
+    };
+    tally.collect(LIMIT, enough).await;
+    let votes = tally.votes(|there| *there);
+    if votes.yes > 0 {
+        return Ok(Some(Wakeups::new(notify, listeners)));
+    }
+    if votes.no >= majority {
+        return Ok(None);
+    }
+    Err(tally.no_majority(|there| if *there { "subscribed" } else { "has no wake-ups" }))
+}
+
+/// Wakes when a majority was heard, or a while after a minority was, but not too often.
+async fn gather(
+    mut messages: mpsc::UnboundedReceiver<usize>,
+    majority: usize,
+    notify: Arc<Notify>,
+) {
+    let mut wait = FIRST_WAIT;
+    let mut last: Option<Instant> = None;
+    while let Some(first) = messages.recv().await {
+        let mut heard = HashSet::from([first]);
+        let more = async {
+            while heard.len() < majority
+                && let Some(node) = messages.recv().await
+            {
+                heard.insert(node);
+            }
+        };
+        let _ = timeout(wait, more).await;
+        if let Some(last) = last {
+            sleep_until(last + wait).await;
+            let fast = last.elapsed() < 4 * wait;
+            wait = if fast { (wait * 2).min(LONGEST_WAIT) } else { FIRST_WAIT };
+        }
+        last = Some(Instant::now());
+        notify.notify_one();
+    }
+}
+
+/// Tells that the connection to some node was made anew.
+#[derive(Default)]
+pub(super) struct Reconnects {
+    notify: Arc<Notify>,
+    listeners: Mutex<JoinSet<()>>,
+}
+
+impl Reconnects {
+    /// Listens on the current runtime from now on, and no longer on that of an earlier call.
+    pub(super) fn listen(&self, nodes: &[Arc<Node>]) -> Option<Arc<Notify>> {
+        let told: Vec<_> = nodes.iter().filter_map(|node| node.store.reconnects()).collect();
+        if told.is_empty() || tokio::runtime::Handle::try_current().is_err() {
+            return None;
+        }
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        *listeners = JoinSet::new();
+        for told in told {
+            let notify = Arc::clone(&self.notify);
+            listeners.spawn(async move {
+                loop {
+                    told.notified().await;
+                    notify.notify_one();
+                }
+            });
+        }
+        Some(Arc::clone(&self.notify))
+    }
+}

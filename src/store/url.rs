@@ -1,0 +1,238 @@
+//! From a URL to a store: the one place that knows them all.
+
+#[cfg(feature = "redis")]
+use super::redis::{Address, RedisStore};
+use super::remote::Remote;
+#[cfg(feature = "zookeeper")]
+use super::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
+use super::{MemoryStore, Opening, Quorum, Store};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the stores of a manager have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) prefix: String,
+    /// T, and how long one attempt may take.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) ttl: Duration,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) attempt: Duration,
+    pub(crate) remote: Remote,
+}
+
+/// A checked URL. Its secrets are never shown.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Memory,
+    #[cfg(feature = "redis")]
+    Redis(Address),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(ZooKeeperAddress),
+    Quorum(Vec<Target>),
+}
+
+impl Target {
+    /// Checks a URL, or a list of them, without connecting.
+    pub(crate) fn parse(url: &str, common: &Common) -> Result<Self> {
+        match &list(url)[..] {
+            [url] => Self::one(url, common),
+            urls => {
+                let nodes: Result<_> = urls.iter().map(|url| Self::one(url, common)).collect();
+                let nodes: Vec<Target> = nodes?;
+                Quorum::check(nodes.len())?;
+                if !nodes.iter().all(Self::is_one_server) {
+                    return Err(Error::invalid(
+                        "a node of a quorum is one server, not Sentinel, Cluster or ZooKeeper: each of these \
+                         may replace a server by one that has forgotten a lock",
+                    ));
+                }
+                Ok(Self::Quorum(nodes))
+            }
+        }
+    }
+
+    fn one(url: &str, common: &Common) -> Result<Self> {
+        let no_redis = url == "memory:" || url.starts_with("zookeeper:");
+        if no_redis && !common.remote.is_default() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "replicas and TLS are settings for Redis; this store has neither",
+            ));
+        }
+        if url == "memory:" {
+            return Ok(Self::Memory);
+        }
+        if url.starts_with("zookeeper:") {
+            return Self::zookeeper(url, common);
+        }
+        Self::redis(url, common)
+    }
+
+    #[cfg(feature = "zookeeper")]
+    fn zookeeper(url: &str, common: &Common) -> Result<Self> {
+        ZooKeeperAddress::parse(url, &common.prefix, common.ttl).map(Self::ZooKeeper)
+    }
+
+    #[cfg(not(feature = "zookeeper"))]
+    fn zookeeper(_: &str, _: &Common) -> Result<Self> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "ZooKeeper is not compiled in; turn on leasehold's feature \"zookeeper\"",
+        ))
+    }
+
+    fn is_one_server(&self) -> bool {
+        match self {
+            Self::Memory => true,
+            #[cfg(feature = "redis")]
+            Self::Redis(address) => address.is_one_server(),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(_) => false,
+            Self::Quorum(_) => false,
+        }
+    }
+
+    /// The time to live that the engine is to count with, where it is not the one that was asked for.
+    pub(crate) fn lease_time(&self) -> Option<Duration> {
+        match self {
+            // The rest of the session's time-out is for what is not proven yet.
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(address) => Some(address.lease_time()),
+            _ => None,
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis(url: &str, common: &Common) -> Result<Self> {
+        let Common { prefix, ttl, attempt, remote } = common;
+        Address::parse(url, prefix, *ttl, *attempt)?.with(remote).map(Self::Redis)
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn redis(url: &str, _: &Common) -> Result<Self> {
+        if !url.contains("://") {
+            return Err(Error::invalid("the URL has no scheme; write memory:"));
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "only memory: is compiled in; turn on leasehold's feature \"redis\" for Redis",
+        ))
+    }
+
+    /// Whether its watchdog is best on a thread of its own.
+    pub(crate) fn own_thread(&self) -> bool {
+        match self {
+            Self::Memory => false,
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => true,
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(_) => true,
+            Self::Quorum(nodes) => nodes.iter().any(Self::own_thread),
+        }
+    }
+
+    /// Connects, on the current runtime.
+    pub(crate) async fn open(self, clock: Clock) -> Result<Arc<dyn Store>> {
+        match self {
+            Self::Quorum(nodes) => {
+                let opening = |node: Target| -> Opening {
+                    let clock = clock.clone();
+                    Box::new(move || {
+                        let (node, clock) = (node.clone(), clock.clone());
+                        Box::pin(async move { node.open_one(clock).await })
+                    })
+                };
+                let openings = nodes.into_iter().map(opening).collect();
+                Ok(Arc::new(Quorum::open(openings, clock.clone()).await?))
+            }
+            one => one.open_one(clock).await,
+        }
+    }
+
+    async fn open_one(self, clock: Clock) -> Result<Arc<dyn Store>> {
+        let _ = &clock;
+        match self {
+            Self::Memory => Ok(Arc::new(MemoryStore::new())),
+            #[cfg(feature = "redis")]
+            Self::Redis(address) => Ok(Arc::new(RedisStore::connect(address, clock).await?)),
+            #[cfg(feature = "zookeeper")]
+            // Its sessions do not live by tokio's clock.
+            Self::ZooKeeper(address) => {
+                Ok(Arc::new(ZooKeeperStore::connect(address, Clock::system()).await?))
+            }
+            Self::Quorum(_) => Err(Error::invalid("a quorum cannot be a node of another")),
+        }
+    }
+}
+
+/// The URLs of a list: a comma separates them where a scheme follows, for URLs may have commas inside.
+fn list(text: &str) -> Vec<&str> {
+    let mut urls = Vec::new();
+    let mut start = 0;
+    for (comma, _) in text.match_indices(',') {
+        if begins_with_scheme(text[comma + 1..].trim_start()) {
+            urls.push(text[start..comma].trim());
+            start = comma + 1;
+        }
+    }
+    // A URL alone is left as it is.
+    urls.push(if start == 0 { text } else { text[start..].trim() });
+    urls
+}
+
+fn begins_with_scheme(text: &str) -> bool {
+    let word = |text: &str| {
+        !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    };
+    text.starts_with("memory:") || text.split_once("://").is_some_and(|(scheme, _)| word(scheme))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(url: &str) -> Result<Target> {
+        let second = Duration::from_secs(1);
+        let remote = Remote::default();
+        Target::parse(url, &Common { prefix: String::new(), ttl: second, attempt: second, remote })
+    }
+
+    #[test]
+    fn a_comma_before_a_scheme_separates() {
+        let table: [(&str, &[&str]); 5] = [
+            ("redis://a:1,redis://b:2", &["redis://a:1", "redis://b:2"]),
+            ("redis://a:1, rediss://b:2 ,memory:", &["redis://a:1", "rediss://b:2", "memory:"]),
+            ("redis-sentinel://a:1,b:2/m", &["redis-sentinel://a:1,b:2/m"]),
+            (
+                "redis-sentinel://a:1,b:2/m,redis-sentinel://c:1,d:2/m",
+                &["redis-sentinel://a:1,b:2/m", "redis-sentinel://c:1,d:2/m"],
+            ),
+            ("redis://u:p,q@a", &["redis://u:p,q@a"]),
+        ];
+        for (text, urls) in table {
+            assert_eq!(list(text), urls, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_quorum_has_three_nodes_at_least() {
+        let three = parsed("memory:,memory:,memory:").unwrap();
+        assert!(matches!(three, Target::Quorum(nodes) if nodes.len() == 3));
+        let error = parsed("memory:,memory:").unwrap_err();
+        assert!(error.to_string().contains("3 to 15 nodes"), "{error}");
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn each_url_of_a_list_is_checked_and_no_secret_shown() {
+        let error = parsed("redis://a,redis://u:hunter2@b/x,redis://c").unwrap_err();
+        assert!(error.to_string().contains("database is not a number"), "{error}");
+        let target = parsed("redis://a,redis://u:hunter2@b,redis://c").unwrap();
+        assert!(target.own_thread());
+        assert!(!format!("{target:?} {error:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,280 @@
+//! A quorum of real servers, which are killed, stopped, flushed and restarted.
+#![cfg(feature = "redis")]
+
+mod common;
+
+use common::{Mode, Proxy, Reply, Server, eventually, within};
+use leasehold::store::{Name, Quorum, Store};
+use leasehold::testing::Harness;
+use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+mod of_three {
+    leasehold::conformance_suite!(
+        #[tokio::test]
+        super::Servers::start(3)
+    );
+}
+
+mod of_five {
+    leasehold::conformance_suite!(
+        #[tokio::test]
+        super::Servers::start(5)
+    );
+}
+
+const T: Duration = Duration::from_secs(2);
+const LONG: Duration = Duration::from_secs(30);
+
+/// Servers that never forget, so that they count at once.
+struct Servers(Vec<Server>);
+
+impl Servers {
+    fn start(count: usize) -> Self {
+        let options = ["--appendonly", "yes", "--appendfsync", "no"];
+        Self((0..count).map(|_| Server::start_with(&options)).collect())
+    }
+
+    /// Servers that forget in a restart.
+    fn forgetful(count: usize) -> Self {
+        Self((0..count).map(|_| Server::start()).collect())
+    }
+
+    fn urls(&self) -> String {
+        let urls: Vec<String> = self.0.iter().map(Server::url).collect();
+        urls.join(",")
+    }
+
+    fn holds(&self, node: usize, key: &str) -> bool {
+        // A server that was just restarted may still be loading.
+        matches!(self.0[node].command(&["EXISTS", key]), Reply::Int(1))
+    }
+}
+
+#[async_trait::async_trait]
+impl Harness for Servers {
+    async fn store(&self) -> Arc<dyn Store> {
+        let mut nodes = Vec::new();
+        for server in &self.0 {
+            let url = server.url();
+            let node = leasehold::testing::redis_store(&url, Duration::from_secs(30)).await;
+            nodes.push(node.expect("the server is there"));
+        }
+        Arc::new(Quorum::new(nodes).expect("enough nodes"))
+    }
+
+    async fn lose(&self, name: &Name) {
+        for server in &self.0 {
+            server.command(&["DEL", name.as_str()]).int();
+        }
+    }
+
+    async fn occupy(&self, name: &Name) -> bool {
+        for server in &self.0 {
+            assert_eq!(server.command(&["SET", name.as_str(), "7"]).text(), "OK");
+        }
+        true
+    }
+
+    async fn elapse(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+
+    /// Several servers do not run an operation at the same moment.
+    fn slack(&self) -> Duration {
+        Duration::from_millis(50)
+    }
+}
+
+async fn connect(urls: &str) -> LeaseManager {
+    let leases = LeaseManager::builder().ttl(T).connect(urls).await;
+    leases.expect("a majority is up")
+}
+
+/// A stall of the machine longer than the time limit of an attempt fails it, so ask again.
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    let start = Instant::now();
+    loop {
+        match leases.lock(name).lock().await {
+            Ok(lease) => return lease,
+            Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+        }
+    }
+}
+
+/// Works on under the lock for a while; the lease must be held all the time.
+async fn held_for(lease: &Lease, time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        lease.check().expect("held");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_lease_outlives_two_of_five_servers_and_not_three() {
+    let servers = Servers::start(5);
+    let leases = connect(&servers.urls()).await;
+    let lease = lock(&leases, "job").await;
+    servers.0[0].kill();
+    servers.0[1].pause();
+    held_for(&lease, T * 2).await;
+    lock(&leases, "other").await.unlock().await.expect("three of five are enough");
+
+    servers.0[2].kill();
+    let killed = Instant::now();
+    assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
+    assert!(killed.elapsed() <= T, "{:?}", killed.elapsed());
+    let error = leases.lock("third").try_lock().await.expect_err("two of five");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("node 1: "), "{error}");
+
+    servers.0[1].resume();
+    servers.0[0].restart();
+    lock(&leases, "job").await.unlock().await.expect("three of five again");
+}
+
+#[tokio::test]
+async fn a_stopped_server_delays_nobody() {
+    let servers = Servers::start(3);
+    let leases = connect(&servers.urls()).await;
+    lock(&leases, "warm").await.unlock().await.expect("held");
+    servers.0[2].pause();
+    // The fastest of several: a stall of the machine is not the store's.
+    let mut fastest = LONG;
+    for _ in 0..5 {
+        let start = Instant::now();
+        lock(&leases, "job").await.unlock().await.expect("held");
+        fastest = fastest.min(start.elapsed());
+    }
+    // Each node may take T/20.
+    assert!(fastest < T / 20, "{fastest:?}");
+    servers.0[2].resume();
+}
+
+#[tokio::test]
+async fn a_flushed_or_restarted_server_gets_the_key_back() {
+    let servers = Servers::forgetful(3);
+    let leases = connect(&servers.urls()).await;
+    // They were just started, and count after T.
+    let lease = lock(&leases, "job").await;
+    servers.0[0].command(&["FLUSHALL"]);
+    eventually(LONG, || servers.holds(0, "job")).await;
+    servers.0[1].restart();
+    eventually(LONG, || servers.holds(1, "job")).await;
+    lease.check().expect("held all the time");
+    lease.unlock().await.expect("held");
+    eventually(LONG, || (0..3).all(|node| !servers.holds(node, "job"))).await;
+}
+
+/// A has servers 1 and 2, server 2 restarts empty, and B reaches 2 and 3.
+#[tokio::test]
+async fn a_restarted_server_does_not_help_a_second_holder() {
+    let servers = Servers::forgetful(3);
+    let proxy = Proxy::start(servers.0[2].port());
+    let [one, two, _] = [0, 1, 2].map(|node: usize| servers.0[node].url());
+    let here = connect(&format!("{one},{two},{}", proxy.url())).await;
+    let there = connect(&servers.urls()).await;
+    lock(&there, "warm").await.unlock().await.expect("all are old enough");
+    proxy.set(Mode::Refuse);
+    let lease = lock(&here, "job").await;
+    assert!(servers.holds(0, "job") && servers.holds(1, "job") && !servers.holds(2, "job"));
+
+    servers.0[1].restart();
+    let mut other = there.lock("job");
+    let start = Instant::now();
+    let second = loop {
+        if let Ok(Some(second)) = other.try_lock().await {
+            break second;
+        }
+        assert!(start.elapsed() < LONG);
+    };
+    assert!(lease.check().is_err(), "two holders {:?} after the restart", start.elapsed());
+    drop(second);
+}
+
+#[tokio::test]
+async fn rolling_restarts_of_forgetful_servers_cost_no_lease() {
+    let servers = Servers::forgetful(3);
+    let leases = connect(&servers.urls()).await;
+    let lease = lock(&leases, "job").await;
+    for server in &servers.0 {
+        server.restart();
+        // Up for T by its count of whole seconds, and renewed once more.
+        held_for(&lease, T * 2 + Duration::from_secs(2)).await;
+    }
+    assert_eq!(lease.state(), LeaseState::Held);
+    lease.unlock().await.expect("held");
+}
+
+#[tokio::test]
+async fn replies_that_stay_away_from_one_server_cost_a_bounded_time() {
+    let servers = Servers::start(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.port())).collect();
+    let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+    let leases = connect(&urls.join(",")).await;
+    let lease = lock(&leases, "job").await;
+    for proxy in &proxies {
+        proxy.set(Mode::HoldReplies);
+        held_for(&lease, T).await;
+        lock(&leases, "other").await.unlock().await.expect("two of three answer");
+        proxy.set(Mode::Pass);
+        // Its connections are made anew; the next server is disturbed only after that.
+        held_for(&lease, T * 2).await;
+    }
+    lease.unlock().await.expect("held");
+    let clean = |server: &Server| server.command(&["EXISTS", "job", "other"]).int() == 0;
+    eventually(LONG, || servers.0.iter().all(clean)).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_at_the_start_joins_later() {
+    let servers = Servers::start(3);
+    servers.0[1].kill();
+    let leases = connect(&servers.urls()).await;
+    let lease = lock(&leases, "job").await;
+    servers.0[1].restart();
+    eventually(LONG, || servers.holds(1, "job")).await;
+    servers.0[0].kill();
+    held_for(&lease, T * 2).await;
+    lease.unlock().await.expect("held by the other two");
+}
+
+#[tokio::test]
+async fn without_a_majority_connecting_fails_and_names_each_node() {
+    let servers = Servers::start(3);
+    servers.0[0].kill();
+    servers.0[1].kill();
+    let error = LeaseManager::connect(&servers.urls()).await.expect_err("one of three");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    for part in ["node 1: unavailable", "node 2: unavailable", "node 3: up"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_credentials_at_one_node_fail_the_whole() {
+    let servers = Servers::start(3);
+    let wrong = servers.0[2].url_as("nobody", "hunter2", 0);
+    let urls = format!("{},{},{wrong}", servers.0[0].url(), servers.0[1].url());
+    let error = LeaseManager::connect(&urls).await.expect_err("a wrong password");
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(!format!("{error:?} {error}").contains("hunter2"));
+}
+
+/// A user without the right to see the age could never count.
+#[tokio::test]
+async fn a_missing_right_to_info_shows_at_the_start() {
+    let servers = Servers::start(3);
+    for server in &servers.0 {
+        server.command(&["ACL", "SETUSER", "lease", "on", ">pw", "~*", "&*", "+@all", "-info"]);
+    }
+    let urls: Vec<String> = servers.0.iter().map(|s| s.url_as("lease", "pw", 0)).collect();
+    let error = LeaseManager::connect(&urls.join(",")).await.expect_err("no right");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}

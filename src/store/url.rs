@@ -29,7 +29,7 @@ pub(crate) struct Common {
 pub(crate) enum Target {
     Memory,
     #[cfg(feature = "redis")]
-    Redis(Address),
+    Redis(Box<Address>),
     #[cfg(feature = "zookeeper")]
     ZooKeeper(ZooKeeperAddress),
     Quorum(Vec<Target>),
@@ -109,7 +109,9 @@ impl Target {
     #[cfg(feature = "redis")]
     fn redis(url: &str, common: &Common) -> Result<Self> {
         let Common { prefix, ttl, attempt, remote } = common;
-        Address::parse(url, prefix, *ttl, *attempt)?.with(remote).map(Self::Redis)
+        Address::parse(url, prefix, *ttl, *attempt)?
+            .with(remote)
+            .map(|address| Self::Redis(Box::new(address)))
     }
 
     #[cfg(not(feature = "redis"))]
@@ -158,7 +160,7 @@ impl Target {
         match self {
             Self::Memory => Ok(Arc::new(MemoryStore::new())),
             #[cfg(feature = "redis")]
-            Self::Redis(address) => Ok(Arc::new(RedisStore::connect(address, clock).await?)),
+            Self::Redis(address) => Ok(Arc::new(RedisStore::connect(*address, clock).await?)),
             #[cfg(feature = "zookeeper")]
             // Its sessions do not live by tokio's clock.
             Self::ZooKeeper(address) => {

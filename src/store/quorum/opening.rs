@@ -177,6 +177,10 @@ impl Store for Absent {
         self.store.get().map(|store| store.capabilities()).unwrap_or_default()
     }
 
+    fn shard(&self, _: &Name) -> usize {
+        0
+    }
+
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         pass(self, |store| store.acquire(request))
     }

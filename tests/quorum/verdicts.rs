@@ -39,10 +39,11 @@ async fn an_error_is_of_the_kind_on_which_a_majority_agrees() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_has_the_cause_that_a_majority_tells() {
+async fn a_loss_is_taken_if_somebody_else_can_have_the_majority() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
-    for (taken, cause) in [(0, Loss::Gone), (1, Loss::Gone), (2, Loss::Taken)] {
+    // Two nodes are enough to know of the loss; what the third would say is not waited for.
+    for (taken, cause) in [(0, Loss::Gone), (1, Loss::Taken), (2, Loss::Taken)] {
         let lease = leases.lock("job").lock().await.expect("granted");
         for node in &nodes.0[..2] {
             assert!(node.delete("job"));

@@ -167,7 +167,7 @@ impl Inner {
                 Acquired::Held { .. } => Some(Absence::Taken),
                 Acquired::NotYours(absence) => Some(*absence),
             });
-            return Ok(Acquired::NotYours(absence(absences, majority)));
+            return Ok(Acquired::NotYours(absence(absences, votes, majority)));
         }
         Err(tally.no_majority(say_acquired))
     }

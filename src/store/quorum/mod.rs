@@ -255,7 +255,7 @@ impl Inner {
                 Released::NotYours(absence) => Some(*absence),
                 Released::Done { .. } => None,
             });
-            return Ok(Released::NotYours(absence(absences, majority)));
+            return Ok(Released::NotYours(absence(absences, votes, majority)));
         }
         // Some had it, and no majority had lost it.
         let listeners = tally.verdicts().map(|verdict| match verdict {
@@ -331,7 +331,7 @@ fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Opti
     if lost >= majority {
         tracing::warn!(%nodes, "a majority no longer has it");
         let absences = one.verdicts().copied().flatten();
-        return Ok(Some(absence(absences, majority)));
+        return Ok(Some(absence(absences, one.votes(Option::is_none), majority)));
     }
     Err(nodes)
 }

@@ -93,10 +93,19 @@ pub(super) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Taken only if a majority says so: then, and only then, somebody else can hold the name.
-pub(super) fn absence(absences: impl Iterator<Item = Absence>, majority: usize) -> Absence {
+/// Taken if somebody says so, and if with those that said nothing it can be a majority: then, and only then,
+/// somebody else can hold the name.
+pub(super) fn absence(
+    absences: impl Iterator<Item = Absence>,
+    votes: Votes,
+    majority: usize,
+) -> Absence {
     let taken = absences.filter(|absence| *absence == Absence::Taken).count();
-    if taken >= majority { Absence::Taken } else { Absence::Gone }
+    if taken > 0 && taken + votes.failed + votes.pending >= majority {
+        Absence::Taken
+    } else {
+        Absence::Gone
+    }
 }
 
 pub(super) fn say_acquired(verdict: &Acquired) -> &'static str {
@@ -192,5 +201,31 @@ impl From<NoMajority> for Error {
     fn from(none: NoMajority) -> Self {
         let (kind, fate) = (none.kind(), none.fate());
         Error::new(kind, none.to_string()).with_fate(fate).with_source(none)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_not_answered_may_be_with_somebody_else() {
+        use Absence::{Gone, Taken};
+
+        let cases: [(&[Absence], usize, Absence); 6] = [
+            (&[Taken, Taken, Taken], 2, Taken),
+            (&[Taken, Gone, Gone], 2, Taken),
+            (&[Taken, Gone, Gone, Gone], 1, Gone),
+            (&[Taken, Taken, Gone, Gone, Gone], 0, Gone),
+            (&[Taken, Taken, Taken, Gone, Gone], 0, Taken),
+            (&[Gone, Gone, Gone], 2, Gone),
+        ];
+        for (said, silent, expected) in cases {
+            for (failed, pending) in [(silent, 0), (0, silent)] {
+                let votes = Votes { yes: 0, no: said.len(), failed, pending };
+                let told = absence(said.iter().copied(), votes, majority(5));
+                assert_eq!(told, expected, "{said:?}, {silent} said nothing");
+            }
+        }
     }
 }

@@ -245,12 +245,7 @@ impl Builder {
     ///
     /// [`Invalid`](ErrorKind::Invalid) for a setting out of range.
     pub fn store(self, store: impl Store) -> Result<LeaseManager> {
-        if !self.remote.is_default() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "replicas and TLS are settings for Redis; this store has neither",
-            ));
-        }
+        self.remote.refuse()?;
         let (timing, settings) = self.checked()?;
         let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings);

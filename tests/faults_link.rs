@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::look::others;
+use common::look::{believes_no_longer_than_the_key_lives, others, recorded, renewal};
 use common::{Pace, Pipe, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState};
 
@@ -33,38 +33,6 @@ fn exists(server: &Server, name: &str) -> bool {
     server.command(&["EXISTS", name]).int() == 1
 }
 
-/// The owner of a lock, and the hold count that the server has.
-#[track_caller]
-fn recorded(server: &Server, name: &str) -> (String, i64) {
-    let pairs = server.command(&["HGETALL", name]).pairs();
-    let [(owner, count)] = pairs.try_into().expect("one owner");
-    (owner, count.parse().expect("a count"))
-}
-
-/// Waits for the next renewal of a key.
-async fn renewal(server: &Server, name: &str) {
-    let mut connection = server.connection();
-    let mut last = i64::MAX;
-    eventually(LONG, || {
-        let left = connection.command(&["PTTL", name]).int();
-        let renewed = left > last.saturating_add(20);
-        last = left;
-        renewed
-    })
-    .await;
-}
-
-/// What is believed here ends before what the server keeps.
-#[track_caller]
-fn believes_no_longer_than_the_key_lives(lease: &Lease, server: &Server) {
-    let now = Instant::now();
-    let believed = now + lease.remaining();
-    let asked = Instant::now();
-    let left = server.command(&["PTTL", lease.name()]).int();
-    let left = u64::try_from(left).expect("a key with a time to live");
-    assert!(believed < asked + millis(left), "{:?} too long", believed - (asked + millis(left)));
-}
-
 /// Two processes at one pace, over which everything works, a wake-up too.
 async fn everything_works(pace: Pace, slow_start: bool) {
     const T: Duration = Duration::from_secs(6);
@@ -84,7 +52,7 @@ async fn everything_works(pace: Pace, slow_start: bool) {
     inner.unlock().await.expect("a lower count");
     let mut other = others.lock("job");
     let waiter = tokio::spawn(async move { other.lock().await.expect("a lease") });
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     eventually(LONG, || outer.state() == LeaseState::Held).await;
     assert!(!outer.token().is_cancelled());
     outer.unlock().await.expect("a release");
@@ -135,7 +103,7 @@ async fn a_slow_network_costs_its_round_trip_and_no_lease() {
     }
     pipe.set(slow);
     for _ in 0..2 {
-        renewal(&server, "first").await;
+        renewal(&server, "first", LONG).await;
         for lease in &held {
             eventually(LONG, || lease.remaining() > T / 2).await;
             believes_no_longer_than_the_key_lives(lease, &server);

@@ -125,50 +125,25 @@ async fn healing(cut: Cut) {
     .await;
 }
 
-#[test]
-fn when_requests_are_lost_the_holder_is_told_before_the_key_is_gone() {
-    let name = "when_requests_are_lost_the_holder_is_told_before_the_key_is_gone";
-    with_own_network(name, || lasting(Cut::Requests));
+/// Each runs again by its name, in a network of its own.
+macro_rules! in_own_networks {
+    ($($name:ident: $story:expr;)+) => {
+        $(
+            #[test]
+            fn $name() {
+                with_own_network(stringify!($name), || $story);
+            }
+        )+
+    };
 }
 
-#[test]
-fn when_replies_are_lost_renewals_stop_and_the_holder_is_told_before_the_key_is_gone() {
-    let name = "when_replies_are_lost_renewals_stop_and_the_holder_is_told_before_the_key_is_gone";
-    with_own_network(name, || lasting(Cut::Replies));
-}
-
-#[test]
-fn in_a_partition_the_holder_is_told_before_the_other_side_gets_the_lock() {
-    let name = "in_a_partition_the_holder_is_told_before_the_other_side_gets_the_lock";
-    with_own_network(name, || lasting(Cut::Both));
-}
-
-#[test]
-fn without_a_carrier_the_holder_is_told_before_the_other_side_gets_the_lock() {
-    let name = "without_a_carrier_the_holder_is_told_before_the_other_side_gets_the_lock";
-    with_own_network(name, || lasting(Cut::Cable));
-}
-
-#[test]
-fn requests_that_are_lost_for_a_while_cost_no_lease() {
-    let name = "requests_that_are_lost_for_a_while_cost_no_lease";
-    with_own_network(name, || healing(Cut::Requests));
-}
-
-#[test]
-fn replies_that_are_lost_for_a_while_cost_no_lease() {
-    let name = "replies_that_are_lost_for_a_while_cost_no_lease";
-    with_own_network(name, || healing(Cut::Replies));
-}
-
-#[test]
-fn connections_that_are_half_open_for_a_while_cost_no_lease() {
-    let name = "connections_that_are_half_open_for_a_while_cost_no_lease";
-    with_own_network(name, || healing(Cut::Both));
-}
-
-#[test]
-fn a_cable_that_is_out_for_a_while_costs_no_lease() {
-    let name = "a_cable_that_is_out_for_a_while_costs_no_lease";
-    with_own_network(name, || healing(Cut::Cable));
+in_own_networks! {
+    when_requests_are_lost_the_holder_is_told_before_the_key_is_gone: lasting(Cut::Requests);
+    when_replies_are_lost_renewals_stop_and_the_holder_is_told_before_the_key_is_gone: lasting(Cut::Replies);
+    in_a_partition_the_holder_is_told_before_the_other_side_gets_the_lock: lasting(Cut::Both);
+    without_a_carrier_the_holder_is_told_before_the_other_side_gets_the_lock: lasting(Cut::Cable);
+    requests_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Requests);
+    replies_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Replies);
+    connections_that_are_half_open_for_a_while_cost_no_lease: healing(Cut::Both);
+    a_cable_that_is_out_for_a_while_costs_no_lease: healing(Cut::Cable);
 }

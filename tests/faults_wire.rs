@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::look::fence_key;
+use common::look::{believes_no_longer_than_the_key_lives, fence_key, recorded, renewal};
 use common::{Mode, Proxy, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
@@ -33,38 +33,6 @@ fn exists(server: &Server, name: &str) -> bool {
     server.command(&["EXISTS", name]).int() == 1
 }
 
-/// The owner of a lock, and the hold count that the server has.
-#[track_caller]
-fn recorded(server: &Server, name: &str) -> (String, i64) {
-    let pairs = server.command(&["HGETALL", name]).pairs();
-    let [(owner, count)] = pairs.try_into().expect("one owner");
-    (owner, count.parse().expect("a count"))
-}
-
-/// Waits for the next renewal of a key.
-async fn renewal(server: &Server, name: &str) {
-    let mut connection = server.connection();
-    let mut last = i64::MAX;
-    eventually(LONG, || {
-        let left = connection.command(&["PTTL", name]).int();
-        let renewed = left > last.saturating_add(20);
-        last = left;
-        renewed
-    })
-    .await;
-}
-
-/// What is believed here ends before what the server keeps.
-#[track_caller]
-fn believes_no_longer_than_the_key_lives(lease: &Lease, server: &Server) {
-    let now = Instant::now();
-    let believed = now + lease.remaining();
-    let asked = Instant::now();
-    let left = server.command(&["PTTL", lease.name()]).int();
-    let left = u64::try_from(left).expect("a key with a time to live");
-    assert!(believed < asked + millis(left), "{:?} too long", believed - (asked + millis(left)));
-}
-
 /// Lock, enter again, be renewed, leave, unlock: all of it works, whatever happens to one reply.
 async fn life(server: &Server, leases: &LeaseManager, name: &str) {
     let mut lock = leases.lock(name);
@@ -75,7 +43,7 @@ async fn life(server: &Server, leases: &LeaseManager, name: &str) {
     believes_no_longer_than_the_key_lives(&outer, server);
     assert_eq!((outer.hold_count(), recorded(server, name).1), (2, 2), "{name}");
     assert_eq!(outer.fence(), inner.fence(), "{name}");
-    renewal(server, name).await;
+    renewal(server, name, LONG).await;
     eventually(LONG, || outer.state() == LeaseState::Held).await;
     believes_no_longer_than_the_key_lives(&outer, server);
     assert!(!outer.token().is_cancelled(), "{name}");
@@ -225,7 +193,7 @@ async fn the_renewal_after_a_hand_over_may_lose_its_reply() {
     // The next request with this owner is the renewal.
     proxy.drop_reply_of(1, &owner);
     eventually(LONG, || proxy.dropped() == 1).await;
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     eventually(LONG, || last.state() == LeaseState::Held).await;
     believes_no_longer_than_the_key_lives(&last, &server);
     assert!(!last.token().is_cancelled());
@@ -253,7 +221,7 @@ async fn a_late_copy_of_any_request_takes_nothing_from_its_holder_nor_from_the_n
     proxy.replay(&owner);
     assert_eq!((recorded(&server, "job"), reserved()), ((owner.clone(), 2), fences));
     inner.unlock().await.expect("a lower count");
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     let copies = proxy.replay(&owner);
     assert!(copies.len() >= 4, "{copies:?}");
     assert!(server.command(&["PTTL", "job"]).int() <= 2_000);
@@ -269,7 +237,7 @@ async fn a_late_copy_of_any_request_takes_nothing_from_its_holder_nor_from_the_n
         proxy.replay(&owner);
         assert_eq!((recorded(&server, "job"), reserved()), (theirs.clone(), fences));
     }
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     assert_eq!(next.state(), LeaseState::Held);
     next.unlock().await.expect("a release");
     assert!(!exists(&server, "job"));
@@ -345,7 +313,7 @@ async fn a_release_that_runs_after_it_was_given_up_is_nothing_to_the_next_holder
     assert_eq!(asked(), before);
     proxy.set(Mode::Pass);
     eventually(LONG, || asked() > before).await;
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     assert_eq!(recorded(&server, "job"), theirs);
     assert_eq!(next.state(), LeaseState::Held);
     next.unlock().await.expect("a release");

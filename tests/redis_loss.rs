@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::others;
+use common::look::{others, renewal};
 use common::trace::Trace;
 use common::{Mode, Proxy, Reply, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -50,19 +50,6 @@ fn end_of(server: &Server, key: &str) -> Instant {
     let now = Instant::now();
     let left = server.command(&["PTTL", key]).int();
     now + millis(u64::try_from(left).expect("a key with a time to live"))
-}
-
-/// Waits for the next renewal of `key`.
-async fn renewal(server: &Server, key: &str) {
-    let mut connection = server.connection();
-    let mut last = i64::MAX;
-    eventually(LONG, || {
-        let left = connection.command(&["PTTL", key]).int();
-        let renewed = left > last.saturating_add(20);
-        last = left;
-        renewed
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -172,7 +159,7 @@ async fn at_six_phases(mode: Mode) {
             let leases = connect(&proxy.url(), T).await;
             let rivals = connect(&server.url(), T).await;
             let lease = lock(&leases, &name).await;
-            renewal(&server, &name).await;
+            renewal(&server, &name, LONG).await;
             tokio::time::sleep(T / 3 * phase / 6).await;
 
             let lost = watch(&lease);
@@ -196,7 +183,7 @@ async fn at_six_phases(mode: Mode) {
             proxy.set(Mode::Pass);
             drop(lease);
             leases.close().await.expect("nothing to release");
-            renewal(&server, &name).await;
+            renewal(&server, &name, LONG).await;
             next.check().expect("the rival's");
             next.unlock().await.expect("a release");
         });
@@ -256,7 +243,7 @@ async fn a_reply_that_comes_late_does_not_make_the_lease_longer() {
         } else {
             let lease = lock(&leases, name).await;
             proxy.set(Mode::HoldReplies);
-            renewal(&server, name).await;
+            renewal(&server, name, LONG).await;
             tokio::time::sleep(LATE).await;
             proxy.set(Mode::Pass);
             lease
@@ -279,7 +266,7 @@ async fn when_the_server_is_killed_the_token_fires_within_the_time_to_live() {
     let proxy = Proxy::start(server.port());
     let leases = connect(&proxy.url(), T).await;
     let lease = lock(&leases, "job").await;
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     let lost = watch(&lease);
     // No renewal may come between the look at the key and the end of the server.
     proxy.set(Mode::HoldRequests);
@@ -300,7 +287,7 @@ async fn when_the_server_stands_still_the_token_fires_within_the_time_to_live() 
     let proxy = Proxy::start(server.port());
     let leases = connect(&proxy.url(), T).await;
     let lease = lock(&leases, "job").await;
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     let lost = watch(&lease);
     proxy.set(Mode::HoldRequests);
     tokio::time::sleep(millis(50)).await;
@@ -355,7 +342,7 @@ async fn a_restart_that_keeps_the_keys_keeps_the_leases() {
     let loading = || server.command(&["PTTL", "job"]).error().is_some();
     eventually(LONG, || !loading()).await;
     assert!(exists(&server, "job"), "the restart has lost it");
-    renewal(&server, "job").await;
+    renewal(&server, "job", LONG).await;
     lease.check().expect("held");
     lease.unlock().await.expect("a release");
     assert!(!exists(&server, "job"));

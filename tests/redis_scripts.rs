@@ -10,6 +10,7 @@ use common::{Reply, Resp, Server};
 
 const BATCH: &str = concat!(
     include_str!("../src/store/redis/scripts/common.lua"),
+    include_str!("../src/store/redis/scripts/publish.lua"),
     include_str!("../src/store/redis/scripts/wake.lua"),
     include_str!("../src/store/redis/scripts/acquire.lua"),
     include_str!("../src/store/redis/scripts/release.lua"),

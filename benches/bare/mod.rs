@@ -13,6 +13,7 @@ use std::time::Duration;
 /// leasehold's script for acquires and releases.
 pub const BATCH: &str = concat!(
     include_str!("../../src/store/redis/scripts/common.lua"),
+    include_str!("../../src/store/redis/scripts/publish.lua"),
     include_str!("../../src/store/redis/scripts/wake.lua"),
     include_str!("../../src/store/redis/scripts/acquire.lua"),
     include_str!("../../src/store/redis/scripts/release.lua"),

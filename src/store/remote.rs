@@ -1,5 +1,6 @@
 //! Settings of stores behind a network that a URL cannot say.
 
+use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
 use std::time::Duration;
 
@@ -20,8 +21,15 @@ pub(crate) struct Replicas {
 }
 
 impl Remote {
-    pub(crate) fn is_default(&self) -> bool {
-        self.replicas.is_none() && !self.has_tls()
+    /// For stores that are not Redis: nothing of this may be set.
+    pub(crate) fn refuse(&self) -> Result<()> {
+        if self.replicas.is_none() && !self.has_tls() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "replicas and TLS are settings for Redis; this store has neither",
+        ))
     }
 
     pub(crate) fn has_tls(&self) -> bool {

@@ -7,7 +7,9 @@ use super::remote::Remote;
 use super::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
 use super::{MemoryStore, Opening, Quorum, Store};
 use crate::clock::Clock;
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(not(all(feature = "redis", feature = "zookeeper")))]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,17 +58,12 @@ impl Target {
     }
 
     fn one(url: &str, common: &Common) -> Result<Self> {
-        let no_redis = url == "memory:" || url.starts_with("zookeeper:");
-        if no_redis && !common.remote.is_default() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "replicas and TLS are settings for Redis; this store has neither",
-            ));
-        }
         if url == "memory:" {
+            common.remote.refuse()?;
             return Ok(Self::Memory);
         }
         if url.starts_with("zookeeper:") {
+            common.remote.refuse()?;
             return Self::zookeeper(url, common);
         }
         Self::redis(url, common)

@@ -12,7 +12,7 @@ use leasehold::{Error, Lease, LeaseManager, Loss};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
-use super::{Server, eventually, within};
+use super::{Server, look, within};
 
 /// Far above what any step takes.
 pub const LONG: Duration = Duration::from_secs(15);
@@ -68,15 +68,7 @@ pub fn end_of(server: &Server, key: &str) -> Duration {
 
 /// Waits for the next renewal of `key`.
 pub async fn renewal(server: &Server, key: &str) {
-    let mut connection = server.connection();
-    let mut last = i64::MAX;
-    eventually(LONG, || {
-        let left = connection.command(&["PTTL", key]).int();
-        let renewed = left > last.saturating_add(20);
-        last = left;
-        renewed
-    })
-    .await;
+    look::renewal(server, key, LONG).await;
 }
 
 /// A resource that refuses whoever comes with a smaller fencing token than it has seen.

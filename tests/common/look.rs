@@ -1,6 +1,12 @@
 //! What the server can tell about its clients and their work.
 
+use std::time::{Duration, Instant};
+
+use leasehold::Lease;
+
+use super::eventually;
 use super::resp::Resp;
+use super::server::Server;
 
 /// How often a command was called since the server started or `CONFIG RESETSTAT`, calls from
 /// within scripts included.
@@ -40,4 +46,37 @@ pub fn channel(name: &str) -> String {
 /// Redisson's key of the fencing token of a lock whose name has no brace.
 pub fn fence_key(name: &str) -> String {
     format!("redisson_lock_token:{{{name}}}")
+}
+
+/// The owner of a lock, and the hold count that the server has.
+#[track_caller]
+pub fn recorded(server: &Server, name: &str) -> (String, i64) {
+    let pairs = server.command(&["HGETALL", name]).pairs();
+    let [(owner, count)] = pairs.try_into().expect("one owner");
+    (owner, count.parse().expect("a count"))
+}
+
+/// Waits for the next renewal of a key.
+pub async fn renewal(server: &Server, key: &str, limit: Duration) {
+    let mut connection = server.connection();
+    let mut last = i64::MAX;
+    eventually(limit, || {
+        let left = connection.command(&["PTTL", key]).int();
+        let renewed = left > last.saturating_add(20);
+        last = left;
+        renewed
+    })
+    .await;
+}
+
+/// What is believed here ends before what the server keeps.
+#[track_caller]
+pub fn believes_no_longer_than_the_key_lives(lease: &Lease, server: &Server) {
+    let now = Instant::now();
+    let believed = now + lease.remaining();
+    let asked = Instant::now();
+    let left = server.command(&["PTTL", lease.name()]).int();
+    let left = u64::try_from(left).expect("a key with a time to live");
+    let end = asked + Duration::from_millis(left);
+    assert!(believed < end, "{:?} too long", believed - end);
 }

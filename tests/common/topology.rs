@@ -1,12 +1,9 @@
 //! More than one server: a primary with replicas and sentinels, and a cluster.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::relay::{Flow, Relay};
 use super::resp::{Reply, Resp};
 use super::server::{Server, free_port};
 
@@ -53,7 +50,7 @@ pub struct Sentinels {
     pub servers: Vec<Server>,
     pub sentinels: Vec<Server>,
     /// What the replicas hear of the primary passes through these at first, if there are any.
-    pipes: Vec<Pipe>,
+    pipes: Vec<Relay>,
 }
 
 impl Sentinels {
@@ -74,11 +71,14 @@ impl Sentinels {
     fn start_as(lines: &str, piped: bool) -> Self {
         let options = ["--repl-diskless-sync-delay", "0"];
         let primary = Server::start_with(&options);
-        let pipes: Vec<Pipe> =
-            if piped { (0..2).map(|_| Pipe::start(primary.port())).collect() } else { Vec::new() };
+        let pipes: Vec<Relay> = if piped {
+            (0..2).map(|_| Relay::of_bytes(primary.port())).collect()
+        } else {
+            Vec::new()
+        };
         let mut servers = vec![primary];
         for index in 0..2 {
-            let port = pipes.get(index).map_or(servers[0].port(), Pipe::port).to_string();
+            let port = pipes.get(index).map_or(servers[0].port(), Relay::port).to_string();
             let of = [&options[..], &["--replicaof", "127.0.0.1", &port]].concat();
             servers.push(Server::start_with(&of));
         }
@@ -137,7 +137,7 @@ impl Sentinels {
     /// Cuts the replicas off; what the primary writes from now on never reaches them.
     pub fn cut_replicas(&self) {
         assert!(!self.pipes.is_empty(), "started without pipes");
-        self.pipes.iter().for_each(Pipe::stop);
+        self.pipes.iter().for_each(|pipe| pipe.set(Flow::Hold));
     }
 
     /// Waits until another than `old` is the primary, by the word of all sentinels and its own.
@@ -333,60 +333,5 @@ impl Cluster {
             let words = ["CLUSTER", "SETSLOT", &slot, "NODE", &target];
             assert_eq!(self.nodes[node].command(&words), Reply::Text("OK".to_owned()));
         }
-    }
-}
-
-/// Passes bytes on between a client and a server until it is told to stop, and then keeps them, with the
-/// connections open.
-pub struct Pipe {
-    port: u16,
-    stopped: Arc<AtomicBool>,
-}
-
-impl Pipe {
-    pub fn start(upstream: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        let stopped = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&stopped);
-        // It lives as long as the process, as do the servers that tests share.
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream)) else {
-                    continue;
-                };
-                let pairs = [(&client, &server), (&server, &client)];
-                for (from, to) in pairs {
-                    let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { continue };
-                    let stop = Arc::clone(&stop);
-                    thread::spawn(move || copy(from, to, &stop));
-                }
-            }
-        });
-        Self { port, stopped }
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-    }
-}
-
-fn copy(mut from: TcpStream, mut to: TcpStream, stopped: &AtomicBool) {
-    let mut bytes = [0; 4096];
-    while let Ok(count @ 1..) = from.read(&mut bytes) {
-        // What was read when the stop came is lost with the rest.
-        if stopped.load(Ordering::Acquire) {
-            thread::park();
-        }
-        if to.write_all(&bytes[..count]).is_err() {
-            break;
-        }
-    }
-    if !stopped.load(Ordering::Acquire) {
-        let _ = to.shutdown(Shutdown::Both);
     }
 }

@@ -67,6 +67,12 @@ impl Drop for Busy {
     }
 }
 
+impl AsRef<Lines> for Busy {
+    fn as_ref(&self) -> &Lines {
+        &self.0.lines
+    }
+}
+
 impl Lane {
     /// A lane, and the work that must run on the runtime where the link's connection lives.
     pub(super) fn new(lines: Lines) -> (Self, impl Future<Output = ()> + use<>) {
@@ -123,16 +129,17 @@ impl Lane {
     }
 }
 
-/// Runs a lone request in place. It may be moved to another runtime half way, and outlive its own.
-async fn run_alone<R: Request>(
+/// Runs a lone request in place. It may be moved to another runtime half way, and outlive its own. `busy`
+/// counts it.
+pub(super) async fn run_alone<R: Request>(
     request: R,
-    busy: Busy,
+    busy: impl AsRef<Lines>,
     ended: CancellationToken,
 ) -> Result<R::Verdict> {
     tokio::select! {
         biased;
         () = ended.cancelled() => Err(replies::gone()),
-        verdict = busy.0.lines.call_alone(&request) => verdict,
+        verdict = busy.as_ref().call_alone(&request) => verdict,
     }
 }
 

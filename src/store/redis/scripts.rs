@@ -38,13 +38,13 @@ pub(super) struct Scripts {
 }
 
 pub(super) static PLAIN: Scripts = Scripts {
-    batch: script!("common", "wake", "acquire", "release", "batch"),
-    force: script!("common", "wake", "force"),
+    batch: script!("common", "publish", "wake", "acquire", "release", "batch"),
+    force: script!("common", "publish", "wake", "force"),
 };
 /// In a cluster, where a message stays among the servers of its slot.
 pub(super) static SHARDED: Scripts = Scripts {
-    batch: script!("common", "wake_shard", "acquire", "release", "batch"),
-    force: script!("common", "wake_shard", "force"),
+    batch: script!("common", "publish_shard", "wake", "acquire", "release", "batch"),
+    force: script!("common", "publish_shard", "wake", "force"),
 };
 pub(super) static RENEW: Script = script!("common", "renew");
 pub(super) static INSPECT: Script = script!("inspect");

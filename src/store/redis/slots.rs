@@ -4,11 +4,10 @@
 //! leaves as calls of up to a hundred. Slots know nothing of each other, so a server that is down holds up
 //! only its own.
 
-use super::lane::{BATCH_SIZE, Item, Lines, Waiting};
+use super::lane::{BATCH_SIZE, Item, Lines, Waiting, run_alone};
 use super::replies;
 use super::requests::Request;
 use super::scripts::slot;
-use crate::error::Result;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -59,6 +58,12 @@ impl Drop for Busy {
                 slots.remove(&self.slot);
             }
         }
+    }
+}
+
+impl AsRef<Lines> for Busy {
+    fn as_ref(&self) -> &Lines {
+        &self.roads.lines
     }
 }
 
@@ -132,19 +137,6 @@ impl SlotLanes {
             self.roads.runtime.spawn(driver.run());
         }
         Box::pin(async move { verdict.await.unwrap_or_else(|_| Err(replies::gone())) })
-    }
-}
-
-/// Runs a lone request in place. It may be moved to another runtime half way, and outlive its own.
-async fn run_alone<R: Request>(
-    request: R,
-    busy: Busy,
-    ended: CancellationToken,
-) -> Result<R::Verdict> {
-    tokio::select! {
-        biased;
-        () = ended.cancelled() => Err(replies::gone()),
-        verdict = busy.roads.lines.call_alone(&request) => verdict,
     }
 }
 

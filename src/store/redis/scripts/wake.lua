@@ -1,4 +1,5 @@
--- Wakes who waits for a lock. A refused PUBLISH must not turn a done release into an error: -1 then.
+-- Wakes who waits for a lock, by the verb of the part before. A refused message must not turn a done
+-- release into an error: -1 then.
 local function wake(lock)
   local channel = 'redisson_lock__channel:'
   if string.find(lock, '{', 1, true) then
@@ -6,7 +7,7 @@ local function wake(lock)
   else
     channel = channel .. '{' .. lock .. '}'
   end
-  local listeners = redis.pcall('PUBLISH', channel, '0')
+  local listeners = redis.pcall(publish, channel, '0')
   if type(listeners) == 'table' then
     return -1
   end

@@ -1,0 +1,3 @@
+-- To whom a wake-up goes: to all who listen.
+local publish = 'PUBLISH'
+

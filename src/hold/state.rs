@@ -617,4 +617,135 @@ mod tests {
         assert_eq!(state.wake_at(&timing()), None);
         assert_eq!(state.next_op(at(1)), Next::Nothing);
     }
+
+    #[test]
+    fn nothing_is_sent_from_c_on_whoever_asks() {
+        let mut state = held();
+        assert_eq!(state.renew_early(&timing(), at(888)), Due::Nothing);
+        assert!(matches!(state.renew_early(&timing(), at(887)), Due::Renew(_)));
+        let mut left = held();
+        left.leave(&timing(), at(10));
+        assert_eq!(left.renew_early(&timing(), at(11)), Due::Nothing);
+    }
+
+    #[test]
+    fn a_renewal_comes_forward_only_when_nothing_speaks_against_it() {
+        let mut state = held();
+        assert!(!state.can_renew_at(at(333)), "it is due by itself");
+        assert!(state.can_renew_at(at(332)));
+        state.renew_now(at(100));
+        assert_eq!(state.wake_at(&timing()), Some(at(100)));
+        let attempt = renew(&mut state, 100);
+        assert!(!state.can_renew_at(at(101)), "one is under way");
+        verdict(&mut state, 110, attempt, 100, Err(unavailable()));
+        let next = state.wake_at(&timing());
+        assert!(!state.can_renew_at(at(111)), "it was just refused");
+        state.renew_now(at(111));
+        assert_eq!(state.wake_at(&timing()), next);
+    }
+
+    #[test]
+    fn what_was_lost_by_our_own_word_keeps_its_own_time_of_release() {
+        let mut state = held();
+        let attempt = renew(&mut state, 333);
+        state.lose(Loss::Closed, Some(at(400)));
+        verdict(&mut state, 350, attempt, 333, Ok(None));
+        assert_eq!(state.wake_at(&timing()), Some(at(400)));
+        state.owe(at(700));
+        assert_eq!(state.wake_at(&timing()), Some(at(400)));
+    }
+
+    #[test]
+    fn what_is_owed_is_owed_only_of_a_lost_hold() {
+        let mut state = held();
+        state.owe(at(700));
+        assert_eq!(state.wake_at(&timing()), Some(at(333)));
+        state.lose(Loss::Expired, None);
+        assert_eq!(state.wake_at(&timing()), None);
+        assert!(state.is_over());
+        state.owe(at(700));
+        assert!(!state.is_over());
+        assert_eq!(state.wake_at(&timing()), Some(at(700)));
+    }
+
+    #[test]
+    fn the_loss_is_told_while_it_lasts_and_when_it_was_found_at_the_end() {
+        let mut state = held();
+        assert_eq!(state.loss(), None);
+        state.lose(Loss::Taken, None);
+        assert_eq!(state.loss(), Some(Loss::Taken));
+
+        let mut state = held();
+        state.leave(&timing(), at(10));
+        state.next_op(at(10));
+        state.settled(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone))).unwrap_err();
+        assert_eq!(state.loss(), Some(Loss::Gone));
+    }
+
+    #[test]
+    fn a_key_of_another_type_is_a_loss_for_whoever_enters_or_leaves() {
+        let wrong = || Error::new(ErrorKind::WrongType, "test");
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        let failed = Entered::Failed(wrong());
+        state.entered(&timing(), at(11), 0.0, failed, true).unwrap_err();
+        assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
+
+        let mut state = held();
+        let error = state.settled(&timing(), at(11), Op::Record(1), Err(wrong())).unwrap_err();
+        assert_eq!(error.loss(), Some(Loss::Taken));
+        assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
+    }
+
+    #[test]
+    fn a_chain_of_holders_ends_by_its_own_time_and_count() {
+        let mut state = held();
+        let chain = timing().longest_chain;
+        assert!(state.may_pass(&timing(), at(99), 1));
+        assert!(!state.may_pass(&timing(), Instant::ZERO + chain, 1));
+        // A renewal on the way does not make the chain young again.
+        let attempt = match state.renew_early(&timing(), at(20)) {
+            Due::Renew(attempt) => attempt.number,
+            due => panic!("{due:?}"),
+        };
+        assert!(!state.may_pass(&timing(), at(21), 1), "a renewal is under way");
+        state.renewed(&timing(), at(30), 0.0, (attempt, at(20), true), Ok(None));
+        let mut next = state.pass(None);
+        assert_eq!(state.phase(), Phase::Released);
+        assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
+        assert!(next.may_pass(&timing(), at(40), 2));
+        assert!(!next.may_pass(&timing(), Instant::ZERO + chain, 2));
+        match next.renew_early(&timing(), at(40)) {
+            Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(20), "known from before"),
+            due => panic!("{due:?}"),
+        }
+        let ends = State::granted(at(0), at(333), Some(at(50)), None);
+        assert!(ends.may_pass(&timing(), at(49), 1));
+        assert!(!ends.may_pass(&timing(), at(50), 1), "max_hold ends it");
+    }
+
+    #[test]
+    fn one_forgotten_lease_of_two_leaves_the_hold_as_it_is() {
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        let granted = Entered::Granted { sent: at(10), count: 2 };
+        state.entered(&timing(), at(11), 0.0, granted, true).unwrap();
+        state.forget();
+        assert_eq!(state.phase(), Phase::Held);
+        assert!(state.wake_at(&timing()).is_some(), "still renewed");
+
+        let mut entering = held();
+        entering.enter(&timing(), at(10));
+        entering.forget();
+        assert_eq!(entering.phase(), Phase::Held, "the one who enters decides");
+    }
+
+    #[test]
+    fn one_at_a_time_settles() {
+        let mut state = held();
+        assert!(state.begin_reaping());
+        assert!(!state.begin_reaping());
+        state.end_reaping();
+        assert!(state.begin_reaping());
+    }
 }

@@ -317,3 +317,74 @@ impl Drop for Subscription {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Mode;
+    use uuid::Uuid;
+
+    const TTL: Duration = Duration::from_secs(1);
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    fn take(state: &mut State, name: &str, now: Instant) -> u64 {
+        let request = Acquire {
+            name: Name::new(name).unwrap(),
+            token: Token::new(Uuid::from_u128(1), 1),
+            mode: Mode::Exclusive,
+            count: 1,
+            ttl: TTL,
+            fencing: Some(Fencing { retention: Some(TTL * 2), block: 10 }),
+            timeout: TTL,
+        };
+        match state.acquire(&request, now) {
+            Acquired::Granted { fence, .. } => fence.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn take_many(state: &mut State, names: std::ops::Range<usize>, now: Instant) {
+        for i in names {
+            take(state, &format!("n:{i}"), now);
+        }
+    }
+
+    #[test]
+    fn fencing_tokens_grow_by_blocks_and_with_the_time() {
+        let mut state = State::default();
+        assert_eq!(take(&mut state, "n", at(1000)), 1_000_000, "microseconds of the clock");
+        state.holds.clear();
+        assert_eq!(take(&mut state, "n", at(1000)), 1_000_010, "after the block");
+        state.holds.clear();
+        assert_eq!(take(&mut state, "n", at(2000)), 2_000_000);
+    }
+
+    #[test]
+    fn the_dead_are_swept_out_when_they_are_many_and_then_twice_as_many() {
+        let count = |state: &State| (state.holds.len(), state.fences.len());
+        let mut state = State::default();
+        take_many(&mut state, 0..100, at(0));
+        take_many(&mut state, 100..101, at(9_000));
+        assert_eq!(count(&state), (101, 101), "few dead ones may stay");
+
+        let mut state = State::default();
+        take_many(&mut state, 0..513, at(0));
+        assert_eq!(count(&state), (513, 513), "none of them is dead");
+        take_many(&mut state, 513..520, at(1_500));
+        assert_eq!(count(&state), (520, 520), "not before there are twice as many");
+        take_many(&mut state, 520..1_024, at(1_500));
+        assert_eq!(count(&state), (1_024, 1_024));
+        take_many(&mut state, 1_024..1_025, at(1_500));
+        // Those of 0 are dead; a fencing token is remembered for longer than its hold lives.
+        assert_eq!(count(&state), (512, 1_025));
+        let missing: usize = 2 * (1_024 - 513 + 1_024) - 512 - 1_025;
+        let names = 1_025..1_025 + missing.div_ceil(2);
+        take_many(&mut state, names.clone(), at(2_500));
+        take_many(&mut state, names.end..names.end + 1, at(3_500));
+        // What was to live until 3.5 s is dead at 3.5 s.
+        assert_eq!(count(&state), (1, names.len() + 1));
+    }
+}

@@ -135,7 +135,6 @@ impl State {
         let unsure_until = self.unsure_until.take();
         let next = Self {
             renewal: self.renewal,
-            attempts: self.attempts,
             granted: self.granted,
             passed: self.passed + 1,
             fence_kept: self.fence_kept,

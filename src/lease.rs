@@ -177,10 +177,11 @@ impl Lease {
         self.hold.remaining(self.core())
     }
 
-    /// Makes sure that at least `min` [remains](Lease::remaining), renewing now if less does.
+    /// Makes sure that at least `min` [remains](Lease::remaining), waiting for a renewal if less does.
     ///
-    /// Use it before a step that cannot be stopped half way. It waits for a renewal, retried as
-    /// the watchdog does, so it ends when the lease is lost at the latest.
+    /// Use it before a step that cannot be stopped half way. It returns at once while all is well. Less than
+    /// half of the time to live remains only when a renewal is late, and the watchdog is trying then; so
+    /// it ends when the lease is lost at the latest.
     ///
     /// # Errors
     ///
@@ -221,8 +222,8 @@ impl Lease {
                     "max_hold ends this lease in less than {min:?}"
                 )));
             }
-            self.hold.renew_now(core);
-            // What changed before this line is seen by the next look, what comes later wakes us.
+            // So late, a renewal is under way or due: the first leaves after a third of T. What changed
+            // before this line is seen by the next look, what comes later wakes us.
             let mut changed = pin!(self.hold.changed());
             changed.as_mut().enable();
             if self.check().is_ok() && self.remaining() < min {

@@ -354,13 +354,6 @@ impl Hold {
         });
     }
 
-    /// Lets the watchdog renew now; changes nothing if it is about to.
-    pub(crate) fn renew_now(self: &Arc<Self>, core: &Arc<Core>) {
-        if self.lock().state.can_renew_at(core.now()) {
-            self.update(core, |state, now| state.renew_now(now));
-        }
-    }
-
     /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
     /// the fencing token. With the same `jitter`, what was renewed together is due together.
     pub(crate) fn renewed(

@@ -261,18 +261,6 @@ impl State {
         }
     }
 
-    /// Whether the next renewal is later than `now`, and nothing speaks against it being now.
-    pub(super) fn can_renew_at(&self, now: Instant) -> bool {
-        self.phase == Phase::Held && matches!(self.renewal, Renewal::Due(at) if at > now)
-    }
-
-    /// Makes a renewal due, unless one is under way or was just refused.
-    pub(super) fn renew_now(&mut self, now: Instant) {
-        if self.can_renew_at(now) {
-            self.renewal = Renewal::Due(now);
-        }
-    }
-
     /// The verdict on renewal `attempt`, which left at `sent`.
     pub(super) fn renewed(
         &mut self,
@@ -626,22 +614,6 @@ mod tests {
         let mut left = held();
         left.leave(&timing(), at(10));
         assert_eq!(left.renew_early(&timing(), at(11)), Due::Nothing);
-    }
-
-    #[test]
-    fn a_renewal_comes_forward_only_when_nothing_speaks_against_it() {
-        let mut state = held();
-        assert!(!state.can_renew_at(at(333)), "it is due by itself");
-        assert!(state.can_renew_at(at(332)));
-        state.renew_now(at(100));
-        assert_eq!(state.wake_at(&timing()), Some(at(100)));
-        let attempt = renew(&mut state, 100);
-        assert!(!state.can_renew_at(at(101)), "one is under way");
-        verdict(&mut state, 110, attempt, 100, Err(unavailable()));
-        let next = state.wake_at(&timing());
-        assert!(!state.can_renew_at(at(111)), "it was just refused");
-        state.renew_now(at(111));
-        assert_eq!(state.wake_at(&timing()), next);
     }
 
     #[test]

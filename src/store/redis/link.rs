@@ -171,3 +171,62 @@ fn io_failure(text: &str) -> &'static str {
         "the connection to the server failed"
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fred::error::{Error as FredError, ErrorKind as Kind};
+    use std::error::Error as _;
+
+    fn sort(kind: Kind, text: &str) -> Error {
+        sorted(&FredError::new(kind, text.to_owned()))
+    }
+
+    #[test]
+    fn the_servers_words_come_first() {
+        for kind in [Kind::Unknown, Kind::IO, Kind::Timeout, Kind::Auth] {
+            let error = sort(kind.clone(), "READONLY You can't write against a read only replica.");
+            assert_eq!(error.kind(), ErrorKind::Rejected, "{kind:?}");
+            // A refusal inside a script has no word of its own, and may come after a write.
+            let error = sort(kind.clone(), "ERR The user executing the script can't run this");
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::Unknown));
+            let error = sort(kind, "LOADING Redis is loading the dataset in memory");
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::NotExecuted));
+        }
+    }
+
+    #[test]
+    fn then_what_the_client_knows_and_what_may_have_been_done() {
+        use ErrorKind::{Denied, Unavailable};
+        for (kind, text, sorted, fate, says) in [
+            (Kind::Auth, "no", Denied, Fate::NotExecuted, "user or password"),
+            (Kind::Timeout, "", Unavailable, Fate::Unknown, "in time"),
+            (
+                Kind::IO,
+                "Broken pipe",
+                Unavailable,
+                Fate::Unknown,
+                "connection to the server failed",
+            ),
+            (Kind::IO, "ConnectionRefused", Unavailable, Fate::Unknown, "nobody listens"),
+            (Kind::IO, "NotFound", Unavailable, Fate::Unknown, "no such socket"),
+            (Kind::Canceled, "", Unavailable, Fate::Unknown, "was closed"),
+            (Kind::Backpressure, "", Unavailable, Fate::NotExecuted, "queue is full"),
+            (Kind::Protocol, "", Unavailable, Fate::Unknown, "is it Redis?"),
+            (Kind::Parse, "", Unavailable, Fate::Unknown, "is it Redis?"),
+            (Kind::Unknown, "what?", Unavailable, Fate::Unknown, "(what?)"),
+        ] {
+            let error = sort(kind.clone(), text);
+            assert_eq!((error.kind(), error.fate()), (sorted, fate), "{kind:?} {text}");
+            assert!(error.to_string().contains(says), "{kind:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_clients_words_stay_in_the_source_without_the_arguments() {
+        let error = sort(Kind::IO, "Broken pipe, with args: secret");
+        let source = error.source().map(ToString::to_string).unwrap_or_default();
+        assert!(source.contains("Broken pipe") && !source.contains("secret"), "{source}");
+        assert!(!error.to_string().contains("Broken pipe"), "{error}");
+    }
+}

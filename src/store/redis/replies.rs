@@ -180,6 +180,9 @@ mod tests {
         use Fate::*;
         let table = [
             ("MOVED 3999 127.0.0.1:6381", Unavailable, NotExecuted),
+            ("ASK 3999 127.0.0.1:6381", Unavailable, NotExecuted),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable, NotExecuted),
+            ("CLUSTERDOWN The cluster is down", Unavailable, NotExecuted),
             ("LOADING Redis is loading the dataset in memory", Unavailable, NotExecuted),
             ("BUSY Redis is busy running a script.", Unavailable, NotExecuted),
             ("MASTERDOWN Link with MASTER is down", Unavailable, NotExecuted),
@@ -208,6 +211,13 @@ mod tests {
             ),
             ("CROSSSLOT Keys in request don't hash to the same slot", Invalid, NotExecuted),
             ("LEASEHOLD bad argument x", Invalid, NotExecuted),
+            (
+                "ERR AUTH <password> called without any password configured for the default user.",
+                Denied,
+                NotExecuted,
+            ),
+            ("ERR invalid password", Denied, NotExecuted),
+            ("ERR DB index is out of range", Invalid, NotExecuted),
             ("ERR something new", Unavailable, Unknown),
             ("", Unavailable, Unknown),
         ];
@@ -215,6 +225,8 @@ mod tests {
             let error = sort(text);
             assert_eq!((error.kind(), error.fate()), (kind, fate), "{text}");
             assert!(error.to_string().contains(text), "{error}");
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            assert_eq!(source.as_deref(), Some(text), "the server's own words");
         }
     }
 

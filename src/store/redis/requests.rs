@@ -221,3 +221,34 @@ pub(super) fn renewed(element: &Element) -> Result<Option<Absence>> {
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_replicas_as_were_asked_for_confirm_a_grant() {
+        let wait = Some(Replicas { count: 2, timeout: Duration::from_millis(10) });
+        let rest = [Element::Int(1), Element::Int(7)];
+        let ask = |last: Option<Element>| {
+            let mut reply: Vec<Element> = rest.iter().cloned().chain(last).collect();
+            (confirmed(wait, &mut reply), reply)
+        };
+        for enough in [2, 3] {
+            let (result, reply) = ask(Some(Element::Int(enough)));
+            result.unwrap();
+            assert_eq!(reply, rest, "the answers are what is left");
+        }
+        for few in [0, 1] {
+            let error = ask(Some(Element::Int(few))).0.unwrap_err();
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Rejected, Fate::Executed));
+        }
+        let refused = Element::Text("NOPERM this user has no permissions to run 'wait'".to_owned());
+        let error = ask(Some(refused)).0.unwrap_err();
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::Unknown));
+        assert!(confirmed(wait, &mut Vec::new()).is_err());
+        let mut reply = rest.to_vec();
+        confirmed(None, &mut reply).unwrap();
+        assert_eq!(reply, rest, "without replicas nothing was waited for");
+    }
+}

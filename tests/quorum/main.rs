@@ -3,6 +3,7 @@
 mod fates;
 mod nodes;
 mod splits;
+mod store;
 mod verdicts;
 
 use leasehold::store::{MemoryStore, Name, Quorum, Store};

@@ -29,7 +29,9 @@
 //! **Not promised:** how long somebody else's hold has left ([`Holding::remaining`] is `None`). A node that an
 //! operator deletes is noticed at the next renewal. A process that is stopped while it is the first to wait
 //! keeps the others waiting until its session ends. Since each grant has one fencing token, a lock is
-//! handed on in memory only with [`fencing(false)`](crate::Builder::fencing). TLS is not supported.
+//! handed on in memory only with [`fencing(false)`](crate::Builder::fencing). TLS is not supported: the
+//! client library's brings a second cryptography along, which leaves rustls without a default, and code that is no
+//! longer maintained. A tunnel on the same machine does it.
 //!
 //! **Users:** `zookeeper://user:password@host:2181,host:2181/path`, percent-encoded, is authentication by the scheme
 //! `digest`. All nodes that leasehold then makes, also those of `<path>`, are this user's alone; without a user

@@ -122,7 +122,7 @@ mod tests {
             ("zookeeper://zk1/a/../b", "path makes no sense"),
             ("zookeeper://zk1/a?b=c", "path makes no sense"),
             ("zookeeper://me:hunter2@", "servers make no sense"),
-            ("zookeeper://me:hunter2@zk1,you:hunter2@zk2", "servers make no sense"),
+            ("zookeeper://me:hunter2@zk1,you:hunter2@zk2", "cannot be read"),
             ("zookeeper://me:hunter2/3@zk1", "servers make no sense"),
             ("zookeeper://me:hunter2@zk1/a b", "path makes no sense"),
             ("zookeeper://hunter2@zk1", "has no password"),

@@ -19,6 +19,10 @@ impl User {
         let Some((user, password)) = text.split_once(':') else {
             return Err(invalid("user has no password"));
         };
+        // Else a user for each server would make a password of all but the last.
+        if text.contains(['@', ',']) {
+            return Err(invalid("credentials cannot be read"));
+        }
         let decoded = |text| decode(text).ok_or_else(|| invalid("credentials cannot be read"));
         let (user, password) = (decoded(user)?, decoded(password)?);
         if user.is_empty() || password.is_empty() {
@@ -84,6 +88,7 @@ mod tests {
             ("me:hunter2%4", "cannot be read"),
             ("me:hunter2%+1", "cannot be read"),
             ("me:hunter2%FF", "cannot be read"),
+            ("me:hunter2@zk1,you:hunter2", "cannot be read"),
         ] {
             let error = User::parse(text).unwrap_err();
             let shown = format!("{error} {error:?}");

@@ -42,6 +42,8 @@ struct State {
     /// Of which kind of request the next reply is to be lost, and its connection with it.
     lose: Option<i32>,
     lost: usize,
+    /// With that reply all connections, until it is told otherwise.
+    then_refuse: bool,
     requests: Vec<(i32, Instant)>,
 }
 
@@ -67,8 +69,15 @@ impl Relay {
     fn start(upstream: u16, framed: bool) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let (lose, requests, streams) = (None, Vec::new(), Vec::new());
-        let state = State { flow: Flow::Pass, stopped: false, streams, lose, lost: 0, requests };
+        let state = State {
+            flow: Flow::Pass,
+            stopped: false,
+            streams: Vec::new(),
+            lose: None,
+            lost: 0,
+            then_refuse: false,
+            requests: Vec::new(),
+        };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(Shared { upstream, framed, state, changed });
         let accepting = Arc::clone(&shared);
@@ -107,6 +116,12 @@ impl Relay {
     /// reply on.
     pub fn lose_reply_of(&self, kind: i32) {
         self.shared.lock().lose = Some(kind);
+    }
+
+    /// As [`Self::lose_reply_of`]; from then on connections are refused.
+    pub fn lose_reply_and_refuse(&self, kind: i32) {
+        self.shared.lock().then_refuse = true;
+        self.lose_reply_of(kind);
     }
 
     /// How many replies were lost so.
@@ -232,7 +247,12 @@ impl Shared {
             self.until_it_flows()?;
             // The first frame of each side is about the session.
             if self.framed && !std::mem::take(&mut first) && !look(&bytes) {
-                self.lock().lost += 1;
+                let mut state = self.lock();
+                state.lost += 1;
+                if std::mem::take(&mut state.then_refuse) {
+                    state.flow = Flow::Refuse;
+                    state.close_all();
+                }
                 return Ok(());
             }
             to.write_all(&bytes)?;

@@ -285,7 +285,7 @@ impl Attempt<'_> {
         }
         let directory = self.directory();
         if !self.session.line(&directory).await?.is_empty() {
-            return Ok(Acquired::Held { remaining: None });
+            return Ok(self.refused());
         }
         self.create(&directory).await
     }
@@ -365,7 +365,14 @@ impl Attempt<'_> {
             self.recipe.sweep(&own.session, name, *token).await?;
         }
         self.recipe.holds.remove(name, *token);
-        Ok(Acquired::Held { remaining: None })
+        Ok(self.refused())
+    }
+
+    /// Its process may have taken over a place for a grant that came too late, or whose node was deleted.
+    fn refused(&self) -> Acquired {
+        let places = self.recipe.places();
+        places.get(&self.request.name).into_iter().flatten().for_each(|place| place.queue_again());
+        Acquired::Held { remaining: None }
     }
 }
 

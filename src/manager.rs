@@ -66,8 +66,8 @@ impl LeaseManager {
     ///   primary that these sentinels name; `&sentinelUsername=` and `&sentinelPassword=` if they want a user;
     /// - `redis-cluster://user:password@host:6379?node=host2:6379` - a cluster, of which these nodes are asked;
     /// - `rediss-sentinel://…`, `rediss-cluster://…` - the same over TLS.
-    /// - `zookeeper://host:2181,host:2181/path` - a [ZooKeeper](crate::store#zookeeper) server or ensemble, with
-    ///   the feature `zookeeper`.
+    /// - `zookeeper://user:password@host:2181,host:2181/path` - a [ZooKeeper](crate::store#zookeeper) server or
+    ///   ensemble, with the feature `zookeeper` (user, password and path are optional).
     /// - `redis://a,redis://b,redis://c` - a [`Quorum`](crate::store::Quorum) of 3 to 15 independent servers. A
     ///   minority may be down: it is tried again in the background.
     ///

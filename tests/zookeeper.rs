@@ -223,6 +223,33 @@ async fn a_lost_answer_to_a_waiters_creation_leaves_one_node() {
 }
 
 #[tokio::test]
+async fn a_place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let look = Look::at(&server.hosts()).await;
+    let holder = connect(&server.url()).await;
+    // No heartbeat comes between, and nobody is let in by the clock.
+    let leases = LeaseManager::builder().ttl(T * 20).poll_bound(LONG * 4);
+    let leases = leases.connect(&relay.url()).await.expect("the server is there");
+    let lease = holder.lock("job").lock().await.expect("free");
+    let mut lock = leases.lock("job");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    look.until_nodes("job", 2).await;
+    relay.lose_reply_and_refuse(request::SET_DATA);
+    lease.unlock().await.expect("released");
+    common::eventually(LONG, || relay.lost() == 1).await;
+    // Its node is first and has its token, when an operator deletes it.
+    let nodes = look.nodes("job").await;
+    assert_eq!(nodes.len(), 1, "{nodes:?}");
+    look.0.delete(&format!("{}/{}", directory("job"), nodes[0]), None).await.expect("deleted");
+    relay.set(Flow::Pass);
+    let lease = within(LONG, waiter).await.expect("it runs").expect("in the end");
+    lease.check().expect("held");
+    lease.unlock().await.expect("released");
+    look.until_nodes("job", 0).await;
+}
+
+#[tokio::test]
 async fn a_lost_answer_to_a_release_leaves_no_node() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));

@@ -5,7 +5,7 @@ mod common;
 
 use common::relay::{Flow, Relay};
 use common::within;
-use common::zookeeper::{Look, Ports, ZooKeeper};
+use common::zookeeper::{Look, ZooKeeper};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{Lease, LeaseManager};
 use std::sync::Arc;
@@ -211,49 +211,17 @@ async fn a_holder_on_a_frozen_member_is_told_before_the_next_is_let_in() {
 /// Its member goes on answering reads and pings for as long as it does not notice.
 #[tokio::test]
 async fn a_holder_on_a_member_that_is_cut_off_is_told_before_the_next_is_let_in() {
-    let (servers, cut) = ensemble_with_a_cut();
-    let (holder, rival) =
-        (connect(&servers.url_of(2), T).await, connect(&servers.url_of(0), T).await);
+    let (servers, links) = ZooKeeper::linked();
     for round in 0..2 {
+        let leader = servers.leader();
+        let cut = (leader + 1) % 3;
+        let (holder, rival) =
+            (connect(&servers.url_of(cut), T).await, connect(&servers.url_of(leader), T).await);
         let name = format!("job:{round}");
-        contest(&holder, &rival, &name, async || {
-            cut.iter().for_each(|relay| relay.set(Flow::Hold))
-        })
-        .await;
-        cut.iter().for_each(|relay| relay.set(Flow::Refuse));
-        cut.iter().for_each(|relay| relay.set(Flow::Pass));
+        contest(&holder, &rival, &name, async || links.set(cut, Flow::Hold)).await;
+        links.heal();
         assert!(servers.wait_for(&[0, 1, 2]));
         let lease = within(LONG, holder.lock(&name).lock()).await.expect("free");
         lease.unlock().await.expect("released");
     }
-}
-
-/// Three members, of which the last reaches the others by relays only, and is reached by nobody. It calls the
-/// others in elections, since its number is the highest; and it follows, since it is the last to come.
-fn ensemble_with_a_cut() -> (ZooKeeper, Vec<Relay>) {
-    for _ in 0..5 {
-        let servers = ZooKeeper::prepare(3);
-        let (here, nobody) = (ZooKeeper::ports(), ZooKeeper::ports()[0]);
-        let cut: Vec<Relay> = here[..2]
-            .iter()
-            .flat_map(|ports| [ports.quorum, ports.election])
-            .map(Relay::of_bytes)
-            .collect();
-        let by_relay =
-            |at: usize| Ports { quorum: cut[2 * at].port(), election: cut[2 * at + 1].port() };
-        servers.configure(0, &[here[0], here[1], nobody]);
-        servers.configure(1, &[here[0], here[1], nobody]);
-        servers.configure(2, &[by_relay(0), by_relay(1), here[2]]);
-        servers.launch(0);
-        servers.launch(1);
-        if !servers.wait_for(&[0, 1]) {
-            continue;
-        }
-        servers.launch(2);
-        if servers.wait_for(&[2]) {
-            assert_eq!(servers.mode(2).as_deref(), Some("follower"));
-            return (servers, cut);
-        }
-    }
-    panic!("no ensemble of ZooKeeper servers came up");
 }

@@ -29,8 +29,17 @@
 //! **Not promised:** how long somebody else's hold has left ([`Holding::remaining`] is `None`). A node that an
 //! operator deletes is noticed at the next renewal. A process that is stopped while it is the first to wait
 //! keeps the others waiting until its session ends. Since each grant has one fencing token, a lock is
-//! handed on in memory only with [`fencing(false)`](crate::Builder::fencing). Credentials, TLS and access control
-//! are not supported yet: the nodes are open to all who reach the servers.
+//! handed on in memory only with [`fencing(false)`](crate::Builder::fencing). TLS is not supported: the
+//! client library's brings a second cryptography along, which leaves rustls without a default, and code that is no
+//! longer maintained. A tunnel on the same machine does it.
+//!
+//! **Users:** `zookeeper://user:password@host:2181,host:2181/path`, percent-encoded, is authentication by the scheme
+//! `digest`. All nodes that leasehold then makes, also those of `<path>`, are this user's alone; without a user
+//! they are open to all who reach the servers. Who may not is told so, by [`Denied`](crate::ErrorKind::Denied). Rights to
+//! `<path>/leasehold/locks` and `<path>/leasehold/sessions` are enough where an operator has made these two.
+//! Users who share these, but no rights, do not share names: whoever comes first to a name has its directory
+//! for as long as it is used, and then until the servers clear it away, about a minute. The password passes the network
+//! as it is.
 //!
 //! **Costs:** a free lock 2 round trips, of which 1 is a write to the quorum; one that was waited for 1 write
 //! after the wake-up; entering again, leaving and the release 1 write each. A session writes once in each

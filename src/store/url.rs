@@ -7,11 +7,13 @@ use super::remote::Remote;
 use super::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
 use super::{MemoryStore, Opening, Quorum, Store};
 use crate::clock::Clock;
-#[cfg(not(all(feature = "redis", feature = "zookeeper")))]
-use crate::error::ErrorKind;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What others call ZooKeeper over TLS.
+const SECURE_ZOOKEEPER: [&str; 4] =
+    ["zookeepers:", "zookeeper+tls:", "zookeeper+ssl:", "zookeeper-tls:"];
 
 /// What the stores of a manager have in common.
 #[derive(Clone, Debug)]
@@ -58,6 +60,14 @@ impl Target {
     }
 
     fn one(url: &str, common: &Common) -> Result<Self> {
+        let tls = common.remote.has_tls() && url.starts_with("zookeeper:");
+        if tls || SECURE_ZOOKEEPER.iter().any(|scheme| url.starts_with(scheme)) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "TLS to ZooKeeper is not supported; write zookeeper:// to the near end of a tunnel that speaks it, \
+                 and leave tls_ca and tls_identity out",
+            ));
+        }
         if url == "memory:" {
             common.remote.refuse()?;
             return Ok(Self::Memory);
@@ -214,6 +224,27 @@ mod tests {
         ];
         for (text, urls) in table {
             assert_eq!(list(text), urls, "{text}");
+        }
+    }
+
+    #[test]
+    fn tls_to_zookeeper_is_told_to_be_missing() {
+        let second = Duration::from_secs(1);
+        let common =
+            |remote| Common { prefix: String::new(), ttl: second, attempt: second, remote };
+        let ca = || Remote { ca: Some(Vec::new()), ..Remote::default() };
+        let identity = Remote { identity: Some((Vec::new(), Vec::new())), ..Remote::default() };
+        for (url, remote) in [
+            ("zookeepers://me:hunter2@zk1", Remote::default()),
+            ("zookeeper+tls://me:hunter2@zk1", Remote::default()),
+            ("zookeeper://me:hunter2@zk1", ca()),
+            ("zookeepers://me:hunter2@zk1", ca()),
+            ("zookeeper://me:hunter2@zk1", identity),
+        ] {
+            let error = Target::parse(url, &common(remote)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let text = error.to_string();
+            assert!(text.contains("a tunnel") && !text.contains("hunter2"), "{url}: {text}");
         }
     }
 

@@ -7,6 +7,7 @@
 // Every test binary uses its own part of this module.
 #![allow(dead_code, unused_imports)]
 
+pub mod beliefs;
 #[cfg(target_os = "linux")]
 pub mod fault;
 pub mod frame;

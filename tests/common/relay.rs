@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use leasehold::clock::{Clock, Instant};
 
@@ -15,6 +16,8 @@ pub enum Flow {
     Hold,
     /// Connections are closed, and new ones at once.
     Refuse,
+    /// Who made a connection sees it closed, and new ones at once; who accepted it hears nothing more.
+    Orphan,
 }
 
 /// A relay on a port of its own, with threads of its own.
@@ -34,10 +37,13 @@ struct Shared {
 struct State {
     flow: Flow,
     stopped: bool,
-    streams: Vec<TcpStream>,
+    /// Each with who made it and who accepted it.
+    streams: Vec<(TcpStream, TcpStream)>,
     /// Of which kind of request the next reply is to be lost, and its connection with it.
     lose: Option<i32>,
     lost: usize,
+    /// With that reply all connections, until it is told otherwise.
+    then_refuse: bool,
     requests: Vec<(i32, Instant)>,
 }
 
@@ -63,8 +69,15 @@ impl Relay {
     fn start(upstream: u16, framed: bool) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let (lose, requests, streams) = (None, Vec::new(), Vec::new());
-        let state = State { flow: Flow::Pass, stopped: false, streams, lose, lost: 0, requests };
+        let state = State {
+            flow: Flow::Pass,
+            stopped: false,
+            streams: Vec::new(),
+            lose: None,
+            lost: 0,
+            then_refuse: false,
+            requests: Vec::new(),
+        };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(Shared { upstream, framed, state, changed });
         let accepting = Arc::clone(&shared);
@@ -91,8 +104,10 @@ impl Relay {
     pub fn set(&self, flow: Flow) {
         let mut state = self.shared.lock();
         state.flow = flow;
-        if flow == Flow::Refuse {
-            state.close_all();
+        match flow {
+            Flow::Pass | Flow::Hold => {}
+            Flow::Refuse => state.close_all(),
+            Flow::Orphan => state.streams.iter().for_each(|(maker, _)| close(maker)),
         }
         self.shared.changed.notify_all();
     }
@@ -101,6 +116,12 @@ impl Relay {
     /// reply on.
     pub fn lose_reply_of(&self, kind: i32) {
         self.shared.lock().lose = Some(kind);
+    }
+
+    /// As [`Self::lose_reply_of`]; from then on connections are refused.
+    pub fn lose_reply_and_refuse(&self, kind: i32) {
+        self.shared.lock().then_refuse = true;
+        self.lose_reply_of(kind);
     }
 
     /// How many replies were lost so.
@@ -129,10 +150,16 @@ impl Drop for Relay {
 
 impl State {
     fn close_all(&mut self) {
-        for stream in self.streams.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
+        for (maker, accepter) in self.streams.drain(..) {
+            close(&maker);
+            close(&accepter);
         }
     }
+}
+
+/// It may be closed already.
+fn close(stream: &TcpStream) {
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 /// The request of a connection whose reply is to be lost.
@@ -145,14 +172,19 @@ impl Shared {
 
     /// Waits while nothing may pass; an error when all is over.
     fn until_it_flows(&self) -> io::Result<()> {
-        let mut state = self.lock();
-        while state.flow == Flow::Hold && !state.stopped {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let state = self.wait_while(|flow| matches!(flow, Flow::Hold | Flow::Orphan));
         if state.stopped || state.flow == Flow::Refuse {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         Ok(())
+    }
+
+    fn wait_while(&self, so: impl Fn(Flow) -> bool) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while so(state.flow) && !state.stopped {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
     }
 
     fn serve(self: Arc<Self>, client: TcpStream) {
@@ -161,25 +193,45 @@ impl Shared {
     }
 
     fn connect(self: &Arc<Self>, client: TcpStream) -> io::Result<()> {
-        self.until_it_flows()?;
-        let server = TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream))?;
-        for stream in [&client, &server] {
-            stream.set_nodelay(true)?;
-            self.lock().streams.push(stream.try_clone()?);
+        if self.lock().flow == Flow::Orphan {
+            return Err(io::ErrorKind::ConnectionRefused.into());
         }
+        self.until_it_flows()?;
+        let server = self.call()?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        self.lock().streams.push((client.try_clone()?, server.try_clone()?));
         let marked = Marked::default();
         let there = (client.try_clone()?, server.try_clone()?, Arc::clone(&marked));
         let shared = Arc::clone(self);
         thread::spawn(move || {
             let (client, server, marked) = there;
             let _ = shared.pass(&client, &server, |frame| shared.note(frame, &marked));
-            let _ = server.shutdown(Shutdown::Both);
-            let _ = client.shutdown(Shutdown::Both);
+            shared.end(&client, &server);
         });
         let result = self.pass(&server, &client, |frame| self.answers(frame, &marked));
-        let _ = server.shutdown(Shutdown::Both);
-        let _ = client.shutdown(Shutdown::Both);
+        self.end(&client, &server);
         result
+    }
+
+    /// Who was let in here does not call again if nobody listens there yet, as an ensemble's members do: this does.
+    fn call(&self) -> io::Result<TcpStream> {
+        let mut tries = if self.framed { 1 } else { 100 };
+        loop {
+            let result = TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream));
+            tries -= 1;
+            if result.is_ok() || tries == 0 {
+                return result;
+            }
+            thread::sleep(Duration::from_millis(20));
+            self.until_it_flows()?;
+        }
+    }
+
+    fn end(&self, client: &TcpStream, server: &TcpStream) {
+        close(client);
+        drop(self.wait_while(|flow| flow == Flow::Orphan));
+        close(server);
     }
 
     /// Passes on until one side ends, or until `look` says that a frame must not pass.
@@ -195,7 +247,12 @@ impl Shared {
             self.until_it_flows()?;
             // The first frame of each side is about the session.
             if self.framed && !std::mem::take(&mut first) && !look(&bytes) {
-                self.lock().lost += 1;
+                let mut state = self.lock();
+                state.lost += 1;
+                if std::mem::take(&mut state.then_refuse) {
+                    state.flow = Flow::Refuse;
+                    state.close_all();
+                }
                 return Ok(());
             }
             to.write_all(&bytes)?;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use super::relay::{Flow, Relay};
 use super::server::free_port;
 
 /// Where Debian puts them; the environment's `ZOOKEEPER_CLASSPATH` goes before.
@@ -19,11 +20,75 @@ const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.j
 const STARTUP: Duration = Duration::from_secs(30);
 /// The servers' tick; a session lasts for 2 of them at least.
 pub const TICK: Duration = Duration::from_millis(200);
+/// Of an ensemble's members: 5 s of silence.
+pub const SLOWLY: u32 = 25;
 
 /// One server or several; they end when this value is dropped.
 pub struct ZooKeeper {
     dir: TempDir,
     members: Vec<Member>,
+    /// After how many ticks of silence the members of an ensemble give each other up.
+    sync_limit: u32,
+}
+
+/// What the members of an ensemble reach each other by.
+///
+/// Of two members the one with the higher number calls the other in elections. If the lower one called it would be
+/// called back, past the relay: it says where it is.
+pub struct Links(Vec<Link>);
+
+struct Link {
+    from: usize,
+    to: usize,
+    quorum: Relay,
+    /// `None`: it does not call.
+    election: Option<Relay>,
+}
+
+impl Links {
+    fn new(ports: &[Ports]) -> Self {
+        let members = 0..ports.len();
+        let pairs = members.clone().flat_map(|from| members.clone().map(move |to| (from, to)));
+        let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| Link {
+            from,
+            to,
+            quorum: Relay::of_bytes(ports[to].quorum),
+            election: (from > to).then(|| Relay::of_bytes(ports[to].election)),
+        });
+        Self(links.collect())
+    }
+
+    /// Where a member finds itself and the others.
+    fn seen_by(&self, member: usize, ports: &[Ports]) -> Vec<Ports> {
+        let mut seen = ports.to_vec();
+        for Link { to, quorum, election, .. } in self.0.iter().filter(|link| link.from == member) {
+            // Nobody listens where nobody is to be called.
+            let election = election.as_ref().map_or_else(free_port, Relay::port);
+            seen[*to] = Ports { quorum: quorum.port(), election };
+        }
+        seen
+    }
+
+    /// What passes between a member and the others, whoever of them has called.
+    pub fn set(&self, member: usize, flow: Flow) {
+        for link in self.0.iter().filter(|link| link.from == member || link.to == member) {
+            link.set(flow);
+        }
+    }
+
+    /// All links work again; what was open and silent is closed.
+    pub fn heal(&self) {
+        for flow in [Flow::Refuse, Flow::Pass] {
+            self.0.iter().for_each(|link| link.set(flow));
+        }
+    }
+}
+
+impl Link {
+    fn set(&self, flow: Flow) {
+        self.quorum.set(flow);
+        self.election.iter().for_each(|relay| relay.set(flow));
+    }
 }
 
 struct Member {
@@ -34,9 +99,9 @@ struct Member {
 
 /// Where the members of an ensemble reach each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Ports {
-    pub quorum: u16,
-    pub election: u16,
+struct Ports {
+    quorum: u16,
+    election: u16,
 }
 
 impl ZooKeeper {
@@ -57,8 +122,15 @@ impl ZooKeeper {
     /// Three servers that see each other.
     #[track_caller]
     pub fn ensemble() -> Self {
+        Self::ensemble_that_notices(SLOWLY)
+    }
+
+    /// Three servers that notice after so many ticks that one of them is silent.
+    #[track_caller]
+    pub fn ensemble_that_notices(sync_limit: u32) -> Self {
         for _ in 0..5 {
-            let servers = Self::prepare(3);
+            let mut servers = Self::prepare(3);
+            servers.sync_limit = sync_limit;
             let ports = Self::ports();
             for member in 0..3 {
                 servers.configure(member, &ports);
@@ -71,14 +143,32 @@ impl ZooKeeper {
         panic!("no ensemble of ZooKeeper servers came up; is something wrong with {}?", jars());
     }
 
+    /// Three servers that see each other as long as the links between them work.
+    #[track_caller]
+    pub fn linked() -> (Self, Links) {
+        for _ in 0..5 {
+            let servers = Self::prepare(3);
+            let ports = Self::ports();
+            let links = Links::new(&ports);
+            for member in 0..3 {
+                servers.configure(member, &links.seen_by(member, &ports));
+                servers.launch(member);
+            }
+            if servers.wait_for(&[0, 1, 2]) {
+                return (servers, links);
+            }
+        }
+        panic!("no ensemble of ZooKeeper servers came up; is something wrong with {}?", jars());
+    }
+
     /// Free ports for three members.
-    pub fn ports() -> [Ports; 3] {
+    fn ports() -> [Ports; 3] {
         [(); 3].map(|()| Ports { quorum: free_port(), election: free_port() })
     }
 
     /// Directories and ports for so many; nothing runs yet.
     #[track_caller]
-    pub fn prepare(count: usize) -> Self {
+    fn prepare(count: usize) -> Self {
         require_zookeeper();
         let dir = tempfile::Builder::new().prefix("leasehold-zk-").tempdir();
         let dir = dir.expect("a temporary directory for the servers");
@@ -88,14 +178,15 @@ impl ZooKeeper {
             Member { dir, port: free_port(), process: Mutex::new(None) }
         });
         let members = members.collect();
-        Self { dir, members }
+        Self { dir, members, sync_limit: SLOWLY }
     }
 
     /// Writes a member's configuration, with the ports by which it finds all members, itself included.
-    pub fn configure(&self, member: usize, ports: &[Ports]) {
+    fn configure(&self, member: usize, ports: &[Ports]) {
         let Member { dir, port, .. } = &self.members[member];
+        let sync_limit = self.sync_limit;
         let mut text = format!(
-            "tickTime={}\ninitLimit=50\nsyncLimit=25\ndataDir={}\nclientPort={port}\n\
+            "tickTime={}\ninitLimit=50\nsyncLimit={sync_limit}\ndataDir={}\nclientPort={port}\n\
              clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n\
              4lw.commands.whitelist=*\nmaxSessionTimeout=100000\n",
             TICK.as_millis(),
@@ -111,7 +202,7 @@ impl ZooKeeper {
     }
 
     /// Starts a member, or starts it again on its old data.
-    pub fn launch(&self, member: usize) {
+    fn launch(&self, member: usize) {
         let dir = &self.members[member].dir;
         let log = fs::File::options().create(true).append(true).open(dir.join("log"));
         let log = log.expect("a log for the server");
@@ -278,9 +369,13 @@ impl Look {
 
     /// The nodes in the line of a lock, in no order.
     pub async fn nodes(&self, name: &str) -> Vec<String> {
-        let directory = directory(name);
+        self.children(&directory(name)).await
+    }
+
+    /// The nodes in a directory, in no order; none if there is no directory.
+    async fn children(&self, directory: &str) -> Vec<String> {
         self.0.sync("/").await.expect("the server is there");
-        match self.0.list_children(&directory).await {
+        match self.0.list_children(directory).await {
             Ok(nodes) => nodes,
             Err(zookeeper_client::Error::NoNode) => Vec::new(),
             Err(error) => panic!("{error}"),
@@ -289,9 +384,14 @@ impl Look {
 
     /// Waits until there are so many.
     pub async fn until_nodes(&self, name: &str, count: usize) {
+        self.until_children(&directory(name), count).await;
+    }
+
+    /// Waits until there are so many.
+    pub async fn until_children(&self, directory: &str, count: usize) {
         let start = Instant::now();
         loop {
-            let nodes = self.nodes(name).await;
+            let nodes = self.children(directory).await;
             if nodes.len() == count {
                 return;
             }

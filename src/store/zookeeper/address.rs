@@ -2,7 +2,8 @@
 
 use super::names::Names;
 use super::proof::lease_time;
-use crate::error::{Error, ErrorKind, Result};
+use super::user::User;
+use crate::error::{Error, Result};
 use std::time::Duration;
 
 /// Below it, the pauses of any machine cost sessions.
@@ -11,17 +12,18 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
 const LONGEST_PREFIX: usize = 256;
 
-/// A checked URL, and the session time-out to ask for.
+/// A checked URL, and the session time-out to ask for. Its secrets are never shown.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     /// As the client library takes them.
     pub(super) hosts: String,
+    pub(super) user: Option<User>,
     pub(super) names: Names,
     pub(super) session: Duration,
 }
 
 impl Address {
-    /// Checks a URL without connecting.
+    /// Checks a URL without connecting. Errors never echo it: it may hold a password.
     pub(crate) fn parse(url: &str, prefix: &str, session: Duration) -> Result<Self> {
         if !(SHORTEST..=LONGEST).contains(&session) {
             return Err(Error::invalid(format!(
@@ -38,12 +40,10 @@ impl Address {
             return Err(Error::invalid("the URL's scheme is not zookeeper"));
         };
         let (hosts, chroot) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        if hosts.contains('@') {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "credentials for ZooKeeper are not supported yet; leave them out",
-            ));
-        }
+        let (user, hosts) = match hosts.rsplit_once('@') {
+            Some((user, hosts)) => (Some(User::parse(user)?), hosts),
+            None => (None, hosts),
+        };
         if !hosts.split(',').all(is_host) {
             return Err(Error::invalid(
                 "the URL's servers make no sense; write zookeeper://host:2181,host:2181/path",
@@ -58,7 +58,8 @@ impl Address {
         }
         // The server counts whole milliseconds.
         let session = Duration::from_millis(session.as_millis() as u64);
-        Ok(Self { hosts: hosts.to_owned(), names: Names::new(chroot, prefix), session })
+        let names = Names::new(chroot, prefix);
+        Ok(Self { hosts: hosts.to_owned(), user, names, session })
     }
 
     /// The longest time to live of a lease; the engine's T.
@@ -101,6 +102,11 @@ mod tests {
         assert_eq!(address.names.root, "/shop/eu/leasehold");
         assert_eq!(parse("zookeeper://zk1").unwrap().names.root, "/leasehold");
         assert_eq!(address.lease_time(), Duration::from_millis(4500));
+        assert_eq!(address.user, None);
+        let address = parse("zookeeper://me:hunter2%40@zk1,zk2/shop").unwrap();
+        assert_eq!(address.hosts, "zk1,zk2");
+        assert_eq!(address.user, Some(User::parse("me:hunter2%40").unwrap()));
+        assert!(!format!("{address:?}").contains("hunter2"));
     }
 
     #[test]
@@ -115,7 +121,11 @@ mod tests {
             ("zookeeper://zk1//a", "path makes no sense"),
             ("zookeeper://zk1/a/../b", "path makes no sense"),
             ("zookeeper://zk1/a?b=c", "path makes no sense"),
-            ("zookeeper://me:hunter2@zk1", "not supported"),
+            ("zookeeper://me:hunter2@", "servers make no sense"),
+            ("zookeeper://me:hunter2@zk1,you:hunter2@zk2", "cannot be read"),
+            ("zookeeper://me:hunter2/3@zk1", "servers make no sense"),
+            ("zookeeper://me:hunter2@zk1/a b", "path makes no sense"),
+            ("zookeeper://hunter2@zk1", "has no password"),
         ] {
             let error = parse(url).unwrap_err().to_string();
             assert!(error.contains(hint) && !error.contains("hunter2"), "{url}: {error}");

@@ -15,9 +15,11 @@ pub(super) enum Found<T> {
 /// shows as [`ZkError::Custom`].
 pub(super) fn sorted(error: ZkError) -> Error {
     let (kind, message) = match error {
-        ZkError::NoAuth | ZkError::AuthFailed => {
-            (ErrorKind::Denied, "ZooKeeper refuses access to the locks' nodes")
-        }
+        ZkError::NoAuth | ZkError::AuthFailed => (
+            ErrorKind::Denied,
+            "ZooKeeper refuses access: these nodes are another user's. Check user and password in the URL, \
+                 have the right given to them, or choose another path or name",
+        ),
         ZkError::NotReadOnly | ZkError::QuotaExceeded | ZkError::Throttled => {
             (ErrorKind::Rejected, "ZooKeeper refuses to write: read-only, over quota or overloaded")
         }

@@ -15,6 +15,7 @@ mod proof;
 mod recipe;
 mod session;
 mod sessions;
+mod user;
 
 pub(crate) use address::Address;
 

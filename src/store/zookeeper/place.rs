@@ -9,7 +9,9 @@
 //! 3. At most one node of a place stays: after a creation of unknown outcome, all but the first go.
 //! 4. Only the node directly before it is watched, so a release wakes one waiter.
 //! 5. Who was found to be first stays first: numbers only grow.
-//! 6. A place that was lost (its session ended, or somebody deleted the node) goes to the end of the line.
+//! 6. Who waits again after it has taken over its place, because the hold came to nothing, gets a new one: nobody
+//!    would wake it otherwise.
+//! 7. A place that was lost (its session ended, or somebody deleted the node) goes to the end of the line.
 
 use super::errors::{Found, find, in_time, sorted};
 use super::names::Who;
@@ -72,9 +74,12 @@ impl Place {
         if state.first && !self.left.is_cancelled() { state.node.take() } else { None }
     }
 
-    /// The node that was taken is gone: back to the end of the line.
+    /// If its node was taken over, that was in vain: back to the end of the line.
     pub(super) fn queue_again(&self) {
-        self.again.notify_one();
+        let State { node, first } = &*self.lock();
+        if *first && node.is_none() {
+            self.again.notify_one();
+        }
     }
 
     fn lose(&self) {
@@ -117,8 +122,10 @@ impl Place {
         loop {
             let node = self.lock().node.clone();
             let node = match node {
-                Some(node) => node,
-                None => {
+                Some(node) if Arc::ptr_eq(&node.session, session) => node,
+                // None yet; or its session ended in a pause after an error, and it counts no more.
+                _ => {
+                    self.lose();
                     let node = self.settle(session).await?;
                     self.lock().node = Some(node.clone());
                     self.placed.send_replace(true);

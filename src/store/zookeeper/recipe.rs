@@ -19,7 +19,7 @@ use super::place::Place;
 use super::session::{Session, czxid};
 use super::sessions::Sessions;
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Holding, Name, Release, Released, Renewal, Renewed, Token,
 };
@@ -71,9 +71,14 @@ impl Recipe {
     }
 
     /// What is there instead of a hold.
-    async fn absence(&self, session: &Session, name: &Name) -> Result<Absence> {
-        let line = session.line(&self.names.lock(name)).await?;
-        Ok(if line.is_empty() { Absence::Gone } else { Absence::Taken })
+    async fn absence(&self, session: &Session, name: &Name) -> Absence {
+        match session.line(&self.names.lock(name)).await {
+            Ok(line) if !line.is_empty() => Absence::Taken,
+            // Another user's by now.
+            Err(error) if error.kind() == ErrorKind::Denied => Absence::Taken,
+            // That there is no hold is known, also when this cannot be.
+            _ => Absence::Gone,
+        }
     }
 
     pub(super) async fn release(&self, request: Release) -> Result<Released> {
@@ -84,7 +89,7 @@ impl Recipe {
                 // Whoever is next in the line is told by its watch.
                 return Ok(Released::Done { listeners: 0 });
             }
-            Ok(Released::NotYours(self.absence(&session, &request.name).await?))
+            Ok(Released::NotYours(self.absence(&session, &request.name).await))
         })
         .await
     }
@@ -170,7 +175,7 @@ impl Recipe {
         }
         self.holds.remove(name, *token);
         match self.sessions.current() {
-            Ok(session) => self.absence(&session, name).await.map(Some),
+            Ok(session) => Ok(Some(self.absence(&session, name).await)),
             // Its session is over, and it with it.
             Err(_) => Ok(Some(Absence::Gone)),
         }
@@ -233,7 +238,7 @@ impl Attempt<'_> {
             holds.remove(name, *token);
         }
         if *count > 1 {
-            return Ok(Acquired::NotYours(self.recipe.absence(&self.session, name).await?));
+            return Ok(Acquired::NotYours(self.recipe.absence(&self.session, name).await));
         }
         match own {
             Some(own) if !own.granted => self.retry(own).await,
@@ -280,7 +285,7 @@ impl Attempt<'_> {
         }
         let directory = self.directory();
         if !self.session.line(&directory).await?.is_empty() {
-            return Ok(Acquired::Held { remaining: None });
+            return Ok(self.refused());
         }
         self.create(&directory).await
     }
@@ -360,7 +365,14 @@ impl Attempt<'_> {
             self.recipe.sweep(&own.session, name, *token).await?;
         }
         self.recipe.holds.remove(name, *token);
-        Ok(Acquired::Held { remaining: None })
+        Ok(self.refused())
+    }
+
+    /// Its process may have taken over a place for a grant that came too late, or whose node was deleted.
+    fn refused(&self) -> Acquired {
+        let places = self.recipe.places();
+        places.get(&self.request.name).into_iter().flatten().for_each(|place| place.queue_again());
+        Acquired::Held { remaining: None }
     }
 }
 

@@ -4,6 +4,7 @@ use super::address::Address;
 use super::errors::{Found, find, in_time, no_session, sorted};
 use super::names::{Child, Who, line};
 use super::proof::{Proof, period};
+use super::user::User;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
@@ -12,17 +13,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error as ZkError, SessionState};
+use zookeeper_client::{Acls, Client, CreateMode, Error as ZkError, SessionState};
 
-const FOREVER: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
-const WHILE_USED: CreateOptions<'static> = CreateMode::Container.with_acls(Acls::anyone_all());
-const WHILE_ALIVE: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
-const IN_LINE: CreateOptions<'static> =
-    CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
 
 pub(super) struct Session {
     pub(super) client: Client,
+    /// Who has rights to what it makes.
+    acls: Acls<'static>,
     /// The node that is written to.
     heartbeat: String,
     clock: Clock,
@@ -50,19 +48,30 @@ impl Session {
         let timeout = address.session;
         let created = clock.now();
         // Detached: a handle that is closed leaves its leases to their time to live.
-        let connector = Client::connector().with_session_timeout(timeout).with_detached();
+        let mut connector = Client::connector().with_session_timeout(timeout).with_detached();
+        let mut acls = Acls::anyone_all();
+        if let Some(user) = &address.user {
+            connector = connector.with_auth(User::SCHEME, user.secret());
+            acls = Acls::creator_all();
+        }
         let client = connector.connect(&address.hosts).await.map_err(sorted)?;
         check_timeout(timeout, client.session_timeout())?;
         for path in [address.names.locks(), address.names.sessions()] {
-            client.mkdir(&path, &FOREVER).await.map_err(sorted)?;
+            // An operator may have made it in a directory where this user may make nothing.
+            if client.check_stat(&path).await.map_err(sorted)?.is_none() {
+                let forever = CreateMode::Persistent.with_acls(acls);
+                client.mkdir(&path, &forever).await.map_err(sorted)?;
+            }
         }
         let heartbeat = format!("{}/{}", address.names.sessions(), Uuid::new_v4());
         let sent = clock.now();
-        client.create(&heartbeat, b"", &WHILE_ALIVE).await.map_err(sorted)?;
+        let while_alive = CreateMode::Ephemeral.with_acls(acls);
+        client.create(&heartbeat, b"", &while_alive).await.map_err(sorted)?;
         let mut proof = Proof::new(timeout, created);
         proof.acknowledge(sent, clock.now());
         Ok(Arc::new(Self {
             client,
+            acls,
             heartbeat,
             clock: clock.clone(),
             timeout,
@@ -201,8 +210,9 @@ impl Session {
         data: &str,
     ) -> Result<(String, u64)> {
         let prefix = who.path(directory);
+        let in_line = CreateMode::EphemeralSequential.with_acls(self.acls);
         loop {
-            match find(self.client.create(&prefix, data.as_bytes(), &IN_LINE)).await? {
+            match find(self.client.create(&prefix, data.as_bytes(), &in_line)).await? {
                 Found::Yes((stat, sequence)) => {
                     return Ok((format!("{prefix}{sequence}"), czxid(stat.czxid)));
                 }
@@ -213,10 +223,11 @@ impl Session {
 
     /// Makes the directory of a lock.
     pub(super) async fn make(&self, directory: &str) -> Result<()> {
-        match self.client.create(directory, b"", &WHILE_USED).await {
+        let while_used = CreateMode::Container.with_acls(self.acls);
+        match self.client.create(directory, b"", &while_used).await {
             Ok(_) | Err(ZkError::NodeExists) => Ok(()),
             // Somebody has emptied the tree.
-            Err(ZkError::NoNode) => self.client.mkdir(directory, &WHILE_USED).await.map_err(sorted),
+            Err(ZkError::NoNode) => self.client.mkdir(directory, &while_used).await.map_err(sorted),
             Err(error) => Err(sorted(error)),
         }
     }

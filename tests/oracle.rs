@@ -341,8 +341,8 @@ fn leftovers_wrong_counts_and_contradictions_are_found() {
 
 #[test]
 fn a_whole_run_must_meet_what_it_is_for() {
-    finds("never happened", "1 soak run 7 60");
-    accepts("1 soak run 7 20");
+    finds("never happened", "1 soak run 7 60 redis");
+    accepts("1 soak run 7 20 redis");
     let met = verdict(
         "10 p0.1 wanted 0 ash lock 0
          11 p0.1 granted 0 100 check

@@ -38,6 +38,7 @@ struct State {
     /// Of which kind of request the next reply is to be lost, and its connection with it.
     lose: Option<i32>,
     lost: usize,
+    connections: usize,
     requests: Vec<(i32, Instant)>,
 }
 
@@ -64,7 +65,15 @@ impl Relay {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("a bound listener has an address").port();
         let (lose, requests, streams) = (None, Vec::new(), Vec::new());
-        let state = State { flow: Flow::Pass, stopped: false, streams, lose, lost: 0, requests };
+        let state = State {
+            flow: Flow::Pass,
+            stopped: false,
+            streams,
+            lose,
+            lost: 0,
+            connections: 0,
+            requests,
+        };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(Shared { upstream, framed, state, changed });
         let accepting = Arc::clone(&shared);
@@ -106,6 +115,11 @@ impl Relay {
     /// How many replies were lost so.
     pub fn lost(&self) -> usize {
         self.shared.lock().lost
+    }
+
+    /// How many connections were made to the server so far.
+    pub fn connections(&self) -> usize {
+        self.shared.lock().connections
     }
 
     /// When requests of a kind passed.
@@ -163,6 +177,7 @@ impl Shared {
     fn connect(self: &Arc<Self>, client: TcpStream) -> io::Result<()> {
         self.until_it_flows()?;
         let server = TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream))?;
+        self.lock().connections += 1;
         for stream in [&client, &server] {
             stream.set_nodelay(true)?;
             self.lock().streams.push(stream.try_clone()?);

@@ -74,6 +74,7 @@ pub enum ServerKind {
     /// All but one, of a quorum or an ensemble.
     CrashMajority,
     FreezeMajority,
+    /// With ZooKeeper, the leader and a follower.
     CrashPrimary,
     FreezePrimary,
     CrashReplica,

@@ -36,9 +36,10 @@ impl Case<'_> {
             counts.sum()
         };
         let struck = |kind: &str| {
-            let servers = self.faults.iter().filter(|(on, ..)| {
-                self.settings.values().any(|setting| setting.server == *on)
-            });
+            let servers = self
+                .faults
+                .iter()
+                .filter(|(on, ..)| self.settings.values().any(|setting| setting.server == *on));
             servers.filter(|(_, of, _)| of.split('(').next() == Some(kind)).count() as u64
         };
         let Rules { fenced, handed_on, sent_twice, behind_proxies, must_strike, .. } = self.rules;

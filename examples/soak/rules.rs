@@ -43,6 +43,39 @@ impl Rules {
                 ],
                 ..REDIS
             },
+            // A replacement takes half a minute until all servers are in their places again.
+            "sentinel" => Self {
+                sent_twice: false,
+                behind_proxies: false,
+                recovery: 2 * SECOND,
+                whole_run: 240,
+                must_strike: &[
+                    ("failovers that were asked for", "Failover"),
+                    ("primaries that crashed", "CrashPrimary"),
+                    ("primaries that froze", "FreezePrimary"),
+                ],
+                ..REDIS
+            },
+            // A primary that comes back waits for two seconds before it serves.
+            "cluster" => Self {
+                sent_twice: false,
+                behind_proxies: false,
+                recovery: 3 * SECOND,
+                must_strike: &[("slots moved", "MoveSlot"), ("failovers", "Failover")],
+                ..REDIS
+            },
+            // The members find a leader, and the clients a member.
+            "zookeeper" => Self {
+                // A grant has one token, so with tokens nothing is handed on.
+                handed_on: false,
+                sent_twice: false,
+                recovery: 3 * SECOND,
+                must_strike: &[
+                    ("leaders that crashed", "CrashPrimary"),
+                    ("leaders that froze", "FreezePrimary"),
+                ],
+                ..REDIS
+            },
             _ => REDIS,
         }
     }

@@ -155,6 +155,31 @@ impl Sentinels {
                 && field(self.primary(), "replication", "role") == "master"
         });
     }
+
+    /// Waits until the primary of which all sentinels speak is the only one, and the others are in step with it.
+    #[track_caller]
+    pub fn settled(&self) {
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+        let word = |sentinel: &Server| {
+            let address = Resp::try_connect(sentinel.port()).and_then(|mut sentinel| {
+                sentinel.try_command(&words).map(|address| address.list()[1].clone().text())
+            });
+            address.unwrap_or_default()
+        };
+        let logs = || self.sentinels.iter().map(Server::log).collect::<Vec<_>>().join("\n\n");
+        until_or("replicas in step with one primary", logs, || {
+            let primary = word(&self.sentinels[0]);
+            self.sentinels[1..].iter().all(|sentinel| word(sentinel) == primary)
+                && self.servers.iter().all(|server| {
+                    if server.port().to_string() == primary {
+                        field(server, "replication", "role") == "master"
+                            && field(server, "replication", "connected_slaves") == "2"
+                    } else {
+                        follows(server) && field(server, "replication", "master_port") == primary
+                    }
+                })
+        });
+    }
 }
 
 /// Three primaries and a replica for each.
@@ -168,6 +193,13 @@ impl Cluster {
     #[track_caller]
     pub fn start() -> Self {
         Self::start_with(&["--cluster-node-timeout", "60000"])
+    }
+
+    /// One that takes no node for dead, and in which no node forgets anything in a restart.
+    #[track_caller]
+    pub fn start_durable() -> Self {
+        let kept = ["--appendonly", "yes", "--appendfsync", "no"];
+        Self::start_with(&[&["--cluster-node-timeout", "60000"][..], &kept].concat())
     }
 
     /// One that replaces a dead primary soon.
@@ -223,8 +255,18 @@ impl Cluster {
         self.nodes.iter().all(|node| {
             self.info(node, "cluster_state") == "ok"
                 && self.info(node, "cluster_slots_ok") == "16384"
-        }) && self.nodes[3..].iter().all(follows)
+        }) && self.nodes.iter().filter(|node| !Self::is_primary(node)).all(follows)
             && self.nodes.iter().all(|node| self.primaries_by(node).len() == 3)
+    }
+
+    pub fn is_primary(node: &Server) -> bool {
+        field(node, "replication", "role") == "master"
+    }
+
+    /// Waits until all agree again.
+    #[track_caller]
+    pub fn settled(&self) {
+        until("the cluster is ready again", || self.is_ready());
     }
 
     /// The ports of the primaries that a node knows of.

@@ -2,9 +2,13 @@
 //!
 //! What differs from store to store is a [`Scene`]: its names, its faults, and how its [`Servers`] are raised.
 
+mod cluster;
+#[cfg(feature = "zookeeper")]
+mod ensemble;
 mod one;
 mod quorum;
 mod scene;
+mod sentinel;
 mod watch;
 
 pub use scene::Scene;
@@ -49,8 +53,8 @@ pub trait Servers: Send + Sync {
     /// Breaks something, for so long if that is up to us, and mends it.
     fn strike(&self, fault: Strike<'_>) -> Harm;
 
-    /// Looks at the locks, again and again.
-    fn looker(&self) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + '_>;
+    /// Looks at the locks of these names, and at others perhaps, whenever it is called.
+    fn looker<'a>(&'a self, names: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a>;
 
     /// What is left where nothing should be held: locks, and channels.
     fn left_over(&self) -> Result<Vec<String>, String>;

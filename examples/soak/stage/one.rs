@@ -52,7 +52,7 @@ impl Servers for One {
         Harm { wiped, replaced: None }
     }
 
-    fn looker(&self) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + '_> {
+    fn looker<'a>(&'a self, _: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a> {
         let mut look = Look::new(&self.server);
         Box::new(move || look.keys())
     }

@@ -56,7 +56,7 @@ impl Servers for Quorum {
     }
 
     /// A name is free if it is on no server, and somebody's if it is on any.
-    fn looker(&self) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + '_> {
+    fn looker<'a>(&'a self, _: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a> {
         let mut looks: Vec<_> = self.nodes.iter().map(Look::new).collect();
         Box::new(move || {
             let keys: io::Result<Vec<_>> = looks.iter_mut().map(Look::keys).collect();

@@ -1,7 +1,11 @@
 //! What a run on a store is made of: its servers, its names, and the faults that suit it.
 
+use super::cluster::{self, Slots};
+#[cfg(feature = "zookeeper")]
+use super::ensemble::{self, Ensemble};
 use super::one::One;
 use super::quorum::{self, Quorum};
+use super::sentinel::{self, Guarded};
 use super::{Backend, House, Servers};
 use crate::faults::{Process, ServerKind};
 use std::ops::Range;
@@ -26,7 +30,15 @@ impl Scene {
     pub fn of(store: &str) -> Result<&'static Self, String> {
         match store {
             "redis" => Ok(&REDIS),
+            "sentinel" => Ok(&SENTINEL),
+            "cluster" => Ok(&CLUSTER),
             "quorum" => Ok(&QUORUM),
+            #[cfg(feature = "zookeeper")]
+            "zookeeper" => Ok(&ZOOKEEPER),
+            #[cfg(not(feature = "zookeeper"))]
+            "zookeeper" => {
+                Err("ZooKeeper is not compiled in; run cargo with --features zookeeper".to_owned())
+            }
             _ => Err(format!("--store {store}: write {}", Self::STORES)),
         }
     }
@@ -127,4 +139,102 @@ static QUORUM: Scene = Scene {
     ],
     gaps: 3500..5500,
     raise: Quorum::three,
+};
+
+/// Of holders whose servers are reached without proxies.
+const DIRECT: &[(Process, usize)] = &[(Process::Kill, 1), (Process::Freeze, 2)];
+
+/// A time to live that some leases survive a failover with.
+static SENTINEL: Scene = Scene {
+    store: "sentinel",
+    houses: &[House {
+        replicas: 1,
+        ..house(
+            "sentinel",
+            Duration::from_secs(4),
+            sentinel::SERVERS,
+            &["ash", "birch", "cedar", "dogwood", "elm", "fir"],
+        )
+    }],
+    lines: 0,
+    process_faults: DIRECT,
+    server_faults: &[
+        (ServerKind::Failover, 3),
+        (ServerKind::CrashPrimary, 2),
+        (ServerKind::FreezePrimary, 2),
+        (ServerKind::CrashReplica, 2),
+        (ServerKind::FreezeReplica, 1),
+        (ServerKind::CrashSentinel, 1),
+        (ServerKind::FreezeSentinel, 1),
+        (ServerKind::KillClients, 2),
+        (ServerKind::KillSubscribers, 1),
+        (ServerKind::PauseClients, 1),
+        (ServerKind::FlushScripts, 1),
+    ],
+    gaps: 1000..3500,
+    raise: Guarded::start,
+};
+
+/// Names in the slots of all three primaries.
+static CLUSTER: Scene = Scene {
+    store: "cluster",
+    houses: &[house(
+        "cluster",
+        Duration::from_secs(3),
+        cluster::NODES,
+        &["ash", "birch", "cedar", "dogwood", "elm", "fir"],
+    )],
+    lines: 0,
+    process_faults: DIRECT,
+    server_faults: &[
+        (ServerKind::MoveSlot, 5),
+        (ServerKind::Failover, 4),
+        (ServerKind::CrashPrimary, 2),
+        (ServerKind::FreezePrimary, 2),
+        (ServerKind::CrashReplica, 1),
+        (ServerKind::FreezeReplica, 1),
+        (ServerKind::KillClients, 2),
+        (ServerKind::KillSubscribers, 1),
+        (ServerKind::PauseClients, 1),
+        (ServerKind::FlushScripts, 1),
+    ],
+    gaps: 600..2500,
+    raise: Slots::start,
+};
+
+/// A lease is believed for three quarters of the session's time-out.
+#[cfg(feature = "zookeeper")]
+static ZOOKEEPER: Scene = Scene {
+    store: "zookeeper",
+    houses: &[House {
+        engine_ttl: Duration::from_millis(1500),
+        ..house(
+            "zookeeper",
+            Duration::from_secs(2),
+            ensemble::MEMBERS,
+            &["ash", "birch", "cedar", "dogwood", "elm"],
+        )
+    }],
+    lines: ensemble::MEMBERS,
+    process_faults: &[
+        (Process::BlackHole, 6),
+        (Process::Refuse, 5),
+        (Process::Cut, 4),
+        (Process::LoseOneCreation, 2),
+        (Process::LoseOneDeletion, 2),
+        (Process::LoseOneWrite, 1),
+        (Process::Kill, 3),
+        (Process::Freeze, 5),
+    ],
+    server_faults: &[
+        (ServerKind::CrashPrimary, 2),
+        (ServerKind::CrashReplica, 2),
+        (ServerKind::FreezePrimary, 2),
+        (ServerKind::FreezeReplica, 2),
+        (ServerKind::CrashMajority, 1),
+        (ServerKind::FreezeMajority, 1),
+        (ServerKind::Delete, 2),
+    ],
+    gaps: 1500..4000,
+    raise: Ensemble::three,
 };

@@ -20,7 +20,7 @@ struct Seen {
 }
 
 pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
-    let mut look = backend.servers.looker();
+    let mut look = backend.servers.looker(&backend.names);
     let mut spans: Vec<Option<Seen>> = backend.names.iter().map(|_| None).collect();
     while !stop.load(Ordering::Relaxed) {
         let before = now();

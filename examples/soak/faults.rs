@@ -253,9 +253,10 @@ pub fn break_servers(backend: &Backend, faults: &[Fault], start: Instant, log: &
         for name in wiped {
             log.write(at, What::Wiped { until, name });
         }
-        for name in names.iter().filter(|_| replaced.is_some()) {
-            let until = replaced.unwrap_or(until);
-            log.write(at, What::Replaced { until, name: name.clone() });
+        if let Some((from, until)) = replaced {
+            for name in names {
+                log.write(from, What::Replaced { until, name: name.clone() });
+            }
         }
         let on = backend.house.label.to_owned();
         log.write(at, What::Fault { until, on, kind: format!("{kind:?}({which})") });

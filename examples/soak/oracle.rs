@@ -37,6 +37,19 @@
 //! `force_unlock`. The old holder learns of it at its next contact, or by the clock: no renewal is confirmed
 //! after the wipe, so its belief ends before wipe + T. Overlaps and fences out of order are excused in that
 //! time, and in no other. The rule *update* has no such excuse: there the smaller token must be refused.
+//!
+//! # By store
+//!
+//! Behind sentinels, what was granted while one primary *replaced* another may be unknown to the new one: the
+//! documentation says so. Overlaps with a lease that was granted from a second before that until its end are excused
+//! until then + T, as after a wipe; older leases have no such excuse.
+//!
+//! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
+//! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and
+//! the rest is given back at once, without a grace: overlaps after his last check that was Ok are excused.
+//! Whoever is let in before that check is found.
+//!
+//! All that is excused is counted, and the report says how much it was.
 
 #[path = "met.rs"]
 mod met;
@@ -77,6 +90,8 @@ pub enum Excuse {
     Wiped,
     /// Another primary serves, which had not been told of the grant.
     Replaced,
+    /// The store had told the holder, who had no grace.
+    Told,
 }
 
 pub struct Verdict {
@@ -228,11 +243,22 @@ impl Case<'_> {
             .map(|(_, kind, span)| (*kind, *span))
     }
 
-    /// What of a span is not excused by a wipe of the name.
-    fn unexcused(&self, name: &str, span: Span) -> Option<Span> {
-        let ttl = self.setting(name).ttl;
-        let of_name = self.wipes.iter().filter(|wipe| wipe.name == name);
-        let mut wipes: Vec<Span> = of_name.map(|wipe| (wipe.span.0, wipe.span.1 + ttl)).collect();
+    /// Whether it is an excuse for whoever has this lease that its name was wiped.
+    fn serves(&self, wipe: &Wipe, older: &Lease) -> bool {
+        // What was granted before a failover is known to all replicas; what was granted while one primary took
+        // over from another may not be.
+        let recent = || older.granted.is_some_and(|granted| granted + SECOND >= wipe.span.0);
+        wipe.name == older.name && (wipe.why == Excuse::Wiped || recent())
+    }
+
+    /// What of a span is not excused by a wipe of the name, which `older` had.
+    fn unexcused(&self, older: &Lease, span: Span) -> Option<Span> {
+        let ttl = self.setting(&older.name).ttl;
+        let wipes = self.wipes.iter().filter(|wipe| self.serves(wipe, older));
+        let mut wipes: Vec<Span> = wipes.map(|wipe| (wipe.span.0, wipe.span.1 + ttl)).collect();
+        if self.was_told(older) {
+            wipes.push((older.last_ok, u64::MAX));
+        }
         wipes.sort_unstable();
         let mut from = span.0;
         for wipe in wipes {
@@ -244,14 +270,22 @@ impl Case<'_> {
         (from < span.1).then_some((from, span.1))
     }
 
+    /// Whether the store told the loss, where that means no grace.
+    fn was_told(&self, lease: &Lease) -> bool {
+        let by_the_store =
+            lease.fired.as_ref().is_some_and(|(_, cause)| cause == "gone" || cause == "taken");
+        self.rules.told_without_grace && !lease.by_token && by_the_store
+    }
+
     /// Of an overlap, the part that is excused.
-    fn excuse(&self, name: &str, both: Span) -> Option<Excused> {
-        let from = self.unexcused(name, both).map_or(both.1, |left| left.0);
-        let ttl = self.setting(name).ttl;
+    fn excuse(&self, older: &Lease, both: Span) -> Option<Excused> {
+        let from = self.unexcused(older, both).map_or(both.1, |left| left.0);
+        let ttl = self.setting(&older.name).ttl;
         let covers = |wipe: &&Wipe| {
-            wipe.name == name && overlap((wipe.span.0, wipe.span.1 + ttl), both).is_some()
+            self.serves(wipe, older) && overlap((wipe.span.0, wipe.span.1 + ttl), both).is_some()
         };
-        let why = self.wipes.iter().filter(covers).map(|wipe| wipe.why).min()?;
+        let wipe = self.wipes.iter().filter(covers).map(|wipe| wipe.why).min();
+        let why = wipe.unwrap_or(Excuse::Told);
         (from > both.0).then_some(Excused { why, nanos: from - both.0 })
     }
 
@@ -271,11 +305,11 @@ impl Case<'_> {
             for (belief, lease) in beliefs {
                 let both = last
                     .and_then(|(other, holder)| overlap(other, belief).map(|both| (both, holder)));
-                if let Some((both, _)) = both {
-                    excused.extend(self.excuse(name, both));
+                if let Some((both, holder)) = both {
+                    excused.extend(self.excuse(holder, both));
                 }
                 if let Some((both, holder)) = both
-                    && let Some(both) = self.unexcused(name, both)
+                    && let Some(both) = self.unexcused(holder, both)
                 {
                     let text = format!(
                         "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
@@ -293,7 +327,7 @@ impl Case<'_> {
                 match greatest {
                     Some(before) if before.fence >= lease.fence => {
                         if self.rules.fenced
-                            && self.unexcused(name, (belief.0, belief.0 + 1)).is_some()
+                            && self.unexcused(before, (belief.0, belief.0 + 1)).is_some()
                         {
                             let text = format!(
                                 "{name}: {} was granted fence {} after {} had {}",

@@ -69,7 +69,8 @@ pub fn print(history: &[Event], verdict: &Verdict) {
     println!("not granted {}", listed(&refusals));
     for (why, text) in [
         (Excuse::Wiped, "of names whose key was taken away"),
-        (Excuse::Replaced, "of names whose primary was replaced"),
+        (Excuse::Replaced, "with leases that were granted while a primary was replaced"),
+        (Excuse::Told, "with leases whose loss was told before, without a grace"),
     ] {
         let excused = verdict.excused.iter().filter(|excused| excused.why == why);
         let spans: Vec<u64> = excused.map(|excused| excused.nanos).collect();

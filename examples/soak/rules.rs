@@ -6,6 +6,8 @@ pub struct Rules {
     pub fenced: bool,
     /// Whether a lease is handed on in memory, and it can be seen by its fencing token.
     pub handed_on: bool,
+    /// Whether a loss that the store tells, and not the clock, comes without a wipe: then without a grace, too.
+    pub told_without_grace: bool,
     pub sent_twice: bool,
     pub behind_proxies: bool,
     /// For so long after a fault of the servers, beyond the time to live, they may still be held up.
@@ -14,6 +16,8 @@ pub struct Rules {
     pub whole_run: u64,
     /// Faults that such a run must have had: what they are, and their kind.
     pub must_strike: &'static [(&'static str, &'static str)],
+    /// What may be rare beyond that, and is not asked for.
+    pub rare: &'static [&'static str],
 }
 
 const SECOND: u64 = 1_000_000_000;
@@ -21,12 +25,17 @@ const SECOND: u64 = 1_000_000_000;
 const REDIS: Rules = Rules {
     fenced: true,
     handed_on: true,
+    told_without_grace: false,
     sent_twice: true,
     behind_proxies: true,
     recovery: SECOND / 2,
     whole_run: 60,
     must_strike: &[],
+    rare: &[],
 };
+
+/// It takes a holder who is late between his check and his write, by more than the grace.
+const LATE_WRITES: &[&str] = &["smaller fences refused"];
 
 impl Rules {
     /// For the store of a run.
@@ -35,6 +44,8 @@ impl Rules {
             "quorum" => Self {
                 fenced: false,
                 handed_on: false,
+                // The node that forgot was one of the two that had it: the rest is given back at once.
+                told_without_grace: true,
                 // A node that was restarted counts again when it is as old as the time to live, in whole seconds.
                 recovery: 3 * SECOND,
                 must_strike: &[
@@ -54,6 +65,7 @@ impl Rules {
                     ("primaries that crashed", "CrashPrimary"),
                     ("primaries that froze", "FreezePrimary"),
                 ],
+                rare: LATE_WRITES,
                 ..REDIS
             },
             // A primary that comes back waits for two seconds before it serves.
@@ -62,6 +74,7 @@ impl Rules {
                 behind_proxies: false,
                 recovery: 3 * SECOND,
                 must_strike: &[("slots moved", "MoveSlot"), ("failovers", "Failover")],
+                rare: LATE_WRITES,
                 ..REDIS
             },
             // The members find a leader, and the clients a member.
@@ -74,6 +87,7 @@ impl Rules {
                     ("leaders that crashed", "CrashPrimary"),
                     ("leaders that froze", "FreezePrimary"),
                 ],
+                rare: LATE_WRITES,
                 ..REDIS
             },
             _ => REDIS,

@@ -76,8 +76,8 @@ pub struct Strike<'a> {
 pub struct Harm {
     /// The keys of these names were taken away.
     pub wiped: Vec<String>,
-    /// Another primary serves since then; what it had not been told is gone.
-    pub replaced: Option<u64>,
+    /// Another primary took over from when to when; what it had not been told is gone.
+    pub replaced: Option<(u64, u64)>,
 }
 
 /// A key as a server has it.

@@ -34,13 +34,13 @@ impl Guarded {
     }
 
     /// The primary goes away, and comes back when another has taken its place.
-    fn replace(&self, away: impl Fn(&Server), back: impl Fn(&Server)) -> u64 {
-        let old = self.all.primary();
+    fn replace(&self, away: impl Fn(&Server), back: impl Fn(&Server)) -> (u64, u64) {
+        let (old, from) = (self.all.primary(), now());
         away(old);
         self.all.failed_over(old.port());
-        let replaced = now();
+        let until = now();
         back(old);
-        replaced
+        (from, until)
     }
 
     /// A restarted server begins as what it was at first; the sentinels would put that right after ten seconds.
@@ -50,14 +50,17 @@ impl Guarded {
         tell(server, &["REPLICAOF", "127.0.0.1", &primary]);
     }
 
-    /// Asks for a failover, which is refused while the last one is not over.
-    fn ask_for_failover(&self) {
+    /// Asks for a failover, which is refused while the last one is not over; returns when it began.
+    fn ask_for_failover(&self) -> u64 {
         let start = Instant::now();
         let words = ["SENTINEL", "FAILOVER", SERVICE];
-        while self.all.sentinels[0].command(&words) != Reply::Text("OK".to_owned()) {
-            if start.elapsed() > Duration::from_secs(20) {
-                return eprintln!("the sentinels refuse a failover");
+        loop {
+            let from = now();
+            let reply = self.all.sentinels[0].command(&words);
+            if reply == Reply::Text("OK".to_owned()) {
+                return from;
             }
+            assert!(start.elapsed() < Duration::from_secs(60), "no failover: {reply:?}");
             thread::sleep(Duration::from_millis(100));
         }
     }
@@ -75,13 +78,13 @@ impl Servers for Guarded {
 
     fn strike(&self, fault: Strike<'_>) -> Harm {
         let Strike { kind, at, lasts, .. } = fault;
-        let old = self.all.primary_port();
+        let (old, start) = (self.all.primary_port(), now());
         let mut replaced = None;
         match kind {
             ServerKind::Failover => {
-                self.ask_for_failover();
+                let from = self.ask_for_failover();
                 self.all.failed_over(old);
-                replaced = Some(now());
+                replaced = Some((from, now()));
             }
             ServerKind::CrashPrimary => {
                 replaced = Some(self.replace(Server::kill, |old| self.restart_as_replica(old)));
@@ -107,7 +110,7 @@ impl Servers for Guarded {
         self.all.settled();
         if replaced.is_none() && self.all.primary_port() != old {
             // The machine stood still for so long that the sentinels took the primary for dead.
-            replaced = Some(now());
+            replaced = Some((start, now()));
         }
         Harm { wiped: Vec::new(), replaced }
     }

@@ -401,7 +401,7 @@ fn who_was_told_by_a_quorum_has_no_grace_and_that_is_counted() {
     let told = verdict(&gone(298, "gone"));
     assert!(told.findings.is_empty(), "{:?}", told.findings);
     let [excused] = &told.excused[..] else { panic!("{:?}", told.excused) };
-    assert_eq!((excused.why, excused.nanos), (Excuse::Told, 9_000_000));
+    assert_eq!((excused.why, excused.nanos), (Excuse::Told, 10_000_000));
     // By the clock there is one, and on other stores.
     finds("overlap", &gone(298, "expired"));
     finds("overlap", &gone(298, "gone").replace("20 quorum", "20 redis"));

@@ -156,28 +156,64 @@ impl Sentinels {
         });
     }
 
+    /// By the word of all sentinels, if they agree: the primary's port, and how often it was replaced, or so.
+    fn agreed(&self) -> Option<(String, u64)> {
+        let words = ["SENTINEL", "MASTER", SERVICE];
+        let mut agreed: Option<(String, u64)> = None;
+        for sentinel in &self.sentinels {
+            let state = Resp::try_connect(sentinel.port()).ok()?.try_command(&words).ok()?.pairs();
+            let get = |name: &str| {
+                state.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
+            };
+            let word = (get("port")?, get("config-epoch")?.parse().ok()?);
+            if agreed.replace(word.clone()).is_some_and(|before| before != word) {
+                return None;
+            }
+        }
+        agreed
+    }
+
+    /// Grows with each failover; asked when all sentinels are there.
+    #[track_caller]
+    pub fn epoch(&self) -> u64 {
+        let mut agreed = None;
+        until("the sentinels agree", || {
+            agreed = self.agreed();
+            agreed.is_some()
+        });
+        agreed.map_or(0, |(_, epoch)| epoch)
+    }
+
+    /// Waits until all sentinels know of a failover after that epoch.
+    #[track_caller]
+    pub fn failed_over_since(&self, epoch: u64) {
+        until("another primary", || {
+            self.agreed().is_some_and(|(_, now)| now > epoch)
+                && field(self.primary(), "replication", "role") == "master"
+        });
+    }
+
     /// Waits until the primary of which all sentinels speak is the only one, and the others are in step with it.
     #[track_caller]
     pub fn settled(&self) {
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
-        let word = |sentinel: &Server| {
-            let address = Resp::try_connect(sentinel.port()).and_then(|mut sentinel| {
-                sentinel.try_command(&words).map(|address| address.list()[1].clone().text())
-            });
-            address.unwrap_or_default()
+        let logs = || {
+            let tail = |sentinel: &Server| {
+                let log = sentinel.log();
+                let lines: Vec<&str> = log.lines().rev().take(15).collect();
+                lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+            };
+            self.sentinels.iter().map(tail).collect::<Vec<_>>().join("\n\n")
         };
-        let logs = || self.sentinels.iter().map(Server::log).collect::<Vec<_>>().join("\n\n");
         until_or("replicas in step with one primary", logs, || {
-            let primary = word(&self.sentinels[0]);
-            self.sentinels[1..].iter().all(|sentinel| word(sentinel) == primary)
-                && self.servers.iter().all(|server| {
-                    if server.port().to_string() == primary {
-                        field(server, "replication", "role") == "master"
-                            && field(server, "replication", "connected_slaves") == "2"
-                    } else {
-                        follows(server) && field(server, "replication", "master_port") == primary
-                    }
-                })
+            let Some((primary, _)) = self.agreed() else { return false };
+            self.servers.iter().all(|server| {
+                if server.port().to_string() == primary {
+                    field(server, "replication", "role") == "master"
+                        && field(server, "replication", "connected_slaves") == "2"
+                } else {
+                    follows(server) && field(server, "replication", "master_port") == primary
+                }
+            })
         });
     }
 }
@@ -285,7 +321,8 @@ impl Cluster {
     }
 
     fn info(&self, node: &Server, name: &str) -> String {
-        let info = node.command(&["CLUSTER", "INFO"]).text();
+        // A server that was just restarted may still be loading.
+        let Reply::Text(info) = node.command(&["CLUSTER", "INFO"]) else { return String::new() };
         let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap_or_default().to_owned()
     }

@@ -151,7 +151,7 @@ static SENTINEL: Scene = Scene {
         replicas: 1,
         ..house(
             "sentinel",
-            Duration::from_secs(4),
+            Duration::from_secs(5),
             sentinel::SERVERS,
             &["ash", "birch", "cedar", "dogwood", "elm", "fir"],
         )

@@ -12,6 +12,7 @@ use crate::faults::ServerKind;
 use crate::history::now;
 use crate::line::Line;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,11 +20,21 @@ pub const SERVERS: usize = 3;
 
 pub struct Guarded {
     all: Sentinels,
+    calm: Mutex<Calm>,
+}
+
+/// When everything was last in its place, and under which epoch.
+struct Calm {
+    at: u64,
+    epoch: u64,
 }
 
 impl Guarded {
     pub fn start() -> Vec<Box<dyn Servers>> {
-        vec![Box::new(Self { all: Sentinels::start("") })]
+        // On a busy machine, servers stand still for a second without being dead.
+        let all = Sentinels::start("sentinel down-after-milliseconds leases 2500");
+        let calm = Mutex::new(Calm { at: now(), epoch: all.epoch() });
+        vec![Box::new(Self { all, calm })]
     }
 
     fn replica(&self, at: usize) -> &Server {
@@ -35,12 +46,33 @@ impl Guarded {
 
     /// The primary goes away, and comes back when another has taken its place.
     fn replace(&self, away: impl Fn(&Server), back: impl Fn(&Server)) -> (u64, u64) {
-        let (old, from) = (self.all.primary(), now());
+        let (old, from, epoch) = (self.all.primary(), now(), self.all.epoch());
         away(old);
-        self.all.failed_over(old.port());
+        self.all.failed_over_since(epoch);
         let until = now();
         back(old);
         (from, until)
+    }
+
+    /// As an operator does it.
+    fn fail_over(&self) -> (u64, u64) {
+        let epoch = self.all.epoch();
+        let from = self.ask_for_failover();
+        self.all.failed_over_since(epoch);
+        (from, now())
+    }
+
+    /// Waits until all is in its place; returns when one primary replaced another, if any did. Should the machine
+    /// stand still for so long that the sentinels take a primary for dead, that may have been at any time.
+    fn settle(&self, own: Option<(u64, u64)>, before: u64, after: u64) -> Option<(u64, u64)> {
+        self.all.settled();
+        let (at, epoch) = (now(), self.all.epoch());
+        let mut calm = self.calm.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = std::mem::replace(&mut *calm, Calm { at, epoch });
+        if before == last.epoch && after == epoch {
+            return own;
+        }
+        Some((last.at, at))
     }
 
     /// A restarted server begins as what it was at first; the sentinels would put that right after ten seconds.
@@ -78,20 +110,14 @@ impl Servers for Guarded {
 
     fn strike(&self, fault: Strike<'_>) -> Harm {
         let Strike { kind, at, lasts, .. } = fault;
-        let (old, start) = (self.all.primary_port(), now());
-        let mut replaced = None;
+        let before = self.all.epoch();
+        let mut own = None;
         match kind {
-            ServerKind::Failover => {
-                let from = self.ask_for_failover();
-                self.all.failed_over(old);
-                replaced = Some((from, now()));
-            }
+            ServerKind::Failover => own = Some(self.fail_over()),
             ServerKind::CrashPrimary => {
-                replaced = Some(self.replace(Server::kill, |old| self.restart_as_replica(old)));
+                own = Some(self.replace(Server::kill, |old| self.restart_as_replica(old)));
             }
-            ServerKind::FreezePrimary => {
-                replaced = Some(self.replace(Server::pause, Server::resume));
-            }
+            ServerKind::FreezePrimary => own = Some(self.replace(Server::pause, Server::resume)),
             ServerKind::CrashReplica => {
                 let replica = self.replica(at);
                 replica.kill();
@@ -107,12 +133,9 @@ impl Servers for Guarded {
             }
             _ => strike_server(self.all.primary(), kind, lasts),
         }
-        self.all.settled();
-        if replaced.is_none() && self.all.primary_port() != old {
-            // The machine stood still for so long that the sentinels took the primary for dead.
-            replaced = Some((start, now()));
-        }
-        Harm { wiped: Vec::new(), replaced }
+        // What follows an epoch that is not the one before comes of itself.
+        let after = if own.is_some() { self.all.epoch() } else { before };
+        Harm { wiped: Vec::new(), replaced: self.settle(own, before, after) }
     }
 
     /// As the only primary has it; with two, nobody can say what is free.

@@ -404,7 +404,8 @@ fn who_was_told_by_a_quorum_has_no_grace_and_that_is_counted() {
     assert_eq!((excused.why, excused.nanos), (Excuse::Told, 10_000_000));
     // By the clock there is one, and on other stores.
     finds("overlap", &gone(298, "expired"));
-    finds("overlap", &gone(298, "gone").replace("20 quorum", "20 redis"));
+    let fenced = gone(298, "gone").replace("20 quorum", "20 redis");
+    finds("overlap", &fenced.replace("p1.1 granted 0 0", "p1.1 granted 0 1"));
 }
 
 /// Granted by a primary at `granted`, which another one replaced from 2000 to 3000.

@@ -47,8 +47,11 @@ pub enum Process {
     LoseOneReply,
     LoseOneRequest,
     /// The answer to one request of this kind, for ZooKeeper.
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     LoseOneCreation,
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     LoseOneDeletion,
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     LoseOneWrite,
     Kill,
     Freeze,

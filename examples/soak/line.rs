@@ -7,6 +7,7 @@ use std::time::Duration;
 
 pub enum Line {
     Redis(Box<Proxy>),
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     ZooKeeper(Relay),
 }
 

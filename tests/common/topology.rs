@@ -231,11 +231,13 @@ impl Cluster {
         Self::start_with(&["--cluster-node-timeout", "60000"])
     }
 
-    /// One that takes no node for dead, and in which no node forgets anything in a restart.
+    /// One in which no replica takes over unasked, and no node forgets anything in a restart.
     #[track_caller]
     pub fn start_durable() -> Self {
         let kept = ["--appendonly", "yes", "--appendfsync", "no"];
-        Self::start_with(&[&["--cluster-node-timeout", "60000"][..], &kept].concat())
+        // A primary's replica gets votes once in twice this time, also if it is asked to take over.
+        let asked = ["--cluster-node-timeout", "3000", "--cluster-replica-no-failover", "yes"];
+        Self::start_with(&[asked, kept].concat())
     }
 
     /// One that replaces a dead primary soon.

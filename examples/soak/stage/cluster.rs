@@ -1,7 +1,6 @@
 //! Three primaries and a replica for each, which keep their keys on disk.
 //!
-//! No node is taken for dead while it is away: a replica takes over only when it is asked to, and after its primary
-//! has told it everything. So nothing that is done here may cost exclusion.
+//! A replica takes over only when it is asked to, and after its primary has told it everything. So nothing that is done here may cost exclusion.
 
 use super::one::{Look, counts_on, left_on, strike_server};
 use super::{Harm, Key, Servers, Strike};

@@ -84,7 +84,11 @@ impl Servers for Ensemble {
                 let name = names[at].clone();
                 let deleted = self.once(async |look| {
                     if let Some((node, _)) = first(&look.0, &name).await? {
-                        look.0.delete(&node, None).await?;
+                        match look.0.delete(&node, None).await {
+                            // Its owner was quicker.
+                            Ok(()) | Err(Error::NoNode) => {}
+                            Err(error) => return Err(error),
+                        }
                     }
                     Ok(())
                 });

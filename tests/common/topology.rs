@@ -24,11 +24,21 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 
 /// The same, and tells more if it does not.
 #[track_caller]
-fn until_or(what: &str, why: impl Fn() -> String, mut condition: impl FnMut() -> bool) {
+fn until_or(what: &str, why: impl Fn() -> String, condition: impl FnMut() -> bool) {
+    until_within(AGREEMENT, what, why, condition);
+}
+
+#[track_caller]
+fn until_within(
+    limit: Duration,
+    what: &str,
+    why: impl Fn() -> String,
+    mut condition: impl FnMut() -> bool,
+) {
     let start = Instant::now();
     while !condition() {
-        let late = start.elapsed() >= AGREEMENT;
-        assert!(!late, "{what} did not come true within {AGREEMENT:?}\n{}", why());
+        let late = start.elapsed() >= limit;
+        assert!(!late, "{what} did not come true within {limit:?}\n{}", why());
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -184,37 +194,50 @@ impl Sentinels {
         agreed.map_or(0, |(_, epoch)| epoch)
     }
 
+    /// The last lines of their logs.
+    fn last_words(&self) -> String {
+        let tail = |sentinel: &Server| {
+            let log = sentinel.log();
+            let lines: Vec<&str> = log.lines().rev().take(15).collect();
+            lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+        };
+        self.sentinels.iter().map(tail).collect::<Vec<_>>().join("\n\n")
+    }
+
     /// Waits until all sentinels know of a failover after that epoch.
     #[track_caller]
     pub fn failed_over_since(&self, epoch: u64) {
-        until("another primary", || {
-            self.agreed().is_some_and(|(_, now)| now > epoch)
-                && field(self.primary(), "replication", "role") == "master"
-        });
+        /// On a busy machine an election may fail, and the next one takes place twice the time-out later.
+        const ELECTIONS: Duration = Duration::from_secs(90);
+        until_within(
+            ELECTIONS,
+            "another primary",
+            || self.last_words(),
+            || {
+                self.agreed().is_some_and(|(_, now)| now > epoch)
+                    && field(self.primary(), "replication", "role") == "master"
+            },
+        );
     }
 
     /// Waits until the primary of which all sentinels speak is the only one, and the others are in step with it.
     #[track_caller]
     pub fn settled(&self) {
-        let logs = || {
-            let tail = |sentinel: &Server| {
-                let log = sentinel.log();
-                let lines: Vec<&str> = log.lines().rev().take(15).collect();
-                lines.into_iter().rev().collect::<Vec<_>>().join("\n")
-            };
-            self.sentinels.iter().map(tail).collect::<Vec<_>>().join("\n\n")
-        };
-        until_or("replicas in step with one primary", logs, || {
-            let Some((primary, _)) = self.agreed() else { return false };
-            self.servers.iter().all(|server| {
-                if server.port().to_string() == primary {
-                    field(server, "replication", "role") == "master"
-                        && field(server, "replication", "connected_slaves") == "2"
-                } else {
-                    follows(server) && field(server, "replication", "master_port") == primary
-                }
-            })
-        });
+        until_or(
+            "replicas in step with one primary",
+            || self.last_words(),
+            || {
+                let Some((primary, _)) = self.agreed() else { return false };
+                self.servers.iter().all(|server| {
+                    if server.port().to_string() == primary {
+                        field(server, "replication", "role") == "master"
+                            && field(server, "replication", "connected_slaves") == "2"
+                    } else {
+                        follows(server) && field(server, "replication", "master_port") == primary
+                    }
+                })
+            },
+        );
     }
 }
 

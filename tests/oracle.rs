@@ -11,7 +11,7 @@ mod leases;
 #[path = "../examples/soak/oracle.rs"]
 mod oracle;
 
-use oracle::{Verdict, judge};
+use oracle::{Excuse, Verdict, judge};
 
 /// A history of one name `ash` with T = 1 s on the server `kept`, in lines of `<ms> <who> <what>`.
 fn verdict(lines: &str) -> Verdict {
@@ -341,8 +341,8 @@ fn leftovers_wrong_counts_and_contradictions_are_found() {
 
 #[test]
 fn a_whole_run_must_meet_what_it_is_for() {
-    finds("never happened", "1 soak run 7 60");
-    accepts("1 soak run 7 20");
+    finds("never happened", "1 soak run 7 60 redis");
+    accepts("1 soak run 7 20 redis");
     let met = verdict(
         "10 p0.1 wanted 0 ash lock 0
          11 p0.1 granted 0 100 check
@@ -365,6 +365,79 @@ fn a_whole_run_must_meet_what_it_is_for() {
     .met;
     let never: Vec<_> = met.iter().filter(|(_, count)| *count == 0).collect();
     assert!(never.is_empty(), "{never:?}");
+}
+
+/// One name on a quorum: lost by the word of the store at 300, granted to another at 320.
+fn gone(last_ok: u64, cause: &str) -> String {
+    format!(
+        "1 soak run 7 20 quorum
+         10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 0 check
+         20 p1.1 wanted 0 ash lock 0
+         300 p0.1 fired 0 {last_ok}ms {cause}
+         320 p1.1 granted 0 0 check
+         330 p1.1 released 0 329ms"
+    )
+}
+
+#[test]
+fn without_fencing_tokens_beliefs_alone_are_judged() {
+    accepts(
+        "1 soak run 7 20 quorum
+         10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 0 check
+         20 p0.1 released 0 19ms
+         21 p1.1 wanted 0 ash lock 0
+         22 p1.1 granted 0 0 check
+         30 p1.1 released 0 29ms
+         40 p0.1 wrote ash 1 0
+         41 p1.1 wrote ash 1 0",
+    );
+    finds("overlap", &gone(298, "gone").replace("320 p1.1 granted", "290 p1.1 granted"));
+}
+
+#[test]
+fn who_was_told_by_a_quorum_has_no_grace_and_that_is_counted() {
+    let told = verdict(&gone(298, "gone"));
+    assert!(told.findings.is_empty(), "{:?}", told.findings);
+    let [excused] = &told.excused[..] else { panic!("{:?}", told.excused) };
+    assert_eq!((excused.why, excused.nanos), (Excuse::Told, 10_000_000));
+    // By the clock there is one, and on other stores.
+    finds("overlap", &gone(298, "expired"));
+    let fenced = gone(298, "gone").replace("20 quorum", "20 redis");
+    finds("overlap", &fenced.replace("p1.1 granted 0 0", "p1.1 granted 0 1"));
+}
+
+/// Granted by a primary at `granted`, which another one replaced from 2000 to 3000.
+fn replaced(granted: u64, rival: u64) -> String {
+    format!(
+        "1 soak run 7 20 sentinel
+         {granted} p0.1 wanted 0 ash lock 0
+         {granted} p0.1 granted 0 100 check
+         2000 soak replaced 3000ms ash
+         {rival} p1.1 wanted 0 ash lock 0
+         {rival} p1.1 granted 0 200 check
+         {} p0.1 released 0 {}ms
+         {} p1.1 released 0 {}ms",
+        rival + 10,
+        rival + 9,
+        rival + 20,
+        rival + 19
+    )
+}
+
+#[test]
+fn what_a_replaced_primary_alone_had_granted_is_excused_for_a_time_to_live_and_counted() {
+    for (granted, rival) in [(1100, 2100), (2500, 3100), (2500, 3900)] {
+        let lost = verdict(&replaced(granted, rival));
+        assert!(lost.findings.is_empty(), "{:?}", lost.findings);
+        let [excused] = &lost.excused[..] else { panic!("{:?}", lost.excused) };
+        assert_eq!((excused.why, excused.nanos), (Excuse::Replaced, 10_000_000));
+    }
+    // What its replicas had, and what came long after.
+    finds("overlap", &replaced(900, 2100));
+    finds("overlap", &replaced(2500, 3995));
+    finds("overlap", &replaced(2500, 4100));
 }
 
 #[test]

@@ -345,6 +345,40 @@ async fn wake_ups_follow_their_slot() {
 }
 
 #[tokio::test]
+async fn a_subscription_that_nobody_needs_any_more_does_not_follow_its_slot() {
+    let cluster = shared().await;
+    let (holder, waiting) = (
+        connect(cluster, Duration::from_secs(60)).await,
+        connect(cluster, Duration::from_secs(60)).await,
+    );
+    let name = cluster.name_on(1, "unheard");
+    let (slot, channel) = (cluster.slot(&name), look::channel(&name));
+    let lease = lock(&holder, &name).await;
+    let waiter = tokio::spawn({
+        let mut handle = waiting.lock(&name);
+        async move { handle.lock().await }
+    });
+    let listeners = |node: usize| {
+        cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
+    };
+    eventually(LONG, || listeners(1) == 1).await;
+    // A subscription is kept for a second longer than its waiter, in which it moves.
+    waiter.abort();
+    let _ = waiter.await;
+    cluster.begin_move(slot, 1, 2);
+    cluster.end_move(slot, 1, 2);
+    // It hears of the move.
+    assert!(waiting.inspect(&name).await.expect("an answer").is_some());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!((listeners(1), listeners(2)), (0, 0));
+    lease.unlock().await.expect("released");
+    cluster.begin_move(slot, 2, 1);
+    cluster.end_move(slot, 2, 1);
+    holder.close().await.expect("closed");
+    waiting.close().await.expect("closed");
+}
+
+#[tokio::test]
 async fn a_node_that_is_down_delays_nobody_elses_renewals() {
     let cluster = own().await;
     let ttl = Duration::from_secs(12);

@@ -1,8 +1,9 @@
 //! The holder processes as their parent sees them: each in a slot that outlives it, with proxies before
 //! the servers that are the slot's own.
 
-use crate::common::{Proxy, Server};
+use crate::common::Server;
 use crate::holder::HOLDER;
+use crate::line::Line;
 use crate::stage::Backend;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -23,8 +24,8 @@ pub struct Crew {
 
 pub struct Slot {
     index: usize,
-    /// One for each server, in their order.
-    pub proxies: Vec<Proxy>,
+    /// One for each server behind a proxy, in their order.
+    pub lines: Vec<Line>,
     start: StartUp,
     voice: Sender<Said>,
     life: Mutex<Option<Life>>,
@@ -54,19 +55,19 @@ impl Crew {
     ) -> Result<Self, String> {
         let (voice, said) = mpsc::channel();
         let slots = (0..size).map(|index| {
-            let proxies: Vec<_> =
-                backends.iter().map(|backend| Proxy::start(backend.server.port())).collect();
-            proxies.iter().for_each(Proxy::forget_requests);
-            let told = |(backend, proxy): (&Backend, &Proxy)| {
-                format!("{}:{}:{}", backend.ttl.as_millis(), proxy.port(), backend.names.join(","))
-            };
-            let start = StartUp {
-                seed,
-                dir: dir.to_owned(),
-                ledger_port: ledger.port(),
-                backends: backends.iter().zip(&proxies).map(told).collect(),
-            };
-            let slot = Slot { index, proxies, start, voice: voice.clone(), life: Mutex::new(None) };
+            let mut lines = Vec::new();
+            let mut told = Vec::new();
+            for Backend { house, servers, names } in backends {
+                let own = servers.lines();
+                let ports: Vec<u16> = own.iter().map(Line::port).collect();
+                let (ttl, replicas) = (house.ttl.as_millis(), house.replicas);
+                let (names, url) = (names.join(","), servers.url(&ports));
+                told.push(format!("{ttl} {replicas} {names} {url}"));
+                lines.extend(own);
+            }
+            let start =
+                StartUp { seed, dir: dir.to_owned(), ledger_port: ledger.port(), backends: told };
+            let slot = Slot { index, lines, start, voice: voice.clone(), life: Mutex::new(None) };
             slot.start().map(|()| slot)
         });
         Ok(Self { slots: slots.collect::<Result<_, _>>()?, said })

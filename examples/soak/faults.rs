@@ -2,18 +2,17 @@
 //!
 //! Each holder process and each server has a lane of its own, in which one fault follows another.
 
-use crate::common::Mode;
 use crate::crew::Slot;
 use crate::history::{What, now};
 use crate::random::Random;
-use crate::stage::{Backend, Log};
+use crate::stage::{Backend, Harm, Log, Scene, Strike};
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// Since the start of the run.
+    /// Since the start of the run; later if the one before took longer to mend.
     pub at: Duration,
     pub lasts: Duration,
     pub kind: Kind,
@@ -22,7 +21,8 @@ pub struct Fault {
 #[derive(Clone, Debug)]
 pub enum Kind {
     Process(Process, Reach),
-    Server(ServerFault),
+    /// With the number of the server or of the name that it meets.
+    Server(ServerKind, usize),
 }
 
 /// Which of a process's proxies.
@@ -46,13 +46,20 @@ pub enum Process {
     Cut,
     LoseOneReply,
     LoseOneRequest,
+    /// The answer to one request of this kind, for ZooKeeper.
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
+    LoseOneCreation,
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
+    LoseOneDeletion,
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
+    LoseOneWrite,
     Kill,
     Freeze,
 }
 
-/// What can happen to a server.
+/// What can happen to the servers of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerFault {
+pub enum ServerKind {
     Crash,
     Freeze,
     KillClients,
@@ -65,43 +72,29 @@ pub enum ServerFault {
     TooFewReplicas,
     ReadOnly,
     FlushAll,
-    /// Of the name with this number.
-    Delete(usize),
+    /// Of a name.
+    Delete,
+    /// All but one, of a quorum or an ensemble.
+    CrashMajority,
+    FreezeMajority,
+    /// With ZooKeeper, the leader and a follower.
+    CrashPrimary,
+    FreezePrimary,
+    CrashReplica,
+    FreezeReplica,
+    CrashSentinel,
+    FreezeSentinel,
+    /// As an operator asks for it.
+    Failover,
+    /// The slot of a name goes to another primary.
+    MoveSlot,
 }
 
-/// Kinds and how many of each are in a deck. Breaks of the network are commoner than those that lose keys, and
-/// those that keep requests back commonest: only then does the server's time to live run out with the holder's.
-const PROCESS: &[(Process, usize)] = &[
-    (Process::BlackHole, 6),
-    (Process::HoldRequests, 5),
-    (Process::HoldReplies, 2),
-    (Process::LoseReplies, 1),
-    (Process::Delay, 2),
-    (Process::Drip, 1),
-    (Process::Duplicate, 2),
-    (Process::Refuse, 5),
-    (Process::Cut, 3),
-    (Process::LoseOneReply, 3),
-    (Process::LoseOneRequest, 2),
-    (Process::Kill, 3),
-    (Process::Freeze, 4),
-];
-
-const SERVER: &[(ServerFault, usize)] = &[
-    (ServerFault::Crash, 2),
-    (ServerFault::Freeze, 2),
-    (ServerFault::KillClients, 2),
-    (ServerFault::KillSubscribers, 1),
-    (ServerFault::PauseClients, 1),
-    (ServerFault::Sleep, 1),
-    (ServerFault::FlushScripts, 1),
-    (ServerFault::OutOfMemory, 1),
-    (ServerFault::Denied, 1),
-    (ServerFault::TooFewReplicas, 1),
-    (ServerFault::ReadOnly, 1),
-    (ServerFault::FlushAll, 1),
-    (ServerFault::Delete(0), 2),
-];
+impl ServerKind {
+    fn is_of_a_name(self) -> bool {
+        matches!(self, Self::Delete | Self::MoveSlot)
+    }
+}
 
 /// Deals kinds from a shuffled deck, so that a short run sees nearly all of them.
 struct Deck<T> {
@@ -131,20 +124,26 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn new(seed: u64, length: Duration, processes: usize, names: &[usize]) -> Self {
+    pub fn new(seed: u64, length: Duration, processes: usize, scene: &Scene) -> Self {
         let mut random = Random::part(seed, 77);
         // Dealt by turns in time, so that all lanes together see each kind soon.
-        let mut deck = Deck::new(PROCESS);
+        let mut deck = Deck::new(scene.process_faults);
         let mut lanes = vec![Vec::new(); processes];
         deal(&mut lanes, length, 600..5000, &mut random, |random, _| {
             let kind = deck.deal(random);
-            let reach =
-                if random.once_in(2) { Reach::All } else { Reach::One(random.below(names.len())) };
+            let reach = if random.once_in(2) || scene.lines == 0 {
+                Reach::All
+            } else {
+                Reach::One(random.below(scene.lines))
+            };
             let lasts = match kind {
                 Process::Kill => random.millis(50..1500),
-                Process::Cut | Process::LoseOneReply | Process::LoseOneRequest => {
-                    random.millis(50..300)
-                }
+                Process::Cut
+                | Process::LoseOneReply
+                | Process::LoseOneRequest
+                | Process::LoseOneCreation
+                | Process::LoseOneDeletion
+                | Process::LoseOneWrite => random.millis(50..300),
                 Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
                 _ if random.once_in(3) => random.millis(30..350),
@@ -152,16 +151,16 @@ impl Plan {
             };
             (lasts, Kind::Process(kind, reach))
         });
-        let mut decks: Vec<_> = names.iter().map(|_| Deck::new(SERVER)).collect();
-        let mut server_lanes = vec![Vec::new(); names.len()];
-        deal(&mut server_lanes, length, 1000..3500, &mut random, |random, lane| {
-            let kind = match decks[lane].deal(random) {
-                ServerFault::Delete(_) => ServerFault::Delete(random.below(names[lane])),
-                kind => kind,
-            };
+        let mut decks: Vec<_> =
+            scene.houses.iter().map(|_| Deck::new(scene.server_faults)).collect();
+        let mut server_lanes = vec![Vec::new(); decks.len()];
+        deal(&mut server_lanes, length, scene.gaps.clone(), &mut random, |random, lane| {
+            let (kind, house) = (decks[lane].deal(random), &scene.houses[lane]);
+            let choice = if kind.is_of_a_name() { house.names.len() } else { house.nodes };
+            let at = if choice > 1 { random.below(choice) } else { 0 };
             let lasts =
                 if random.once_in(2) { random.millis(50..350) } else { random.millis(350..2000) };
-            (lasts, Kind::Server(kind))
+            (lasts, Kind::Server(kind, at))
         });
         Self { processes: lanes, servers: server_lanes }
     }
@@ -206,7 +205,7 @@ impl fmt::Display for Fault {
         let word = match &self.kind {
             Kind::Process(kind, Reach::All) => format!("{kind:?}"),
             Kind::Process(kind, Reach::One(server)) => format!("{kind:?} to s{server}"),
-            Kind::Server(kind) => format!("{kind:?}"),
+            Kind::Server(kind, at) => format!("{kind:?}({at})"),
         };
         write!(f, "at {:.3} s for {:.3} s: {word}", self.at.as_secs_f64(), self.lasts.as_secs_f64())
     }
@@ -223,109 +222,47 @@ pub fn break_process(
         let Kind::Process(kind, reach) = fault.kind else { continue };
         sleep_until(start + fault.at);
         let on = slot.who();
-        let proxies = slot.proxies.iter().enumerate();
-        let proxies: Vec<_> = proxies
+        let lines = slot.lines.iter().enumerate();
+        let lines: Vec<_> = lines
             .filter(|(at, _)| reach == Reach::All || reach == Reach::One(*at))
-            .map(|(_, proxy)| proxy)
+            .map(|(_, line)| line)
             .collect();
         let at = now();
-        let set = |mode| proxies.iter().for_each(|proxy| proxy.set(mode));
         match kind {
-            Process::BlackHole => set(Mode::BlackHole),
-            Process::HoldRequests => set(Mode::HoldRequests),
-            Process::HoldReplies => set(Mode::HoldReplies),
-            Process::LoseReplies => set(Mode::DropReplies),
-            Process::Delay => set(Mode::Delay(Duration::from_millis(40))),
-            Process::Drip => set(Mode::Drip),
-            Process::Duplicate => set(Mode::Duplicate),
-            Process::Refuse => set(Mode::Refuse),
-            Process::Cut => proxies.iter().for_each(|proxy| proxy.close_all()),
-            Process::LoseOneReply => {
-                proxies.iter().for_each(|proxy| proxy.drop_reply_of(1, "EVALSHA"))
-            }
-            Process::LoseOneRequest => {
-                proxies.iter().for_each(|proxy| proxy.drop_request(1, "EVALSHA"))
-            }
             Process::Kill => slot.kill(),
             Process::Freeze => slot.freeze(),
+            _ => lines.iter().for_each(|line| line.breaks(kind)),
         }
         thread::sleep(fault.lasts);
         match kind {
             Process::Kill => slot.restart()?,
             Process::Freeze => slot.thaw(),
-            Process::LoseReplies => {
-                // The client cannot know which replies are missing.
-                proxies.iter().for_each(|proxy| proxy.close_all());
-                set(Mode::Pass);
-            }
-            _ => set(Mode::Pass),
+            _ => lines.iter().for_each(|line| line.mend(kind)),
         }
         log.write(at, What::Fault { until: now(), on, kind: format!("{kind:?}") });
     }
     Ok(())
 }
 
-/// Carries out the faults of one server.
-pub fn break_server(backend: &Backend, faults: &[Fault], start: Instant, log: &Log) {
+/// Carries out the faults of one store's servers, one after the other.
+pub fn break_servers(backend: &Backend, faults: &[Fault], start: Instant, log: &Log) {
     for fault in faults {
-        let Kind::Server(kind) = fault.kind else { continue };
+        let Kind::Server(kind, which) = fault.kind else { continue };
         sleep_until(start + fault.at);
-        let at = now();
-        let millis = fault.lasts.as_millis().to_string();
-        let tell = |words: &[&str]| {
-            if let Err(error) = backend.command(words) {
-                eprintln!("{}: {words:?}: {error}", backend.label);
-            }
-        };
-        match kind {
-            ServerFault::Crash => backend.server.kill(),
-            ServerFault::Freeze => backend.server.pause(),
-            ServerFault::KillClients => tell(&["CLIENT", "KILL", "TYPE", "normal"]),
-            ServerFault::KillSubscribers => tell(&["CLIENT", "KILL", "TYPE", "pubsub"]),
-            ServerFault::PauseClients => tell(&["CLIENT", "PAUSE", &millis]),
-            ServerFault::Sleep => tell(&["DEBUG", "SLEEP", &fault.lasts.as_secs_f64().to_string()]),
-            ServerFault::FlushScripts => tell(&["SCRIPT", "FLUSH"]),
-            ServerFault::OutOfMemory => tell(&["CONFIG", "SET", "maxmemory", "1"]),
-            ServerFault::Denied => tell(&["ACL", "SETUSER", "default", "-hset", "-pexpire"]),
-            ServerFault::TooFewReplicas => tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]),
-            ServerFault::ReadOnly => tell(&["REPLICAOF", "127.0.0.1", "1"]),
-            ServerFault::FlushAll => tell(&["FLUSHALL"]),
-            ServerFault::Delete(name) => tell(&["DEL", &backend.names[name]]),
-        }
-        let has_effect_at_once = matches!(
-            kind,
-            ServerFault::KillClients
-                | ServerFault::KillSubscribers
-                | ServerFault::FlushScripts
-                | ServerFault::FlushAll
-                | ServerFault::Delete(_)
-        );
-        if !has_effect_at_once && kind != ServerFault::Sleep {
-            thread::sleep(fault.lasts);
-        }
-        match kind {
-            ServerFault::Crash => backend.server.restart(),
-            ServerFault::Freeze => backend.server.resume(),
-            ServerFault::OutOfMemory => tell(&["CONFIG", "SET", "maxmemory", "0"]),
-            ServerFault::Denied => tell(&["ACL", "SETUSER", "default", "+@all"]),
-            ServerFault::TooFewReplicas => tell(&["CONFIG", "SET", "min-replicas-to-write", "0"]),
-            ServerFault::ReadOnly => tell(&["REPLICAOF", "NO", "ONE"]),
-            _ => {}
-        }
+        let (at, names) = (now(), &backend.names);
+        let strike = Strike { kind, at: which, lasts: fault.lasts, names };
+        let Harm { wiped, replaced } = backend.servers.strike(strike);
         let until = now();
-        let wiped: &[String] = match kind {
-            ServerFault::Crash if !backend.durable => &backend.names,
-            ServerFault::FlushAll => &backend.names,
-            ServerFault::Delete(name) => &backend.names[name..=name],
-            _ => &[],
-        };
         for name in wiped {
-            log.write(at, What::Wiped { until, name: name.clone() });
+            log.write(at, What::Wiped { until, name });
         }
-        log.write(
-            at,
-            What::Fault { until, on: backend.label.to_owned(), kind: format!("{kind:?}") },
-        );
+        if let Some((from, until)) = replaced {
+            for name in names {
+                log.write(from, What::Replaced { until, name: name.clone() });
+            }
+        }
+        let on = backend.house.label.to_owned();
+        log.write(at, What::Fault { until, on, kind: format!("{kind:?}({which})") });
     }
 }
 

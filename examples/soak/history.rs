@@ -62,8 +62,8 @@ macro_rules! events {
 
 events! {
     /// The first event of a run.
-    Run = "run" { seed: u64, seconds: u64 }
-    /// A name, the server it is kept on, and the time to live of its leases.
+    Run = "run" { seed: u64, seconds: u64, store: String }
+    /// A name, the server it is kept on, and the time to live that its leases count with.
     Name = "name" { name: String, server: String, ttl_ms: u64 }
 
     /// The id that a manager of this process puts before its tokens in the store.
@@ -102,6 +102,8 @@ events! {
     Fault = "fault" { until: u64, on: String, kind: String }
     /// The name may be taken away from whoever holds it, between `at` and `until`.
     Wiped = "wiped" { until: u64, name: String }
+    /// Another primary serves the name since `until`, and may not have been told what was granted before.
+    Replaced = "replaced" { until: u64, name: String }
     /// The server had no key of this name, as often as it was looked at.
     Free = "free" { until: u64, name: String }
     /// The server had this token of this manager under the name, as often as it was looked at.

@@ -58,20 +58,22 @@ pub struct Process {
     pub orders: watch::Receiver<Order>,
 }
 
-/// A server as a holder process is told of it: `<ttl in ms>:<port>:<name>,<name>..`.
+/// A store as a holder process is told of it: `<ttl in ms> <replicas> <name>,<name>.. <url>`.
 struct Backend {
     ttl: Duration,
-    port: u16,
+    replicas: u32,
     names: Vec<String>,
+    url: String,
 }
 
 impl Backend {
     fn read(text: &str) -> Option<Self> {
-        let mut parts = text.split(':');
+        let mut parts = text.split(' ');
         Some(Self {
             ttl: Duration::from_millis(parts.next()?.parse().ok()?),
-            port: parts.next()?.parse().ok()?,
+            replicas: parts.next()?.parse().ok()?,
             names: parts.next()?.split(',').map(str::to_owned).collect(),
+            url: parts.next()?.to_owned(),
         })
     }
 }
@@ -84,7 +86,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let seed = seed.parse().map_err(|_| "the seed is a number")?;
     let ledger_port = ledger_port.parse().map_err(|_| "the ledger's port is a number")?;
     let backends: Option<Vec<_>> = backends.iter().map(|text| Backend::read(text)).collect();
-    let backends = backends.ok_or("a server is <ttl in ms>:<port>:<names>")?;
+    let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
     let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
     watch_for_stalls(Arc::clone(&diary));
     let orders = listen();
@@ -111,10 +113,14 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
 
 /// What breaks at the start is mended soon: the server may be away just now.
 async fn connect(backend: &Backend) -> LeaseManager {
-    let url = format!("redis://127.0.0.1:{}", backend.port);
+    /// How long the replicas of a primary may take to have a grant.
+    const REPLICATION: Duration = Duration::from_millis(100);
     loop {
-        let builder = LeaseManager::builder().ttl(backend.ttl);
-        match builder.connect(&url).await {
+        let mut builder = LeaseManager::builder().ttl(backend.ttl);
+        if backend.replicas > 0 {
+            builder = builder.replicas(backend.replicas, REPLICATION);
+        }
+        match builder.connect(&backend.url).await {
             Ok(leases) => return leases,
             Err(_) => sleep(Duration::from_millis(50)).await,
         }

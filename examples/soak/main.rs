@@ -1,14 +1,21 @@
-//! Soak: holder processes, two servers, random faults, and a judge of what came of it.
+//! Soak: holder processes, the servers of a store, random faults, and a judge of what came of it.
 //!
 //! ```sh
 //! cargo run --release --example soak -- --minutes 1 --seed 7
+//! cargo run --release --example soak -- --store quorum
+//! cargo run --release --example soak --features zookeeper -- --store zookeeper
 //! ```
 //!
-//! It needs redis-server in PATH, and nothing else: it starts its own. Each holder process runs a few flows
-//! of control that take leases of shared names, and writes down what it believes. Meanwhile connections
-//! break, processes are killed and frozen, servers crash and lose their keys. In the end the oracle
-//! reads all that was written down, and the program exits with 1 if it finds what must not be; read
-//! `oracle.rs` for what that is. The whole history and a picture of it are left in a directory.
+//! It needs redis-server in PATH, and Java with ZooKeeper's jars for `zookeeper`; it starts its own servers. Each
+//! holder process runs a few flows of control that take leases of shared names, and writes down what it
+//! believes. Meanwhile connections break, processes are killed and frozen, servers crash, lose their keys, are
+//! replaced and lose their majority, as it suits the store (`stage/scene.rs`). In the end the oracle reads all that
+//! was written down, and the program exits with 1 if it finds what must not be; read `oracle.rs` for what that
+//! is. The whole history and a picture of it are left in a directory.
+//!
+//! Holders reach one Redis, the nodes of a quorum and the members of an ensemble through proxies of their own, which
+//! break their connections. Of Sentinel and Cluster they learn the servers' own addresses, so there the network is
+//! broken at the servers alone: connections are cut, clients paused, servers frozen.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -20,18 +27,20 @@ mod history;
 mod holder;
 mod leases;
 mod ledger;
+mod line;
 mod oracle;
 mod picture;
 mod random;
 mod report;
 mod stage;
 
-use common::{Proxy, Server};
+use common::Server;
 use crew::Crew;
 use faults::Plan;
 use history::{Event, What, Words, now};
 use ledger::Ledger;
-use stage::{Backend, Log};
+use line::Line;
+use stage::{Backend, Log, Scene};
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -43,13 +52,14 @@ use std::time::{Duration, Instant};
 const USAGE: &str = "\
 Breaks leasehold's servers, connections and processes at random, and judges what the holders believed.
 
-usage: soak [--minutes N | --seconds N] [--seed S] [--out DIR] [--plan]
+usage: soak [--store STORE] [--minutes N | --seconds N] [--seed S] [--out DIR] [--plan]
 
+  --store STORE redis (default), sentinel, cluster, quorum or zookeeper
   --minutes N   how long faults are injected; default 1
   --seconds N   the same in seconds, at least 5
   --seed S      which faults, and which work; default: from the clock, and printed
-  --out DIR     where history and picture go; default target/soak/SEED
-  --plan        print the faults of this seed and length, and end
+  --out DIR     where history and picture go; default target/soak/STORE-SEED
+  --plan        print the faults of this store, seed and length, and end
   --help        print this
 
 exit status: 0 nothing was found, 1 the oracle found something, 2 the run was not possible";
@@ -61,6 +71,7 @@ const REST: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(20);
 
 struct Options {
+    scene: &'static Scene,
     length: Duration,
     seed: u64,
     out: Option<PathBuf>,
@@ -98,6 +109,7 @@ fn fail(error: &str) -> ExitCode {
 impl Options {
     fn read(arguments: &[String]) -> Result<Self, String> {
         let mut options = Self {
+            scene: Scene::of("redis")?,
             length: Duration::from_secs(60),
             seed: now() % 1_000_000,
             out: None,
@@ -110,6 +122,7 @@ impl Options {
                 text.parse::<u64>().map_err(|_| format!("{word} {text}: not a whole number"))
             };
             match word.as_str() {
+                "--store" => options.scene = Scene::of(value()?)?,
                 "--minutes" => {
                     options.length = Duration::from_secs(number(value()?)?.saturating_mul(60))
                 }
@@ -129,22 +142,22 @@ impl Options {
 
 /// Runs and judges; whether nothing was found.
 fn run(options: &Options) -> Result<bool, String> {
-    let Options { length, seed, .. } = *options;
-    let names: Vec<usize> = Backend::NAMES.iter().map(|names| names.len()).collect();
-    let plan = Plan::new(seed, length, PROCESSES, &names);
+    let Options { scene, length, seed, .. } = *options;
+    let plan = Plan::new(seed, length, PROCESSES, scene);
     if options.plan_only {
         plan.faults().for_each(|(lane, fault)| println!("{lane} {fault}"));
         return Ok(true);
     }
-    let dir =
-        options.out.clone().unwrap_or_else(|| Path::new("target/soak").join(seed.to_string()));
+    let store = scene.store;
+    let usual = || Path::new("target/soak").join(format!("{store}-{seed}"));
+    let dir = options.out.clone().unwrap_or_else(usual);
     clear(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     println!(
-        "soak of {} s with seed {seed}: {} faults; --plan lists them",
+        "soak of {store} for {} s with seed {seed}: {} faults; --plan lists them",
         length.as_secs(),
         plan.faults().count()
     );
-    let history = play(&plan, length, seed, &dir)?;
+    let history = play(scene, &plan, length, seed, &dir)?;
     write(&dir, &history).map_err(|error| format!("{}: {error}", dir.display()))?;
     let verdict = oracle::judge(&history);
     let picture = dir.join("timeline.svg");
@@ -167,14 +180,22 @@ fn clear(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn play(plan: &Plan, length: Duration, seed: u64, dir: &Path) -> Result<Vec<Event>, String> {
-    let backends = Backend::two();
+fn play(
+    scene: &Scene,
+    plan: &Plan,
+    length: Duration,
+    seed: u64,
+    dir: &Path,
+) -> Result<Vec<Event>, String> {
+    let backends = scene.raise();
     let ledger = Server::start();
     let log = Log::default();
-    log.write(now(), What::Run { seed, seconds: length.as_secs() });
+    let store = scene.store.to_owned();
+    log.write(now(), What::Run { seed, seconds: length.as_secs(), store });
     for backend in &backends {
         for name in &backend.names {
-            let (server, ttl_ms) = (backend.label.to_owned(), backend.ttl.as_millis() as u64);
+            let server = backend.house.label.to_owned();
+            let ttl_ms = backend.house.engine_ttl.as_millis() as u64;
             log.write(now(), What::Name { name: name.clone(), server, ttl_ms });
         }
     }
@@ -189,13 +210,13 @@ fn play(plan: &Plan, length: Duration, seed: u64, dir: &Path) -> Result<Vec<Even
         stop.store(true, Ordering::Relaxed);
         played
     })?;
-    let sum = |count: fn(&Proxy) -> usize| {
-        crew.slots.iter().flat_map(|slot| &slot.proxies).map(count).sum::<usize>() as u64
+    let sum = |count: fn(&Line) -> u64| {
+        crew.slots.iter().flat_map(|slot| &slot.lines).map(count).sum::<u64>()
     };
     for (text, count) in [
-        ("requests sent twice", sum(Proxy::duplicated)),
-        ("replies or requests lost", sum(Proxy::dropped)),
-        ("reconnects", sum(Proxy::connections)),
+        ("requests sent twice", sum(Line::requests_sent_twice)),
+        ("replies or requests lost", sum(Line::lost)),
+        ("reconnects", sum(Line::connections)),
     ] {
         log.write(now(), What::Seen { count, text: Words(text.to_owned()) });
     }
@@ -220,7 +241,7 @@ fn faults(
     let start = Instant::now();
     thread::scope(|scope| {
         for (backend, faults) in backends.iter().zip(&plan.servers) {
-            scope.spawn(move || faults::break_server(backend, faults, start, log));
+            scope.spawn(move || faults::break_servers(backend, faults, start, log));
         }
         let lanes: Vec<_> = crew
             .slots
@@ -246,7 +267,7 @@ fn settle(crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
         broken(error);
         return Ok(());
     }
-    let longest = backends.iter().map(|backend| backend.ttl).max().unwrap_or_default();
+    let longest = backends.iter().map(|backend| backend.house.ttl).max().unwrap_or_default();
     thread::sleep(longest + Duration::from_millis(500));
     look_for_leftovers(backends, log)?;
     for attempt in 1.. {
@@ -268,7 +289,7 @@ fn settle(crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
 
 fn look_for_leftovers(backends: &[Backend], log: &Log) -> Result<(), String> {
     for backend in backends {
-        for text in stage::left_over(backend)? {
+        for text in backend.servers.left_over()? {
             log.write(now(), What::Left { text: Words(text) });
         }
     }
@@ -296,7 +317,7 @@ fn count_holds(crew: &Crew, backends: &[Backend], log: &Log) -> Result<bool, Str
             thread::sleep(Duration::from_millis(500));
         }
         for (at, (backend, name)) in places.iter().enumerate() {
-            let fields = stage::counts(backend, name);
+            let fields = backend.servers.counts(name);
             let (believed, stored) = (count(at).saturating_sub(less), fields.iter().sum());
             let fields = fields.len() as u64;
             counted.push(What::Counted { name: (*name).clone(), believed, stored, fields });

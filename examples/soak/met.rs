@@ -1,12 +1,10 @@
 //! What a run met: a test of faults that met none proves nothing.
 
+use super::rules::Rules;
 use super::{Case, Finding, SECOND};
 use crate::history::What;
 use crate::leases::{Lease, slot};
 use std::collections::HashMap;
-
-/// A shorter run need not meet everything.
-const WHOLE_RUN: u64 = 60;
 
 impl Case<'_> {
     /// How often happened what a run is for.
@@ -37,19 +35,36 @@ impl Case<'_> {
             });
             counts.sum()
         };
-        vec![
+        let struck = |kind: &str| {
+            let servers = self
+                .faults
+                .iter()
+                .filter(|(on, ..)| self.settings.values().any(|setting| setting.server == *on));
+            servers.filter(|(_, of, _)| of.split('(').next() == Some(kind)).count() as u64
+        };
+        let Rules { fenced, handed_on, sent_twice, behind_proxies, must_strike, .. } = self.rules;
+        let mut met = vec![
             ("losses told", losses.count() as u64),
             ("blips survived (at risk, then held)", survived.count() as u64),
             ("contended waits", contended),
-            ("hand-offs in memory", chains),
             ("nested grants", count(|what| matches!(what, What::Nested { .. }))),
             ("takeovers after a kill", self.takeovers()),
             ("freezes noticed", self.freezes_noticed()),
-            ("smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
-            ("requests sent twice", seen("requests sent twice")),
-            ("replies or requests lost", seen("replies or requests lost")),
-            ("reconnects", seen("reconnects")),
-        ]
+        ];
+        // What cannot happen on a store, or not be seen there, is not asked for.
+        for (is_asked, what, times) in [
+            (handed_on, "hand-offs in memory", chains),
+            (fenced, "smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
+            (sent_twice, "requests sent twice", seen("requests sent twice")),
+            (behind_proxies, "replies or requests lost", seen("replies or requests lost")),
+            (behind_proxies, "reconnects", seen("reconnects")),
+        ] {
+            if is_asked {
+                met.push((what, times));
+            }
+        }
+        met.extend(must_strike.iter().map(|(what, kind)| (*what, struck(kind))));
+        met
     }
 
     /// In a whole run each of it must have happened.
@@ -58,9 +73,9 @@ impl Case<'_> {
             What::Run { seconds, .. } => Some(seconds),
             _ => None,
         });
-        if run.is_some_and(|seconds| seconds >= WHOLE_RUN) {
+        if run.is_some_and(|seconds| seconds >= self.rules.whole_run) {
             for (what, count) in met {
-                if *count == 0 {
+                if *count == 0 && !self.rules.rare.contains(what) {
                     self.findings.push(Finding {
                         rule: "never happened",
                         at: 0,

@@ -37,12 +37,28 @@
 //! `force_unlock`. The old holder learns of it at its next contact, or by the clock: no renewal is confirmed
 //! after the wipe, so its belief ends before wipe + T. Overlaps and fences out of order are excused in that
 //! time, and in no other. The rule *update* has no such excuse: there the smaller token must be refused.
+//!
+//! # By store
+//!
+//! Behind sentinels, what was granted while one primary *replaced* another may be unknown to the new one: the
+//! documentation says so. Overlaps with a lease that was granted from a second before that until its end are excused
+//! until then + T, as after a wipe; older leases have no such excuse.
+//!
+//! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
+//! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and
+//! the rest is given back at once, without a grace: overlaps after his last check that was Ok are excused.
+//! Whoever is let in before that check is found.
+//!
+//! All that is excused is counted, and the report says how much it was.
 
 #[path = "met.rs"]
 mod met;
+#[path = "rules.rs"]
+mod rules;
 
 use crate::history::{Event, What};
 use crate::leases::{Lease, Setting, leases, settings};
+use rules::Rules;
 use std::collections::{BTreeMap, HashMap};
 
 /// From an event that makes a waiter ask to the grant: a scheduler, a round trip.
@@ -60,8 +76,27 @@ pub struct Finding {
     pub text: String,
 }
 
+/// An overlap that nobody promised to prevent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excused {
+    pub why: Excuse,
+    pub nanos: u64,
+}
+
+/// Why others may have been let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Excuse {
+    /// The key was taken away.
+    Wiped,
+    /// Another primary serves, which had not been told of the grant.
+    Replaced,
+    /// The store had told the holder, who had no grace.
+    Told,
+}
+
 pub struct Verdict {
     pub findings: Vec<Finding>,
+    pub excused: Vec<Excused>,
     /// What was met, and how often.
     pub met: Vec<(&'static str, u64)>,
     pub leases: Vec<Lease>,
@@ -70,11 +105,20 @@ pub struct Verdict {
 /// A span in which something was so.
 type Span = (u64, u64);
 
+/// A name whose holder may be overtaken, and why.
+struct Wipe {
+    name: String,
+    span: Span,
+    why: Excuse,
+}
+
 struct Case<'a> {
     history: &'a [Event],
     settings: HashMap<String, Setting>,
     leases: Vec<Lease>,
-    wipes: Vec<(String, Span)>,
+    wipes: Vec<Wipe>,
+    rules: Rules,
+    excused: Vec<Excused>,
     /// By process or server.
     faults: Vec<(&'a str, &'a str, Span)>,
     stalls: HashMap<&'a str, Vec<Span>>,
@@ -88,6 +132,8 @@ pub fn judge(history: &[Event]) -> Verdict {
         settings: settings(history),
         leases: leases(history),
         wipes: wipes(history),
+        rules: rules(history),
+        excused: Vec::new(),
         faults: Vec::new(),
         stalls: HashMap::new(),
         findings: Vec::new(),
@@ -114,22 +160,34 @@ pub fn judge(history: &[Event]) -> Verdict {
     let met = case.met();
     case.missing(&met);
     case.findings.sort_by_key(|finding| finding.at);
-    Verdict { findings: case.findings, met, leases: case.leases }
+    Verdict { findings: case.findings, excused: case.excused, met, leases: case.leases }
 }
 
-fn wipes(history: &[Event]) -> Vec<(String, Span)> {
+fn rules(history: &[Event]) -> Rules {
+    let store = history.iter().find_map(|event| match &event.what {
+        What::Run { store, .. } => Some(store.as_str()),
+        _ => None,
+    });
+    Rules::of(store.unwrap_or_default())
+}
+
+fn wipes(history: &[Event]) -> Vec<Wipe> {
     let mut wipes = Vec::new();
     let mut forcing: BTreeMap<(&str, u64), usize> = BTreeMap::new();
     for Event { at, who, what } in history {
+        let mut wipe = |name: &String, until: u64, why| {
+            wipes.push(Wipe { name: name.clone(), span: (*at, until), why });
+        };
         match what {
-            What::Wiped { until, name } => wipes.push((name.clone(), (*at, *until))),
+            What::Wiped { until, name } => wipe(name, *until, Excuse::Wiped),
+            What::Replaced { until, name } => wipe(name, *until, Excuse::Replaced),
             What::Forcing { ask, name } => {
-                forcing.insert((who, *ask), wipes.len());
-                wipes.push((name.clone(), (*at, at + FORCED_LATE)));
+                wipe(name, at + FORCED_LATE, Excuse::Wiped);
+                forcing.insert((who, *ask), wipes.len() - 1);
             }
             What::Forced { ask } => {
                 if let Some(which) = forcing.get(&(who.as_str(), *ask)) {
-                    wipes[*which].1.1 = *at;
+                    wipes[*which].span.1 = *at;
                 }
             }
             _ => {}
@@ -185,15 +243,22 @@ impl Case<'_> {
             .map(|(_, kind, span)| (*kind, *span))
     }
 
-    /// What of a span is not excused by a wipe of the name.
-    fn unexcused(&self, name: &str, span: Span) -> Option<Span> {
-        let ttl = self.setting(name).ttl;
-        let mut wipes: Vec<Span> = self
-            .wipes
-            .iter()
-            .filter(|(wiped, _)| wiped == name)
-            .map(|(_, (from, until))| (*from, until + ttl))
-            .collect();
+    /// Whether it is an excuse for whoever has this lease that its name was wiped.
+    fn serves(&self, wipe: &Wipe, older: &Lease) -> bool {
+        // What was granted before a failover is known to all replicas; what was granted while one primary took
+        // over from another may not be.
+        let recent = || older.granted.is_some_and(|granted| granted + SECOND >= wipe.span.0);
+        wipe.name == older.name && (wipe.why == Excuse::Wiped || recent())
+    }
+
+    /// What of a span is not excused by a wipe of the name, which `older` had.
+    fn unexcused(&self, older: &Lease, span: Span) -> Option<Span> {
+        let ttl = self.setting(&older.name).ttl;
+        let wipes = self.wipes.iter().filter(|wipe| self.serves(wipe, older));
+        let mut wipes: Vec<Span> = wipes.map(|wipe| (wipe.span.0, wipe.span.1 + ttl)).collect();
+        if self.was_told(older) {
+            wipes.push((older.last_ok, u64::MAX));
+        }
         wipes.sort_unstable();
         let mut from = span.0;
         for wipe in wipes {
@@ -205,6 +270,25 @@ impl Case<'_> {
         (from < span.1).then_some((from, span.1))
     }
 
+    /// Whether the store told the loss, where that means no grace.
+    fn was_told(&self, lease: &Lease) -> bool {
+        let by_the_store =
+            lease.fired.as_ref().is_some_and(|(_, cause)| cause == "gone" || cause == "taken");
+        self.rules.told_without_grace && !lease.by_token && by_the_store
+    }
+
+    /// Of an overlap, the part that is excused.
+    fn excuse(&self, older: &Lease, both: Span) -> Option<Excused> {
+        let from = self.unexcused(older, both).map_or(both.1, |left| left.0);
+        let ttl = self.setting(&older.name).ttl;
+        let covers = |wipe: &&Wipe| {
+            self.serves(wipe, older) && overlap((wipe.span.0, wipe.span.1 + ttl), both).is_some()
+        };
+        let wipe = self.wipes.iter().filter(covers).map(|wipe| wipe.why).min();
+        let why = wipe.unwrap_or(Excuse::Told);
+        (from > both.0).then_some(Excused { why, nanos: from - both.0 })
+    }
+
     fn overlaps_and_fences(&mut self) {
         let mut names: BTreeMap<&str, Vec<(Span, &Lease)>> = BTreeMap::new();
         for lease in &self.leases {
@@ -213,14 +297,19 @@ impl Case<'_> {
             }
         }
         let mut found = Vec::new();
+        let mut excused = Vec::new();
         for (name, beliefs) in names {
             // Who believes longest so far, and the greatest fence so far.
             let mut last: Option<(Span, &Lease)> = None;
             let mut greatest: Option<&Lease> = None;
             for (belief, lease) in beliefs {
-                if let Some((other, holder)) = last
-                    && let Some(both) = overlap(other, belief)
-                    && let Some(both) = self.unexcused(name, both)
+                let both = last
+                    .and_then(|(other, holder)| overlap(other, belief).map(|both| (both, holder)));
+                if let Some((both, holder)) = both {
+                    excused.extend(self.excuse(holder, both));
+                }
+                if let Some((both, holder)) = both
+                    && let Some(both) = self.unexcused(holder, both)
                 {
                     let text = format!(
                         "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
@@ -237,7 +326,9 @@ impl Case<'_> {
                 }
                 match greatest {
                     Some(before) if before.fence >= lease.fence => {
-                        if self.unexcused(name, (belief.0, belief.0 + 1)).is_some() {
+                        if self.rules.fenced
+                            && self.unexcused(before, (belief.0, belief.0 + 1)).is_some()
+                        {
                             let text = format!(
                                 "{name}: {} was granted fence {} after {} had {}",
                                 lease.who, lease.fence, before.who, before.fence
@@ -258,12 +349,17 @@ impl Case<'_> {
                 }
             }
         }
+        self.excused.extend(excused);
         for (rule, at, text) in found {
             self.find(rule, at, text);
         }
     }
 
     fn updates(&mut self) {
+        if !self.rules.fenced {
+            // Who is late between his check and his write is refused by nobody.
+            return;
+        }
         let mut last: HashMap<&str, (u64, u64)> = HashMap::new();
         for Event { at, who, what } in self.history {
             let What::Wrote { name, value, fence } = what else { continue };
@@ -393,7 +489,7 @@ impl Case<'_> {
     /// What may have held up a process and its server in a span.
     fn trouble(&self, who: &str, setting: &Setting, span: Span) -> Trouble {
         // What a fault leaves behind lives for a time to live, and reconnects take a while.
-        let settle = setting.ttl + SECOND / 2;
+        let settle = setting.ttl + self.rules.recovery;
         let path = self.faults_on(who).chain(self.faults_on(&setting.server));
         let faults: Vec<Span> = path.map(|(_, fault)| (fault.0, fault.1 + settle)).collect();
         let broken = faults.iter().filter_map(|fault| overlap(*fault, span));
@@ -468,5 +564,5 @@ fn longest_uncovered(span: Span, covers: &[Span]) -> Span {
 }
 
 pub fn wiped(history: &[Event]) -> Vec<(String, Span)> {
-    wipes(history)
+    wipes(history).into_iter().map(|wipe| (wipe.name, wipe.span)).collect()
 }

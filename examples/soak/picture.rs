@@ -40,10 +40,10 @@ pub fn draw(history: &[Event], verdict: &Verdict) -> String {
     let servers: BTreeSet<_> = settings.values().map(|setting| setting.server.clone()).collect();
     let slots: BTreeSet<_> = verdict.leases.iter().map(|lease| lease.slot().to_owned()).collect();
     let run = history.iter().find_map(|event| match event.what {
-        What::Run { seed, seconds } => Some((event.at, seed, seconds)),
+        What::Run { seed, seconds, ref store } => Some((event.at, seed, seconds, store.as_str())),
         _ => None,
     });
-    let (start, seed, seconds) = run.unwrap_or_default();
+    let (start, seed, seconds, store) = run.unwrap_or_default();
     let mut picture = Picture {
         history,
         verdict,
@@ -55,12 +55,12 @@ pub fn draw(history: &[Event], verdict: &Verdict) -> String {
         wipes: wiped(history),
         svg: String::new(),
     };
-    picture.draw(seed, seconds);
+    picture.draw(store, seed, seconds);
     picture.svg
 }
 
 impl Picture<'_> {
-    fn draw(&mut self, seed: u64, seconds: u64) {
+    fn draw(&mut self, store: &str, seed: u64, seconds: u64) {
         let rows = self.rows();
         let lanes = (self.slots.len() + self.servers.len()) as f64 * FAULT;
         let row_height = lanes + 6.0 + self.names.len() as f64 * NAME + AXIS;
@@ -91,7 +91,7 @@ impl Picture<'_> {
             22.0,
             17,
             &format!(
-                "leasehold: {seconds} s of faults, seed {seed}: {all} leases, {verdict}{shown}"
+                "leasehold: {seconds} s of faults on {store}, seed {seed}: {all} leases, {verdict}{shown}"
             ),
         );
         self.legend();

@@ -2,7 +2,7 @@
 
 use crate::history::{Event, What};
 use crate::leases::Lease;
-use crate::oracle::Verdict;
+use crate::oracle::{Excuse, Verdict};
 use std::collections::BTreeMap;
 
 /// So many findings are printed; more would say no more.
@@ -48,19 +48,40 @@ pub fn print(history: &[Event], verdict: &Verdict) {
             .iter()
             .filter_map(|lease| lease.gave_up.as_ref().map(|(_, why)| why.as_str())),
     );
-    let faults = count(history.iter().filter_map(|event| match &event.what {
-        What::Fault { kind, .. } => kind.split('(').next(),
-        _ => None,
-    }));
+    // A process is called `p<slot>.<life>`.
+    let faults = |of_processes: bool| {
+        count(history.iter().filter_map(move |event| match &event.what {
+            What::Fault { kind, on, .. } if on.contains('.') == of_processes => {
+                kind.split('(').next()
+            }
+            _ => None,
+        }))
+    };
     let wrote = history.iter().filter(|event| matches!(event.what, What::Wrote { .. })).count();
     let stalls = history.iter().filter_map(|event| match event.what {
         What::Stalled { ms } => Some(ms),
         _ => None,
     });
     println!();
-    println!("faults      {}", listed(&faults));
+    println!("processes   {}", listed(&faults(true)));
+    println!("servers     {}", listed(&faults(false)));
     println!("losses      {}", listed(&causes));
     println!("not granted {}", listed(&refusals));
+    for (why, text) in [
+        (Excuse::Wiped, "of names whose key was taken away"),
+        (Excuse::Replaced, "with leases that were granted while a primary was replaced"),
+        (Excuse::Told, "with leases whose loss was told before, without a grace"),
+    ] {
+        let excused = verdict.excused.iter().filter(|excused| excused.why == why);
+        let spans: Vec<u64> = excused.map(|excused| excused.nanos).collect();
+        if let Some(longest) = spans.iter().max() {
+            println!(
+                "excused     {} overlaps {text}, {} at most",
+                spans.len(),
+                millis(Some(longest))
+            );
+        }
+    }
     println!("writes      {wrote} accepted by the guarded resource");
     println!("stalls      {} of more than 20 ms, frozen processes included", stalls.count());
     println!();

@@ -44,6 +44,7 @@ struct State {
     lost: usize,
     /// With that reply all connections, until it is told otherwise.
     then_refuse: bool,
+    connections: usize,
     requests: Vec<(i32, Instant)>,
 }
 
@@ -76,6 +77,7 @@ impl Relay {
             lose: None,
             lost: 0,
             then_refuse: false,
+            connections: 0,
             requests: Vec::new(),
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
@@ -127,6 +129,11 @@ impl Relay {
     /// How many replies were lost so.
     pub fn lost(&self) -> usize {
         self.shared.lock().lost
+    }
+
+    /// How many connections were made to the server so far.
+    pub fn connections(&self) -> usize {
+        self.shared.lock().connections
     }
 
     /// When requests of a kind passed.
@@ -198,6 +205,7 @@ impl Shared {
         }
         self.until_it_flows()?;
         let server = self.call()?;
+        self.lock().connections += 1;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         self.lock().streams.push((client.try_clone()?, server.try_clone()?));

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::relay::{Flow, Relay};
-use super::server::free_port;
+use super::server::{dying_with_parent, free_port, spawn};
 
 /// Where Debian puts them; the environment's `ZOOKEEPER_CLASSPATH` goes before.
 const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.jar";
@@ -202,11 +202,12 @@ impl ZooKeeper {
     }
 
     /// Starts a member, or starts it again on its old data.
-    fn launch(&self, member: usize) {
+    pub fn launch(&self, member: usize) {
         let dir = &self.members[member].dir;
         let log = fs::File::options().create(true).append(true).open(dir.join("log"));
         let log = log.expect("a log for the server");
-        let child = Command::new("java")
+        let mut command = dying_with_parent("java");
+        command
             .args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m"])
             .args(["-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.forceSync=no"])
             .args(["-cp", &jars()])
@@ -214,9 +215,8 @@ impl ZooKeeper {
             .arg(dir.join("zoo.cfg"))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("one more handle on the log"))
-            .stderr(log)
-            .spawn();
-        *self.process(member) = Some(child.expect("java starts"));
+            .stderr(log);
+        *self.process(member) = Some(spawn(command).expect("java starts"));
     }
 
     /// Waits until these members serve clients; false if one has ended.

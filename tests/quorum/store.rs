@@ -84,7 +84,7 @@ async fn a_split_is_tried_again_but_not_beyond_the_time_limit() {
         assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
         assert!(took <= timeout, "{took:?} of {timeout:?}");
         let rounds = faults[1].calls(Call::Acquire) - asked;
-        assert!(rounds >= 1 && rounds <= 6, "{rounds} in {took:?}");
+        assert!((1..=6).contains(&rounds), "{rounds} in {took:?}");
         assert!(millis < 400 || rounds == 6, "{rounds}: there was time for more");
     }
 }

@@ -91,7 +91,13 @@ impl Clerks {
             // Without its entrance, a clerk hangs up.
             clerks.retain(|server, _| servers.contains(server));
         }
-        let moved: Vec<String> = lock(&self.channels)
+        let mut channels = lock(&self.channels);
+        // Who was to give up what nobody waits for any more has hung up perhaps; nobody else would.
+        channels.retain(|channel, entry| {
+            let owner = self.routes.owner(slot(channel.as_bytes()));
+            entry.is_awaited() || owner.is_none() || entry.server == owner
+        });
+        let moved: Vec<String> = channels
             .iter_mut()
             .filter(|(channel, entry)| {
                 let owner = self.routes.owner(slot(channel.as_bytes()));
@@ -102,6 +108,7 @@ impl Clerks {
                 channel.clone()
             })
             .collect();
+        drop(channels);
         for channel in moved {
             let (done, subscribed) = oneshot::channel();
             if self.order(Order::Subscribe(channel.clone(), done)) {

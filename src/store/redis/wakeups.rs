@@ -46,6 +46,12 @@ pub(super) struct Channel {
     pub(super) server: Option<Server>,
 }
 
+impl Channel {
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+}
+
 pub(super) enum Order {
     /// Answered when the subscription is there.
     Subscribe(String, oneshot::Sender<Result<()>>),
@@ -233,6 +239,8 @@ async fn keep(
                 }
                 let all: Vec<String> = {
                     let mut channels = lock(&channels);
+                    // The connection is new: what nobody waits for need not be given up there.
+                    channels.retain(|_, channel| channel.is_awaited() || channel.server != line.server);
                     let ours = channels.iter_mut().filter(|(_, channel)| channel.server == line.server);
                     ours.map(|(name, channel)| {
                         channel.subscribed = false;

@@ -1,0 +1,96 @@
+//! What the oracle has to know of each store.
+
+#[derive(Clone, Copy)]
+pub struct Rules {
+    /// Whether a grant has a fencing token.
+    pub fenced: bool,
+    /// Whether a lease is handed on in memory, and it can be seen by its fencing token.
+    pub handed_on: bool,
+    /// Whether a loss that the store tells, and not the clock, comes without a wipe: then without a grace, too.
+    pub told_without_grace: bool,
+    pub sent_twice: bool,
+    pub behind_proxies: bool,
+    /// For so long after a fault of the servers, beyond the time to live, they may still be held up.
+    pub recovery: u64,
+    /// A run of so many seconds must have met everything; a shorter one need not.
+    pub whole_run: u64,
+    /// Faults that such a run must have had: what they are, and their kind.
+    pub must_strike: &'static [(&'static str, &'static str)],
+    /// What may be rare beyond that, and is not asked for.
+    pub rare: &'static [&'static str],
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+const REDIS: Rules = Rules {
+    fenced: true,
+    handed_on: true,
+    told_without_grace: false,
+    sent_twice: true,
+    behind_proxies: true,
+    recovery: SECOND / 2,
+    whole_run: 60,
+    must_strike: &[],
+    rare: &[],
+};
+
+/// It takes a holder who is late between his check and his write, by more than the grace.
+const LATE_WRITES: &[&str] = &["smaller fences refused"];
+
+impl Rules {
+    /// For the store of a run.
+    pub fn of(store: &str) -> Self {
+        match store {
+            "quorum" => Self {
+                fenced: false,
+                handed_on: false,
+                // The node that forgot was one of the two that had it: the rest is given back at once.
+                told_without_grace: true,
+                // A node that was restarted counts again when it is as old as the time to live, in whole seconds.
+                recovery: 3 * SECOND,
+                must_strike: &[
+                    ("nodes that forgot in a restart", "Crash"),
+                    ("frozen nodes", "Freeze"),
+                ],
+                ..REDIS
+            },
+            // A replacement takes half a minute until all servers are in their places again.
+            "sentinel" => Self {
+                sent_twice: false,
+                behind_proxies: false,
+                recovery: 2 * SECOND,
+                whole_run: 240,
+                must_strike: &[
+                    ("failovers that were asked for", "Failover"),
+                    ("primaries that crashed", "CrashPrimary"),
+                    ("primaries that froze", "FreezePrimary"),
+                ],
+                rare: LATE_WRITES,
+                ..REDIS
+            },
+            // A primary that comes back waits for two seconds before it serves.
+            "cluster" => Self {
+                sent_twice: false,
+                behind_proxies: false,
+                recovery: 3 * SECOND,
+                must_strike: &[("slots moved", "MoveSlot"), ("failovers", "Failover")],
+                rare: LATE_WRITES,
+                ..REDIS
+            },
+            // The members find a leader, and the clients a member.
+            "zookeeper" => Self {
+                // A grant has one token, so with tokens nothing is handed on.
+                handed_on: false,
+                sent_twice: false,
+                recovery: 3 * SECOND,
+                must_strike: &[
+                    ("leaders that crashed", "CrashPrimary"),
+                    ("leaders that froze", "FreezePrimary"),
+                ],
+                rare: LATE_WRITES,
+                ..REDIS
+            },
+            _ => REDIS,
+        }
+    }
+}

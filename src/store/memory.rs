@@ -387,4 +387,25 @@ mod tests {
         // What was to live until 3.5 s is dead at 3.5 s.
         assert_eq!(count(&state), (1, names.len() + 1));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_ends_with_its_time_to_live_for_whoever_looks() {
+        let store = MemoryStore::new();
+        assert!(store.is_empty());
+        let now = store.clock.now();
+        take(&mut store.lock(), "n", now);
+        assert!(!store.is_empty());
+        tokio::time::advance(TTL - Duration::from_millis(1)).await;
+        assert_eq!(store.len(), 1);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!store.delete("n"), "it is gone already");
+        let now = store.clock.now();
+        take(&mut store.lock(), "n", now);
+        tokio::time::advance(TTL).await;
+        assert_eq!(store.len(), 0);
+        let now = store.clock.now();
+        take(&mut store.lock(), "n", now);
+        assert!(store.delete("n"));
+        assert!(store.is_empty());
+    }
 }

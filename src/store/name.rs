@@ -135,6 +135,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    fn a_name_shows_itself() {
+        let name = Name::new("a b").unwrap();
+        assert_eq!((name.to_string(), format!("{name:?}")), ("a b".into(), "\"a b\"".into()));
+    }
+
+    #[test]
     fn names_are_checked() {
         for good in ["a", "orders:42", "{a}b", "x{a}y", "a{b}{c}", "{{a}}", "naïve ☕", "a\nb\0"]
         {

@@ -1,14 +1,20 @@
 //! The quorum by itself, as a store: what the engine would catch as well.
 
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
-use leasehold::ErrorKind;
-use leasehold::store::{Acquire, Acquired, Mode, Name, Quorum, Store, Token};
+use leasehold::store::{
+    Acquire, Acquired, Mode, Name, Quorum, Release, Released, Renewal, Store, Token,
+};
 use leasehold::testing::{Call, Fault, Rule};
+use leasehold::{Error, ErrorKind};
 use uuid::Uuid;
 
 fn acquire(name: &Name, token: Token, count: u32, timeout: Duration) -> Acquire {
     let (name, mode, fencing) = (name.clone(), Mode::Exclusive, None);
     Acquire { name, token, mode, count, ttl: T, fencing, timeout }
+}
+
+fn unavailable() -> Error {
+    Error::new(ErrorKind::Unavailable, "out of order")
 }
 
 fn late(delay: Duration) -> Rule {
@@ -87,4 +93,96 @@ async fn a_split_is_tried_again_but_not_beyond_the_time_limit() {
         assert!((1..=6).contains(&rounds), "{rounds} in {took:?}");
         assert!(millis < 400 || rounds == 6, "{rounds}: there was time for more");
     }
+}
+
+/// The second attempt of an acquire goes by another token at the nodes, and so does all that follows.
+#[tokio::test(start_paused = true)]
+async fn what_was_granted_by_a_second_attempt_is_nested_renewed_and_released() {
+    let nodes = Nodes::new(3);
+    let (stores, _) = nodes.handles();
+    let (name, rival, token) =
+        (name("job"), Token::new(Uuid::new_v4(), 1), Token::new(Uuid::new_v4(), 1));
+    for store in &stores[..2] {
+        store.acquire(acquire(&name, rival, 1, T)).await.expect("free");
+    }
+    let quorum = Quorum::new(stores.clone()).expect("enough nodes");
+    let verdict = quorum.acquire(acquire(&name, token, 1, MOMENT * 5)).await;
+    assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
+    for store in &stores[..2] {
+        let (name, timeout) = (name.clone(), T);
+        store.release(Release { name, token: rival, count: 0, timeout }).await.expect("there");
+    }
+    for count in [1, 2] {
+        let verdict = quorum.acquire(acquire(&name, token, count, T / 10)).await;
+        assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{count}: {verdict:?}");
+    }
+    let renewal = Renewal { name: name.clone(), token, ttl: T, fence_retention: None };
+    let renewed = quorum.renew(vec![renewal], T / 10).await.expect("verdicts");
+    assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
+    let released = quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await;
+    assert!(matches!(released, Ok(Released::Done { .. })), "{released:?}");
+    settle().await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
+}
+
+/// A node that does not take a release at once is asked again every T/20, not left to the time to live.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_a_node_missed_is_sent_again_soon() {
+    for granted in [true, false] {
+        let nodes = Nodes::new(3);
+        let (stores, faults) = nodes.handles();
+        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        let quorum = Quorum::new(stores).expect("enough nodes");
+        faults[2].add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
+        if granted {
+            quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+            let release = Release { name, token, count: 0, timeout: T / 10 };
+            quorum.release(release).await.expect("a majority released");
+        } else {
+            faults[..2].iter().for_each(|node| node.add(down()));
+            quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect_err("no majority");
+        }
+        sleep(T / 4).await;
+        assert_eq!(nodes.keys(), [0, 0, 1], "granted: {granted}");
+        faults.iter().for_each(leasehold::testing::Faults::heal);
+        sleep(T / 10).await;
+        assert!(nodes.free(), "granted: {granted}: {:?}", nodes.keys());
+    }
+}
+
+/// Its age when it answers is what counts, less the time that has passed since the first request left.
+#[tokio::test(start_paused = true)]
+async fn a_node_counts_when_it_was_up_a_time_to_live_before_the_first_request() {
+    let late = Duration::from_millis(100);
+    for (age, counts) in [(T, true), (T - MOMENT, false)] {
+        let nodes = Nodes::new(3);
+        let (stores, faults) = nodes.handles();
+        let quorum = Quorum::new(stores).expect("enough nodes");
+        faults[2].add(down());
+        nodes.0[1].restart();
+        sleep(age).await;
+        faults[1].add(Rule::new(Fault::Delay(late)).on(Call::Age));
+        let token = Token::new(Uuid::new_v4(), 1);
+        let verdict = quorum.acquire(acquire(&name("job"), token, 1, T / 10)).await;
+        assert_eq!(verdict.is_ok(), counts, "{age:?}: {verdict:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_grants_share_one_question_for_the_age_of_a_node() {
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    faults[0].add(Rule::new(Fault::Delay(Duration::from_millis(20))).on(Call::Age));
+    let manager = Uuid::new_v4();
+    let grants = (1..=50).map(|number| {
+        let name = name(&format!("job:{number}"));
+        quorum.acquire(acquire(&name, Token::new(manager, number), 1, T / 10))
+    });
+    for grant in grants.collect::<Vec<_>>() {
+        grant.await.expect("free");
+    }
+    sleep(Duration::from_millis(100)).await;
+    let asked = faults[0].calls(Call::Age);
+    assert!((1..=3).contains(&asked), "{asked}");
 }

@@ -130,7 +130,7 @@ impl Inner {
             let message = "a majority granted it, but too late to be of use";
             return Round::Over(Err(Error::new(ErrorKind::Unavailable, message)));
         }
-        if votes.no > 0 && votes.failed < majority {
+        if votes.no > 0 {
             let held = Acquired::Held { remaining: remaining(&tally) };
             return if votes.yes > 0 { Round::Split(held) } else { Round::Over(Ok(held)) };
         }

@@ -681,14 +681,14 @@ mod tests {
             due => panic!("{due:?}"),
         };
         assert!(!state.may_pass(&timing(), at(21), 1), "a renewal is under way");
-        state.renewed(&timing(), at(30), 0.0, (attempt, at(20), true), Ok(None));
+        state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
         let mut next = state.pass(None);
         assert_eq!(state.phase(), Phase::Released);
         assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
         assert!(next.may_pass(&timing(), at(40), 2));
         assert!(!next.may_pass(&timing(), Instant::ZERO + chain, 2));
         match next.renew_early(&timing(), at(40)) {
-            Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(20), "known from before"),
+            Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
             due => panic!("{due:?}"),
         }
         let ends = State::granted(at(0), at(333), Some(at(50)), None);

@@ -96,11 +96,15 @@ async fn failed_over(all: Sentinels, old: u16) -> Sentinels {
     waiting.await.expect("another primary")
 }
 
-/// The lease is on another primary, with its whole time to live: verified, not merely copied.
-async fn verified(all: &Sentinels, lease: &Lease) {
+/// When the key ends by itself, in milliseconds of the clock on the wall.
+fn expires(server: &common::Server, key: &str) -> i64 {
+    server.command(&["PEXPIRETIME", key]).int()
+}
+
+/// The lease is on another primary, and was renewed there: verified, not merely copied with the end it had `before`.
+async fn verified(all: &Sentinels, lease: &Lease, before: i64) {
     let primary = all.primary();
-    let most = i64::try_from(TTL.as_millis()).expect("it fits") - 1000;
-    eventually(LONG, || primary.command(&["PTTL", lease.name()]).int() > most).await;
+    eventually(LONG, || expires(primary, lease.name()) > before).await;
     assert!(lease.check().is_ok());
 }
 
@@ -115,12 +119,11 @@ async fn a_planned_failover_costs_no_lease_and_waiters_go_on() {
         async move { handle.lock().await }
     });
     let old = all.primary_port();
-    // Time enough for the time to live to fall, so that a renewal can be seen.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let end = expires(all.primary(), "job");
     let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", common::topology::SERVICE]);
     assert_eq!(asked, common::Reply::Text("OK".to_owned()));
     let all = failed_over(all, old).await;
-    verified(&all, &lease).await;
+    verified(&all, &lease, end).await;
     let fence = lease.fence();
     lease.unlock().await.expect("not lost");
     let next = within(LONG, waiter).await.expect("no panic").expect("a lease");
@@ -140,9 +143,10 @@ async fn a_killed_primary_costs_no_lease_that_a_replica_has() {
         async move { handle.lock().await }
     });
     let old = all.primary_port();
+    let end = expires(&all.servers[0], lease.name());
     all.servers[0].kill();
     let all = failed_over(all, old).await;
-    verified(&all, &lease).await;
+    verified(&all, &lease, end).await;
     let fence = lease.fence();
     lease.unlock().await.expect("not lost");
     let next = within(LONG, waiter).await.expect("no panic").expect("a lease");
@@ -219,11 +223,12 @@ async fn with_replicas_a_grant_that_no_replica_has_is_refused_and_given_back() {
     let plain = connect(&all, TTL).await;
     let lost = lock(&plain, "job").await;
 
+    let end = expires(&all.servers[0], first.name());
     all.servers[0].kill();
     let old = all.servers[0].port();
     let all = failed_over(all, old).await;
     assert_eq!(within(LONG, lost.lost()).await, Loss::Gone);
-    verified(&all, &first).await;
+    verified(&all, &first, end).await;
     let next = lock(&leases, "job").await;
     assert!(next.fence() > lost.fence());
     first.unlock().await.expect("not lost");

@@ -3,12 +3,14 @@
 
 mod common;
 
+use common::look::{channel, subscribers};
 use common::{Mode, Proxy, Reply, Server, eventually, within};
 use leasehold::store::{Name, Quorum, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 
 mod of_three {
     leasehold::conformance_suite!(
@@ -230,6 +232,43 @@ async fn replies_that_stay_away_from_one_server_cost_a_bounded_time() {
     lease.unlock().await.expect("held");
     let clean = |server: &Server| server.command(&["EXISTS", "job", "other"]).int() == 0;
     eventually(LONG, || servers.0.iter().all(clean)).await;
+}
+
+/// What was ordered during the outage may come to the server after it, when nobody waits any more.
+#[tokio::test]
+async fn an_outage_of_a_server_leaves_no_subscription_there() {
+    const NAMES: usize = 8;
+    let servers = Servers::start(3);
+    let proxy = Proxy::start(servers.0[0].port());
+    let urls = format!("{},{},{}", proxy.url(), servers.0[1].url(), servers.0[2].url());
+    let (here, there) = (connect(&urls).await, connect(&servers.urls()).await);
+    let names: Vec<String> = (0..NAMES).map(|at| format!("job:{at}")).collect();
+    let mut held = vec![lock(&there, "last").await];
+    for name in &names {
+        held.push(lock(&there, name).await);
+    }
+    let mut connection = servers.0[0].connection();
+    for round in 0..5 {
+        let mut waiters = JoinSet::new();
+        proxy.set(Mode::Refuse);
+        for (at, name) in names.iter().enumerate() {
+            let mut lock = here.lock(name);
+            waiters.spawn(async move {
+                let time = Duration::from_millis(20 * (1 + round) + 10 * at as u64);
+                assert!(!matches!(lock.lock_timeout(time).await, Ok(Some(_))), "held by another");
+            });
+        }
+        while let Some(waited) = waiters.join_next().await {
+            waited.expect("no panic");
+        }
+        proxy.set(Mode::Pass);
+        let mut last = here.lock("last");
+        waiters.spawn(async move { assert!(last.lock().await.is_err(), "held by another") });
+        eventually(LONG, || subscribers(&mut connection, &channel("last")) == 1).await;
+        waiters.shutdown().await;
+        eventually(LONG, || connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()).await;
+    }
+    drop(held);
 }
 
 #[tokio::test]

@@ -44,17 +44,34 @@ impl Clerks {
 
     /// Passes an order on to the server's clerk; false if there is none.
     pub(super) fn order(self: &Arc<Self>, order: Order) -> bool {
-        let (Order::Subscribe(channel, _) | Order::Idle(channel)) = &order else { return false };
-        let Some(server) = self.routes.owner(slot(channel.as_bytes())) else {
-            self.routes.want();
-            return false;
-        };
-        if let Order::Subscribe(..) = order
-            && let Some(entry) = lock(&self.channels).get_mut(channel)
-        {
-            entry.server = Some(server.clone());
+        match &order {
+            Order::Subscribe(channel, _) => {
+                let Some(server) = self.routes.owner(slot(channel.as_bytes())) else {
+                    self.routes.want();
+                    return false;
+                };
+                let before = lock(&self.channels)
+                    .get_mut(channel)
+                    .and_then(|entry| entry.server.replace(server.clone()));
+                if let Some(before) = before.filter(|before| *before != server) {
+                    self.pass(&before, Order::Idle(channel.clone()));
+                }
+                self.clerk(server).is_some_and(|clerk| clerk.send(order).is_ok())
+            }
+            Order::Idle(channel) => {
+                let server =
+                    lock(&self.channels).get(channel).and_then(|entry| entry.server.clone());
+                server.is_some_and(|server| self.pass(&server, order))
+            }
+            Order::Close(_) => false,
         }
-        self.clerk(server).is_some_and(|clerk| clerk.send(order).is_ok())
+    }
+
+    /// To a clerk who is there.
+    fn pass(&self, server: &Server, order: Order) -> bool {
+        let clerks = lock(&self.clerks);
+        let clerk = clerks.as_ref().and_then(|clerks| clerks.get(server));
+        clerk.is_some_and(|clerk| clerk.send(order).is_ok())
     }
 
     /// The clerk of a server, who connects first if need be.
@@ -71,8 +88,9 @@ impl Clerks {
         self.runtime.spawn(async move {
             match address.subscriber().await {
                 Ok(client) => {
-                    let line = Line { client, sharded: routes.sharded, server: Some(server) };
-                    serve(line, channels, orders, attempt).await;
+                    let line =
+                        Line::new(client, &channels, attempt, Some((server, routes.sharded)));
+                    serve(line, orders).await;
                 }
                 // What was ordered goes with the orders, which tells who waits for it.
                 Err(error) => {

@@ -11,7 +11,7 @@ use crate::store::Wakeups;
 use fred::clients::SubscriberClient;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::config::Server;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
@@ -68,8 +68,8 @@ impl Hub {
             None => {
                 let client = address.subscriber().await?;
                 let (clerk, orders) = mpsc::unbounded_channel();
-                let line = Line { client, sharded: false, server: None };
-                tokio::spawn(serve(line, Arc::clone(&channels), orders, address.attempt));
+                let line = Line::new(client, &channels, address.attempt, None);
+                tokio::spawn(serve(line, orders));
                 Desk::One(clerk)
             }
             Some(routes) => Desk::Each(Clerks::start(address, routes, &channels)),
@@ -137,9 +137,16 @@ impl Drop for Guard {
             return;
         };
         channel.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
-        if channel.waiters.is_empty() {
-            drop(channels);
-            let _ = self.hub.order(Order::Idle(std::mem::take(&mut self.channel)));
+        if channel.is_awaited() {
+            return;
+        }
+        drop(channels);
+        if self.hub.order(Order::Idle(self.channel.clone())).is_err() {
+            // Nobody has a connection that it could be given up on.
+            let mut channels = lock(&self.hub.channels);
+            if !channels.get(&self.channel).is_none_or(Channel::is_awaited) {
+                channels.remove(&self.channel);
+            }
         }
     }
 }
@@ -168,24 +175,22 @@ pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&
 }
 
 /// A connection that messages come by.
-#[derive(Clone)]
 pub(super) struct Line {
-    pub(super) client: SubscriberClient,
+    client: SubscriberClient,
     /// Whether channels belong to slots.
-    pub(super) sharded: bool,
+    sharded: bool,
     /// In a fleet: this line is for the channels of this server only.
-    pub(super) server: Option<Server>,
+    server: Option<Server>,
+    channels: Channels,
+    /// What was asked for and not given up.
+    here: HashSet<String>,
+    attempt: Duration,
 }
 
 /// Works for a line until it is closed.
-pub(super) async fn serve(
-    line: Line,
-    channels: Channels,
-    orders: mpsc::UnboundedReceiver<Order>,
-    attempt: Duration,
-) {
-    tokio::spawn(listen(line.client.clone(), Arc::clone(&channels)));
-    keep(line, channels, orders, attempt).await;
+pub(super) async fn serve(line: Line, orders: mpsc::UnboundedReceiver<Order>) {
+    tokio::spawn(listen(line.client.clone(), Arc::clone(&line.channels)));
+    keep(line, orders).await;
 }
 
 /// Passes messages on until the client ends.
@@ -202,12 +207,7 @@ async fn listen(client: SubscriberClient, channels: Channels) {
 }
 
 /// Subscribes, unsubscribes what has been idle for a while, and subscribes anew after a reconnect.
-async fn keep(
-    line: Line,
-    channels: Channels,
-    mut orders: mpsc::UnboundedReceiver<Order>,
-    attempt: Duration,
-) {
+async fn keep(mut line: Line, mut orders: mpsc::UnboundedReceiver<Order>) {
     let mut reconnects = line.client.reconnect_rx();
     let mut idle: VecDeque<(Instant, String)> = VecDeque::new();
     loop {
@@ -216,13 +216,13 @@ async fn keep(
             order = orders.recv() => match order {
                 Some(Order::Subscribe(channel, done)) => {
                     // An earlier waiter's order may have done it.
-                    let there = lock(&channels).get(&channel).is_none_or(|entry| entry.subscribed);
-                    let result = if there { Ok(()) } else { line.subscribe(&channels, &channel, attempt).await };
+                    let there = lock(&line.channels).get(&channel).is_none_or(|entry| entry.subscribed);
+                    let result = if there { Ok(()) } else { line.subscribe(&channel).await };
                     let _ = done.send(result);
                 }
                 Some(Order::Idle(channel)) => idle.push_back((Instant::now() + LINGER, channel)),
                 Some(Order::Close(done)) => {
-                    let _ = timeout(attempt, line.client.quit()).await;
+                    let _ = timeout(line.attempt, line.client.quit()).await;
                     let _ = done.send(());
                     return;
                 }
@@ -230,46 +230,60 @@ async fn keep(
             },
             () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {
                 if let Some((_, channel)) = idle.pop_front() {
-                    line.unsubscribe(&channels, &channel, attempt).await;
+                    line.give_up(&channel).await;
                 }
             }
             event = reconnects.recv() => {
                 if let Err(RecvError::Closed) = event {
                     break;
                 }
-                let all: Vec<String> = {
-                    let mut channels = lock(&channels);
-                    // The connection is new: what nobody waits for need not be given up there.
-                    channels.retain(|_, channel| channel.is_awaited() || channel.server != line.server);
-                    let ours = channels.iter_mut().filter(|(_, channel)| channel.server == line.server);
-                    ours.map(|(name, channel)| {
-                        channel.subscribed = false;
-                        name.clone()
-                    })
-                    .collect()
-                };
-                for channel in all {
-                    let _ = line.subscribe(&channels, &channel, attempt).await;
+                for channel in line.forget() {
+                    let _ = line.subscribe(&channel).await;
                 }
                 // Messages of the gap are lost.
-                wake(&channels, None);
+                wake(&line.channels, None);
             }
         }
     }
-    let _ = timeout(attempt, line.client.quit()).await;
+    let _ = timeout(line.attempt, line.client.quit()).await;
 }
 
 impl Line {
-    async fn subscribe(&self, channels: &Channels, channel: &str, attempt: Duration) -> Result<()> {
+    pub(super) fn new(
+        client: SubscriberClient,
+        channels: &Channels,
+        attempt: Duration,
+        fleet: Option<(Server, bool)>,
+    ) -> Self {
+        let (server, sharded) = fleet.map_or((None, false), |(server, is)| (Some(server), is));
+        let (channels, here) = (Arc::clone(channels), HashSet::new());
+        Self { client, sharded, server, channels, here, attempt }
+    }
+
+    /// After a reconnect nothing is subscribed; says what is waited for. The event may come late, when a
+    /// channel was subscribed on the new connection already: so what nobody waits for is still given up.
+    fn forget(&self) -> Vec<String> {
+        let mut channels = lock(&self.channels);
+        let ours = channels.iter_mut().filter(|(_, channel)| channel.server == self.server);
+        ours.filter_map(|(name, channel)| {
+            channel.subscribed = false;
+            channel.is_awaited().then(|| name.clone())
+        })
+        .collect()
+    }
+
+    async fn subscribe(&mut self, channel: &str) -> Result<()> {
+        self.here.insert(channel.to_owned());
         let confirmed = async {
             match self.sharded {
                 true => self.client.ssubscribe(channel).await,
                 false => self.client.subscribe(channel).await,
             }
         };
-        match timeout(attempt, confirmed).await {
+        // fred's own limit, of one attempt, comes first: what we drop ourselves is sent all the same.
+        match timeout(self.attempt * 2, confirmed).await {
             Ok(Ok(())) => {
-                if let Some(entry) = lock(channels).get_mut(channel)
+                if let Some(entry) = lock(&self.channels).get_mut(channel)
                     && entry.server == self.server
                 {
                     entry.subscribed = true;
@@ -284,14 +298,24 @@ impl Line {
         }
     }
 
-    async fn unsubscribe(&self, channels: &Channels, channel: &str, attempt: Duration) {
-        {
-            let mut channels = lock(channels);
-            if channels.get(channel).is_none_or(|entry| !entry.waiters.is_empty()) {
+    /// Unsubscribes, unless somebody waits here again.
+    async fn give_up(&mut self, channel: &str) {
+        let moved = {
+            let mut channels = lock(&self.channels);
+            let ours = channels.get(channel).filter(|entry| entry.server == self.server);
+            if ours.is_some_and(Channel::is_awaited) {
                 return;
             }
-            // From here on a new waiter orders a new subscription, which comes after this command.
-            channels.remove(channel);
+            let moved = ours.is_none();
+            if !moved {
+                // From here on a new waiter orders a new subscription, which comes after this command.
+                channels.remove(channel);
+            }
+            moved
+        };
+        // With its slot, a server gives a sharded channel up by itself.
+        if !self.here.remove(channel) || moved && self.sharded {
+            return;
         }
         let given_up = async {
             match self.sharded {
@@ -299,6 +323,6 @@ impl Line {
                 false => self.client.unsubscribe(channel).await,
             }
         };
-        let _ = timeout(attempt, given_up).await;
+        let _ = timeout(self.attempt * 2, given_up).await;
     }
 }

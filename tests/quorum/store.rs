@@ -2,7 +2,7 @@
 
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
 use leasehold::store::{
-    Acquire, Acquired, Mode, Name, Quorum, Release, Released, Renewal, Store, Token,
+    Absence, Acquire, Acquired, Mode, Name, Quorum, Release, Released, Renewal, Store, Token,
 };
 use leasehold::testing::{Call, Fault, Rule};
 use leasehold::{Error, ErrorKind};
@@ -185,4 +185,215 @@ async fn many_grants_share_one_question_for_the_age_of_a_node() {
     sleep(Duration::from_millis(100)).await;
     let asked = faults[0].calls(Call::Age);
     assert!((1..=3).contains(&asked), "{asked}");
+}
+
+/// Half of the time-out is a node's, so that one that is slow leaves time for what follows.
+#[tokio::test(start_paused = true)]
+async fn a_node_has_half_of_the_time_for_its_answer() {
+    let timeout = Duration::from_millis(400);
+    for (millis, counts) in [(199, true), (201, false)] {
+        let nodes = Nodes::new(3);
+        let (stores, faults) = nodes.handles();
+        let quorum = Quorum::new(stores).expect("enough nodes");
+        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        let slow = |call| {
+            let rule = || Rule::new(Fault::Delay(Duration::from_millis(millis))).on(call);
+            faults[1..].iter().for_each(|node| node.add(rule()));
+        };
+        let heal = || faults.iter().for_each(leasehold::testing::Faults::heal);
+
+        slow(Call::Acquire);
+        let verdict = quorum.acquire(acquire(&name, token, 1, timeout)).await;
+        assert_eq!(verdict.is_ok(), counts, "{millis}: {verdict:?}");
+        heal();
+        sleep(timeout).await;
+        quorum.acquire(acquire(&name, token, 1, timeout)).await.expect("free, or ours");
+        slow(Call::Acquire);
+        let verdict = quorum.acquire(acquire(&name, token, 2, timeout)).await;
+        assert_eq!(verdict.is_ok(), counts, "nested, {millis}: {verdict:?}");
+        heal();
+        slow(Call::Release);
+        for count in [1, 0] {
+            let release = Release { name: name.clone(), token, count, timeout };
+            let verdict = quorum.release(release).await;
+            assert_eq!(verdict.is_ok(), counts, "to {count}, {millis}: {verdict:?}");
+        }
+    }
+}
+
+/// A nested grant needs a majority, not all.
+#[tokio::test(start_paused = true)]
+async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+    faults[1].add(Rule::new(Fault::Hang));
+    let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 2, T / 10))).await;
+    assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+    assert_eq!(took, Duration::ZERO);
+    for count in [1, 0] {
+        let release = Release { name: name.clone(), token, count, timeout: T / 10 };
+        let (took, verdict) = timed(quorum.release(release)).await;
+        assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
+        assert_eq!(took, Duration::ZERO);
+    }
+}
+
+/// Somebody else has a majority, and the third node is silent: that is clear at once.
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_is_told_without_the_silent_node() {
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let (name, rival) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    for store in &stores[..2] {
+        store.acquire(acquire(&name, rival, 1, T)).await.expect("free");
+    }
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    faults[2].add(Rule::new(Fault::Hang));
+    let token = Token::new(Uuid::new_v4(), 1);
+    let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 2, T / 10))).await;
+    assert!(matches!(verdict, Ok(Acquired::NotYours(Absence::Taken))), "{verdict:?}");
+    assert_eq!(took, Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_needs_the_word_of_a_majority() {
+    for (down, fails) in [(1, false), (2, true)] {
+        let nodes = Nodes::new(3);
+        let (stores, faults) = nodes.handles();
+        let quorum = Quorum::new(stores).expect("enough nodes");
+        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+        let rule = || Rule::new(Fault::Fail(unavailable())).on(Call::Release);
+        faults[..down].iter().for_each(|node| node.add(rule()));
+        let release = Release { name, token, count: 0, timeout: T / 10 };
+        let verdict = quorum.release(release).await;
+        assert_eq!(verdict.is_err(), fails, "{down} down: {verdict:?}");
+        if let Err(error) = verdict {
+            assert!(error.to_string().contains("node 3: done"), "{error}");
+        }
+    }
+}
+
+/// One node has lost it, the two others gave it back.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_done_where_a_majority_had_it() {
+    let nodes = Nodes::new(3);
+    let (stores, _) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
+    nodes.0[0].force_release(&name).await.expect("memory");
+    let verdict = quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await;
+    assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
+}
+
+/// The answer of a node got lost: its key is the hold's like the others, and stays.
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_grant_got_lost_stays_while_the_hold_lives() {
+    for fault in [Fault::LoseReply, Fault::HoldReply, Fault::Hang] {
+        let nodes = Nodes::new(3);
+        let (stores, faults) = nodes.handles();
+        let quorum = Quorum::new(stores).expect("enough nodes");
+        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        faults[2].add(Rule::new(fault.clone()).on(Call::Acquire));
+        quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("two of three");
+        sleep(T / 10).await;
+        faults[2].heal();
+        sleep(T / 4).await;
+        assert_eq!(nodes.keys(), [1; 3], "{fault:?}");
+        quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await.expect("held");
+        settle().await;
+        assert!(nodes.free(), "{fault:?}: {:?}", nodes.keys());
+    }
+}
+
+/// What may have come too late is released every T/20, and no longer when it has expired.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_released_when_it_has_expired() {
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    faults.iter().for_each(|node| node.add(Rule::new(Fault::LoseReply)));
+    let token = Token::new(Uuid::new_v4(), 1);
+    quorum.acquire(acquire(&name("job"), token, 1, T / 10)).await.expect_err("no answers");
+    sleep(T * 2).await;
+    let asked = || -> usize { faults.iter().map(|node| node.calls(Call::Release)).sum() };
+    let before = asked();
+    assert!(before >= 3 * 18, "{before}");
+    sleep(T * 2).await;
+    assert_eq!(asked(), before);
+    let (took, ()) = timed(quorum.close()).await;
+    assert_eq!(took, Duration::ZERO, "nothing is under way");
+}
+
+/// The release of a lost attempt fails, so the node is still ours: no reason to believe somebody holds it.
+#[tokio::test(start_paused = true)]
+async fn an_own_key_that_cannot_be_released_is_no_holder() {
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let lost = |fault: Fault, call| {
+        faults[1..].iter().for_each(|node| node.add(Rule::new(fault.clone()).on(call)))
+    };
+    lost(Fault::LoseReply, Call::Acquire);
+    lost(Fault::Fail(unavailable()), Call::Release);
+    let manager = Uuid::new_v4();
+    quorum
+        .acquire(acquire(&name("job"), Token::new(manager, 1), 1, T / 10))
+        .await
+        .expect_err("one");
+    faults[1..].iter().for_each(leasehold::testing::Faults::heal);
+    lost(Fault::Fail(unavailable()), Call::Release);
+    let verdict = quorum.acquire(acquire(&name("job"), Token::new(manager, 2), 1, T / 10)).await;
+    let error = verdict.expect_err("neither granted nor held");
+    assert!(error.to_string().contains("an earlier key of our own"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_is_as_old_as_its_majority() {
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    assert_eq!(quorum.age().await.expect("up"), None);
+    nodes.0[0].restart();
+    assert_eq!(quorum.age().await.expect("up"), None);
+    sleep(T).await;
+    nodes.0[1].restart();
+    sleep(T).await;
+    assert_eq!(quorum.age().await.expect("up"), Some(T * 2));
+    faults[2].add(down());
+    assert_eq!(quorum.age().await.expect("two are up"), Some(T));
+    faults[1].add(down());
+    quorum.age().await.expect_err("one of three");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_quorum_can_do_is_what_its_nodes_can() {
+    let (stores, faults) = Nodes::new(3).handles();
+    let node = stores[0].capabilities();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let can = quorum.capabilities();
+    assert!(!can.fencing && can.time_left && can.wakeups);
+    assert_eq!(can.renewal_batch, node.renewal_batch);
+    let name = name("job");
+    assert!(quorum.subscribe(&name).await.expect("all are up").is_some());
+    faults.iter().for_each(|node| node.add(down().on(Call::Subscribe)));
+    let error = quorum.subscribe(&name).await.expect_err("nobody subscribed");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn outside_a_runtime_nobody_listens_for_reconnects() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let quorum = {
+        let _in = runtime.enter();
+        Quorum::new(Nodes::new(3).handles().0).expect("enough nodes")
+    };
+    assert!(quorum.reconnects().is_none());
+    let _in = runtime.enter();
+    assert!(quorum.reconnects().is_some());
 }

@@ -186,6 +186,43 @@ fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
 
 /// A number in [0, 1).
 fn random() -> f64 {
-    let bits = Uuid::new_v4().as_u128() as u64;
+    // Of the other half, two bits are the same in all.
+    let bits = (Uuid::new_v4().as_u128() >> 64) as u64;
     (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn a_majority_may_be_free_when_the_fastest_are() {
+        let held = |seconds| Ok(Acquired::Held { remaining: Some(Duration::from_secs(seconds)) });
+        let here = Clock::system().now();
+        let granted = || Ok(Acquired::Granted { sent: here, fence: None });
+        let undying = || Ok(Acquired::Held { remaining: None });
+        let lost = || Err(Error::new(ErrorKind::Unavailable, "out of order"));
+        for (answers, expected) in [
+            (vec![Some(held(9)), Some(held(5)), Some(granted())], Some(5)),
+            (vec![Some(held(9)), Some(held(5)), Some(held(7))], Some(7)),
+            (vec![Some(held(9)), Some(granted()), Some(granted())], Some(0)),
+            // Of those that answered, the last.
+            (vec![Some(held(9)), Some(lost()), None], Some(9)),
+            (vec![Some(held(9)), Some(undying()), None], Some(9)),
+            (vec![Some(lost()), None, None], None),
+        ] {
+            let (mut tally, _) = Tally::new(3);
+            tally.answers = answers;
+            assert_eq!(remaining(&tally), expected.map(Duration::from_secs), "{:?}", tally.answers);
+        }
+    }
+
+    #[test]
+    fn chance_is_below_one() {
+        let numbers: Vec<f64> = (0..2000).map(|_| random()).collect();
+        assert!(numbers.iter().all(|number| (0.0..1.0).contains(number)));
+        let mean = numbers.iter().sum::<f64>() / 2000.0;
+        assert!((0.45..0.55).contains(&mean), "{mean}");
+    }
 }

@@ -87,3 +87,61 @@ impl Holds {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    fn held(token: Token, until: Instant) -> Held {
+        Held { token, count: 1, ttl: Duration::from_secs(1), until, releasing: false }
+    }
+
+    #[test]
+    fn a_token_makes_keys_for_one_attempt_only() {
+        let (holds, now) = (Holds::default(), Clock::system().now());
+        let manager = Uuid::new_v4();
+        let (first, second) = (Token::new(manager, 1), Token::new(manager, 2));
+        assert_eq!(holds.token_for(second), second, "never used");
+        let again = holds.token_for(second);
+        assert!(again != second && again.in_round(0) == second, "{again:?}");
+        let third = holds.token_for(second);
+        assert!(third != second && third != again, "{third:?}");
+        // Drawn before the other, and perhaps used.
+        assert_ne!(holds.token_for(first), first);
+        let other = Token::new(Uuid::new_v4(), 1);
+        assert_eq!(holds.token_for(other), other);
+
+        holds.insert(second, held(again, now), now);
+        assert_eq!((holds.token_for(second), holds.token_of(second)), (again, again));
+        holds.update(second, |held| held.releasing = true);
+        assert_ne!(holds.token_for(second), again, "its release is on the way");
+        assert_eq!(holds.token_of(second), again);
+        assert!(holds.living(second).is_none());
+        holds.remove(second);
+        assert_eq!(holds.token_of(second), second);
+    }
+
+    #[test]
+    fn the_dead_are_swept_out_when_their_number_has_doubled() {
+        let (holds, now) = (Holds::default(), Clock::system().now());
+        let (dead, alive) = (now, now + Duration::from_nanos(1));
+        let manager = Uuid::new_v4();
+        let mut number = 0;
+        let mut add = |count: usize, until: Instant| {
+            for _ in 0..count {
+                number += 1;
+                let token = Token::new(manager, number);
+                holds.insert(token, held(token, until), now);
+            }
+            holds.lock().holds.len()
+        };
+        assert_eq!(add(1023, dead), 1023);
+        assert_eq!(add(1, alive), 1024);
+        assert_eq!(add(1, alive), 2, "who is gone at this moment is gone");
+        assert_eq!(add(1022, alive), 1024);
+        assert_eq!(add(1, alive), 1025, "nobody was dead");
+        assert_eq!(add(1023, dead), 2048);
+        assert_eq!(add(1, alive), 1026);
+    }
+}

@@ -219,3 +219,173 @@ impl Store for Absent {
         }
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::store::{MemoryStore, Mode, Token};
+    use crate::testing::{Call, Fault, Faults, FaultyStore, Rule};
+    use std::sync::Mutex;
+    use uuid::Uuid;
+
+    const T: Duration = Duration::from_secs(30);
+
+    /// A server that answers when it is up.
+    struct Server {
+        store: MemoryStore,
+        down: Arc<Mutex<Option<ErrorKind>>>,
+        /// One for each connection, that came about or did not.
+        opened: Arc<Mutex<Vec<Faults>>>,
+    }
+
+    impl Server {
+        fn new(down: Option<ErrorKind>) -> Self {
+            let down = Arc::new(Mutex::new(down));
+            Self { store: MemoryStore::new(), down, opened: Arc::default() }
+        }
+
+        fn opening(&self) -> Opening {
+            let (store, down) = (self.store.clone(), Arc::clone(&self.down));
+            let opened = Arc::clone(&self.opened);
+            Box::new(move || {
+                let (store, faults) = FaultyStore::new(store.clone());
+                opened.lock().unwrap().push(faults);
+                let answer = match *down.lock().unwrap() {
+                    None => Ok(Arc::new(store) as Arc<dyn Store>),
+                    Some(kind) => Err(Error::new(kind, "no entry")),
+                };
+                Box::pin(std::future::ready(answer))
+            })
+        }
+
+        fn start(&self) {
+            *self.down.lock().unwrap() = None;
+        }
+
+        fn tries(&self) -> usize {
+            self.opened.lock().unwrap().len()
+        }
+
+        fn closed(&self) -> usize {
+            self.opened.lock().unwrap().iter().map(|faults| faults.calls(Call::Close)).sum()
+        }
+    }
+
+    async fn open_all(servers: &[Server]) -> Result<Quorum> {
+        let openings = servers.iter().map(Server::opening).collect();
+        Quorum::open(openings, servers[0].store.clock()).await
+    }
+
+    fn up_and(down: &[ErrorKind], count: usize) -> Vec<Server> {
+        (0..count).map(|at| Server::new(down.get(at).copied())).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_majority_must_be_up_at_the_start() {
+        use ErrorKind::{Rejected, Unavailable};
+        let down = [Unavailable, Rejected, Unavailable];
+        for (count, missing, enough) in
+            [(3, 1, true), (3, 2, false), (4, 1, true), (4, 2, false), (5, 2, true), (5, 3, false)]
+        {
+            let servers = up_and(&down[..missing], count);
+            let opened = open_all(&servers).await;
+            assert_eq!(opened.is_ok(), enough, "{missing} of {count}: {opened:?}");
+            let closed: Vec<usize> = servers[missing..].iter().map(Server::closed).collect();
+            assert!(closed.iter().all(|closed| *closed == usize::from(!enough)), "{closed:?}");
+            if let Err(error) = opened {
+                assert_eq!(error.kind(), Unavailable);
+                let text = error.to_string();
+                assert!(text.contains("node 1: ") && text.contains("no entry"), "{text}");
+                assert!(text.contains(&format!("node {count}: up")), "{text}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_refuses_us_fails_the_whole() {
+        for kind in [ErrorKind::Denied, ErrorKind::Invalid] {
+            let servers = up_and(&[kind], 3);
+            assert_eq!(open_all(&servers).await.expect_err("refused").kind(), kind);
+            assert_eq!([servers[1].closed(), servers[2].closed()], [1, 1]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_does_not_tell_its_age_is_closed_again() {
+        let (store, faults) = FaultyStore::new(MemoryStore::new());
+        let denied = Error::new(ErrorKind::Denied, "no right");
+        faults.add(Rule::new(Fault::Fail(denied)).on(Call::Age));
+        let store: Arc<dyn Store> = Arc::new(store);
+        let opening: Opening = Box::new(move || {
+            let store = Arc::clone(&store);
+            Box::pin(async move { Ok(store) })
+        });
+        assert_eq!(open(&opening).await.expect_err("no age").kind(), ErrorKind::Denied);
+        assert_eq!(faults.calls(Call::Close), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_down_answers_errors_and_then_as_the_node() {
+        let server = Server::new(Some(ErrorKind::Unavailable));
+        let node = Absent::start(server.opening(), server.store.clock());
+        let name = Name::new("job").unwrap();
+        let absent = |fate: Option<Fate>| assert_eq!(fate, Some(Fate::NotExecuted));
+        let error = node.inspect(&name).await.expect_err("down");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        absent(Some(error.fate()));
+        absent(node.force_release(&name).await.err().map(|error| error.fate()));
+        absent(node.subscribe(&name).await.err().map(|error| error.fate()));
+        absent(node.age().await.err().map(|error| error.fate()));
+        let (token, mode) = (Token::new(Uuid::new_v4(), 1), Mode::Exclusive);
+        let acquire = Acquire {
+            name: name.clone(),
+            token,
+            mode,
+            count: 1,
+            ttl: T,
+            fencing: None,
+            timeout: T,
+        };
+        absent(node.acquire(acquire.clone()).await.err().map(|error| error.fate()));
+        assert_eq!(node.capabilities(), Capabilities::default());
+        assert_eq!(format!("{node:?}"), "Absent");
+        node.close().await;
+
+        let told = node.reconnects().expect("it will come");
+        sleep(RETRY + RETRY / 2).await;
+        assert_eq!(server.tries(), 1);
+        server.start();
+        told.notified().await;
+        assert_eq!(server.tries(), 2);
+        assert_eq!(node.capabilities(), server.store.capabilities());
+        assert!(format!("{node:?}").contains("Memory"), "{node:?}");
+        assert_eq!(node.age().await.expect("up"), None);
+        node.acquire(acquire).await.expect("up");
+        assert!(node.inspect(&name).await.expect("up").is_some());
+        assert!(node.subscribe(&name).await.expect("up").is_some());
+        assert!(node.force_release(&name).await.expect("up"));
+        assert!(!node.force_release(&name).await.expect("up"));
+        server.store.restart();
+        sleep(T).await;
+        assert_eq!(node.age().await.expect("up"), Some(T));
+        // Its own reconnects are passed on.
+        for _ in 0..2 {
+            server.opened.lock().unwrap()[1].reconnect();
+            tokio::time::timeout(RETRY, told.notified()).await.expect("told");
+        }
+        node.close().await;
+        assert_eq!(server.closed(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_has_any_more_is_not_opened() {
+        let server = Server::new(Some(ErrorKind::Unavailable));
+        let node = Absent::start(server.opening(), server.store.clock());
+        sleep(RETRY * 2 + RETRY / 2).await;
+        assert_eq!(server.tries(), 2);
+        drop(node);
+        server.start();
+        sleep(RETRY * 3).await;
+        assert_eq!(server.tries(), 2);
+    }
+}

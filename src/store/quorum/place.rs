@@ -170,3 +170,158 @@ impl Place {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::error::ErrorKind;
+    use crate::store::{Acquire, MemoryStore, Mode, Store};
+    use tokio_util::sync::CancellationToken;
+    use uuid::Uuid;
+
+    const T: Duration = Duration::from_secs(30);
+
+    fn node() -> (Arc<Node>, Name) {
+        let store = Arc::new(MemoryStore::new());
+        let clock = store.clock();
+        let node = Node::new(0, store, clock, CancellationToken::new());
+        (Arc::new(node), Name::new("job").unwrap())
+    }
+
+    /// Polls once.
+    async fn waits<T>(future: impl Future<Output = T>) -> bool {
+        timeout(Duration::ZERO, future).await.is_err()
+    }
+
+    fn token(number: u64) -> Token {
+        Token::new(Uuid::from_u128(7), number)
+    }
+
+    fn error(fate: Fate) -> Result<Acquired> {
+        Err(Error::new(ErrorKind::Unavailable, "out of order").with_fate(fate))
+    }
+
+    fn granted(clock: &Clock) -> Result<Acquired> {
+        Ok(Acquired::Granted { sent: clock.now(), fence: None })
+    }
+
+    async fn take(node: &Node, name: &Name, token: Token) {
+        let (name, mode) = (name.clone(), Mode::Exclusive);
+        let request = Acquire { name, token, mode, count: 1, ttl: T, fencing: None, timeout: T };
+        assert!(matches!(node.store.acquire(request).await, Ok(Acquired::Granted { .. })));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_at_a_time_and_an_empty_line_is_forgotten() {
+        let (node, name) = node();
+        let first = node.place(&name).await;
+        let mut second = Box::pin(node.place(&name));
+        assert!(waits(&mut second).await);
+        drop(first);
+        assert_eq!(node.lines().len(), 1, "somebody is in it");
+        let mut second = second.await;
+        let mut third = Box::pin(node.place(&name));
+        assert!(waits(&mut third).await, "two at the head");
+        second.owe(token(1), node.clock.now() + T);
+        drop(second);
+        let mut third = third.await;
+        assert!(third.owes());
+        drop(third);
+        assert_eq!(node.lines().len(), 1, "something is owed");
+        let mut last = node.place(&name).await;
+        last.forget(token(1));
+        assert!(!last.owes());
+        drop(last);
+        assert!(node.lines().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_at_the_node_is_owed_until_somebody_keeps_it() {
+        let (node, name) = node();
+        let until = node.clock.now() + T;
+        let mut place = node.place(&name).await;
+        let held = Ok(Acquired::Held { remaining: None });
+        for answer in [error(Fate::NotExecuted), held] {
+            place.sending(token(1), until);
+            place.answered(token(1), &answer);
+            assert!(place.find(token(1)).is_none(), "{answer:?}: nothing is there");
+        }
+        for answer in [error(Fate::Unknown), granted(&node.clock)] {
+            place.sending(token(1), until);
+            place.answered(token(1), &answer);
+            assert!(place.owes(), "{answer:?}: it is there, perhaps");
+            place.keep(token(1));
+            assert!(!place.owes());
+            // What has no answer yet may still come, after a release even.
+            assert_eq!(place.find(token(1)).is_some(), answer.is_err(), "{answer:?}");
+            place.forget(token(1));
+        }
+        // An answer to the second of two leaves the first.
+        place.sending(token(1), until);
+        place.sending(token(1), until);
+        place.answered(token(1), &error(Fate::NotExecuted));
+        assert!(place.find(token(1)).is_some());
+        place.answered(token(1), &error(Fate::NotExecuted));
+        assert!(place.find(token(1)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_attempts_of_one_hold_are_owed_together() {
+        let (node, name) = node();
+        let until = node.clock.now() + T;
+        let mut place = node.place(&name).await;
+        for kept in [token(1), token(1).in_round(1), token(2)] {
+            place.sending(kept, until);
+            place.answered(kept, &error(Fate::Unknown));
+            place.keep(kept);
+        }
+        place.owe(token(3), until);
+        place.owe_all(token(1).in_round(2));
+        let mut owed = |token| place.find(token).unwrap().owed;
+        assert_eq!([1, 2, 3].map(|number| owed(token(number))), [true, false, true]);
+        assert!(owed(token(1).in_round(1)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_release_undoes_one_acquire() {
+        let (node, name) = node();
+        let until = node.clock.now() + T;
+        for (sent, there, over) in [
+            (0, true, true),
+            (0, false, true),
+            (1, true, true),
+            (1, false, false),
+            (2, true, false),
+            (2, false, false),
+        ] {
+            let mut place = node.place(&name).await;
+            place.owe(token(1), until);
+            for _ in 0..sent {
+                place.sending(token(1), until);
+            }
+            if there {
+                take(&node, &name, token(1)).await;
+            }
+            let released = place.release(token(1), T).await;
+            assert_eq!(matches!(released, Ok(Released::Done { .. })), there, "{released:?}");
+            assert_eq!(place.find(token(1)).is_none(), over, "{sent} sent, there: {there}");
+            place.forget(token(1));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn before_the_name_is_asked_for_again_what_is_owed_is_released_or_has_expired() {
+        let (node, name) = node();
+        let now = node.clock.now();
+        let mut place = node.place(&name).await;
+        take(&node, &name, token(1)).await;
+        place.owe(token(1), now + T);
+        place.sending(token(2), now + T);
+        place.sending(token(3), now);
+        place.flush(T).await;
+        assert!(node.store.inspect(&name).await.unwrap().is_none());
+        assert!(place.find(token(1)).is_none() && place.find(token(3)).is_none());
+        assert!(place.find(token(2)).is_some(), "it may still come");
+    }
+}

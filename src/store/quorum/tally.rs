@@ -228,4 +228,42 @@ mod tests {
             }
         }
     }
+    #[test]
+    fn an_error_says_what_each_node_said() {
+        use Absence::{Gone, Taken};
+
+        fn text<T>(answers: Vec<Option<Result<T>>>, say: impl Fn(&T) -> &'static str) -> String {
+            let (mut tally, _) = Tally::new(answers.len());
+            tally.answers = answers;
+            tally.no_majority(say).to_string()
+        }
+
+        let held = Acquired::Held { remaining: None };
+        let acquired = [held, Acquired::NotYours(Gone), Acquired::NotYours(Taken)];
+        let text1 = text(acquired.map(|verdict| Some(Ok(verdict))).into(), say_acquired);
+        assert!(text1.contains("node 1: held by another; node 2: gone; node 3: taken by another"));
+        let released = [Released::Done { listeners: 0 }, Released::NotYours(Gone)];
+        let text2 = text(released.map(|verdict| Some(Ok(verdict))).into(), say_released);
+        assert!(text2.contains("node 1: done; node 2: gone"), "{text2}");
+        let text3 = text(vec![Some(Ok(None)), Some(Ok(Some(Taken))), None], say_renewed);
+        let said = "node 1: renewed; node 2: taken by another; node 3: no answer in time";
+        assert!(text3.contains(said), "{text3}");
+    }
+
+    #[test]
+    fn nothing_was_done_if_no_node_did_it() {
+        let failed =
+            |fate| NodeVerdict::Failed(Error::new(ErrorKind::Unavailable, "out").with_fate(fate));
+        let none = || failed(Fate::NotExecuted);
+        for (other, fate) in [
+            (none(), Fate::NotExecuted),
+            (failed(Fate::Unknown), Fate::Unknown),
+            (failed(Fate::Executed), Fate::Unknown),
+            (NodeVerdict::Answered("granted"), Fate::Unknown),
+            (NodeVerdict::Silent, Fate::Unknown),
+        ] {
+            let verdicts = vec![none(), none(), other.clone()];
+            assert_eq!(Error::from(NoMajority { verdicts }).fate(), fate, "{other:?}");
+        }
+    }
 }

@@ -121,3 +121,51 @@ impl Reconnects {
         Some(Arc::clone(&self.notify))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a waiter is woken by messages, which come at these milliseconds from these nodes of three.
+    async fn woken(messages: &[(u64, usize)]) -> Vec<u64> {
+        let notify = Arc::new(Notify::new());
+        let (heard, inbox) = mpsc::unbounded_channel();
+        let gathering = tokio::spawn(gather(inbox, 2, Arc::clone(&notify)));
+        let start = Instant::now();
+        let end = start + Duration::from_secs(1);
+        let mut at = Vec::new();
+        let send = async {
+            for (millis, node) in messages {
+                sleep_until(start + Duration::from_millis(*millis)).await;
+                heard.send(*node).unwrap();
+            }
+        };
+        let hear = async {
+            while tokio::time::timeout_at(end, notify.notified()).await.is_ok() {
+                at.push(start.elapsed().as_millis() as u64);
+            }
+        };
+        tokio::join!(send, hear);
+        gathering.abort();
+        at
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_majority_wakes_at_once_a_minority_after_a_moment() {
+        assert_eq!(woken(&[(20, 0), (20, 1)]).await, [20]);
+        assert_eq!(woken(&[(20, 0), (23, 1)]).await, [23]);
+        assert_eq!(woken(&[(20, 0)]).await, [25]);
+        assert_eq!(woken(&[(20, 0), (23, 0)]).await, [25], "one node, twice");
+    }
+
+    /// The wait for a second node doubles, from the next message on; it begins anew after a pause of four
+    /// times as long.
+    #[tokio::test(start_paused = true)]
+    async fn fast_messages_wake_less_and_less_often() {
+        let stream: Vec<(u64, usize)> = (0..400).map(|millis| (millis, 0)).collect();
+        assert_eq!(woken(&stream).await[..6], [5, 11, 22, 43, 84, 165]);
+        assert_eq!(woken(&[(0, 0), (0, 1), (100, 0)]).await, [0, 105]);
+        // Ten milliseconds after the last two came fast.
+        assert_eq!(woken(&[(0, 0), (0, 1), (6, 0), (6, 1), (20, 0)]).await[2], 30);
+    }
+}

@@ -225,6 +225,8 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::{Mode, Token};
+    use uuid::Uuid;
 
     #[test]
     fn as_many_replicas_as_were_asked_for_confirm_a_grant() {
@@ -250,5 +252,66 @@ mod tests {
         let mut reply = rest.to_vec();
         confirmed(None, &mut reply).unwrap();
         assert_eq!(reply, rest, "without replicas nothing was waited for");
+    }
+    fn wire(replicas: Option<Replicas>) -> Wire {
+        let (hub, _) = Hub::of_orders();
+        Wire { keys: Keys::new(""), scripts: &super::super::scripts::PLAIN, replicas, hub }
+    }
+
+    fn acquire(count: u32) -> Acquire {
+        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::from_u128(1), 1));
+        let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
+        Acquire { name, token, mode, count, ttl, fencing: None, timeout: ttl }
+    }
+
+    fn release() -> Release {
+        let Acquire { name, token, timeout, .. } = acquire(1);
+        Release { name, token, count: 0, timeout }
+    }
+
+    #[tokio::test]
+    async fn replicas_are_waited_for_where_a_hold_may_begin() {
+        let replicas = Replicas { count: 1, timeout: Duration::from_millis(10) };
+        let wire = wire(Some(replicas));
+        for (counts, waits) in
+            [(&[1][..], true), (&[2], false), (&[2, 1], true), (&[1, 2], true), (&[], false)]
+        {
+            let mut batch = Batch::default();
+            counts.iter().for_each(|count| batch.add(&acquire(*count), &wire.keys));
+            batch.add(&release(), &wire.keys);
+            assert_eq!(batch.finish(&wire).0.wait, waits.then_some(replicas), "{counts:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_too_few_replicas_have_is_not_granted_but_a_hold_goes_on() {
+        let error = Error::new(ErrorKind::Rejected, "too few");
+        let sent = crate::clock::Clock::system().now();
+        let granted = || Acquired::Granted { sent, fence: None };
+        assert!(acquire(1).unconfirmed(granted(), &error).is_err());
+        assert!(acquire(2).unconfirmed(granted(), &error).is_ok());
+        let held = Acquired::Held { remaining: None };
+        assert!(acquire(1).unconfirmed(held, &error).is_ok());
+        assert!(release().unconfirmed(Released::Done { listeners: 0 }, &error).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_release_tells_how_many_others_listen() {
+        let (hub, mut orders) = Hub::of_orders();
+        let wire = Wire { hub, ..wire(None) };
+        let sent = crate::clock::Clock::system().now();
+        let told = |listeners| {
+            let reply = [Element::Int(1), Element::Int(listeners)];
+            match release().read(&wire, sent, &reply) {
+                Ok(Released::Done { listeners }) => listeners,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([-1, 0, 1, 2].map(told), [0, 0, 1, 2]);
+        // One of them are we.
+        let channel = wire.keys.channel(&release().name).concat();
+        let (waiter, ()) = tokio::join!(wire.hub.subscribe(channel), wire.hub.confirm(&mut orders));
+        assert_eq!([-1, 0, 1, 2].map(told), [0, 0, 0, 1]);
+        drop(waiter.unwrap());
     }
 }

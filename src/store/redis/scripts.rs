@@ -244,3 +244,41 @@ fn element(value: Value) -> Result<Element> {
         _ => Err(replies::nonsense()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The slots are those of `CLUSTER KEYSLOT`.
+    #[test]
+    fn a_call_belongs_to_the_slot_of_its_first_key() {
+        for (key, expected) in [("foo", 12182), ("{foo}bar", 12182), ("bar", 5061)] {
+            assert_eq!(slot(key.as_bytes()), expected, "{key}");
+            let mut call = Call::default();
+            call.key(&[&key[..1], &key[1..]]);
+            call.key(&["other"]);
+            call.text("last");
+            assert_eq!(call.finish().slot(), expected, "{key}");
+        }
+        assert_eq!(Call::default().finish().slot(), 0, "of none");
+    }
+
+    #[test]
+    fn elements_are_numbers_and_text_and_nothing_else() {
+        let reply = vec![
+            Value::Integer(7),
+            Value::String("ERR a".into()),
+            Value::Bytes(Bytes::from_static(b"ERR \xff")),
+        ];
+        let Ok([Element::Int(7), Element::Text(text), Element::Text(bytes)]) =
+            <[Element; 3]>::try_from(elements(Value::Array(reply)).unwrap())
+        else {
+            panic!("others");
+        };
+        assert_eq!((&text[..], &bytes[..]), ("ERR a", "ERR \u{fffd}"));
+        for nonsense in [Value::Null, Value::Array(Vec::new()), Value::Double(1.0)] {
+            assert!(elements(Value::Array(vec![nonsense])).is_err());
+        }
+        assert!(elements(Value::Integer(1)).is_err());
+    }
+}

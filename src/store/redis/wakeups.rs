@@ -326,3 +326,101 @@ impl Line {
         let _ = timeout(self.attempt * 2, given_up).await;
     }
 }
+
+#[cfg(test)]
+impl Hub {
+    /// A hub without a connection, and the orders that it gives.
+    pub(super) fn of_orders() -> (Self, mpsc::UnboundedReceiver<Order>) {
+        let (clerk, orders) = mpsc::unbounded_channel();
+        (Self { channels: Channels::default(), desk: Desk::One(clerk) }, orders)
+    }
+
+    /// Takes the next order and confirms it.
+    pub(super) async fn confirm(&self, orders: &mut mpsc::UnboundedReceiver<Order>) {
+        let Some(Order::Subscribe(channel, done)) = orders.recv().await else {
+            panic!("another order");
+        };
+        lock(&self.channels).get_mut(&channel).unwrap().subscribed = true;
+        drop(done.send(Ok(())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(channels: &Channels) -> usize {
+        lock(channels).values().filter(|channel| channel.is_awaited()).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_is_subscribed_once_and_idle_after_its_last_waiter() {
+        let (hub, mut orders) = Hub::of_orders();
+        let (first, ()) = tokio::join!(hub.subscribe("c".to_owned()), hub.confirm(&mut orders));
+        let (first, second) = (first.unwrap(), hub.subscribe("c".to_owned()).await.unwrap());
+        assert!(orders.try_recv().is_err(), "it is there");
+        assert!(hub.hears("c") && !hub.hears("d"));
+        drop(first);
+        assert!(orders.try_recv().is_err(), "somebody waits");
+        assert_eq!(waits(&hub.channels), 1);
+        drop(second);
+        assert!(matches!(orders.try_recv(), Ok(Order::Idle(channel)) if channel == "c"));
+        assert_eq!((waits(&hub.channels), lock(&hub.channels).len()), (0, 1));
+        assert!(hub.hears("c"), "until it is given up");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_clerk_nothing_stays() {
+        let (hub, orders) = Hub::of_orders();
+        let entry = Channel { subscribed: true, ..Channel::default() };
+        lock(&hub.channels).insert("c".to_owned(), entry);
+        let (first, second) = (
+            hub.subscribe("c".to_owned()).await.unwrap(),
+            hub.subscribe("c".to_owned()).await.unwrap(),
+        );
+        drop(orders);
+        drop(first);
+        assert_eq!(waits(&hub.channels), 1);
+        drop(second);
+        assert!(lock(&hub.channels).is_empty());
+        let error = hub.subscribe("c".to_owned()).await.err().expect("nobody subscribes");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(lock(&hub.channels).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_wakes_those_of_its_channel() {
+        let (hub, mut orders) = Hub::of_orders();
+        let mut waiters = Vec::new();
+        for channel in ["c", "d"] {
+            let (waiter, ()) =
+                tokio::join!(hub.subscribe(channel.to_owned()), hub.confirm(&mut orders));
+            waiters.push(waiter.unwrap());
+        }
+        let [c, d] = &mut waiters[..] else { unreachable!() };
+        let moment = Duration::from_millis(1);
+        wake(&hub.channels, Some("c"));
+        timeout(moment, c.recv()).await.expect("woken");
+        timeout(moment, d.recv()).await.expect_err("not meant");
+        wake(&hub.channels, None);
+        timeout(moment, c.recv()).await.expect("woken");
+        timeout(moment, d.recv()).await.expect("woken");
+    }
+
+    /// Of a closing that nobody answers, both limits are waited for, and no longer.
+    #[tokio::test(start_paused = true)]
+    async fn closing_waits_for_the_clerk_but_not_for_ever() {
+        let (hub, mut orders) = Hub::of_orders();
+        let attempt = Duration::from_millis(100);
+        let start = Instant::now();
+        let answer = async {
+            let Some(Order::Close(done)) = orders.recv().await else { panic!("another order") };
+            tokio::time::sleep(attempt).await;
+            drop(done.send(()));
+        };
+        tokio::join!(hub.close(attempt), answer);
+        assert_eq!(start.elapsed(), attempt);
+        hub.close(attempt).await;
+        assert_eq!(start.elapsed(), attempt * 3);
+    }
+}

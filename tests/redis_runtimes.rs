@@ -1,0 +1,97 @@
+//! Each runtime that locks has a connection of its own, for as long as it lives.
+#![cfg(feature = "redis")]
+
+mod common;
+
+use common::look::others;
+use common::resp::Resp;
+use common::{Proxy, Server, eventually};
+use leasehold::LeaseManager;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+
+const LONG: Duration = Duration::from_secs(10);
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+async fn work(leases: &LeaseManager) {
+    for _ in 0..5 {
+        leases.lock("job").lock().await.expect("free").unlock().await.expect("held");
+    }
+}
+
+/// Works until there are as many connections; then they stay, whatever is done.
+fn works_with(runtime: &Runtime, leases: &LeaseManager, connection: &mut Resp, count: usize) {
+    runtime.block_on(async {
+        let start = Instant::now();
+        while others(connection) != count {
+            assert!(start.elapsed() < LONG, "{} connections, not {count}", others(connection));
+            work(leases).await;
+        }
+        work(leases).await;
+    });
+    assert_eq!(others(connection), count);
+}
+
+#[test]
+fn a_connection_comes_with_the_first_lock_of_a_runtime_and_goes_with_the_runtime() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let first = runtime();
+    let leases = first.block_on(LeaseManager::connect(&server.url())).expect("the server is there");
+    let home = others(&mut connection);
+    works_with(&first, &leases, &mut connection, home + 1);
+    // It works on while another is waited for.
+    let second = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let second = second.expect("a runtime");
+    works_with(&second, &leases, &mut connection, home + 2);
+    works_with(&first, &leases, &mut connection, home + 2);
+    drop(first);
+    second.block_on(eventually(LONG, || others(&mut connection) == home + 1));
+    works_with(&second, &leases, &mut connection, home + 1);
+    // The next one can have the number of the one that has gone.
+    let third = runtime();
+    works_with(&third, &leases, &mut connection, home + 2);
+    third.block_on(leases.close()).expect("nothing is held");
+    third.block_on(eventually(LONG, || others(&mut connection) == 0));
+    drop((second, third));
+}
+
+#[test]
+fn the_connection_of_a_runtime_closes_with_the_last_handle() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let runtime = runtime();
+    let leases = runtime.block_on(LeaseManager::connect(&server.url())).expect("up");
+    let home = others(&mut connection);
+    works_with(&runtime, &leases, &mut connection, home + 1);
+    drop(leases);
+    runtime.block_on(eventually(LONG, || others(&mut connection) == 0));
+}
+
+/// Until a runtime has its connection, the one at home serves; it is tried for again and again, not in a rush.
+#[test]
+fn without_a_connection_of_its_own_a_runtime_locks_all_the_same() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let runtime = runtime();
+    let leases = LeaseManager::builder().ttl(Duration::from_secs(3));
+    let leases = runtime.block_on(leases.connect(&proxy.url())).expect("up");
+    let mut connection = server.connection();
+    let (made, home) = (proxy.connections(), others(&mut connection));
+    let full = (home + 1).to_string();
+    assert_eq!(connection.command(&["CONFIG", "SET", "maxclients", &full]).text(), "OK");
+    runtime.block_on(async {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1_500) {
+            work(&leases).await;
+        }
+    });
+    assert_eq!(others(&mut connection), home);
+    let tries = proxy.connections() - made;
+    assert!((1..100).contains(&tries), "{tries} connections");
+    assert_eq!(connection.command(&["CONFIG", "SET", "maxclients", "1000"]).text(), "OK");
+    works_with(&runtime, &leases, &mut connection, home + 1);
+}

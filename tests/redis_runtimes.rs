@@ -95,3 +95,27 @@ fn without_a_connection_of_its_own_a_runtime_locks_all_the_same() {
     assert_eq!(connection.command(&["CONFIG", "SET", "maxclients", "1000"]).text(), "OK");
     works_with(&runtime, &leases, &mut connection, home + 1);
 }
+
+/// Where time is paused, every reply comes too late: connecting again and again would be all that happens.
+#[test]
+fn a_runtime_whose_time_is_paused_gets_no_connection() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let home = runtime();
+    let leases = home.block_on(LeaseManager::connect(&proxy.url())).expect("up");
+    let made = proxy.connections();
+    let paused = Builder::new_current_thread().enable_all().start_paused(true).build();
+    let paused = paused.expect("a runtime");
+    paused.block_on(async {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..5 {
+            drop(leases.lock("job").try_lock().await);
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+    });
+    assert_eq!(proxy.connections(), made);
+    drop(paused);
+    let mut connection = server.connection();
+    let before = others(&mut connection);
+    works_with(&home, &leases, &mut connection, before + 1);
+}

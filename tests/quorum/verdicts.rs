@@ -82,6 +82,9 @@ async fn who_holds_is_whoever_has_a_majority() {
     faults[0].heal();
     nodes.0[0].delete("job");
     assert_eq!(leases.inspect("job").await.expect("answers"), None);
+    // One has it; another that is silent can make a majority, and be nobody's.
+    faults[1].add(down());
+    leases.inspect("job").await.expect_err("no majority");
     drop(lease);
 }
 
@@ -93,6 +96,7 @@ async fn force_unlock_needs_a_majority_that_answers() {
     let lease = leases.lock("job").lock().await.expect("granted");
     faults[0].add(down());
     assert!(operator.force_unlock("job").await.expect("two of three answer"));
+    assert!(!operator.force_unlock("other").await.expect("two of three answer"), "it was free");
     faults[1].add(down());
     operator.force_unlock("job").await.expect_err("one of three answers");
     drop(lease);

@@ -220,7 +220,8 @@ impl Store for Absent {
     }
 }
 
-#[cfg(all(test, feature = "testing"))]
+#[cfg(test)]
+#[cfg(feature = "testing")]
 mod tests {
     use super::*;
     use crate::store::{MemoryStore, Mode, Token};

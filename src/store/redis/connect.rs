@@ -166,4 +166,16 @@ mod tests {
         assert!(!format!("{address:?}").contains("hunter2"));
         assert!(Address::parse("redis://host", "a{", t, t).is_err());
     }
+    #[test]
+    fn one_server_is_neither_sentinel_nor_cluster() {
+        let t = Duration::from_secs(1);
+        for (url, one) in [
+            ("redis://host", true),
+            ("redis+unix:///socket", true),
+            ("redis-cluster://host", false),
+            ("redis-sentinel://host?sentinelServiceName=m", false),
+        ] {
+            assert_eq!(Address::parse(url, "", t, t).unwrap().is_one_server(), one, "{url}");
+        }
+    }
 }

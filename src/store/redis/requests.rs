@@ -295,6 +295,20 @@ mod tests {
         assert!(release().unconfirmed(Released::Done { listeners: 0 }, &error).is_ok());
     }
 
+    /// How many lines of warning something is worth.
+    fn warnings(run: impl FnOnce()) -> usize {
+        let lines = std::sync::Arc::new(std::sync::Mutex::new(0));
+        let counted = std::sync::Arc::clone(&lines);
+        let log =
+            tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(move || {
+                *counted.lock().unwrap() += 1;
+                std::io::sink()
+            });
+        tracing::subscriber::with_default(log.finish(), run);
+        let count = *lines.lock().unwrap();
+        count
+    }
+
     #[tokio::test]
     async fn a_release_tells_how_many_others_listen() {
         let (hub, mut orders) = Hub::of_orders();
@@ -308,6 +322,8 @@ mod tests {
             }
         };
         assert_eq!([-1, 0, 1, 2].map(told), [0, 0, 1, 2]);
+        assert_eq!(warnings(|| drop([0, 1].map(told))), 0);
+        assert_eq!(warnings(|| drop(told(-1))), 1, "nobody could be woken");
         // One of them are we.
         let channel = wire.keys.channel(&release().name).concat();
         let (waiter, ()) = tokio::join!(wire.hub.subscribe(channel), wire.hub.confirm(&mut orders));

@@ -55,9 +55,6 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
         "redis-cluster" | "valkey-cluster" | "rediss-cluster" | "valkeys-cluster" => {
             parse_cluster(tls, rest, query)
         }
-        "zookeeper" => {
-            Err(Error::new(ErrorKind::Unsupported, "this version knows Redis, not ZooKeeper"))
-        }
         _ => Err(Error::invalid(
             "the URL's scheme is unknown; use redis, rediss, redis+unix, redis-sentinel, \
              redis-cluster or memory",
@@ -248,6 +245,8 @@ mod tests {
             ("redis://app:hun?hunter2=@db", "a query that is not known"),
             ("redis+unix://", "names no socket"),
             ("redis+unix:///a?database=hunter2", "query key \"database\""),
+            ("redis+unix:///a?db", "query key \"db\""),
+            ("redis+unix:///a?db=1&db=2", "query key \"db\""),
             ("redis-cluster://u:hunter2@host/3", "only database 0"),
             ("redis-cluster://host?nodes=hunter2", "query key \"nodes\""),
             ("redis-cluster://host?node=h2:1&db=3", "query key \"db\""),
@@ -260,7 +259,7 @@ mod tests {
                 "redis-sentinel://host?sentinelServiceName=a&sentinelServiceName=b",
                 "\"sentinelServiceName\" is unknown or repeated",
             ),
-            ("zookeeper://host", "not ZooKeeper"),
+            ("zookeeper://host", "scheme is unknown"),
         ];
         for (url, hint) in table {
             let error = parsed(url).unwrap_err();
@@ -273,8 +272,14 @@ mod tests {
     #[cfg(feature = "rustls")]
     #[test]
     fn tls_is_asked_for_by_the_scheme() {
-        assert!(parsed("rediss://host").unwrap().tls.is_some());
-        assert!(parsed("redis://host").unwrap().tls.is_none());
+        for kind in ["://host", "-cluster://host", "-sentinel://host?sentinelServiceName=m"] {
+            for (scheme, tls) in
+                [("redis", false), ("rediss", true), ("valkey", false), ("valkeys", true)]
+            {
+                let config = parsed(&format!("{scheme}{kind}")).unwrap();
+                assert_eq!(config.tls.is_some(), tls, "{scheme}{kind}");
+            }
+        }
     }
 
     #[cfg(not(feature = "rustls"))]

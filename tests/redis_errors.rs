@@ -356,6 +356,30 @@ async fn a_user_of_a_prefix_cannot_lock_beyond_it() {
     assert_eq!(keys(&server, "app:*"), [""; 0]);
 }
 
+/// Many leases are renewed by one call, which the server refuses as a whole for the sake of one key.
+#[tokio::test]
+async fn a_key_that_is_put_out_of_reach_costs_no_other_lease() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    set_user(&server, &["~*", "&*", "+@all"]);
+    let leases = ttl(T).connect(&lease_url(&server)).await.expect("a manager");
+    let mut kept = Vec::new();
+    for i in 0..5 {
+        kept.push(lock(&leases, &format!("kept:{i}")).await);
+    }
+    let taken = lock(&leases, "taken").await;
+    let changed = Instant::now();
+    server.command(&["ACL", "SETUSER", "lease", "resetkeys", "~*kept*"]);
+    assert_eq!(within(LONG, taken.lost()).await, Loss::Expired);
+    while changed.elapsed() < T * 3 {
+        kept.iter().for_each(|lease| lease.check().expect("within its rights"));
+        tokio::time::sleep(T / 20).await;
+    }
+    for lease in kept {
+        lease.unlock().await.expect("a release");
+    }
+}
+
 #[tokio::test]
 async fn a_key_of_another_type_is_told_and_left_alone() {
     let server = Server::start();

@@ -302,3 +302,48 @@ fn refused() -> Error {
     Error::new(ErrorKind::Unavailable, "the servers do not agree yet on who serves this name")
         .with_fate(Fate::NotExecuted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(text: &str) -> Result<Value, Failure> {
+        Err(Failure::new(fred::error::ErrorKind::Unknown, text.to_owned()))
+    }
+
+    #[test]
+    fn a_refusal_says_where_to_go() {
+        let asked = Server::new("a", 7000);
+        let told = |reply: &Result<Value, Failure>| match refusal(reply, &asked) {
+            None => "none".to_owned(),
+            Some(Refusal::Moved(slot, server)) => format!("{slot} is at {server}"),
+            Some(Refusal::Ask(server)) => format!("ask {server}"),
+            Some(Refusal::TryAgain) => "again".to_owned(),
+            Some(Refusal::ReadOnly) => "read only".to_owned(),
+            Some(Refusal::NotSent) => "not sent".to_owned(),
+        };
+        for (text, expected) in [
+            ("MOVED 3999 b:6381", "3999 is at b:6381"),
+            ("MOVED 3999 :6381", "3999 is at a:6381"),
+            ("MOVED 3999 ::1:6381", "3999 is at ::1:6381"),
+            ("MOVED 3999 b", "none"),
+            ("MOVED 99999 b:6381", "none"),
+            ("MOVED", "none"),
+            ("ASK 3999 b:6381", "ask b:6381"),
+            ("ASK 3999 :6381", "ask a:6381"),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", "again"),
+            ("READONLY You can't write against a read only replica.", "read only"),
+            ("Too many failed write attempts.", "not sent"),
+            ("NOSCRIPT No matching script.", "none"),
+            ("Request timed out.", "none"),
+        ] {
+            assert_eq!(told(&failure(text)), expected, "{text}");
+        }
+        let items = |text: &str| {
+            Ok(Value::Array(vec![Value::Integer(1), Value::String(text.to_owned().into())]))
+        };
+        assert_eq!(told(&items("READONLY You can't write")), "read only");
+        assert_eq!(told(&items("OOM command not allowed")), "none");
+        assert_eq!(told(&Ok(Value::Integer(1))), "none");
+    }
+}

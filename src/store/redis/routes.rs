@@ -283,4 +283,92 @@ mod tests {
         failed_over.give(0..=9, &Server::new("c", 3));
         assert!(failed_over.has_news_for(&before));
     }
+    fn routes(url: &str, map: Map) -> Routes {
+        let t = Duration::from_secs(3);
+        Routes {
+            address: Address::parse(url, "", t, t).unwrap(),
+            map: RwLock::new(map),
+            changes: watch::Sender::new(0),
+            rounds: watch::Sender::new(0),
+            wanted: Notify::new(),
+            reconnects: Arc::default(),
+            sharded: true,
+        }
+    }
+
+    async fn told(notify: &Notify) -> bool {
+        timeout(Duration::ZERO, notify.notified()).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_that_moved_is_known_at_once_and_the_fleet_is_asked() {
+        let (a, b) = (Server::new("a", 1), Server::new("b", 2));
+        let mut map = Map::of_a_cluster();
+        map.give(0..=16383, &a);
+        let routes = routes("redis-cluster://a", map);
+        assert!(routes.is_cluster());
+        routes.moved(7, &a);
+        assert_eq!(*routes.changes().borrow(), 0, "that was known");
+        assert!(told(&routes.wanted).await, "who told it thinks otherwise");
+        routes.moved(7, &b);
+        assert_eq!((routes.owner(7), routes.owner(8)), (Some(b.clone()), Some(a.clone())));
+        assert_eq!((routes.shard(7), routes.shard(8)), (1, 0));
+        assert_eq!((routes.servers(), *routes.changes().borrow()), (vec![a, b], 1));
+        assert!(told(&routes.wanted).await && !told(&routes.wanted).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn under_sentinels_only_they_tell_who_is_the_primary() {
+        let (a, b) = (Server::new("a", 1), Server::new("b", 2));
+        let map = Map::of_one(a.clone());
+        let routes = routes("redis-sentinel://s?sentinelServiceName=m", map);
+        assert!(!routes.is_cluster());
+        routes.moved(7, &b);
+        assert_eq!(routes.owner(7), Some(a));
+        assert!(told(&routes.wanted).await);
+    }
+
+    /// What the old primary did not pass on is lost, so all is looked at; a slot that moves takes its keys along.
+    #[tokio::test(start_paused = true)]
+    async fn a_new_primary_has_all_leases_verified() {
+        let (a, b) = (Server::new("a", 1), Server::new("b", 2));
+        let mut map = Map::of_a_cluster();
+        map.give(0..=16383, &a);
+        map.give(9..=9, &b);
+        let routes = routes("redis-cluster://a", map.clone());
+        assert!(!routes.set(map.clone()), "nothing new");
+        map.give(8..=8, &b);
+        assert!(routes.set(map.clone()));
+        assert!(!told(&routes.reconnects).await);
+        map.give(8..=9, &Server::new("c", 3));
+        assert!(routes.set(map));
+        assert!(told(&routes.reconnects).await);
+        assert_eq!(*routes.changes().borrow(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refresh_waits_for_the_answer_but_not_for_ever() {
+        let routes = routes("redis-cluster://a", Map::of_a_cluster());
+        let start = Instant::now();
+        let (moment, limit) = (Duration::from_millis(20), Duration::from_millis(50));
+        let answer = async {
+            routes.wanted.notified().await;
+            sleep(moment).await;
+            routes.rounds.send_modify(|rounds| *rounds += 1);
+        };
+        tokio::join!(routes.refresh(start + limit), answer);
+        assert_eq!(start.elapsed(), moment);
+        routes.refresh(start + limit).await;
+        assert_eq!(start.elapsed(), limit);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_goes_on_until_its_end() {
+        let end = CancellationToken::new();
+        let start = Instant::now();
+        until(end.clone(), sleep(Duration::from_secs(1))).await;
+        assert_eq!(start.elapsed(), Duration::from_secs(1));
+        end.cancel();
+        until(end, std::future::pending()).await;
+    }
 }

@@ -304,6 +304,25 @@ fn refused() -> Error {
 }
 
 #[cfg(test)]
+impl Fleet {
+    /// A cluster on the current runtime of which nobody serves anything.
+    pub(super) fn nowhere() -> Arc<Self> {
+        let (url, map) = ("redis-cluster://nowhere", super::routes::Map::of_a_cluster());
+        let t = Duration::from_secs(1);
+        let ended = CancellationToken::new();
+        Arc::new(Self {
+            address: Address::parse(url, "", t, t).unwrap(),
+            routes: Arc::new(Routes::fixed(url, map)),
+            reconnects: Arc::default(),
+            nodes: Arc::default(),
+            runtime: Handle::current(),
+            _end: ended.clone().drop_guard(),
+            ended,
+        })
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

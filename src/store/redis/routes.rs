@@ -254,6 +254,23 @@ async fn until(end: CancellationToken, work: impl Future<Output = ()>) {
 }
 
 #[cfg(test)]
+impl Routes {
+    /// Routes that nobody keeps up to date.
+    pub(super) fn fixed(url: &str, map: Map) -> Self {
+        let t = Duration::from_secs(3);
+        Self {
+            address: Address::parse(url, "", t, t).unwrap(),
+            map: RwLock::new(map),
+            changes: watch::Sender::new(0),
+            rounds: watch::Sender::new(0),
+            wanted: Notify::new(),
+            reconnects: Arc::default(),
+            sharded: true,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -283,19 +300,6 @@ mod tests {
         failed_over.give(0..=9, &Server::new("c", 3));
         assert!(failed_over.has_news_for(&before));
     }
-    fn routes(url: &str, map: Map) -> Routes {
-        let t = Duration::from_secs(3);
-        Routes {
-            address: Address::parse(url, "", t, t).unwrap(),
-            map: RwLock::new(map),
-            changes: watch::Sender::new(0),
-            rounds: watch::Sender::new(0),
-            wanted: Notify::new(),
-            reconnects: Arc::default(),
-            sharded: true,
-        }
-    }
-
     async fn told(notify: &Notify) -> bool {
         timeout(Duration::ZERO, notify.notified()).await.is_ok()
     }
@@ -305,7 +309,7 @@ mod tests {
         let (a, b) = (Server::new("a", 1), Server::new("b", 2));
         let mut map = Map::of_a_cluster();
         map.give(0..=16383, &a);
-        let routes = routes("redis-cluster://a", map);
+        let routes = Routes::fixed("redis-cluster://a", map);
         assert!(routes.is_cluster());
         routes.moved(7, &a);
         assert_eq!(*routes.changes().borrow(), 0, "that was known");
@@ -321,7 +325,7 @@ mod tests {
     async fn under_sentinels_only_they_tell_who_is_the_primary() {
         let (a, b) = (Server::new("a", 1), Server::new("b", 2));
         let map = Map::of_one(a.clone());
-        let routes = routes("redis-sentinel://s?sentinelServiceName=m", map);
+        let routes = Routes::fixed("redis-sentinel://s?sentinelServiceName=m", map);
         assert!(!routes.is_cluster());
         routes.moved(7, &b);
         assert_eq!(routes.owner(7), Some(a));
@@ -335,7 +339,7 @@ mod tests {
         let mut map = Map::of_a_cluster();
         map.give(0..=16383, &a);
         map.give(9..=9, &b);
-        let routes = routes("redis-cluster://a", map.clone());
+        let routes = Routes::fixed("redis-cluster://a", map.clone());
         assert!(!routes.set(map.clone()), "nothing new");
         map.give(8..=8, &b);
         assert!(routes.set(map.clone()));
@@ -348,7 +352,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refresh_waits_for_the_answer_but_not_for_ever() {
-        let routes = routes("redis-cluster://a", Map::of_a_cluster());
+        let routes = Routes::fixed("redis-cluster://a", Map::of_a_cluster());
         let start = Instant::now();
         let (moment, limit) = (Duration::from_millis(20), Duration::from_millis(50));
         let answer = async {

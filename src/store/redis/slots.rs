@@ -195,3 +195,145 @@ impl Drop for Driver {
         drop(left);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::store::redis::fleet::Fleet;
+    use crate::store::redis::keys::Keys;
+    use crate::store::redis::link::Link;
+    use crate::store::redis::requests::Wire;
+    use crate::store::redis::scripts::SHARDED;
+    use crate::store::redis::wakeups::Hub;
+    use crate::store::{Mode, Name, Token};
+    use std::time::Duration;
+    use tokio::time::timeout;
+    use uuid::Uuid;
+
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    /// Lanes of a cluster in which every call fails at once, on the current runtime.
+    fn lanes() -> (SlotLanes, impl Future<Output = ()>) {
+        let (keys, (hub, _)) = (Keys::new(""), Hub::of_orders());
+        let wire = Wire { keys, scripts: &SHARDED, replicas: None, hub };
+        let link = Link::Fleet(Fleet::nowhere());
+        SlotLanes::new(Lines { link, wire, clock: Clock::system() })
+    }
+
+    fn acquire(lanes: &SlotLanes, name: &str, here: bool) -> StoreFuture<Acquired> {
+        let (name, token) = (Name::new(name).unwrap(), Token::new(Uuid::new_v4(), 1));
+        let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
+        let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl };
+        lanes.acquire(request, here)
+    }
+
+    /// Requests without an answer, those that wait, and whether somebody sends them, by slot.
+    fn at_work(lanes: &SlotLanes) -> Vec<(usize, usize, bool)> {
+        let slots = lanes.roads.lock();
+        let mut all: Vec<_> =
+            slots.values().map(|slot| (slot.busy, slot.waiting.len(), slot.driven)).collect();
+        all.sort();
+        all
+    }
+
+    async fn fails(request: StoreFuture<Acquired>) -> String {
+        let answer = timeout(MOMENT, request).await.expect("an answer");
+        answer.expect_err("nobody serves it").to_string()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lone_request_is_run_by_whoever_asks_and_others_by_a_driver() {
+        let (lanes, _work) = lanes();
+        let lone = acquire(&lanes, "{a}1", true);
+        assert_eq!(at_work(&lanes), [(1, 0, false)]);
+        let second = acquire(&lanes, "{a}2", true);
+        let third = acquire(&lanes, "{a}3", true);
+        assert_eq!(at_work(&lanes), [(3, 2, true)]);
+        let elsewhere = acquire(&lanes, "{b}1", false);
+        assert_eq!(at_work(&lanes), [(1, 1, true), (3, 2, true)]);
+        for request in [second, third, elsewhere] {
+            assert!(fails(request).await.contains("no server"));
+        }
+        // The one that nobody polls holds up only itself.
+        tokio::time::sleep(MOMENT).await;
+        assert_eq!(at_work(&lanes), [(1, 0, false)]);
+        let fourth = acquire(&lanes, "{a}4", true);
+        assert_eq!(at_work(&lanes), [(2, 1, true)]);
+        drop(lone);
+        assert_eq!(at_work(&lanes), [(1, 1, true)]);
+        assert!(fails(fourth).await.contains("no server"));
+        tokio::time::sleep(MOMENT).await;
+        assert_eq!(at_work(&lanes), []);
+        let lone = acquire(&lanes, "{a}5", true);
+        assert_eq!(at_work(&lanes), [(1, 0, false)]);
+        assert!(fails(lone).await.contains("no server"));
+        assert_eq!(at_work(&lanes), []);
+    }
+
+    /// A hundred go in one call; the rest after that.
+    #[tokio::test(start_paused = true)]
+    async fn everybody_has_an_answer_however_many_wait() {
+        let (lanes, _work) = lanes();
+        let count = 2 * BATCH_SIZE + 1;
+        let requests: Vec<_> = (0..count).map(|_| acquire(&lanes, "{a}", false)).collect();
+        assert_eq!(at_work(&lanes), [(count, count, true)]);
+        for request in requests {
+            assert!(fails(request).await.contains("no server"));
+        }
+        tokio::time::sleep(MOMENT).await;
+        assert_eq!(at_work(&lanes), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_goes_the_same_way() {
+        let (lanes, _work) = lanes();
+        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::new_v4(), 1));
+        let request = Release { name, token, count: 0, timeout: MOMENT };
+        let released = lanes.release(request, true);
+        assert_eq!(at_work(&lanes), [(1, 0, false)]);
+        assert!(released.await.is_err());
+        assert_eq!(at_work(&lanes), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_comes_when_the_last_entrance_has_gone() {
+        let (lanes, work) = lanes();
+        let work = tokio::spawn(work);
+        let other = lanes.clone();
+        assert!(timeout(MOMENT, lanes.close()).await.is_err(), "the other is still open");
+        assert!(!other.is_closed());
+        let roads = Arc::clone(&other.roads);
+        timeout(MOMENT, other.close()).await.expect("all are closed");
+        work.await.unwrap();
+        assert!(roads.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_the_end_there_is_no_answer() {
+        let (lanes, work) = lanes();
+        drop(work);
+        assert!(lanes.is_closed());
+        assert!(fails(acquire(&lanes, "n", true)).await.contains("closed"));
+    }
+
+    #[test]
+    fn what_waits_when_the_runtime_goes_is_told() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (lanes, waiting) = {
+            let _in = runtime.enter();
+            let (lanes, _work) = lanes();
+            let waiting = acquire(&lanes, "n", false);
+            (lanes, waiting)
+        };
+        assert_eq!(at_work(&lanes), [(1, 1, true)]);
+        drop(runtime);
+        assert_eq!(at_work(&lanes), []);
+        let later = acquire(&lanes, "n", false);
+        assert_eq!(at_work(&lanes), []);
+        let next = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for request in [waiting, later] {
+            assert!(next.block_on(fails(request)).contains("closed"));
+        }
+    }
+}

@@ -296,7 +296,7 @@ mod tests {
     }
 
     /// How many lines of warning something is worth.
-    fn warnings(run: impl FnOnce()) -> usize {
+    fn warnings<T>(run: impl FnOnce() -> T) -> usize {
         let lines = std::sync::Arc::new(std::sync::Mutex::new(0));
         let counted = std::sync::Arc::clone(&lines);
         let log =
@@ -305,8 +305,7 @@ mod tests {
                 std::io::sink()
             });
         tracing::subscriber::with_default(log.finish(), run);
-        let count = *lines.lock().unwrap();
-        count
+        *lines.lock().unwrap()
     }
 
     #[tokio::test]
@@ -322,8 +321,8 @@ mod tests {
             }
         };
         assert_eq!([-1, 0, 1, 2].map(told), [0, 0, 1, 2]);
-        assert_eq!(warnings(|| drop([0, 1].map(told))), 0);
-        assert_eq!(warnings(|| drop(told(-1))), 1, "nobody could be woken");
+        assert_eq!(warnings(|| [0, 1].map(told)), 0);
+        assert_eq!(warnings(|| told(-1)), 1, "nobody could be woken");
         // One of them are we.
         let channel = wire.keys.channel(&release().name).concat();
         let (waiter, ()) = tokio::join!(wire.hub.subscribe(channel), wire.hub.confirm(&mut orders));

@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(waits(&hub.channels), 1);
         drop(second);
         assert!(lock(&hub.channels).is_empty());
-        let error = hub.subscribe("c".to_owned()).await.err().expect("nobody subscribes");
+        let Err(error) = hub.subscribe("c".to_owned()).await else { panic!("nobody subscribes") };
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(lock(&hub.channels).is_empty());
     }

@@ -416,7 +416,7 @@ mod tests {
         let answer = async {
             let Some(Order::Close(done)) = orders.recv().await else { panic!("another order") };
             tokio::time::sleep(attempt).await;
-            drop(done.send(()));
+            done.send(()).unwrap();
         };
         tokio::join!(hub.close(attempt), answer);
         assert_eq!(start.elapsed(), attempt);

@@ -117,7 +117,7 @@ impl Recipe {
         if let Some(path) = &own.path {
             there = own.session.delete(path).await?;
         }
-        if own.path.is_none() || own.doubtful {
+        if own.doubtful {
             there |= self.sweep(&own.session, name, *token).await?;
         }
         self.holds.remove(name, *token);

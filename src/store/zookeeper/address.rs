@@ -101,6 +101,7 @@ mod tests {
         assert_eq!(address.hosts, "zk1:2181,10.0.0.2,[::1]:2182");
         assert_eq!(address.names.root, "/shop/eu/leasehold");
         assert_eq!(parse("zookeeper://zk1").unwrap().names.root, "/leasehold");
+        assert_eq!(parse("zookeeper://[::1],zk2").unwrap().hosts, "[::1],zk2");
         assert_eq!(address.lease_time(), Duration::from_millis(4500));
         assert_eq!(address.user, None);
         let address = parse("zookeeper://me:hunter2%40@zk1,zk2/shop").unwrap();
@@ -132,5 +133,16 @@ mod tests {
         }
         let short = Address::parse("zookeeper://zk1", "", Duration::from_millis(999));
         assert!(short.unwrap_err().to_string().contains("at least 1 s"));
+    }
+
+    #[test]
+    fn a_prefix_has_256_bytes_at_most() {
+        let parse =
+            |length| Address::parse("zookeeper://zk1", &"p".repeat(length), Duration::from_secs(6));
+        assert_eq!(parse(256).unwrap().names.prefix.len(), 256);
+        for length in [257, 10_000] {
+            let error = parse(length).unwrap_err().to_string();
+            assert!(error.contains("longer than 256 bytes"), "{error}");
+        }
     }
 }

@@ -57,3 +57,37 @@ pub(super) fn no_session() -> Error {
     Error::new(ErrorKind::Unavailable, "there is no session with ZooKeeper at the moment")
         .with_fate(Fate::NotExecuted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn each_error_of_the_client_has_its_kind_and_fate() {
+        for (error, kind, hint) in [
+            (ZkError::NoAuth, ErrorKind::Denied, "Check user and password"),
+            (ZkError::AuthFailed, ErrorKind::Denied, "Check user and password"),
+            (ZkError::NotReadOnly, ErrorKind::Rejected, "refuses to write"),
+            (ZkError::QuotaExceeded, ErrorKind::Rejected, "refuses to write"),
+            (ZkError::Throttled, ErrorKind::Rejected, "refuses to write"),
+            (ZkError::BadArguments(&"path"), ErrorKind::Invalid, "does not understand"),
+            (ZkError::InvalidAcl, ErrorKind::Invalid, "does not understand"),
+            (ZkError::MarshallingError, ErrorKind::Invalid, "does not understand"),
+            (ZkError::SessionExpired, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
+            (ZkError::ClientClosed, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
+            (ZkError::ConnectionLoss, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
+            (ZkError::Timeout, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
+        ] {
+            let underneath = error.to_string();
+            let error = sorted(error);
+            assert_eq!(error.kind(), kind, "{underneath}");
+            // A write whose connection breaks may have been made.
+            let unknown = kind == ErrorKind::Unavailable;
+            let fate = if unknown { Fate::Unknown } else { Fate::NotExecuted };
+            assert_eq!(error.fate(), fate, "{underneath}");
+            assert!(error.to_string().contains(hint), "{underneath}: {error}");
+            assert_eq!(error.source().map(ToString::to_string), Some(underneath));
+        }
+    }
+}

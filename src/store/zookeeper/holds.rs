@@ -20,7 +20,7 @@ pub(super) struct Own {
     pub(super) path: Option<String>,
     /// It was the first in the line.
     pub(super) granted: bool,
-    /// There may be more nodes with its token.
+    /// There may be nodes with its token besides `path`; without a path there may.
     pub(super) doubtful: bool,
     pub(super) fence: Option<u64>,
     pub(super) expires: Instant,
@@ -113,7 +113,7 @@ async fn give_back(own: &Own, directory: &str, token: Token) {
         if let Some(path) = &own.path {
             own.session.delete(path).await?;
         }
-        if own.path.is_none() || own.doubtful {
+        if own.doubtful {
             own.session.sweep(directory, Who::Acquire(token)).await?;
         }
         Ok(())

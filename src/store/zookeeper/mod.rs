@@ -183,7 +183,7 @@ impl Drop for Kept {
     fn drop(&mut self) {
         let mut places = self.recipe.places();
         if let Some(here) = places.get_mut(&self.name) {
-            here.retain(|place| place.id != self.place.id);
+            here.retain(|place| !Arc::ptr_eq(place, &self.place));
             if here.is_empty() {
                 places.remove(&self.name);
             }

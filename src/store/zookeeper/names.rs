@@ -135,6 +135,15 @@ mod tests {
         assert_eq!(path(".."), "/app/leasehold/locks/p%3A%2E%2E");
         assert_eq!(path("\0é%"), "/app/leasehold/locks/p%3A%00%C3%A9%25");
         assert_ne!(path("a%2Fb"), path("a/b"));
+        assert_eq!(names.sessions(), "/app/leasehold/sessions");
+    }
+
+    #[test]
+    fn a_node_says_whose_it_is() {
+        let token = Token::new(Uuid::nil(), 7);
+        let path = |who: Who| who.path("/locks/job");
+        assert_eq!(path(Who::Acquire(token)), format!("/locks/job/h~{token}~"));
+        assert_eq!(path(Who::Place(Uuid::nil())), format!("/locks/job/w~{}~", Uuid::nil()));
     }
 
     #[test]

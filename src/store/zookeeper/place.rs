@@ -10,12 +10,13 @@
 //! 4. Only the node directly before it is watched, so a release wakes one waiter.
 //! 5. Who was found to be first stays first: numbers only grow.
 //! 6. Who waits again after it has taken over its place, because the hold came to nothing, gets a new one: nobody
-//!    would wake it otherwise.
-//! 7. A place that was lost (its session ended, or somebody deleted the node) goes to the end of the line.
+//!    would wake it otherwise. Its new node has another name, lest it finds the old one and takes it over twice.
+//! 7. A place that was lost (its session ended, or somebody deleted the node) goes to the end of the line. A node
+//!    of an old session may be there for a while; it is not taken for the place, for it goes with that session.
 
-use super::errors::{Found, find, in_time, sorted};
+use super::errors::{Found, find, in_time};
 use super::names::Who;
-use super::session::{Session, czxid};
+use super::session::Session;
 use super::sessions::Sessions;
 use crate::error::Result;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +35,6 @@ pub(super) struct Node {
 
 #[derive(Debug)]
 pub(super) struct Place {
-    pub(super) id: Uuid,
     directory: String,
     /// How long one step may take.
     attempt: Duration,
@@ -48,20 +48,31 @@ pub(super) struct Place {
     pub(super) left: CancellationToken,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    /// Of its nodes.
+    id: Uuid,
     node: Option<Node>,
     first: bool,
+}
+
+impl State {
+    fn new(id: Uuid) -> Self {
+        Self { id, node: None, first: false }
+    }
+
+    fn is_taken(&self) -> bool {
+        self.first && self.node.is_none()
+    }
 }
 
 impl Place {
     pub(super) fn new(directory: String, attempt: Duration) -> Arc<Self> {
         Arc::new(Self {
-            id: Uuid::new_v4(),
             directory,
             attempt,
             notify: Arc::default(),
-            state: Mutex::default(),
+            state: Mutex::new(State::new(Uuid::new_v4())),
             placed: watch::Sender::new(false),
             again: Notify::new(),
             left: CancellationToken::new(),
@@ -76,14 +87,21 @@ impl Place {
 
     /// If its node was taken over, that was in vain: back to the end of the line.
     pub(super) fn queue_again(&self) {
-        let State { node, first } = &*self.lock();
-        if *first && node.is_none() {
+        if self.lock().is_taken() {
             self.again.notify_one();
         }
     }
 
     fn lose(&self) {
-        *self.lock() = State::default();
+        self.reset();
+    }
+
+    /// Forgets its node; returns what it knew.
+    fn reset(&self) -> State {
+        let mut state = self.lock();
+        // A hold has the node that was taken over: it must not be found for the place again.
+        let id = if state.is_taken() { Uuid::new_v4() } else { state.id };
+        std::mem::replace(&mut *state, State::new(id))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -149,18 +167,18 @@ impl Place {
 
     /// Makes its node, or finds what an earlier try has made.
     async fn settle(&self, session: &Arc<Session>) -> Result<Node> {
-        let who = Who::Place(self.id);
+        let who = Who::Place(self.lock().id);
         let line = in_time(self.attempt, session.line_now(&self.directory)).await?;
         let mut found = None;
         for child in line.iter().filter(|child| child.is_of(who)) {
             let path = format!("{}/{}", self.directory, child.name);
-            if found.is_some() {
-                in_time(self.attempt, session.delete(&path)).await?;
+            if found.is_none()
+                && let Some(czxid) = in_time(self.attempt, session.has_made(&path)).await?
+            {
+                found = Some((path, czxid));
                 continue;
             }
-            let stat = session.client.check_stat(&path);
-            let stat = in_time(self.attempt, async { stat.await.map_err(sorted) }).await?;
-            found = stat.map(|stat| (path, czxid(stat.czxid)));
+            in_time(self.attempt, session.delete(&path)).await?;
         }
         let (path, czxid) = match found {
             Some(found) => found,
@@ -196,7 +214,7 @@ impl Place {
     }
 
     async fn leave(&self, session: &Arc<Session>) {
-        let State { node, first } = std::mem::take(&mut *self.lock());
+        let State { id, node, first } = self.reset();
         match node {
             Some(node) => {
                 session.see_through(|| async { session.delete(&node.path).await.map(drop) }).await;
@@ -205,7 +223,7 @@ impl Place {
             None if first => {}
             // A creation may be on its way.
             None => {
-                let who = Who::Place(self.id);
+                let who = Who::Place(id);
                 let sweep = || async { session.sweep(&self.directory, who).await.map(drop) };
                 session.see_through(sweep).await;
             }

@@ -16,7 +16,7 @@ use super::errors::{Found, find, in_time, no_session, sorted};
 use super::holds::{Holds, Own};
 use super::names::{Child, Names, Who, parse_record, record};
 use super::place::Place;
-use super::session::{Session, czxid};
+use super::session::Session;
 use super::sessions::Sessions;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -117,7 +117,7 @@ impl Recipe {
         if let Some(path) = &own.path {
             there = own.session.delete(path).await?;
         }
-        if own.path.is_none() || own.doubtful {
+        if own.doubtful {
             there |= self.sweep(&own.session, name, *token).await?;
         }
         self.holds.remove(name, *token);
@@ -341,10 +341,10 @@ impl Attempt<'_> {
                 return self.first_try().await;
             };
             let path = format!("{directory}/{}", child.name);
-            let Some(stat) = self.session.client.check_stat(&path).await.map_err(sorted)? else {
+            let Some(czxid) = self.session.has_made(&path).await? else {
                 return Err(no_session());
             };
-            own = Own { doubtful: true, ..self.own(Some(path), czxid(stat.czxid)) };
+            own = Own { doubtful: true, ..self.own(Some(path), czxid) };
         } else if let (Some(path), Some(_)) = (&own.path, position(&line, &own)) {
             // A place that was taken over may not have its token yet.
             self.session.write(path, &record(self.request.token, self.request.count)).await?;

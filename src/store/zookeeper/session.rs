@@ -221,6 +221,15 @@ impl Session {
         }
     }
 
+    /// The creation's transaction of a node, if it is there and of this session.
+    ///
+    /// A session may be given up here before the servers end it, and with it its nodes.
+    pub(super) async fn has_made(&self, path: &str) -> Result<Option<u64>> {
+        let stat = self.client.check_stat(path).await.map_err(sorted)?;
+        let stat = stat.filter(|stat| stat.ephemeral_owner == self.client.session_id().0);
+        Ok(stat.map(|stat| czxid(stat.czxid)))
+    }
+
     /// Makes the directory of a lock.
     pub(super) async fn make(&self, directory: &str) -> Result<()> {
         let while_used = CreateMode::Container.with_acls(self.acls);
@@ -277,7 +286,7 @@ impl Session {
 }
 
 /// Transaction numbers are positive.
-pub(super) fn czxid(czxid: i64) -> u64 {
+fn czxid(czxid: i64) -> u64 {
     u64::try_from(czxid).unwrap_or_default()
 }
 

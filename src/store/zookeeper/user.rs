@@ -74,7 +74,7 @@ mod tests {
     fn credentials_are_decoded_and_never_shown() {
         let user = User::parse("sh%C3%B6p:hunter2%40%3a%25:x").unwrap();
         assert_eq!(user.secret(), "shöp:hunter2@:%:x".as_bytes());
-        assert!(!format!("{user:?}").contains("hunter2"));
+        assert_eq!(format!("{user:?}"), "User");
     }
 
     #[test]

@@ -451,6 +451,22 @@ async fn ten_thousand_waiters_share_one_subscription_which_goes_after_the_last()
     drop(lease);
 }
 
+/// The next waiter is often there at once.
+#[tokio::test]
+async fn a_subscription_outlives_its_last_waiter_for_a_moment() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    lock_by_hand(&server, "job", LONG);
+    let mut connection = server.connection();
+    for _ in 0..3 {
+        let granted = leases.lock("job").lock_timeout(millis(50)).await.expect("an answer");
+        assert!(granted.is_none(), "held by hand");
+    }
+    assert_eq!(calls(&mut connection, "subscribe"), 1);
+    eventually(LONG, || connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()).await;
+    assert_eq!(calls(&mut connection, "unsubscribe"), 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_nothing_changes_five_hundred_waiters_cost_the_server_nothing() {
     let server = Server::start();

@@ -317,3 +317,25 @@ async fn a_missing_right_to_info_shows_at_the_start() {
     let error = LeaseManager::connect(&urls.join(",")).await.expect_err("no right");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
 }
+
+/// What one server needs (see `redis_errors`), without the fencing tokens' keys, and `+info`.
+#[tokio::test]
+async fn the_documented_rights_are_enough_for_a_quorum() {
+    let servers = Servers::start(3);
+    let keys = ["~app:*", "&redisson_lock__channel:{app:*"];
+    let rights = "-@all +eval +evalsha +hset +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \
+                  +publish +subscribe +unsubscribe +info";
+    for server in &servers.0 {
+        let mut user = vec!["ACL", "SETUSER", "lease", "on", ">pw"];
+        user.extend(keys);
+        user.extend(rights.split_whitespace());
+        assert_eq!(server.command(&user).error(), None);
+    }
+    let urls: Vec<String> = servers.0.iter().map(|s| s.url_as("lease", "pw", 0)).collect();
+    let leases = LeaseManager::builder().ttl(T).prefix("app:").connect(&urls.join(",")).await;
+    let leases = leases.expect("rights enough");
+    let lease = lock(&leases, "job").await;
+    held_for(&lease, T).await;
+    assert!(leases.inspect("job").await.expect("rights enough").is_some());
+    lease.unlock().await.expect("held");
+}

@@ -328,7 +328,7 @@ mod tests {
         let routes = Routes::fixed("redis-sentinel://s?sentinelServiceName=m", map);
         assert!(!routes.is_cluster());
         routes.moved(7, &b);
-        assert_eq!(routes.owner(7), Some(a));
+        assert_eq!((routes.owner(7), routes.servers()), (Some(a.clone()), vec![a]));
         assert!(told(&routes.wanted).await);
     }
 

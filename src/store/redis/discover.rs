@@ -29,14 +29,8 @@ pub(super) async fn discover(address: &Address, known: &Map) -> Result<(Map, boo
 
 /// The first answer counts: what is wrong in it, the nodes themselves put right.
 async fn ask_nodes(address: &Address, seeds: &[Server], known: &Map) -> Result<(Map, bool)> {
-    let mut nodes: Vec<Server> = Vec::with_capacity(ASKED);
-    for node in known.servers.iter().chain(seeds).chain(&known.replicas) {
-        if nodes.len() < ASKED && !nodes.contains(node) {
-            nodes.push(node.clone());
-        }
-    }
     let (sender, mut answers) = mpsc::unbounded_channel();
-    for node in nodes {
+    for node in whom_to_ask(known, seeds) {
         let (address, sender) = (address.of(&node), sender.clone());
         // To its end, whoever is first: an abandoned client would keep its connection.
         tokio::spawn(async move {
@@ -48,11 +42,28 @@ async fn ask_nodes(address: &Address, seeds: &[Server], known: &Map) -> Result<(
     while let Some(answer) = answers.recv().await {
         match answer {
             Ok(answer) => return Ok(answer),
-            Err(error) if !error.is_unavailable() || worst.is_unavailable() => worst = error,
-            Err(_) => {}
+            Err(error) => weigh(&mut worst, error),
         }
     }
     Err(worst)
+}
+
+/// Primaries first, then what the URL names.
+fn whom_to_ask(known: &Map, seeds: &[Server]) -> Vec<Server> {
+    let mut nodes: Vec<Server> = Vec::with_capacity(ASKED);
+    for node in known.servers.iter().chain(seeds).chain(&known.replicas) {
+        if nodes.len() < ASKED && !nodes.contains(node) {
+            nodes.push(node.clone());
+        }
+    }
+    nodes
+}
+
+/// What somebody says who was reached tells more than that another was not.
+fn weigh(worst: &mut Error, error: Error) {
+    if !error.is_unavailable() || worst.is_unavailable() {
+        *worst = error;
+    }
 }
 
 async fn ask_node(address: &Address, node: &Server) -> Result<(Map, bool)> {
@@ -115,7 +126,7 @@ async fn ask_sentinels(address: &Address, sentinels: &Sentinels) -> Result<Map> 
         });
     }
     drop(sender);
-    let mut newest: Option<(usize, Server)> = None;
+    let mut newest = None;
     let mut worst = nobody();
     loop {
         let answer = tokio::select! {
@@ -124,19 +135,23 @@ async fn ask_sentinels(address: &Address, sentinels: &Sentinels) -> Result<Map> 
         };
         match answer {
             None => break,
-            Some(Ok(found)) if newest.as_ref().is_none_or(|(epoch, _)| found.0 > *epoch) => {
-                newest = Some(found);
-            }
-            Some(Ok(_)) => {}
-            Some(Err(error)) if !error.is_unavailable() || worst.is_unavailable() => worst = error,
-            Some(Err(_)) => {}
+            Some(Ok(found)) => prefer(&mut newest, found),
+            Some(Err(error)) => weigh(&mut worst, error),
         }
     }
     newest.map(|(_, server)| Map::of_one(server)).ok_or(worst)
 }
 
-/// The primary, and in which epoch of the sentinels it became so.
-async fn ask_sentinel(address: &Address, service: String) -> Result<(usize, Server)> {
+/// A primary, and in which epoch of the sentinels it became so.
+type Named = (usize, Server);
+
+fn prefer(newest: &mut Option<Named>, found: Named) {
+    if newest.as_ref().is_none_or(|(epoch, _)| found.0 > *epoch) {
+        *newest = Some(found);
+    }
+}
+
+async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
     let client = address.client().await?;
     let command = CustomCommand::new_static("SENTINEL", ClusterHash::FirstKey, false);
     let words = vec!["MASTER".to_owned(), service];
@@ -165,4 +180,54 @@ fn primary(reply: Value) -> Option<(usize, Server)> {
 
 fn nobody() -> Error {
     Error::new(ErrorKind::Unavailable, "none of the servers in the URL answers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(name: &str) -> Server {
+        Server::new(name, 1)
+    }
+
+    #[test]
+    fn of_several_errors_the_word_of_who_was_reached_is_told() {
+        use ErrorKind::{Denied, Rejected, Unavailable};
+        for (kinds, told) in [
+            (&[Unavailable][..], Unavailable),
+            (&[Denied, Unavailable], Denied),
+            (&[Unavailable, Denied, Unavailable], Denied),
+            (&[Denied, Rejected], Rejected),
+        ] {
+            let mut worst = nobody();
+            for kind in kinds {
+                weigh(&mut worst, Error::new(*kind, "no"));
+            }
+            assert_eq!(worst.kind(), told, "{kinds:?}");
+            assert!(worst.to_string().contains("no"), "{worst}");
+        }
+        let mut worst = nobody();
+        weigh(&mut worst, Error::new(Unavailable, "out of order"));
+        assert!(worst.to_string().contains("out of order"), "{worst}");
+    }
+
+    #[test]
+    fn the_primary_of_the_newest_epoch_counts_and_of_these_the_first() {
+        let mut newest = None;
+        for (epoch, name) in [(3, "a"), (2, "b"), (3, "c"), (5, "d"), (4, "e")] {
+            prefer(&mut newest, (epoch, server(name)));
+            let expected = if epoch < 4 { "a" } else { "d" };
+            assert_eq!(newest.as_ref().map(|(_, server)| &*server.host), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_few_are_asked_each_once() {
+        let known = Map::of_one(server("a"));
+        let seeds = ["b", "a", "c"].map(server);
+        assert_eq!(whom_to_ask(&known, &seeds), ["a", "b", "c"].map(server));
+        let seeds: Vec<Server> = (0..ASKED + 3).map(|at| server(&format!("s{at}"))).collect();
+        let asked = whom_to_ask(&known, &seeds);
+        assert_eq!((asked.len(), &asked[1]), (ASKED, &seeds[0]));
+    }
 }

@@ -1,5 +1,7 @@
-//! A lane of acquires and releases: what arrives while two calls are in flight leaves as one call after
-//! the first of them.
+//! A lane of acquires and releases: what arrives while a call is in flight leaves as one call.
+//!
+//! Two are in flight, each with half of what is under way, so that the server has work while we read its
+//! last reply.
 //!
 //! A lone request is run in place, by whoever asks, so it costs what a bare call costs. All others are
 //! run by the lane's own task, up to a hundred in a call, so they cost the client and the server less
@@ -10,10 +12,12 @@ use super::keys::Keys;
 use super::link::Link;
 use super::replies::{self, Element};
 use super::requests::{Batch, REPLY_SIZE, Request, Wire, confirmed};
+use super::turn::at_the_turn;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -22,6 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 /// How many items one call carries: 100 keep the server's stall near a quarter of a millisecond.
 pub(super) const BATCH_SIZE: usize = 100;
+
+/// How many items are not worth two calls.
+const FEW: usize = 8;
 
 /// The entrance to a lane; the lane ends with the last of them.
 #[derive(Clone)]
@@ -53,9 +60,10 @@ pub(super) enum Item<B> {
 }
 
 pub(super) struct Waiting<R: Request, B> {
-    pub(super) request: R,
-    pub(super) verdict: oneshot::Sender<Result<R::Verdict>>,
-    pub(super) _busy: B,
+    request: R,
+    asker: oneshot::Sender<Result<R::Verdict>>,
+    verdict: Option<Result<R::Verdict>>,
+    busy: B,
 }
 
 /// Counts as a request without an answer for as long as it lives.
@@ -122,10 +130,10 @@ impl Lane {
         if lone && here {
             return Box::pin(run_alone(request, busy, self.ended.clone()));
         }
-        let (sender, verdict) = oneshot::channel();
+        let (waiting, verdict) = Waiting::new(request, busy);
         // If the lane has gone, the item goes with its sender, which tells the receiver.
-        let _ = self.items.send(item(Waiting { request, verdict: sender, _busy: busy }));
-        Box::pin(async move { verdict.await.unwrap_or_else(|_| Err(replies::gone())) })
+        let _ = self.items.send(item(waiting));
+        verdict
     }
 }
 
@@ -169,24 +177,25 @@ impl Lines {
     }
 
     /// Sends what waited, as one call, and passes the answers on.
-    pub(super) async fn call<B>(&self, items: &mut Vec<Item<B>>) {
+    pub(super) async fn call<B: Send + 'static>(&self, mut items: Vec<Item<B>>) {
         // An acquire that nobody waits for was never sent: nothing is to be undone.
-        items.retain(|item| !matches!(item, Item::Acquire(one) if one.verdict.is_closed()));
+        items.retain(|item| !matches!(item, Item::Acquire(one) if one.asker.is_closed()));
         if items.is_empty() {
             return;
         }
-        match self.run(items).await {
+        match self.run(&items).await {
             (_, Err(error), _) if items.len() > 1 && replies::is_key_out_of_reach(&error) => {
-                self.each_alone(items.drain(..)).await;
+                self.each_alone(items).await;
             }
             (sent, reply, confirmed) => {
-                for (index, item) in items.drain(..).enumerate() {
+                for (index, item) in items.iter_mut().enumerate() {
                     let part = match &reply {
                         Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
                         Err(error) => Err(error.clone()),
                     };
-                    item.answer(self, sent, part, &confirmed);
+                    item.read(self, sent, part, &confirmed);
                 }
+                at_the_turn(|| items.into_iter().for_each(Item::answer));
             }
         }
     }
@@ -212,9 +221,9 @@ impl Lines {
 
     /// Runs one by one what was refused together for the sake of one of them. When the server does not
     /// answer any more, nobody else has to wait for that.
-    async fn each_alone<B>(&self, items: impl Iterator<Item = Item<B>>) {
+    async fn each_alone<B>(&self, items: Vec<Item<B>>) {
         let mut silent = None;
-        for item in items {
+        for mut item in items {
             let (sent, reply, confirmed) = match &silent {
                 None => self.run(std::slice::from_ref(&item)).await,
                 Some(error) => {
@@ -227,16 +236,39 @@ impl Lines {
             {
                 silent = Some(error.clone());
             }
-            item.answer(self, sent, reply.as_deref().map_err(Error::clone), &confirmed);
+            item.read(self, sent, reply.as_deref().map_err(Error::clone), &confirmed);
+            item.answer();
         }
     }
 }
 
 impl<R: Request, B> Waiting<R, B> {
-    fn answer(self, verdict: impl FnOnce(&R) -> Result<R::Verdict>) {
-        let verdict = verdict(&self.request);
-        // A receiver that has gone has left the verdict to nobody: see Store's contract.
-        drop(self.verdict.send(verdict));
+    /// A request that waits, and what is to become of it.
+    pub(super) fn new(request: R, busy: B) -> (Self, StoreFuture<R::Verdict>) {
+        let (asker, verdict) = oneshot::channel();
+        let verdict =
+            Box::pin(async move { verdict.await.unwrap_or_else(|_| Err(replies::gone())) });
+        (Self { request, asker, verdict: None, busy }, verdict)
+    }
+
+    fn read(
+        &mut self,
+        lines: &Lines,
+        sent: Instant,
+        reply: Result<&[Element]>,
+        confirmed: &Result<()>,
+    ) {
+        self.verdict =
+            Some(reply.and_then(|reply| lines.read(&self.request, sent, reply, confirmed)));
+    }
+
+    fn answer(self) {
+        // Who is answered may ask again at once, and alone.
+        drop(self.busy);
+        if let Some(verdict) = self.verdict {
+            // A receiver that has gone has left the verdict to nobody: see Store's contract.
+            drop(self.asker.send(verdict));
+        }
     }
 }
 
@@ -248,41 +280,66 @@ impl<B> Item<B> {
         }
     }
 
-    fn answer(
-        self,
+    fn read(
+        &mut self,
         lines: &Lines,
         sent: Instant,
         reply: Result<&[Element]>,
         confirmed: &Result<()>,
     ) {
         match self {
-            Item::Acquire(one) => one.answer(|one| lines.read(one, sent, reply?, confirmed)),
-            Item::Release(one) => one.answer(|one| lines.read(one, sent, reply?, confirmed)),
+            Item::Acquire(one) => one.read(lines, sent, reply, confirmed),
+            Item::Release(one) => one.read(lines, sent, reply, confirmed),
+        }
+    }
+
+    fn answer(self) {
+        match self {
+            Item::Acquire(one) => one.answer(),
+            Item::Release(one) => one.answer(),
         }
     }
 }
 
-/// Sends what is in the lane: up to a hundred items in a call. There are two of these, so that the
-/// server has work while we read its last reply.
+/// Sends what is in the lane: up to a hundred items in a call.
 async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item<Busy>>>) {
-    let mut items = Vec::with_capacity(BATCH_SIZE);
-    while collect(&mut *inbox.lock().await, &mut items).await {
-        road.lines.call(&mut items).await;
+    loop {
+        let items = collect(road, &mut *inbox.lock().await).await;
+        if items.is_empty() {
+            return;
+        }
+        road.lines.call(items).await;
     }
 }
 
-/// Takes what waits, once there is something; false at the end.
-async fn collect(
-    inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>,
-    items: &mut Vec<Item<Busy>>,
-) -> bool {
-    let some = inbox.recv_many(items, BATCH_SIZE).await > 0;
-    // Those whom the last reply woke are about to ask for more: one turn for them all.
-    yield_now().await;
-    while items.len() < BATCH_SIZE
-        && let Ok(item) = inbox.try_recv()
-    {
-        items.push(item);
+/// Takes half of what has no answer yet, once that is there, or else what has come in one turn; nothing at the
+/// end.
+///
+/// With more than half, all would soon be in one call, and either the server idle or we.
+async fn collect(road: &Road, inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>) -> Vec<Item<Busy>> {
+    let mut items = Vec::with_capacity(FEW);
+    if inbox.recv_many(&mut items, 1).await == 0 {
+        return items;
     }
-    some
+    // Those whom the last reply woke are about to ask for more.
+    let mut turn = pin!(yield_now());
+    loop {
+        let half = road.busy.load(Ordering::Acquire).div_ceil(2);
+        let share = half.clamp(FEW, BATCH_SIZE);
+        while items.len() < share
+            && let Ok(item) = inbox.try_recv()
+        {
+            items.push(item);
+        }
+        if items.len() >= half.min(BATCH_SIZE) {
+            return items;
+        }
+        tokio::select! {
+            biased;
+            more = inbox.recv_many(&mut items, 1) => if more == 0 {
+                return items;
+            },
+            () = &mut turn => return items,
+        }
+    }
 }

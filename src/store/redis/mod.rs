@@ -20,6 +20,7 @@ mod routes;
 mod scripts;
 mod slots;
 mod tls;
+mod turn;
 mod url;
 mod wakeups;
 
@@ -121,7 +122,7 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// Takes a lock of a name of its own, renews it and gives it back, so that a missing right shows at the
+    /// Does once what it will do later, with a lock of a name of its own, so that a missing right shows at the
     /// start. A user that may not touch this key, but others, passes.
     async fn try_out(&self) -> Result<()> {
         let name = Name::new(&format!("leasehold-probe:{}", uuid::Uuid::new_v4()))?;
@@ -131,18 +132,23 @@ impl RedisStore {
         // The shortest memory: the fence's key is gone a millisecond later.
         let fencing = Some(Fencing { block: 1, retention: Some(Duration::from_millis(1)) });
         let acquire = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
-        match self.acquire(acquire).await {
+        match self.acquire(acquire.clone()).await {
             Err(error) if replies::is_key_out_of_reach(&error) => {
                 tracing::debug!(%error, "rights not tried out");
                 return Ok(());
             }
             result => drop(result?),
         }
+        let again = self.acquire(acquire).await;
         let renewal = Renewal { name: name.clone(), token, ttl, fence_retention: None };
         let renewed = self.renew(vec![renewal], timeout).await;
-        let released = self.release(Release { name, token, count: 0, timeout }).await;
+        let release = Release { name: name.clone(), token, count: 0, timeout };
+        let released = self.release(release).await;
+        let forced = self.force_release(&name).await;
+        again?;
         renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
-        released.map(drop)
+        released?;
+        forced.map(drop)
     }
 
     /// Runs on the engine's runtime, whatever that of the caller is like.

@@ -5,7 +5,6 @@
 //! only its own.
 
 use super::lane::{BATCH_SIZE, Item, Lines, Waiting, run_alone};
-use super::replies;
 use super::requests::Request;
 use super::scripts::slot;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
@@ -13,7 +12,6 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -126,8 +124,8 @@ impl SlotLanes {
             drop(slots);
             return Box::pin(run_alone(request, busy, self.ended.clone()));
         }
-        let (sender, verdict) = oneshot::channel();
-        entry.waiting.push_back(item(Waiting { request, verdict: sender, _busy: busy }));
+        let (waiting, verdict) = Waiting::new(request, busy);
+        entry.waiting.push_back(item(waiting));
         let idle = !std::mem::replace(&mut entry.driven, true);
         drop(slots);
         if idle {
@@ -136,7 +134,7 @@ impl SlotLanes {
             // Where the runtime has gone, the driver goes at once, and with it what waits.
             self.roads.runtime.spawn(driver.run());
         }
-        Box::pin(async move { verdict.await.unwrap_or_else(|_| Err(replies::gone())) })
+        verdict
     }
 }
 
@@ -151,23 +149,24 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self) {
-        let mut items = Vec::new();
         loop {
-            // Those whom the last reply woke are about to ask for more: one turn for them all.
+            // One turn for the last answers to go out, and one for those who got them to ask for more.
             yield_now().await;
-            if !self.collect(&mut items) {
+            yield_now().await;
+            let items = self.collect();
+            if items.is_empty() {
                 return;
             }
-            self.roads.lines.call(&mut items).await;
+            self.roads.lines.call(items).await;
         }
     }
 
-    /// Takes what waits; false, and no driver any more, if nothing does.
-    fn collect(&mut self, items: &mut Vec<Item<Busy>>) -> bool {
+    /// Takes what waits; if nothing does, there is no driver any more.
+    fn collect(&mut self) -> Vec<Item<Busy>> {
         let mut slots = self.roads.lock();
-        let Some(slot) = slots.get_mut(&self.slot) else { return false };
+        let Some(slot) = slots.get_mut(&self.slot) else { return Vec::new() };
         let count = slot.waiting.len().min(BATCH_SIZE);
-        items.extend(slot.waiting.drain(..count));
+        let items = slot.waiting.drain(..count).collect();
         if count == 0 {
             self.done = true;
             slot.driven = false;
@@ -175,7 +174,7 @@ impl Driver {
                 slots.remove(&self.slot);
             }
         }
-        count > 0
+        items
     }
 }
 

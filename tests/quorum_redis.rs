@@ -323,7 +323,7 @@ async fn a_missing_right_to_info_shows_at_the_start() {
 async fn the_documented_rights_are_enough_for_a_quorum() {
     let servers = Servers::start(3);
     let keys = ["~app:*", "&redisson_lock__channel:{app:*"];
-    let rights = "-@all +eval +evalsha +hset +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \
+    let rights = "-@all +eval +evalsha +hset +hdel +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \
                   +publish +subscribe +unsubscribe +info";
     for server in &servers.0 {
         let mut user = vec!["ACL", "SETUSER", "lease", "on", ">pw"];

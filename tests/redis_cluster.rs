@@ -494,7 +494,7 @@ async fn the_documented_rights_are_enough_for_a_cluster() {
     let cluster = own().await;
     let words = "ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
                  ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha \
-                 +hset +hexists +exists +hgetall +pexpire +pttl +time +get +set +del \
+                 +hset +hdel +hexists +exists +hgetall +pexpire +pttl +time +get +set +del \
                  +cluster|slots +asking +spublish +ssubscribe +sunsubscribe";
     for node in &cluster.nodes {
         node.command(&words.split_whitespace().collect::<Vec<_>>());

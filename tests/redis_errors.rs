@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(10);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
 /// All that leasehold needs on keys and channels that begin with `app:`.
-const MINIMAL: [&str; 23] = [
+const MINIMAL: [&str; 24] = [
     "resetkeys",
     "resetchannels",
     "~app:*",
@@ -30,6 +30,7 @@ const MINIMAL: [&str; 23] = [
     "+eval",
     "+evalsha",
     "+hset",
+    "+hdel",
     "+hexists",
     "+hgetall",
     "+pexpire",
@@ -141,14 +142,14 @@ async fn a_wrong_password_is_denied_and_no_secret_is_told_to_anyone() {
 #[tokio::test]
 async fn each_missing_right_is_denied_and_leaves_no_key() {
     let server = Server::start();
-    for right in ["evalsha", "hset", "pexpire", "pttl", "get", "set", "time"] {
+    for right in ["evalsha", "hset", "pexpire", "pttl", "set", "time"] {
         set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
         let error = app().connect(&lease_url(&server)).await.expect_err(right);
         assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
         assert_eq!(keys(&server, "app:*"), [""; 0], "{right}");
     }
     // Missing from the start, or taken away later, which shows at the lock.
-    for right in ["evalsha", "hset", "pexpire", "pttl", "get", "set", "time"] {
+    for right in ["evalsha", "hset", "pexpire", "pttl", "set", "time"] {
         set_user(&server, &MINIMAL);
         let leases = app().connect(&lease_url(&server)).await.expect("a manager");
         server.command(&["ACL", "SETUSER", "lease", &format!("-{right}")]);
@@ -165,7 +166,9 @@ async fn each_missing_right_is_denied_and_leaves_no_key() {
 #[tokio::test]
 async fn a_missing_right_is_named() {
     let server = Server::start();
-    for right in ["evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "del"] {
+    for right in
+        ["evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "hdel", "del"]
+    {
         set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
         let error = app().connect(&lease_url(&server)).await.expect_err(right);
         let text = error.to_string().to_lowercase();
@@ -186,11 +189,11 @@ async fn without_eval_the_scripts_cannot_be_made_known() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_needed_to_release_shows_at_the_start_and_the_key_expires() {
+async fn a_right_that_is_needed_later_shows_at_the_start_and_the_key_expires() {
     let server = Server::start();
-    for right in ["hexists", "del"] {
+    for right in ["get", "hexists", "hdel", "del"] {
         set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
-        let error = app().connect(&lease_url(&server)).await.expect_err("no way to release");
+        let error = app().connect(&lease_url(&server)).await.expect_err(right);
         assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
         for key in keys(&server, "app:*") {
             let left = server.command(&["PTTL", &key]).int();
@@ -235,12 +238,12 @@ async fn a_release_that_is_denied_says_so_and_is_made_up_for() {
     let leases = app().connect(&lease_url(&server)).await.expect("a manager");
     let lease = lock(&leases, "job").await;
     let dropped = lock(&leases, "dropped").await;
-    server.command(&["ACL", "SETUSER", "lease", "-del"]);
+    server.command(&["ACL", "SETUSER", "lease", "-hdel"]);
     drop(dropped);
     let error = lease.unlock().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert_eq!(keys(&server, "app:*").len(), 2);
-    server.command(&["ACL", "SETUSER", "lease", "+del"]);
+    server.command(&["ACL", "SETUSER", "lease", "+hdel"]);
     // Tried again every 1.5 s, and long before the lease would end.
     eventually(LONG, || keys(&server, "app:*").is_empty()).await;
 }

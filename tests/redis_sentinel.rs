@@ -281,7 +281,7 @@ async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
         server.command(
             &"ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
               ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha +hset \
-              +hexists +exists +hgetall +pexpire +pttl +time +get +set +del +publish +subscribe \
+              +hdel +hexists +exists +hgetall +pexpire +pttl +time +get +set +del +publish +subscribe \
               +unsubscribe +wait"
                 .split_whitespace()
                 .collect::<Vec<_>>(),

@@ -11,33 +11,44 @@
 --
 -- Twice is harmless, since each item is. An item that fails spoils no other.
 
-local steps = ARGV[#ARGV]
-local key, arg, filled, reply = 1, 1, 0, {}
-for i = 1, #steps do
-  local step = string.sub(steps, i, i)
-  if step == 'S' then
-    local ok, caught = pcall(set, ARGV[arg], ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3])
-    unset = not ok and caught
-    arg = arg + 4
-  else
-    local ok, code, value
-    if step == 'F' then
-      ok, code, value = pcall(acquire, KEYS[key], KEYS[key + 1], ARGV[arg])
-      key = key + 1
-    elseif step == 'A' then
-      ok, code, value = pcall(acquire, KEYS[key], nil, ARGV[arg])
-    elseif step == 'R' then
-      ok, code, value = pcall(release, KEYS[key], ARGV[arg])
+local keys, args, byte = KEYS, ARGV, string.byte
+local steps, reply = args[#args], {}
+local at, key, arg, filled = 0, 0, 0, 0
+local S, F, R, A = byte('SFRA', 1, 4)
+
+-- Runs what is left. An error ends it with the places behind the item that met it.
+local function run()
+  while at < #steps do
+    at = at + 1
+    local step = byte(steps, at)
+    if step == S then
+      arg = arg + 4
+      set(args[arg - 3], args[arg - 2], args[arg - 1], args[arg])
+      unset = nil
     else
-      ok, code, value = pcall(release, KEYS[key], ARGV[arg], ARGV[arg + 1])
-      arg = arg + 1
+      key, arg, filled = key + 1, arg + 1, filled + 2
+      if step == F then
+        key = key + 1
+        reply[filled - 1], reply[filled] = acquire(keys[key - 1], keys[key], args[arg])
+      elseif step == R then
+        reply[filled - 1], reply[filled] = release(keys[key], args[arg])
+      elseif step == A then
+        reply[filled - 1], reply[filled] = acquire(keys[key], nil, args[arg])
+      else
+        arg = arg + 1
+        reply[filled - 1], reply[filled] = release(keys[key], args[arg - 1], args[arg])
+      end
     end
-    key, arg = key + 1, arg + 1
-    if not ok then
-      code, value = message(code), 0
-    end
-    reply[filled + 1], reply[filled + 2] = code, value
-    filled = filled + 2
   end
 end
-return reply
+
+while true do
+  local done, caught = pcall(run)
+  if done then
+    return reply
+  elseif byte(steps, at) == S then
+    unset = caught
+  else
+    reply[filled - 1], reply[filled] = message(caught), 0
+  end
+end

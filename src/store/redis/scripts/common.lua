@@ -1,7 +1,8 @@
 -- What the other scripts share. Checks come before the first write: Redis does not roll back.
 -- Few functions: to make one costs as much as a small command, in every call.
 
-local call = redis.call
+-- Looked up once: a name of the globals costs more each time.
+local call, try, find, format = redis.call, redis.pcall, string.find, string.format
 
 -- The command under way: the server does not name the one that it refuses.
 local doing = ''
@@ -21,7 +22,7 @@ local function message(caught)
     caught = caught.err
   end
   local text = tostring(caught)
-  if string.find(text, 'user executing the script', 1, true) then
+  if find(text, 'user executing the script', 1, true) then
     text = text .. " ('" .. doing .. "')"
   end
   return text

@@ -7,7 +7,14 @@
 -- Twice is harmless: the second run finds nothing, or does again what was asked for. A key that is
 -- not a hash stays: HEXISTS fails on it.
 
-call('HEXISTS', KEYS[1], '')
-local deleted = call('DEL', KEYS[1])
-wake(KEYS[1])
-return { deleted }
+local function force(lock)
+  doing = 'HEXISTS'
+  call('HEXISTS', lock, '')
+  doing = 'DEL'
+  local deleted = call('DEL', lock)
+  wake(lock)
+  return { deleted }
+end
+
+local done, reply = pcall(force, KEYS[1])
+return done and reply or redis.error_reply(message(reply))

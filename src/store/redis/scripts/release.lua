@@ -11,18 +11,19 @@
 local function release(lock, token, remains)
   if remains then
     whole(remains, 1, LONGEST_COUNT)
+    doing = 'HEXISTS'
+    if call('HEXISTS', lock, token) == 1 then
+      doing = 'HSET'
+      call('HSET', lock, token, remains)
+      return 1, 0
+    end
+  else
+    -- The key goes with its last field.
+    doing = 'HDEL'
+    if call('HDEL', lock, token) == 1 then
+      return 1, wake(lock)
+    end
   end
-  doing = 'HEXISTS'
-  if call('HEXISTS', lock, token) == 0 then
-    doing = 'EXISTS'
-    return call('EXISTS', lock) == 0 and -1 or -2, 0
-  end
-  if remains then
-    doing = 'HSET'
-    call('HSET', lock, token, remains)
-    return 1, 0
-  end
-  doing = 'DEL'
-  call('DEL', lock)
-  return 1, wake(lock)
+  doing = 'EXISTS'
+  return call('EXISTS', lock) == 0 and -1 or -2, 0
 end

@@ -2,12 +2,12 @@
 -- release into an error: -1 then.
 local function wake(lock)
   local channel = 'redisson_lock__channel:'
-  if string.find(lock, '{', 1, true) then
+  if find(lock, '{', 1, true) then
     channel = channel .. lock
   else
     channel = channel .. '{' .. lock .. '}'
   end
-  local listeners = redis.pcall(publish, channel, '0')
+  local listeners = try(publish, channel, '0')
   if type(listeners) == 'table' then
     return -1
   end

@@ -16,10 +16,11 @@ use super::turn::at_the_turn;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::yield_now;
 use tokio_util::sync::CancellationToken;
@@ -44,6 +45,8 @@ struct Road {
     lines: Lines,
     /// Requests that have no answer yet.
     busy: AtomicUsize,
+    /// Items of calls in flight.
+    flying: AtomicUsize,
 }
 
 /// What a call needs.
@@ -86,7 +89,7 @@ impl Lane {
     pub(super) fn new(lines: Lines) -> (Self, impl Future<Output = ()> + use<>) {
         let (items, inbox) = mpsc::unbounded_channel();
         let ended = CancellationToken::new();
-        let road = Arc::new(Road { lines, busy: AtomicUsize::new(0) });
+        let road = Arc::new(Road { lines, busy: AtomicUsize::new(0), flying: AtomicUsize::new(0) });
         let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
         let work = async move {
             let _end = end;
@@ -308,30 +311,34 @@ async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item<Busy>>>) 
         if items.is_empty() {
             return;
         }
+        let count = items.len();
+        road.flying.fetch_add(count, Ordering::AcqRel);
         road.lines.call(items).await;
+        road.flying.fetch_sub(count, Ordering::AcqRel);
     }
 }
 
-/// Takes half of what has no answer yet, once that is there, or else what has come in one turn; nothing at the
-/// end.
+/// Takes what waits once it is as much as what is in flight, or what has come when one turn is over; nothing at
+/// the end.
 ///
-/// With more than half, all would soon be in one call, and either the server idle or we.
+/// Half of both at most, or soon all would be in one call, and always either the server idle or we.
 async fn collect(road: &Road, inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>) -> Vec<Item<Busy>> {
     let mut items = Vec::with_capacity(FEW);
     if inbox.recv_many(&mut items, 1).await == 0 {
         return items;
     }
+    let flying = || road.flying.load(Ordering::Acquire);
     // Those whom the last reply woke are about to ask for more.
     let mut turn = pin!(yield_now());
     loop {
-        let half = road.busy.load(Ordering::Acquire).div_ceil(2);
-        let share = half.clamp(FEW, BATCH_SIZE);
+        let all = items.len() + inbox.len() + flying();
+        let share = all.div_ceil(2).clamp(FEW, BATCH_SIZE);
         while items.len() < share
             && let Ok(item) = inbox.try_recv()
         {
             items.push(item);
         }
-        if items.len() >= half.min(BATCH_SIZE) {
+        if items.len() >= flying().min(BATCH_SIZE) {
             return items;
         }
         tokio::select! {
@@ -339,6 +346,8 @@ async fn collect(road: &Road, inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>) -
             more = inbox.recv_many(&mut items, 1) => if more == 0 {
                 return items;
             },
+            // The last reply wakes this task too.
+            () = poll_fn(|_| if flying() == 0 { Poll::Ready(()) } else { Poll::Pending }) => {}
             () = &mut turn => return items,
         }
     }

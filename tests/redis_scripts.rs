@@ -190,6 +190,61 @@ fn a_release_tells_how_many_have_heard_of_it() {
     }
 }
 
+/// Not leasehold's, but nobody's to throw away either.
+#[test]
+fn a_release_takes_its_own_field_only() {
+    let mut bench = Bench::new();
+    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+    bench.command(&["HSET", "job", "somebody's", "1"]);
+    let items = bench.batch(&["job", "job"], &["me", "me", "RR"]);
+    assert_eq!(items, [(Reply::Int(1), Reply::Int(0)), (Reply::Int(-2), Reply::Int(0))]);
+    assert_eq!(bench.command(&["HKEYS", "job"]).list(), [Reply::Text("somebody's".to_owned())]);
+}
+
+/// Two grants of a name within one block's microseconds, or with a clock that went back.
+#[test]
+fn fencing_tokens_go_on_behind_the_last_block() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    let keys = ["job", &fence, "job", "job", &fence];
+    let items = bench.batch(&keys, &[&GOOD[..], &["one", "one", "two", "SFRF"]].concat());
+    let fences: Vec<i64> = items.iter().map(|(_, value)| value.int()).collect();
+    assert!(items.iter().all(|(code, _)| *code == Reply::Int(1)), "{items:?}");
+    assert_eq!(fences[2], fences[0] + 8, "{items:?}");
+    let last = bench.command(&["GET", &fence]).text().parse::<i64>().expect("a number");
+    assert_eq!(last, fences[2] + 7);
+    assert!((1..=60_000).contains(&bench.command(&["PTTL", &fence]).int()));
+    // Found again as it was.
+    let again = bench.batch(&["job", &fence], &[&GOOD[..], &["two", "SF"]].concat());
+    assert_eq!(again, [(Reply::Int(1), Reply::Int(fences[2]))]);
+}
+
+/// As many as are asked for, also where that changes within a call.
+#[test]
+fn each_block_is_as_long_as_its_settings_say() {
+    let mut bench = Bench::new();
+    let (first, second) = (fence_key("first"), fence_key("second"));
+    let args = [&GOOD[..], &["me"], &but(2, "100"), &["me", "SFSF"]].concat();
+    let items = bench.batch(&["first", &first, "second", &second], &args);
+    for ((_, token), (key, block)) in items.iter().zip([(&first, 8), (&second, 100)]) {
+        let last = bench.command(&["GET", key]).text().parse::<i64>().expect("a number");
+        assert_eq!(last - token.int(), block - 1, "{items:?}");
+    }
+}
+
+#[test]
+fn what_is_no_fencing_token_is_put_back() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    for stuck in ["somebody's", "nan", "9007199254740993", ""] {
+        bench.command(&["SET", &fence, stuck]);
+        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+        assert!(fails_with(&items[0].0, "WRONGTYPE"), "{stuck}: {items:?}");
+        assert_eq!(bench.command(&["GET", &fence]).text(), stuck);
+        assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0, "{stuck}");
+    }
+}
+
 #[test]
 fn the_time_is_asked_for_once_in_a_call() {
     let mut bench = Bench::new();

@@ -69,6 +69,8 @@ pub(super) struct Waiting<R: Request, B> {
     busy: B,
 }
 
+type Inbox = mpsc::UnboundedReceiver<Item<Busy>>;
+
 /// Counts as a request without an answer for as long as it lives.
 struct Busy(Arc<Road>);
 
@@ -87,17 +89,21 @@ impl AsRef<Lines> for Busy {
 impl Lane {
     /// A lane, and the work that must run on the runtime where the link's connection lives.
     pub(super) fn new(lines: Lines) -> (Self, impl Future<Output = ()> + use<>) {
-        let (items, inbox) = mpsc::unbounded_channel();
-        let ended = CancellationToken::new();
-        let road = Arc::new(Road { lines, busy: AtomicUsize::new(0), flying: AtomicUsize::new(0) });
-        let (lane_road, end) = (Arc::clone(&road), ended.clone().drop_guard());
+        let (lane, inbox) = Self::entrance(lines);
+        let (road, end) = (Arc::clone(&lane.road), lane.ended.clone().drop_guard());
         let work = async move {
             let _end = end;
             let inbox = Mutex::new(inbox);
-            tokio::join!(drive(&lane_road, &inbox), drive(&lane_road, &inbox));
-            lane_road.lines.link.close().await;
+            tokio::join!(drive(&road, &inbox), drive(&road, &inbox));
+            road.lines.link.close().await;
         };
-        (Self { road, items, ended }, work)
+        (lane, work)
+    }
+
+    fn entrance(lines: Lines) -> (Self, Inbox) {
+        let (items, inbox) = mpsc::unbounded_channel();
+        let road = Road { lines, busy: AtomicUsize::new(0), flying: AtomicUsize::new(0) };
+        (Self { road: Arc::new(road), items, ended: CancellationToken::new() }, inbox)
     }
 
     /// Whether nobody serves it any more.
@@ -305,7 +311,7 @@ impl<B> Item<B> {
 }
 
 /// Sends what is in the lane: up to a hundred items in a call.
-async fn drive(road: &Road, inbox: &Mutex<mpsc::UnboundedReceiver<Item<Busy>>>) {
+async fn drive(road: &Road, inbox: &Mutex<Inbox>) {
     loop {
         let items = collect(road, &mut *inbox.lock().await).await;
         if items.is_empty() {
@@ -350,5 +356,78 @@ async fn collect(road: &Road, inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>) -
             () = poll_fn(|_| if flying() == 0 { Poll::Ready(()) } else { Poll::Pending }) => {}
             () = &mut turn => return items,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::fleet::Fleet;
+    use crate::store::redis::scripts::PLAIN;
+    use crate::store::redis::wakeups::Hub;
+    use crate::store::{Mode, Name, Token};
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+    use uuid::Uuid;
+
+    /// What leaves when so many items are in flight and so many wait: at once, and else after one turn.
+    fn leaves(flying: usize, waiting: usize, entrance: bool) -> (Option<usize>, usize) {
+        let (keys, (hub, _)) = (Keys::new(""), Hub::of_orders());
+        let wire = Wire { keys, scripts: &PLAIN, replicas: None, hub };
+        let link = Link::Fleet(Fleet::nowhere());
+        let (lane, mut inbox) = Lane::entrance(Lines { link, wire, clock: Clock::system() });
+        let road = Arc::clone(&lane.road);
+        road.flying.store(flying, Ordering::Release);
+        for _ in 0..waiting {
+            let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 1));
+            let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
+            let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl };
+            drop(lane.acquire(request, false));
+        }
+        let _lane = entrance.then_some(lane);
+
+        let mut collected = pin!(collect(&road, &mut inbox));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut poll = || match collected.as_mut().poll(&mut context) {
+            Poll::Ready(items) => Some(items.len()),
+            Poll::Pending => None,
+        };
+        let at_once = poll();
+        (at_once, at_once.or_else(poll).expect("a turn is enough"))
+    }
+
+    #[tokio::test]
+    async fn half_of_what_is_under_way_leaves_at_once_when_it_is_there() {
+        // Nothing is in flight: whatever waits leaves; few together, of more the half.
+        for (waiting, expected) in [(1, 1), (8, 8), (9, 8), (20, 10), (21, 11), (64, 32)] {
+            assert_eq!(leaves(0, waiting, true), (Some(expected), expected), "{waiting}");
+        }
+        for (flying, waiting, expected) in [
+            (10, 10, 10),
+            (10, 30, 20),
+            (1, 3, 3),
+            (100, 100, 100),
+            (100, 500, 100),
+            (150, 120, 100),
+        ] {
+            assert_eq!(
+                leaves(flying, waiting, true),
+                (Some(expected), expected),
+                "{flying} {waiting}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn less_than_what_is_in_flight_waits_for_one_turn() {
+        for (flying, waiting) in [(2, 1), (10, 9), (100, 99), (150, 30)] {
+            assert_eq!(leaves(flying, waiting, true), (None, waiting), "{flying} {waiting}");
+        }
+    }
+
+    #[tokio::test]
+    async fn when_nothing_more_can_come_what_waits_leaves() {
+        assert_eq!(leaves(10, 4, false), (Some(4), 4));
+        assert_eq!(leaves(10, 0, false), (Some(0), 0), "the end");
     }
 }

@@ -156,10 +156,10 @@ fn send_all(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instan
     let (short, long): (Batch, Batch) =
         batch.into_iter().partition(|renewing| renewing.attempt.believed_until < whole);
     let size = core.store.capabilities().renewal_batch.max(1);
-    for mut batch in [short, long] {
-        while !batch.is_empty() {
-            let rest = batch.split_off(size.min(batch.len()));
-            let batch = Arc::new(std::mem::replace(&mut batch, rest));
+    for all in [short, long] {
+        let mut all = all.into_iter();
+        while all.len() > 0 {
+            let batch: Arc<Batch> = Arc::new(all.by_ref().take(size).collect());
             // No attempt outlives the first `C` among them. Whatever becomes of the task, the watchdog looks
             // at each of them then.
             let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();

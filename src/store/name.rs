@@ -117,7 +117,9 @@ impl Token {
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.manager.as_hyphenated(), self.number)?;
+        // One layer of formatting less than `{}`: this is written for each request.
+        f.write_str(self.manager.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()))?;
+        write!(f, ":{}", self.number)?;
         if self.round > 0 { write!(f, ".{}", self.round) } else { Ok(()) }
     }
 }

@@ -162,7 +162,7 @@ pub(super) async fn run_alone<R: Request>(
 
 impl Lines {
     pub(super) async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
-        let mut batch = Batch::default();
+        let mut batch = Batch::of(1);
         batch.add(request, &self.wire.keys);
         let (call, timeout) = batch.finish(&self.wire);
         let (sent, wait) = (self.clock.now(), call.wait);
@@ -212,7 +212,7 @@ impl Lines {
     /// Runs items as one call: when it was sent, the reply with all its elements, and whether enough
     /// replicas have it.
     async fn run<B>(&self, items: &[Item<B>]) -> (Instant, Result<Vec<Element>>, Result<()>) {
-        let mut batch = Batch::default();
+        let mut batch = Batch::of(items.len());
         items.iter().for_each(|item| item.write(&self.wire.keys, &mut batch));
         let (call, timeout) = batch.finish(&self.wire);
         let (sent, wait) = (self.clock.now(), call.wait);

@@ -58,6 +58,11 @@ struct Common {
 }
 
 impl Batch {
+    /// An empty one with room for so many items.
+    pub(super) fn of(items: usize) -> Self {
+        Self { call: Call::of(items), ..Self::default() }
+    }
+
     pub(super) fn add(&mut self, request: &impl Request, keys: &Keys) {
         request.write(keys, self);
         self.timeout = self.timeout.max(request.timeout());
@@ -193,7 +198,7 @@ fn item(reply: &[Element]) -> Result<(Code, i64)> {
 
 /// The call of the renewal script. All are of one manager, so their times are the same.
 pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
-    let mut call = Call::default();
+    let mut call = Call::of(batch.len());
     let mut steps = String::with_capacity(batch.len());
     call.number(batch.first().map_or(0, |renewal| millis(renewal.ttl)));
     call.number(batch.iter().find_map(|renewal| renewal.fence_retention).map_or(0, millis));

@@ -68,7 +68,21 @@ enum Word {
     Number(i64),
 }
 
+/// About as long are the keys and the token of an item.
+const ITEM_SIZE: usize = 160;
+
 impl Call {
+    /// An empty call with room for so many items.
+    pub(super) fn of(items: usize) -> Self {
+        Self {
+            text: String::with_capacity(items * ITEM_SIZE),
+            keys: Vec::with_capacity(items * 2),
+            // Each has a token; settings and steps come once.
+            args: Vec::with_capacity(items + 5),
+            wait: None,
+        }
+    }
+
     pub(super) fn key(&mut self, parts: &[&str]) {
         let word = self.word(|text| text.extend(parts.iter().copied()));
         self.keys.push(word);

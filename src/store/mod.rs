@@ -150,6 +150,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Hints that `name` may have become free; they may be late, lost, or for nothing.
     ///
+    /// The subscription may still be on its way when this returns. Whoever waits asks for the name once more before
+    /// he sleeps: that covers what became free meanwhile.
+    ///
     /// `Ok(None)` where [`Capabilities::wakeups`] is false.
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>>;
 

@@ -40,7 +40,7 @@ pub(super) type Channels = Arc<Mutex<HashMap<String, Channel>>>;
 #[derive(Default)]
 pub(super) struct Channel {
     waiters: Vec<Arc<Notify>>,
-    /// The server has confirmed the subscription.
+    /// As far as the client knows.
     pub(super) subscribed: bool,
     /// The server of a fleet that has the channel.
     pub(super) server: Option<Server>,
@@ -102,7 +102,8 @@ impl Hub {
         }
     }
 
-    /// Subscribes a waiter and returns when the subscription is confirmed.
+    /// Subscribes a waiter and returns when the subscription has left: fred waits for no answer to it, except in
+    /// a cluster.
     pub(super) async fn subscribe(&self, channel: String) -> Result<Wakeups> {
         let notify = Arc::new(Notify::new());
         let guard =

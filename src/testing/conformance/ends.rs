@@ -122,10 +122,12 @@ pub async fn a_forced_release_ends_any_hold(harness: &dyn Harness) {
     granted(other.acquire(1).await);
 }
 
+/// As a waiter does it, who asks once more before it sleeps.
 async fn listen(party: &Party<'_>) -> Option<Wakeups> {
     let wakeups = party.store.subscribe(&party.name).await;
     let wakeups = wakeups.expect("the store takes subscriptions");
     assert_eq!(wakeups.is_some(), party.store.capabilities().wakeups);
+    held(party.acquire(1).await);
     wakeups
 }
 

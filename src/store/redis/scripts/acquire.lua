@@ -31,13 +31,11 @@ end
 -- A remembered fencing token as a number, if it is one and can grow.
 local function grown(text)
   local last = tonumber(text)
-  -- Above 2^53 a number of Lua does not grow by 1 any more; a number that is not one differs from itself.
-  if last and last == last and last <= 9007199253000000 then
-    return math.floor(last)
+  -- Above 2^53 a number of Lua does not grow by 1 any more. Of one that is none the comparison fails.
+  if last and last <= 9007199253000000 then
+    return last
   end
 end
-
-local STUCK = 'WRONGTYPE the key of the fencing token holds no number that can grow'
 
 -- Remembers the last reserved fencing token, and tells which it was before.
 local function remember(fence, last)
@@ -63,7 +61,7 @@ local function reserve(fence)
   if not last then
     -- What is not ours stays; all but its time to live.
     call('SET', fence, text)
-    error(STUCK, 0)
+    error('WRONGTYPE the key of the fencing token holds no number that can grow', 0)
   end
   if last < now then
     return now
@@ -108,9 +106,6 @@ local function acquire(lock, fence, token)
     doing = 'GET'
     local text = call('GET', fence)
     local last = text and grown(text)
-    if text and not last then
-      error(STUCK, 0)
-    end
     first = last and last - block + 1 or reserve(fence)
   end
   -- Refused when memory is short; the count is only a record, what counts is in the process.

@@ -1,7 +1,7 @@
-//! A lane of acquires and releases: what arrives while a call is in flight leaves as one call.
+//! A lane of acquires and releases: what arrives while calls are in flight leaves together.
 //!
-//! Two are in flight, each with half of what is under way, so that the server has work while we read its
-//! last reply.
+//! Two calls are in flight, each with half of what is under way, so that the server has work while we read
+//! its last reply.
 //!
 //! A lone request is run in place, by whoever asks, so it costs what a bare call costs. All others are
 //! run by the lane's own task, up to a hundred in a call, so they cost the client and the server less
@@ -70,6 +70,14 @@ pub(super) struct Waiting<R: Request, B> {
 }
 
 type Inbox = mpsc::UnboundedReceiver<Item<Busy>>;
+
+/// What the server said to one item of a call.
+struct Said<'a> {
+    sent: Instant,
+    reply: Result<&'a [Element]>,
+    /// Whether enough replicas have what the call did.
+    confirmed: &'a Result<()>,
+}
 
 /// Counts as a request without an answer for as long as it lives.
 struct Busy(Arc<Road>);
@@ -168,18 +176,12 @@ impl Lines {
         let (sent, wait) = (self.clock.now(), call.wait);
         let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await?;
         let confirmed = confirmed(wait, &mut reply);
-        self.read(request, sent, &reply, &confirmed)
+        self.read(request, Said { sent, reply: Ok(&reply), confirmed: &confirmed })
     }
 
-    fn read<R: Request>(
-        &self,
-        request: &R,
-        sent: Instant,
-        reply: &[Element],
-        confirmed: &Result<()>,
-    ) -> Result<R::Verdict> {
-        let verdict = request.read(&self.wire, sent, reply)?;
-        match confirmed {
+    fn read<R: Request>(&self, request: &R, said: Said<'_>) -> Result<R::Verdict> {
+        let verdict = request.read(&self.wire, said.sent, said.reply?)?;
+        match said.confirmed {
             Ok(()) => Ok(verdict),
             Err(error) => request.unconfirmed(verdict, error),
         }
@@ -198,11 +200,11 @@ impl Lines {
             }
             (sent, reply, confirmed) => {
                 for (index, item) in items.iter_mut().enumerate() {
-                    let part = match &reply {
+                    let reply = match &reply {
                         Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
                         Err(error) => Err(error.clone()),
                     };
-                    item.read(self, sent, part, &confirmed);
+                    item.read(self, Said { sent, reply, confirmed: &confirmed });
                 }
                 at_the_turn(|| items.into_iter().for_each(Item::answer));
             }
@@ -245,7 +247,8 @@ impl Lines {
             {
                 silent = Some(error.clone());
             }
-            item.read(self, sent, reply.as_deref().map_err(Error::clone), &confirmed);
+            let reply = reply.as_deref().map_err(Error::clone);
+            item.read(self, Said { sent, reply, confirmed: &confirmed });
             item.answer();
         }
     }
@@ -260,15 +263,8 @@ impl<R: Request, B> Waiting<R, B> {
         (Self { request, asker, verdict: None, busy }, verdict)
     }
 
-    fn read(
-        &mut self,
-        lines: &Lines,
-        sent: Instant,
-        reply: Result<&[Element]>,
-        confirmed: &Result<()>,
-    ) {
-        self.verdict =
-            Some(reply.and_then(|reply| lines.read(&self.request, sent, reply, confirmed)));
+    fn read(&mut self, lines: &Lines, said: Said<'_>) {
+        self.verdict = Some(lines.read(&self.request, said));
     }
 
     fn answer(self) {
@@ -289,16 +285,10 @@ impl<B> Item<B> {
         }
     }
 
-    fn read(
-        &mut self,
-        lines: &Lines,
-        sent: Instant,
-        reply: Result<&[Element]>,
-        confirmed: &Result<()>,
-    ) {
+    fn read(&mut self, lines: &Lines, said: Said<'_>) {
         match self {
-            Item::Acquire(one) => one.read(lines, sent, reply, confirmed),
-            Item::Release(one) => one.read(lines, sent, reply, confirmed),
+            Item::Acquire(one) => one.read(lines, said),
+            Item::Release(one) => one.read(lines, said),
         }
     }
 
@@ -328,7 +318,7 @@ async fn drive(road: &Road, inbox: &Mutex<Inbox>) {
 /// the end.
 ///
 /// Half of both at most, or soon all would be in one call, and always either the server idle or we.
-async fn collect(road: &Road, inbox: &mut mpsc::UnboundedReceiver<Item<Busy>>) -> Vec<Item<Busy>> {
+async fn collect(road: &Road, inbox: &mut Inbox) -> Vec<Item<Busy>> {
     let mut items = Vec::with_capacity(FEW);
     if inbox.recv_many(&mut items, 1).await == 0 {
         return items;

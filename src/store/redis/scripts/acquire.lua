@@ -28,7 +28,7 @@ local function set(new_ttl, new_count, new_block, new_retention)
   block, newest = whole(new_block, 1, 1000000), nil
 end
 
--- A remembered fencing token as a number, if it is one and can grow.
+-- A remembered fencing token as a number, if there is one and it can grow.
 local function grown(text)
   local last = tonumber(text)
   -- Above 2^53 a number of Lua does not grow by 1 any more. Of one that is none the comparison fails.
@@ -104,8 +104,7 @@ local function acquire(lock, fence, token)
   local first = 0
   if fence then
     doing = 'GET'
-    local text = call('GET', fence)
-    local last = text and grown(text)
+    local last = grown(call('GET', fence))
     first = last and last - block + 1 or reserve(fence)
   end
   -- Refused when memory is short; the count is only a record, what counts is in the process.

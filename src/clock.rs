@@ -5,35 +5,39 @@
 //! elsewhere it is the best monotonic clock of the standard library.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
 
 /// A point in time of one [`Clock`]; instants of different clocks must not be compared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant {
-    /// Since the clock's origin; enough for 584 years.
-    nanos: u64,
+    /// One more than the nanoseconds since the clock's origin, so that `Option<Instant>` is no larger; enough
+    /// for 584 years.
+    nanos: NonZeroU64,
 }
 
 impl Instant {
-    pub(crate) const ZERO: Instant = Instant { nanos: 0 };
+    pub(crate) const ZERO: Instant = Instant { nanos: NonZeroU64::MIN };
+    pub(crate) const MAX: Instant = Instant { nanos: NonZeroU64::MAX };
 
     fn since_origin(time: Duration) -> Self {
-        Self { nanos: nanos(time) }
+        Self::ZERO + time
     }
 
     fn to_duration(self) -> Duration {
-        Duration::from_nanos(self.nanos)
+        self.saturating_duration_since(Self::ZERO)
     }
 
     /// The time since `earlier`, or zero when `earlier` is later.
     #[must_use]
     pub fn saturating_duration_since(self, earlier: Instant) -> Duration {
-        Duration::from_nanos(self.nanos.saturating_sub(earlier.nanos))
+        Duration::from_nanos(self.nanos.get().saturating_sub(earlier.nanos.get()))
     }
 
     pub(crate) fn saturating_sub(self, duration: Duration) -> Instant {
-        Instant { nanos: self.nanos.saturating_sub(nanos(duration)) }
+        let nanos = self.nanos.get().saturating_sub(nanos(duration));
+        Instant { nanos: NonZeroU64::new(nanos).unwrap_or(NonZeroU64::MIN) }
     }
 }
 

@@ -224,8 +224,7 @@ impl Lease {
             }
             // So late, a renewal is under way or due: the first leaves after a third of T. What changed
             // before this line is seen by the next look, what comes later wakes us.
-            let mut changed = pin!(self.hold.changed());
-            changed.as_mut().enable();
+            let changed = self.hold.changed();
             if self.check().is_ok() && self.remaining() < min {
                 changed.await;
             }

@@ -261,11 +261,47 @@ fn a_renewal_with_a_bad_argument_changes_no_time_to_live() {
     let mut bench = Bench::new();
     bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
     for ttl in ["", "x", "0", "-1", "1.5", "31536000001", "nan"] {
-        let reply = bench.run(RENEW, &["job"], &[ttl, "60000", "me", "L"]);
+        let reply = bench.run(RENEW, &["job"], &[ttl, "60000", "", "me", "L"]);
         assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{ttl:?}: {reply:?}");
         let left = bench.command(&["PTTL", "job"]).int();
         assert!((1..=30_000).contains(&left), "{ttl:?}: {left}");
     }
-    let reply = bench.run(RENEW, &["job"], &["31536000000", "60000", "me", "L"]);
-    assert_eq!(reply, Reply::List(vec![Reply::Int(1)]));
+    let reply = bench.run(RENEW, &["job"], &["31536000000", "60000", "", "me", "L"]);
+    assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+}
+
+#[test]
+fn when_all_are_renewed_one_number_says_so() {
+    let mut bench = Bench::new();
+    let fence = fence_key("fenced");
+    bench.batch(&["plain"], &[&GOOD[..], &["me:1", "SA"]].concat());
+    bench.batch(&["fenced", &fence], &[&GOOD[..], &["me:2.1", "SF"]].concat());
+    let args = ["31536000000", "90000", "me:", "1 2.1 ", "LF"];
+    let reply = bench.run(RENEW, &["plain", "fenced", &fence], &args);
+    assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+    for (key, at_least) in [("plain", 31_535_990_000), ("fenced", 31_535_990_000), (&fence, 80_000)]
+    {
+        assert!(bench.command(&["PTTL", key]).int() > at_least, "{key}");
+    }
+}
+
+#[test]
+fn each_that_is_not_renewed_is_told_apart_and_spoils_no_other() {
+    let mut bench = Bench::new();
+    for name in ["first", "taken", "last"] {
+        bench.batch(&[name], &[&GOOD[..], &["me:1", "SA"]].concat());
+    }
+    bench.command(&["SET", "text", "somebody's"]);
+    let fence = fence_key("text");
+    let keys = ["first", "gone", "taken", "text", &fence, "last"];
+    let args = ["31536000000", "90000", "me:", "1 1 2 1 1", "LLLFL"];
+    let items = bench.run(RENEW, &keys, &args).list();
+    assert_eq!(items.len(), 5, "{items:?}");
+    assert_eq!(items[..3], [Reply::Int(1), Reply::Int(-1), Reply::Int(-2)]);
+    assert!(fails_with(&items[3], "WRONGTYPE"), "{items:?}");
+    assert_eq!(items[4], Reply::Int(1));
+    for (key, longer) in [("first", true), ("taken", false), ("last", true)] {
+        assert_eq!(bench.command(&["PTTL", key]).int() > 30_000, longer, "{key}");
+    }
+    assert_eq!(bench.command(&["PTTL", "text"]).int(), -1, "it never gets a time to live");
 }

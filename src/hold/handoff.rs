@@ -81,13 +81,15 @@ impl Hold {
                 fence: self.fence.map(|fence| fence + 1),
                 lost: OnceLock::new(),
                 changed: Notify::new(),
-                inner: Mutex::new(Inner { state, scheduled: None, turn }),
+                inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn }),
             })
         })?;
-        let scheduled = inner.scheduled.take();
+        let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
         drop(inner);
         core.schedule.set(self, scheduled, None);
-        self.changed.notify_waiters();
+        if watched {
+            self.changed.notify_waiters();
+        }
         hold.start(core, now);
         Some((waiter, hold))
     }

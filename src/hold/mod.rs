@@ -33,8 +33,8 @@ use crate::error::{Error, Loss, Result};
 use crate::store::{Absence, Name, Token};
 use engine::Core;
 use queue::Turn;
+use schedule::Group;
 use state::{Due, Entered, Entry, Next, Op, Phase, State};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -57,6 +57,8 @@ struct Inner {
     state: State,
     /// Where it stands in the watchdog's schedule.
     scheduled: Option<Instant>,
+    /// Whether somebody may wait for `changed`: to ask costs less than to wake nobody.
+    watched: bool,
     /// Kept until nothing more is sent for this hold.
     turn: Option<Turn>,
 }
@@ -86,7 +88,7 @@ impl Hold {
             fence,
             lost: OnceLock::new(),
             changed: Notify::new(),
-            inner: Mutex::new(Inner { state, scheduled: None, turn: Some(turn) }),
+            inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn: Some(turn) }),
         });
         core.queue.install(&hold);
         hold.start(core, now);
@@ -122,7 +124,7 @@ impl Hold {
         now: Instant,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
-        self.update_locked(core, now, self.lock(), change)
+        self.update_locked(core, now, self.lock(), None, change)
     }
 
     fn update_locked<R>(
@@ -130,19 +132,26 @@ impl Hold {
         core: &Arc<Core>,
         now: Instant,
         mut inner: MutexGuard<'_, Inner>,
+        group: Option<&mut Group>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
         let before = inner.state.visible();
         let result = change(&mut inner.state, now);
         let wake_at = inner.state.wake_at(&core.timing);
         if wake_at != inner.scheduled {
-            core.schedule.set(self, inner.scheduled, wake_at);
+            match group {
+                Some(group) if inner.scheduled.is_none() && wake_at == Some(group.at) => {
+                    group.holds.push(Arc::clone(self));
+                }
+                _ => core.schedule.set(self, inner.scheduled, wake_at),
+            }
             inner.scheduled = wake_at;
         }
         let after = inner.state.visible();
         let (was, is) = (before.phase, after.phase);
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let turn = if inner.state.is_over() { inner.turn.take() } else { None };
+        let watched = before != after && std::mem::take(&mut inner.watched);
         let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
         drop(inner);
 
@@ -158,7 +167,7 @@ impl Hold {
             core.reap(reaper::Job::Sweep(sweep));
         }
         drop(turn);
-        if before != after {
+        if watched {
             self.changed.notify_waiters();
         }
         result
@@ -256,16 +265,18 @@ impl Hold {
         .await
     }
 
-    /// A future of the next change; enable it before looking at the state.
+    /// A future of the next change; make it before looking at the state.
     pub(crate) fn changed(&self) -> Notified<'_> {
-        self.changed.notified()
+        // In this order: what changes before `watched` is set is there to be seen.
+        let changed = self.changed.notified();
+        self.lock().watched = true;
+        changed
     }
 
     /// Waits until `look` sees something, looking at each change.
     pub(crate) async fn until<R>(&self, mut look: impl FnMut(&Self) -> Option<R>) -> R {
         loop {
-            let mut changed = pin!(self.changed());
-            changed.as_mut().enable();
+            let changed = self.changed();
             if let Some(result) = look(self) {
                 return result;
             }
@@ -317,6 +328,13 @@ impl Hold {
         }
     }
 
+    /// Reads a little of each part that a renewal needs; what it returns means nothing.
+    fn warm(&self) -> usize {
+        let name = self.name.as_str().bytes().next().map_or(0, usize::from);
+        let own = self.token.number() as usize + usize::from(self.fence.is_some());
+        name + own + usize::from(self.lost.get().is_some()) + usize::from(self.inner.is_poisoned())
+    }
+
     /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
     pub(crate) fn tick(self: &Arc<Self>, core: &Arc<Core>, at: Instant, now: Instant) -> Due {
         self.taken(core, at, now, |state, now| state.tick(&core.timing, now))
@@ -344,7 +362,7 @@ impl Hold {
         if inner.scheduled == Some(at) {
             inner.scheduled = None;
         }
-        self.update_locked(core, now, inner, change)
+        self.update_locked(core, now, inner, None, change)
     }
 
     /// A renewal was not answered in time.
@@ -355,13 +373,15 @@ impl Hold {
     }
 
     /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
-    /// the fencing token. With the same `jitter`, what was renewed together is due together.
-    pub(crate) fn renewed(
+    /// the fencing token. With the same `jitter`, what was renewed together is due together, and joins
+    /// the group.
+    fn renewed(
         self: &Arc<Self>,
         core: &Arc<Core>,
         (now, jitter): (Instant, f64),
         attempt: (u32, Instant, bool),
         verdict: Result<Option<Absence>>,
+        group: &mut Group,
     ) {
         let name = self.name.as_str();
         match &verdict {
@@ -369,7 +389,7 @@ impl Hold {
             Ok(Some(_)) => {}
             Err(error) => tracing::debug!(name, %error, "renewal failed"),
         }
-        let unsettled = self.update_at(core, now, |state, now| {
+        let unsettled = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
             state.renewed(&core.timing, now, jitter, attempt, verdict);
             state.needs_settling()
         });

@@ -1,5 +1,5 @@
-//! What the watchdog must look at when: one entry for each hold that is not being renewed, and one for
-//! each batch that is.
+//! What the watchdog must look at when: one entry for each hold that was granted, one for those that were
+//! renewed together, and one for each batch that is being renewed.
 
 use super::Hold;
 use super::watchdog::Batch;
@@ -18,14 +18,23 @@ pub(crate) struct Schedule {
 #[derive(Default)]
 struct Entries {
     holds: BTreeMap<(Instant, u64), Arc<Hold>>,
+    /// Holds that are due together. Who has moved or ended since is still among them, and does nothing when its
+    /// time has come: to look for it would cost more.
+    groups: BTreeMap<Key, Vec<Arc<Hold>>>,
     /// By when each batch must be answered.
-    batches: BTreeMap<BatchKey, Arc<Batch>>,
-    last_batch: u64,
+    batches: BTreeMap<Key, Arc<Batch>>,
+    last_key: u64,
     /// Until when the watchdog sleeps. Only an entry before that needs to wake it.
     armed: Option<Instant>,
 }
 
-pub(super) type BatchKey = (Instant, u64);
+pub(super) type Key = (Instant, u64);
+
+/// Holds that were renewed together and are due together again.
+pub(super) struct Group {
+    pub(super) at: Instant,
+    pub(super) holds: Vec<Arc<Hold>>,
+}
 
 /// What is due, taken out of the schedule; holds with the time at which they stood.
 pub(super) struct Due {
@@ -35,21 +44,41 @@ pub(super) struct Due {
 
 impl Entries {
     fn first(&self) -> Option<Instant> {
-        let hold = self.holds.first_key_value().map(|((at, _), _)| *at);
         let batch = self.batches.first_key_value().map(|((at, _), _)| *at);
-        hold.into_iter().chain(batch).min()
+        self.first_hold().into_iter().chain(self.first_group()).chain(batch).min()
+    }
+
+    fn first_hold(&self) -> Option<Instant> {
+        self.holds.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    fn first_group(&self) -> Option<Instant> {
+        self.groups.first_key_value().map(|((at, _), _)| *at)
     }
 
     fn take(&mut self, until: Instant, count: usize) -> Vec<(Instant, Arc<Hold>)> {
         let mut taken = Vec::new();
-        while taken.len() < count
-            && let Some(first) = self.holds.first_entry()
-            && first.key().0 <= until
-        {
-            let ((at, _), hold) = first.remove_entry();
-            taken.push((at, hold));
+        while taken.len() < count {
+            let (hold, group) = (self.first_hold(), self.first_group());
+            let Some(at) = hold.into_iter().chain(group).min().filter(|at| *at <= until) else {
+                break;
+            };
+            if hold == Some(at) {
+                taken.extend(self.holds.pop_first().map(|(_, hold)| (at, hold)));
+            } else if let Some((key, mut group)) = self.groups.pop_first() {
+                let rest = group.split_off(group.len().min(count - taken.len()));
+                if !rest.is_empty() {
+                    self.groups.insert(key, rest);
+                }
+                taken.extend(group.into_iter().map(|hold| (at, hold)));
+            }
         }
         taken
+    }
+
+    fn key(&mut self, at: Instant) -> Key {
+        self.last_key += 1;
+        (at, self.last_key)
     }
 
     /// Whether the watchdog must be woken for what was put in at `at`.
@@ -84,11 +113,26 @@ impl Schedule {
         }
     }
 
-    /// A batch leaves that must be answered by `until`.
-    pub(super) fn put(&self, batch: &Arc<Batch>, until: Instant) -> BatchKey {
+    /// Puts in holds that stand nowhere and believe to stand at the group's time.
+    pub(super) fn put_group(&self, group: Group) {
+        let Group { at, holds } = group;
+        if holds.is_empty() {
+            return;
+        }
         let mut entries = self.lock();
-        entries.last_batch += 1;
-        let key = (until, entries.last_batch);
+        let key = entries.key(at);
+        entries.groups.insert(key, holds);
+        let wake = entries.arm(at);
+        drop(entries);
+        if wake {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// A batch leaves that must be answered by `until`.
+    pub(super) fn put(&self, batch: &Arc<Batch>, until: Instant) -> Key {
+        let mut entries = self.lock();
+        let key = entries.key(until);
         entries.batches.insert(key, Arc::clone(batch));
         let wake = entries.arm(until);
         drop(entries);
@@ -99,7 +143,7 @@ impl Schedule {
     }
 
     /// A batch was answered.
-    pub(super) fn remove(&self, key: BatchKey) {
+    pub(super) fn remove(&self, key: Key) {
         let removed = self.lock().batches.remove(&key);
         drop(removed);
     }
@@ -123,8 +167,7 @@ impl Schedule {
 
     /// Takes out all holds that are not being renewed.
     pub(super) fn all(&self) -> Vec<(Instant, Arc<Hold>)> {
-        let holds = std::mem::take(&mut self.lock().holds);
-        holds.into_iter().map(|((at, _), hold)| (at, hold)).collect()
+        self.lock().take(Instant::MAX, usize::MAX)
     }
 
     /// Sleeps until the first entry is due, or one that is earlier was put in.
@@ -147,5 +190,84 @@ impl Schedule {
                 () = sleeper.until(at) => {}
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Inner;
+    use super::super::state::State;
+    use super::*;
+    use crate::store::{Name, Token};
+    use std::sync::OnceLock;
+    use std::time::Duration;
+    use uuid::Uuid;
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    fn hold(number: u64) -> Arc<Hold> {
+        let state = State::granted(at(0), at(1), None, None);
+        Arc::new(Hold {
+            name: Name::new("n").unwrap(),
+            token: Token::new(Uuid::nil(), number),
+            fence: None,
+            lost: OnceLock::new(),
+            changed: Notify::new(),
+            inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn: None }),
+        })
+    }
+
+    fn group(millis: u64, numbers: impl Iterator<Item = u64>) -> Group {
+        Group { at: at(millis), holds: numbers.map(hold).collect() }
+    }
+
+    fn numbers(taken: &[(Instant, Arc<Hold>)]) -> Vec<u64> {
+        taken.iter().map(|(_, hold)| hold.token.number()).collect()
+    }
+
+    #[test]
+    fn holds_and_groups_come_in_the_order_of_their_times() {
+        let schedule = Schedule::default();
+        schedule.put_group(group(20, 2..4));
+        schedule.set(&hold(4), None, Some(at(30)));
+        schedule.set(&hold(1), None, Some(at(10)));
+        schedule.put_group(group(40, 5..7));
+        let taken = schedule.soon(at(30), usize::MAX);
+        assert_eq!(numbers(&taken), [1, 2, 3, 4]);
+        assert_eq!((taken[0].0, taken[2].0), (at(10), at(20)), "with the time at which they stood");
+        assert!(schedule.due(at(39)).holds.is_empty());
+        assert_eq!(numbers(&schedule.all()), [5, 6]);
+        assert!(schedule.lock().first().is_none());
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_stays_where_it_was() {
+        let schedule = Schedule::default();
+        schedule.set(&hold(1), None, Some(at(10)));
+        schedule.put_group(group(10, 2..6));
+        assert_eq!(numbers(&schedule.soon(at(10), 3)), [1, 2, 3]);
+        assert!(schedule.soon(at(10), 0).is_empty());
+        assert_eq!(schedule.lock().first(), Some(at(10)));
+        assert_eq!(numbers(&schedule.due(at(10)).holds), [4, 5]);
+    }
+
+    #[test]
+    fn a_group_of_none_is_no_entry() {
+        let schedule = Schedule::default();
+        schedule.put_group(group(10, 0..0));
+        assert!(schedule.lock().first().is_none() && schedule.lock().armed.is_none());
+    }
+
+    /// Passed on, a hold has the number of the one before it, and may stand where that one stood in a group.
+    #[test]
+    fn who_stands_in_a_group_can_move() {
+        let schedule = Schedule::default();
+        let moved = hold(1);
+        schedule.put_group(Group { at: at(10), holds: vec![Arc::clone(&moved), hold(2)] });
+        schedule.set(&moved, Some(at(10)), Some(at(20)));
+        assert_eq!(numbers(&schedule.due(at(10)).holds), [1, 2], "it is for the hold to know");
+        assert_eq!(numbers(&schedule.due(at(20)).holds), [1]);
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Timing {
     pub(crate) attempt: Duration,
     /// For how long a hold is passed on in memory before other processes get their turn.
     pub(crate) longest_chain: Duration,
+    /// From `s` to `D`.
+    to_deadline: Duration,
 }
 
 impl Timing {
@@ -49,6 +51,7 @@ impl Timing {
         period: Duration::from_secs(10),
         attempt: Duration::from_secs(3),
         longest_chain: Duration::from_secs(3),
+        to_deadline: Duration::from_millis(29_698),
     };
 
     /// Derives everything from T.
@@ -66,12 +69,13 @@ impl Timing {
             period: (ttl / 3).min(LONGEST_PERIOD),
             attempt: (ttl / 10).clamp(SHORTEST_ATTEMPT, LONGEST_ATTEMPT).min(ttl / 6),
             longest_chain: ttl / 10,
+            to_deadline: ttl - ttl / RATE_ERROR_DIVISOR - ROUNDING,
         })
     }
 
     /// `D`: until when a grant or renewal that was sent at `sent` may be believed.
     pub(crate) fn deadline(&self, sent: Instant) -> Instant {
-        sent + (self.ttl - self.ttl / RATE_ERROR_DIVISOR - ROUNDING)
+        sent + self.to_deadline
     }
 
     /// `C`: when the holder is told, if nothing was confirmed since.
@@ -82,7 +86,9 @@ impl Timing {
     /// When to renew what was confirmed at `sent`: up to a tenth early, so that processes
     /// started together drift apart.
     pub(crate) fn renewal(&self, sent: Instant, jitter: f64) -> Instant {
-        sent + (self.period - (self.period / 10).mul_f64(jitter))
+        // Cheaper than to multiply a Duration; a period is a minute at most.
+        let early = self.period.as_micros() as u64 as f64 / 10.0 * jitter;
+        sent + (self.period - Duration::from_micros(early as u64))
     }
 
     /// The wait before attempt `failures + 1`: T/60, doubling to T/20, with full jitter, but

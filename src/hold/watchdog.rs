@@ -6,11 +6,13 @@
 use super::Hold;
 use super::engine::Core;
 use super::reaper::{Job, Work};
+use super::schedule::Group;
 use super::state::{Attempt, Due};
 use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Renewal, Renewed};
 use std::collections::HashMap;
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -23,7 +25,7 @@ pub(super) struct Renewing {
 }
 
 /// How many calls go out together at most, unless more are due.
-const BURST: usize = 32;
+const BURST: usize = 16;
 
 /// What is renewed by one call.
 pub(super) type Batch = Vec<Renewing>;
@@ -85,6 +87,7 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
             renewing.hold.unanswered(core, renewing.attempt.number);
         }
     }
+    warm(due.holds.iter().map(|(_, hold)| hold));
     let mut batch = Vec::with_capacity(due.holds.len());
     for (at, hold) in due.holds {
         match hold.tick(core, at, now) {
@@ -97,6 +100,12 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     }
     fill_up(core, &mut batch, now);
     send(core, tasks, batch, now);
+}
+
+/// Brings holds into the caches, from which they are gone after a period. Plain reads of many are waited for
+/// together; the lock of each would be waited for alone.
+fn warm<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) {
+    black_box(holds.map(|hold| hold.warm()).fold(0, usize::wrapping_add));
 }
 
 /// Takes leases along that are due soon anyway. Those due almost at once, because a burst of calls costs a
@@ -130,6 +139,7 @@ fn renew_early(
     taken: Vec<(Instant, Arc<Hold>)>,
     now: Instant,
 ) {
+    warm(taken.iter().map(|(_, hold)| hold));
     for (at, hold) in taken {
         if let Due::Renew(attempt) = hold.renew_early(core, at, now) {
             batch.push(Renewing { hold, attempt });
@@ -204,10 +214,15 @@ async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) -> bool {
         Err(error) => (now, repeat(error, batch.len())),
     };
     let moment = (core.now(), core.jitter());
+    let at = core.timing.renewal(sent, moment.1);
+    let mut group = Group { at, holds: Vec::with_capacity(batch.len()) };
+    warm(batch.iter().map(|renewing| &renewing.hold));
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let kept = fence_retention(core, renewing, now).is_some();
-        renewing.hold.renewed(core, moment, (renewing.attempt.number, sent, kept), verdict);
+        let attempt = (renewing.attempt.number, sent, kept);
+        renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
     }
+    core.schedule.put_group(group);
     true
 }
 

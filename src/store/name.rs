@@ -113,14 +113,20 @@ impl Token {
     pub(crate) fn number(self) -> u64 {
         self.number
     }
+
+    /// What comes behind `<manager>:`, without spaces.
+    pub(crate) fn write_rest(self, to: &mut impl fmt::Write) -> fmt::Result {
+        write!(to, "{}", self.number)?;
+        if self.round > 0 { write!(to, ".{}", self.round) } else { Ok(()) }
+    }
 }
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // One layer of formatting less than `{}`: this is written for each request.
         f.write_str(self.manager.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()))?;
-        write!(f, ":{}", self.number)?;
-        if self.round > 0 { write!(f, ".{}", self.round) } else { Ok(()) }
+        f.write_str(":")?;
+        self.write_rest(f)
     }
 }
 

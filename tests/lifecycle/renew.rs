@@ -166,6 +166,38 @@ async fn many_leases_are_renewed_in_batches() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_has_left_since_is_not_renewed_with_the_others_again() {
+    let setup = Setup::new();
+    let mut leases = Vec::new();
+    for i in 0..300 {
+        leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
+    }
+    setup.faults.until_calls(Call::Renew, 3).await;
+    settle().await;
+    // A third of each batch stays.
+    let (stay, leave): (Vec<_>, Vec<_>) =
+        leases.into_iter().enumerate().partition(|(i, _)| i % 3 == 0);
+    for (_, lease) in leave {
+        lease.unlock().await.unwrap();
+    }
+    sleep(T).await;
+    let calls = setup.calls(Call::Renew);
+    sleep(10 * T).await;
+    for (_, lease) in &stay {
+        lease.check().unwrap();
+    }
+    // Those of three batches go together, up to 34 times.
+    let calls = setup.calls(Call::Renew) - calls;
+    assert!((30..=34 * 2).contains(&calls), "{calls}");
+    for (_, lease) in stay {
+        lease.unlock().await.unwrap();
+    }
+    let calls = setup.calls(Call::Renew);
+    sleep(T).await;
+    assert_eq!(setup.calls(Call::Renew), calls, "nobody is there");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_lease_does_not_spoil_its_batch() {
     let setup = Setup::new();
     let (a, b) = (setup.leases.lock("a"), setup.leases.lock("b"));
@@ -223,15 +255,18 @@ async fn after_a_reconnect_every_lease_is_verified_at_once() {
     for i in 0..150 {
         leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
     }
-    settle().await;
-    // The server was restarted without the first of them.
-    assert!(setup.memory.delete("n:0"));
-    setup.faults.reconnect();
-    settle().await;
-    assert_eq!(setup.calls(Call::Renew), 2, "100 at a time");
-    assert_eq!(lost(leases[0].check()), Loss::Gone);
-    for lease in &leases[1..] {
-        assert!(lease.remaining() > C - 2 * MOMENT);
+    // The server was restarted without the first of them; and again, when the others were renewed together.
+    for first in 0..2 {
+        settle().await;
+        assert!(setup.memory.delete(&format!("n:{first}")));
+        setup.faults.reconnect();
+        settle().await;
+        assert_eq!(setup.calls(Call::Renew), 2 * (first + 1), "100 at a time");
+        assert_eq!(lost(leases[first].check()), Loss::Gone);
+        for lease in &leases[first + 1..] {
+            assert!(lease.remaining() > C - 2 * MOMENT);
+        }
+        sleep(T / 10).await;
     }
 }
 

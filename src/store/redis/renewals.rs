@@ -71,7 +71,7 @@ impl Caller {
         let until = self.clock.now() + timeout;
         let call = requests::renewal(&self.keys, batch);
         match self.link.run(&RENEW, call, timeout).await {
-            Ok(reply) => Ok(reply.iter().map(requests::renewed).collect()),
+            Ok(reply) => Ok(requests::renewed(&reply, batch.len())),
             Err(error) if batch.len() > 1 && replies::is_key_out_of_reach(&error) => {
                 let left = || until.saturating_duration_since(self.clock.now());
                 Ok(self.each(batch, left).await)
@@ -88,7 +88,7 @@ impl Caller {
             let call = requests::renewal(&self.keys, std::slice::from_ref(renewal));
             let verdict = match self.link.run(&RENEW, call, left()).await {
                 Ok(reply) => {
-                    reply.first().map_or_else(|| Err(replies::nonsense()), requests::renewed)
+                    requests::renewed(&reply, 1).pop().unwrap_or_else(|| Err(replies::nonsense()))
                 }
                 Err(error) => Err(error),
             };

@@ -208,19 +208,24 @@ pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
             call.key(&keys.fence(&renewal.name));
         }
         steps.push(if renewal.fence_retention.is_some() { 'F' } else { 'L' });
-        call.text(renewal.token);
     }
+    call.tokens(batch.iter().map(|renewal| renewal.token));
     call.text(steps);
     call
 }
 
-/// The renewal script's word on one lease.
-pub(super) fn renewed(element: &Element) -> Result<Option<Absence>> {
-    match element.code()? {
+/// The renewal script's word on each of so many leases.
+pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Absence>>> {
+    // One word for all: to read a number of a reply costs the client as much as to write a key.
+    if reply == [Element::Int(0)] {
+        return vec![Ok(None); count];
+    }
+    let one = |element: &Element| match element.code()? {
         Code::Yes => Ok(None),
         Code::Absent(absence) => Ok(Some(absence)),
         Code::No => Err(replies::nonsense()),
-    }
+    };
+    reply.iter().map(one).collect()
 }
 
 fn millis(duration: Duration) -> u64 {

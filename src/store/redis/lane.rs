@@ -11,7 +11,7 @@
 use super::keys::Keys;
 use super::link::Link;
 use super::replies::{self, Element};
-use super::requests::{Batch, REPLY_SIZE, Request, Wire, confirmed};
+use super::requests::{Batch, Request, Wire, confirmed};
 use super::turn::at_the_turn;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
@@ -74,9 +74,14 @@ type Inbox = mpsc::UnboundedReceiver<Item<Busy>>;
 /// What the server said to one item of a call.
 struct Said<'a> {
     sent: Instant,
-    reply: Result<&'a [Element]>,
+    reply: Result<&'a Element>,
     /// Whether enough replicas have what the call did.
     confirmed: &'a Result<()>,
+}
+
+/// What a reply says to one item.
+fn part(reply: &Result<Vec<Element>>, index: usize) -> Result<&Element> {
+    reply.as_ref().map_err(Error::clone)?.get(index).ok_or_else(replies::nonsense)
 }
 
 /// Counts as a request without an answer for as long as it lives.
@@ -176,7 +181,8 @@ impl Lines {
         let (sent, wait) = (self.clock.now(), call.wait);
         let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await?;
         let confirmed = confirmed(wait, &mut reply);
-        self.read(request, Said { sent, reply: Ok(&reply), confirmed: &confirmed })
+        let [reply] = &reply[..] else { return Err(replies::nonsense()) };
+        self.read(request, Said { sent, reply: Ok(reply), confirmed: &confirmed })
     }
 
     fn read<R: Request>(&self, request: &R, said: Said<'_>) -> Result<R::Verdict> {
@@ -200,10 +206,7 @@ impl Lines {
             }
             (sent, reply, confirmed) => {
                 for (index, item) in items.iter_mut().enumerate() {
-                    let reply = match &reply {
-                        Ok(reply) => Ok(&reply[index * REPLY_SIZE..][..REPLY_SIZE]),
-                        Err(error) => Err(error.clone()),
-                    };
+                    let reply = part(&reply, index);
                     item.read(self, Said { sent, reply, confirmed: &confirmed });
                 }
                 at_the_turn(|| items.into_iter().for_each(Item::answer));
@@ -224,7 +227,7 @@ impl Lines {
             Err(_) => Ok(()),
         };
         let reply = match reply {
-            Ok(reply) if reply.len() != items.len() * REPLY_SIZE => Err(replies::nonsense()),
+            Ok(reply) if reply.len() != items.len() => Err(replies::nonsense()),
             reply => reply,
         };
         (sent, reply, confirmed)
@@ -247,7 +250,7 @@ impl Lines {
             {
                 silent = Some(error.clone());
             }
-            let reply = reply.as_deref().map_err(Error::clone);
+            let reply = part(&reply, 0);
             item.read(self, Said { sent, reply, confirmed: &confirmed });
             item.answer();
         }

@@ -11,22 +11,23 @@ pub(super) enum Element {
     Text(String),
 }
 
-/// A code of the scripts, or the error that an item met.
-#[derive(Debug)]
+/// What the scripts say of an item that they did not refuse.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    Yes,
-    No,
+    /// Done: what it brought, 0 or more.
+    Done(u64),
     Absent(Absence),
+    /// -3 or less: how much less.
+    Other(u64),
 }
 
 impl Element {
     pub(super) fn code(&self) -> Result<Code> {
         match self {
-            Element::Int(1) => Ok(Code::Yes),
-            Element::Int(0) => Ok(Code::No),
             Element::Int(-1) => Ok(Code::Absent(Absence::Gone)),
             Element::Int(-2) => Ok(Code::Absent(Absence::Taken)),
-            Element::Int(_) => Err(nonsense()),
+            Element::Int(done @ 0..) => Ok(Code::Done(done.unsigned_abs())),
+            Element::Int(other) => Ok(Code::Other(other.abs_diff(-3))),
             Element::Text(text) => Err(sort(text)),
         }
     }
@@ -255,7 +256,6 @@ mod tests {
 
     #[test]
     fn replies_that_make_no_sense_are_refused() {
-        assert!(Element::Int(7).code().is_err());
         assert!(Element::Text("12".into()).int().is_err());
         assert!(holding(&[]).is_err());
         assert!(holding(&[Element::Int(5), Element::Text("mode".into())]).is_err());

@@ -7,8 +7,10 @@ use super::wakeups::Hub;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
-use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal};
+use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal, Token};
+use std::fmt::Write;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// One item of the batch script.
 pub(super) trait Request: Send + Sync + 'static {
@@ -17,8 +19,8 @@ pub(super) trait Request: Send + Sync + 'static {
     fn name(&self) -> &Name;
     fn timeout(&self) -> Duration;
     fn write(&self, keys: &Keys, batch: &mut Batch);
-    /// Reads this item's part of the reply.
-    fn read(&self, wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
+    /// Reads the reply to this item.
+    fn read(&self, wire: &Wire, sent: Instant, reply: &Element) -> Result<Self::Verdict>;
     /// What is left of the verdict if too few replicas have what was done.
     fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
 }
@@ -39,10 +41,9 @@ pub(super) fn confirmed(wait: Option<Replicas>, reply: &mut Vec<Element>) -> Res
 }
 
 /// A call of the batch script as it grows.
-#[derive(Default)]
 pub(super) struct Batch {
     call: Call,
-    steps: String,
+    steps: Steps,
     set: Option<Common>,
     timeout: Duration,
     /// It may make a hold that was not there.
@@ -60,7 +61,13 @@ struct Common {
 impl Batch {
     /// An empty one with room for so many items.
     pub(super) fn of(items: usize) -> Self {
-        Self { call: Call::of(items), ..Self::default() }
+        Self {
+            call: Call::of(items),
+            steps: Steps::of(items),
+            set: None,
+            timeout: Duration::ZERO,
+            grants: false,
+        }
     }
 
     pub(super) fn add(&mut self, request: &impl Request, keys: &Keys) {
@@ -70,7 +77,7 @@ impl Batch {
 
     /// The call, and how long it may take.
     pub(super) fn finish(mut self, wire: &Wire) -> (Call, Duration) {
-        self.call.text(self.steps);
+        self.steps.finish(&mut self.call);
         self.call.wait = wire.replicas.filter(|_| self.grants);
         (self.call, self.timeout)
     }
@@ -79,13 +86,58 @@ impl Batch {
         if self.set.as_ref() == Some(&common) {
             return;
         }
-        self.steps.push('S');
+        self.steps.letters.push('S');
         self.call.number(millis(common.ttl));
         self.call.number(common.count.into());
         self.call.number(common.fencing.map_or(1, |fencing| fencing.block.into()));
         let retention = common.fencing.and_then(|fencing| fencing.retention);
         self.call.number(retention.map_or(0, millis));
         self.set = Some(common);
+    }
+}
+
+/// What a script is to do in turn, and with which tokens.
+struct Steps {
+    letters: String,
+    tokens: String,
+    /// Whether there are several, so that it pays to send only once what they begin with: an argument costs
+    /// the client several times what its bytes cost.
+    several: bool,
+    /// What those that follow begin with.
+    manager: Option<Uuid>,
+}
+
+impl Steps {
+    fn of(items: usize) -> Self {
+        Self {
+            letters: String::with_capacity(items + 2),
+            tokens: String::with_capacity(if items > 1 { items * 12 } else { 48 }),
+            several: items > 1,
+            manager: None,
+        }
+    }
+
+    /// One more item.
+    fn item(&mut self, letter: char, token: Token, call: &mut Call) {
+        if self.several && self.manager != Some(token.manager()) {
+            self.letters.push('M');
+            call.text(format_args!("{}:", token.manager()));
+            self.manager = Some(token.manager());
+        }
+        self.letters.push(letter);
+        if !self.tokens.is_empty() {
+            self.tokens.push(',');
+        }
+        // A String takes whatever is written to it.
+        let _ = match self.manager {
+            Some(_) => token.write_rest(&mut self.tokens),
+            None => write!(self.tokens, "{token}"),
+        };
+    }
+
+    fn finish(self, call: &mut Call) {
+        call.text(self.tokens);
+        call.text(self.letters);
     }
 }
 
@@ -98,9 +150,6 @@ pub(super) struct Wire {
     pub(super) replicas: Option<Replicas>,
     pub(super) hub: Hub,
 }
-
-/// How many elements of the reply belong to one item.
-pub(super) const REPLY_SIZE: usize = 2;
 
 impl Request for Acquire {
     type Verdict = Acquired;
@@ -116,23 +165,24 @@ impl Request for Acquire {
     fn write(&self, keys: &Keys, batch: &mut Batch) {
         batch.grants |= self.count == 1;
         batch.set(Common { ttl: self.ttl, count: self.count, fencing: self.fencing });
-        batch.steps.push(if self.fencing.is_some() { 'F' } else { 'A' });
+        let letter = if self.fencing.is_some() { 'F' } else { 'A' };
+        batch.steps.item(letter, self.token, &mut batch.call);
         batch.call.key(&keys.lock(&self.name));
         if self.fencing.is_some() {
             batch.call.key(&keys.fence(&self.name));
         }
-        batch.call.text(self.token);
     }
 
-    fn read(&self, _wire: &Wire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
-        let (code, value) = item(reply)?;
-        match code {
-            Code::Yes => {
-                let fence = u64::try_from(value).map_err(|_| replies::nonsense())?;
-                Ok(Acquired::Granted { sent, fence: self.fencing.is_some().then_some(fence) })
+    fn read(&self, _wire: &Wire, sent: Instant, reply: &Element) -> Result<Acquired> {
+        match reply.code()? {
+            Code::Done(first) if (first > 0) == self.fencing.is_some() => {
+                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first) })
             }
-            Code::No => Ok(Acquired::Held { remaining: replies::remaining(value) }),
+            Code::Done(_) => Err(replies::nonsense()),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
+            Code::Other(left) => {
+                Ok(Acquired::Held { remaining: left.checked_sub(1).map(Duration::from_millis) })
+            }
         }
     }
 
@@ -156,32 +206,29 @@ impl Request for Release {
     }
 
     fn write(&self, keys: &Keys, batch: &mut Batch) {
-        batch.steps.push(if self.count == 0 { 'R' } else { 'L' });
+        let letter = if self.count == 0 { 'R' } else { 'L' };
+        batch.steps.item(letter, self.token, &mut batch.call);
         batch.call.key(&keys.lock(&self.name));
-        batch.call.text(self.token);
         if self.count > 0 {
             batch.call.number(self.count.into());
         }
     }
 
-    fn read(&self, wire: &Wire, _sent: Instant, reply: &[Element]) -> Result<Released> {
-        match item(reply)? {
-            (Code::Yes, listeners) => {
-                if listeners < 0 {
-                    tracing::warn!(
-                        "the server refused to wake waiters; see the README for the ACL"
-                    );
-                }
-                let mut listeners = u64::try_from(listeners).unwrap_or_default();
-                // A subscription outlives its last waiter for a while, so we may be one of them.
-                if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.name).concat()) {
-                    listeners -= 1;
-                }
-                Ok(Released::Done { listeners })
+    fn read(&self, wire: &Wire, _sent: Instant, reply: &Element) -> Result<Released> {
+        let mut listeners = match reply.code()? {
+            Code::Done(listeners) => listeners,
+            Code::Absent(absence) => return Ok(Released::NotYours(absence)),
+            Code::Other(0) => {
+                tracing::warn!("the server refused to wake waiters; see the README for the ACL");
+                0
             }
-            (Code::Absent(absence), _) => Ok(Released::NotYours(absence)),
-            (Code::No, _) => Err(replies::nonsense()),
+            Code::Other(_) => return Err(replies::nonsense()),
+        };
+        // A subscription outlives its last waiter for a while, so we may be one of them.
+        if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.name).concat()) {
+            listeners -= 1;
         }
+        Ok(Released::Done { listeners })
     }
 
     fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
@@ -189,41 +236,32 @@ impl Request for Release {
     }
 }
 
-fn item(reply: &[Element]) -> Result<(Code, i64)> {
-    match reply {
-        [code, value] => Ok((code.code()?, value.int()?)),
-        _ => Err(replies::nonsense()),
-    }
-}
-
-/// The call of the renewal script. All are of one manager, so their times are the same.
+/// The call of the renewal script. All are of one engine, so their times are the same.
 pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
-    let mut call = Call::of(batch.len());
-    let mut steps = String::with_capacity(batch.len());
+    let (mut call, mut steps) = (Call::of(batch.len()), Steps::of(batch.len()));
     call.number(batch.first().map_or(0, |renewal| millis(renewal.ttl)));
     call.number(batch.iter().find_map(|renewal| renewal.fence_retention).map_or(0, millis));
     for renewal in batch {
+        let letter = if renewal.fence_retention.is_some() { 'F' } else { 'L' };
+        steps.item(letter, renewal.token, &mut call);
         call.key(&keys.lock(&renewal.name));
         if renewal.fence_retention.is_some() {
             call.key(&keys.fence(&renewal.name));
         }
-        steps.push(if renewal.fence_retention.is_some() { 'F' } else { 'L' });
     }
-    call.tokens(batch.iter().map(|renewal| renewal.token));
-    call.text(steps);
+    steps.finish(&mut call);
     call
 }
 
 /// The renewal script's word on each of so many leases.
 pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Absence>>> {
-    // One word for all: to read a number of a reply costs the client as much as to write a key.
     if reply == [Element::Int(0)] {
         return vec![Ok(None); count];
     }
     let one = |element: &Element| match element.code()? {
-        Code::Yes => Ok(None),
+        Code::Done(0) => Ok(None),
         Code::Absent(absence) => Ok(Some(absence)),
-        Code::No => Err(replies::nonsense()),
+        Code::Done(_) | Code::Other(_) => Err(replies::nonsense()),
     };
     reply.iter().map(one).collect()
 }
@@ -235,8 +273,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Mode, Token};
-    use uuid::Uuid;
+    use crate::store::Mode;
 
     #[test]
     fn as_many_replicas_as_were_asked_for_confirm_a_grant() {
@@ -279,6 +316,80 @@ mod tests {
         Release { name, token, count: 0, timeout }
     }
 
+    fn of(manager: u128, number: u64) -> Acquire {
+        Acquire { token: Token::new(Uuid::from_u128(manager), number), ..acquire(1) }
+    }
+
+    #[tokio::test]
+    async fn what_many_tokens_begin_with_is_said_once() {
+        let wire = wire(None);
+        let said = |requests: &[Acquire]| {
+            let mut batch = Batch::of(requests.len());
+            requests.iter().for_each(|request| batch.add(request, &wire.keys));
+            batch.finish(&wire).0.finish().arguments().split_off(4)
+        };
+        let (first, second, other) = (of(1, 7), of(1, 8), of(2, 9));
+        let in_round = Acquire { token: second.token.in_round(3), ..second.clone() };
+        let [one, two] = [1, 2].map(|manager| format!("{}:", Uuid::from_u128(manager)));
+        let all = [first.clone(), second, other.clone(), in_round];
+        assert_eq!(said(&all[..2]), [&one, "7,8", "SMAA"]);
+        assert_eq!(said(&all), [&one, &two, &one, "7,8,9,8.3", "SMAAMAMA"]);
+        // One alone is said in full.
+        assert_eq!(said(&all[..1]), [&first.token.to_string(), "SA"]);
+        let renewals = [first, other].map(|Acquire { name, token, ttl, .. }| Renewal {
+            name,
+            token,
+            ttl,
+            fence_retention: None,
+        });
+        let call = renewal(&wire.keys, &renewals).finish();
+        assert_eq!(call.arguments(), ["30000", "0", &one, &two, "7,9", "MLML"]);
+    }
+
+    #[tokio::test]
+    async fn each_answer_means_one_thing_to_each_request() {
+        let (wire, sent) = (wire(None), crate::clock::Clock::system().now());
+        let fenced = Acquire { fencing: Some(Fencing { block: 1, retention: None }), ..acquire(1) };
+        let asked = |acquire: &Acquire, said| match acquire.read(&wire, sent, &Element::Int(said)) {
+            Ok(Acquired::Granted { fence, .. }) => format!("granted {fence:?}"),
+            Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
+            Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        for (said, plain, with_fence) in [
+            (7, "Invalid", "granted Some(7)"),
+            (0, "granted None", "Invalid"),
+            (-1, "Gone", "Gone"),
+            (-2, "Taken", "Taken"),
+            (-3, "held None", "held None"),
+            (-4, "held Some(0ns)", "held Some(0ns)"),
+            (-30_004, "held Some(30s)", "held Some(30s)"),
+        ] {
+            assert_eq!(asked(&acquire(1), said), plain, "{said}");
+            assert_eq!(asked(&fenced, said), with_fence, "{said}");
+        }
+        asked(&fenced, i64::MIN);
+        let released = |said| {
+            let verdict = release().read(&wire, sent, &Element::Int(said));
+            verdict.map_err(|error| error.kind())
+        };
+        for (said, absence) in [(-1, Absence::Gone), (-2, Absence::Taken)] {
+            assert_eq!(released(said), Ok(Released::NotYours(absence)));
+        }
+        assert_eq!(released(-4), Err(ErrorKind::Invalid));
+        let renewed = |said: &[i64], count| -> Vec<Result<Option<Absence>, ErrorKind>> {
+            let reply: Vec<Element> = said.iter().copied().map(Element::Int).collect();
+            let verdicts = renewed(&reply, count);
+            verdicts.into_iter().map(|verdict| verdict.map_err(|error| error.kind())).collect()
+        };
+        assert_eq!(renewed(&[0], 3), [Ok(None), Ok(None), Ok(None)]);
+        let all = [Ok(None), Ok(Some(Absence::Gone)), Ok(Some(Absence::Taken))];
+        assert_eq!(renewed(&[0, -1, -2], 3), all);
+        assert_eq!(renewed(&[1], 1), [Err(ErrorKind::Invalid)]);
+        assert_eq!(renewed(&[-3], 1), [Err(ErrorKind::Invalid)]);
+        assert_eq!(renewed(&[], 1), []);
+    }
+
     #[tokio::test]
     async fn replicas_are_waited_for_where_a_hold_may_begin() {
         let replicas = Replicas { count: 1, timeout: Duration::from_millis(10) };
@@ -286,7 +397,7 @@ mod tests {
         for (counts, waits) in
             [(&[1][..], true), (&[2], false), (&[2, 1], true), (&[1, 2], true), (&[], false)]
         {
-            let mut batch = Batch::default();
+            let mut batch = Batch::of(counts.len() + 1);
             counts.iter().for_each(|count| batch.add(&acquire(*count), &wire.keys));
             batch.add(&release(), &wire.keys);
             assert_eq!(batch.finish(&wire).0.wait, waits.then_some(replicas), "{counts:?}");
@@ -323,20 +434,17 @@ mod tests {
         let (hub, mut orders) = Hub::of_orders();
         let wire = Wire { hub, ..wire(None) };
         let sent = crate::clock::Clock::system().now();
-        let told = |listeners| {
-            let reply = [Element::Int(1), Element::Int(listeners)];
-            match release().read(&wire, sent, &reply) {
-                Ok(Released::Done { listeners }) => listeners,
-                other => panic!("{other:?}"),
-            }
+        let told = |said| match release().read(&wire, sent, &Element::Int(said)) {
+            Ok(Released::Done { listeners }) => listeners,
+            other => panic!("{other:?}"),
         };
-        assert_eq!([-1, 0, 1, 2].map(told), [0, 0, 1, 2]);
+        assert_eq!([-3, 0, 1, 2].map(told), [0, 0, 1, 2]);
         assert_eq!(warnings(|| [0, 1].map(told)), 0);
-        assert_eq!(warnings(|| told(-1)), 1, "nobody could be woken");
+        assert_eq!(warnings(|| told(-3)), 1, "nobody could be woken");
         // One of them are we.
         let channel = wire.keys.channel(&release().name).concat();
         let (waiter, ()) = tokio::join!(wire.hub.subscribe(channel), wire.hub.confirm(&mut orders));
-        assert_eq!([-1, 0, 1, 2].map(told), [0, 0, 0, 1]);
+        assert_eq!([-3, 0, 1, 2].map(told), [0, 0, 0, 1]);
         drop(waiter.unwrap());
     }
 }

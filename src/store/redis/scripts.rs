@@ -2,7 +2,6 @@
 
 use super::replies::{self, Element};
 use crate::error::Result;
-use crate::store::Token;
 use crate::store::remote::Replicas;
 use fred::bytes::Bytes;
 use fred::clients::Client;
@@ -78,8 +77,8 @@ impl Call {
         Self {
             text: String::with_capacity(items * ITEM_SIZE),
             keys: Vec::with_capacity(items * 2),
-            // Each has a token; settings and steps come once.
-            args: Vec::with_capacity(items + 5),
+            // Settings, tokens and steps, which most calls have once.
+            args: Vec::with_capacity(8),
             wait: None,
         }
     }
@@ -93,26 +92,6 @@ impl Call {
         let word = self.word(|buffer| {
             // A String takes whatever is written to it.
             let _ = write!(buffer, "{text}");
-        });
-        self.args.push(word);
-    }
-
-    /// Two arguments for many tokens: what several begin with, if anything, and the rest of each. An argument
-    /// costs the client several times what its bytes cost.
-    pub(super) fn tokens(&mut self, tokens: impl ExactSizeIterator<Item = Token> + Clone) {
-        let several = tokens.len() > 1;
-        let mut managers = tokens.clone().map(Token::manager);
-        let first = managers.next().filter(|_| several);
-        let head = first.filter(|first| managers.all(|manager| manager == *first));
-        self.text(head.map_or_else(String::new, |manager| format!("{manager}:")));
-        let word = self.word(|text| {
-            for token in tokens {
-                let _ = match head {
-                    Some(_) => token.write_rest(text),
-                    None => write!(text, "{token}"),
-                };
-                text.push(' ');
-            }
         });
         self.args.push(word);
     }
@@ -164,6 +143,18 @@ impl Ready {
             Some(Word::Text(range)) => slot(&self.text[range.clone()]),
             _ => 0,
         }
+    }
+}
+
+#[cfg(test)]
+impl Ready {
+    /// What follows the keys.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let text = |word: &Word| match word {
+            Word::Text(range) => String::from_utf8_lossy(&self.text[range.clone()]).into_owned(),
+            Word::Number(number) => number.to_string(),
+        };
+        self.args.iter().map(text).collect()
     }
 }
 
@@ -283,7 +274,6 @@ fn element(value: Value) -> Result<Element> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uuid::Uuid;
 
     /// The slots are those of `CLUSTER KEYSLOT`.
     #[test]
@@ -297,32 +287,6 @@ mod tests {
             assert_eq!(call.finish().slot(), expected, "{key}");
         }
         assert_eq!(Call::default().finish().slot(), 0, "of none");
-    }
-
-    #[test]
-    fn what_many_tokens_begin_with_is_said_once() {
-        let (one, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let said = |tokens: &[Token]| {
-            let mut call = Call::default();
-            call.tokens(tokens.iter().copied());
-            let Ready { text, args, .. } = call.finish();
-            let [Word::Text(head), Word::Text(tails)] = &args[..] else { panic!("{args:?}") };
-            let word = |range: &Range<usize>| String::from_utf8_lossy(&text[range.clone()]).into();
-            (word(head), word(tails))
-        };
-        let (first, second) = (Token::new(one, 7), Token::new(one, 8).in_round(3));
-        let (head, tails): (String, String) = said(&[first, second]);
-        assert_eq!(
-            (format!("{head}7"), format!("{head}8.3")),
-            (first.to_string(), second.to_string())
-        );
-        assert_eq!(tails, "7 8.3 ");
-        // One alone, and those of several managers, are said in full.
-        assert_eq!(said(&[first]), (String::new(), format!("{first} ")));
-        let third = Token::new(other, 9);
-        let (head, tails) = said(&[first, third]);
-        assert_eq!((head, tails), (String::new(), format!("{first} {third} ")));
-        assert_eq!(said(&[]), (String::new(), String::new()));
     }
 
     #[test]

@@ -15,11 +15,11 @@ const DELETE_IF_MINE: &str =
 
 /// What follows EVALSHA and the script's hash for both scripts on one name in one command.
 pub fn pair_in_one(name: &str, fenced: bool) -> Vec<String> {
-    let fence = bare::fence_key(name);
+    let (fence, tokens) = (bare::fence_key(name), format!("{TOKEN},{TOKEN}"));
     let words = if fenced {
-        [&["3", name, &fence, name], &FENCED[..], &[TOKEN, TOKEN, "SFR"]].concat()
+        [&["3", name, &fence, name], &FENCED[..], &[&tokens, "SFR"]].concat()
     } else {
-        [&["2", name, name], &PLAIN[..], &[TOKEN, TOKEN, "SAR"]].concat()
+        [&["2", name, name], &PLAIN[..], &[&tokens, "SAR"]].concat()
     };
     words.into_iter().map(String::from).collect()
 }

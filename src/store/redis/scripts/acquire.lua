@@ -4,9 +4,9 @@
 --        fence   string: the last reserved fencing token; only if some are to be reserved
 -- ARGV   token; and from `set`: ttl in ms, the count that is to be, how many fencing tokens to reserve,
 --        for how long in ms to remember the last of them (0: for ever)
--- Reply  1, first fencing token (0: none)     granted
---        0, time to live of the holder in ms  held (-1: the holder's key never expires)
---        -1 or -2, 0                          nested only: gone, or taken
+-- Reply  the first fencing token (0: none)   granted
+--        -1 or -2                            nested only: gone, or taken
+--        -3 or less                          held: -4 less the holder's time to live in ms, -3 if that never ends
 --
 -- Twice is harmless: count and time to live are absolute, the second run finds its own token and
 -- reads the fencing token that the first has reserved.
@@ -79,7 +79,7 @@ local function acquire(lock, fence, token)
   local left = call('PTTL', lock)
   if left == -2 then
     if count ~= '1' then
-      return -1, 0
+      return -1
     end
     local first = fence and reserve(fence) or 0
     doing = 'HSET'
@@ -91,15 +91,15 @@ local function acquire(lock, fence, token)
       call('DEL', lock)
       error(expires)
     end
-    return 1, first
+    return first
   end
 
   doing = 'HEXISTS'
   if call('HEXISTS', lock, token) == 0 then
     if count ~= '1' then
-      return -2, 0
+      return -2
     end
-    return 0, left
+    return -4 - left
   end
   local first = 0
   if fence then
@@ -111,5 +111,5 @@ local function acquire(lock, fence, token)
   try('HSET', lock, token, count)
   doing = 'PEXPIRE'
   call('PEXPIRE', lock, ttl)
-  return 1, first
+  return first
 end

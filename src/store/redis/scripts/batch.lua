@@ -1,20 +1,22 @@
 -- Runs acquires and releases that were waiting for the same connection, each on its own.
 --
 -- KEYS   those of the items, in their order
--- ARGV   those of the steps, in their order; then the steps, a letter for each:
+-- ARGV   those of the steps, in their order; what is left of the tokens, with a comma between; then the
+--        steps, a letter for each:
 --        S  set what the acquires that follow have in common; no item   ttl, count, block, retention
---        A  acquire without a fencing token                             token
---        F  acquire with one                                            token
---        R  release, giving back                                        token
---        L  release, lowering the count                                 token, count
--- Reply  for each item two values: those of acquire or release, or an error's text and 0
+--        M  set what the tokens that follow begin with; no item         that
+--        A  acquire without a fencing token
+--        F  acquire with one
+--        R  release, giving back
+--        L  release, lowering the count                                 count
+-- Reply  for each item: that of acquire or release, or an error's text
 --
 -- Twice is harmless, since each item is. An item that fails spoils no other.
 
 local keys, args, byte = KEYS, ARGV, string.byte
-local steps, reply = args[#args], {}
-local at, key, arg, filled = 0, 0, 0, 0
-local S, F, R, A = byte('SFRA', 1, 4)
+local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), ''
+local at, key, arg, item, reply = 0, 0, 0, 0, {}
+local S, M, F, R, A = byte('SMFRA', 1, 5)
 
 -- Runs what is left. An error ends it with the places behind the item that met it.
 local function run()
@@ -25,18 +27,22 @@ local function run()
       arg = arg + 4
       set(args[arg - 3], args[arg - 2], args[arg - 1], args[arg])
       unset = nil
+    elseif step == M then
+      arg = arg + 1
+      head = args[arg]
     else
-      key, arg, filled = key + 1, arg + 1, filled + 2
+      key, item = key + 1, item + 1
+      local token = head .. tail()
       if step == F then
         key = key + 1
-        reply[filled - 1], reply[filled] = acquire(keys[key - 1], keys[key], args[arg])
+        reply[item] = acquire(keys[key - 1], keys[key], token)
       elseif step == R then
-        reply[filled - 1], reply[filled] = release(keys[key], args[arg])
+        reply[item] = release(keys[key], token)
       elseif step == A then
-        reply[filled - 1], reply[filled] = acquire(keys[key], nil, args[arg])
+        reply[item] = acquire(keys[key], nil, token)
       else
         arg = arg + 1
-        reply[filled - 1], reply[filled] = release(keys[key], args[arg - 1], args[arg])
+        reply[item] = release(keys[key], token, args[arg])
       end
     end
   end
@@ -49,6 +55,6 @@ while true do
   elseif byte(steps, at) == S then
     unset = caught
   else
-    reply[filled - 1], reply[filled] = message(caught), 0
+    reply[item] = message(caught)
   end
 end

@@ -1,41 +1,50 @@
 -- Extends many locks that are still held by their tokens.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
--- ARGV   ttl in ms, for how long in ms to remember fencing tokens; what all tokens begin with; the rest
---        of each, with spaces between; then the steps, a letter for each item: F prolongs the memory of
---        the fencing token too, L does not
--- Reply  0 alone if all were renewed; else for each item: 1 renewed; -1 gone; -2 taken; or an error's text
+-- ARGV   ttl in ms, for how long in ms to remember fencing tokens; those of the steps, in their order; what
+--        is left of the tokens, with a comma between; then the steps, a letter for each:
+--        M  set what the tokens that follow begin with; no item    that
+--        F  renew, and prolong the memory of the fencing token
+--        L  renew
+-- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; or an error's text
 --
 -- Twice is harmless: the time to live is set, not added to. It never makes a key. PEXPIRE without GT, so
 -- that a time to live that someone removed or prolonged is put right.
 
-local keys, byte = KEYS, string.byte
-local ttl, retention, head, tails, steps = unpack(ARGV)
-local tail = string.gmatch(tails, '%S+')
-local reply, all = {}, true
-local at, key, F = 0, 0, byte('F')
+local keys, args, byte = KEYS, ARGV, string.byte
+local ttl, retention = args[1], args[2]
+local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), ''
+local at, key, arg, item, reply, all = 0, 0, 2, 0, {}, true
+local M, F = byte('MF', 1, 2)
 whole(ttl, 1, LONGEST_TTL)
 
--- Renews what is left. An error ends it with `at` at the item that met it.
+-- Renews what is left. An error ends it with the place of the item that met it.
 local function run()
   while at < #steps do
-    at, key = at + 1, key + 1
-    local lock, fence = keys[key], nil
-    if byte(steps, at) == F then
-      key = key + 1
-      fence = keys[key]
-    end
-    doing = 'HEXISTS'
-    if call('HEXISTS', lock, head .. tail()) == 1 then
-      doing = 'PEXPIRE'
-      call('PEXPIRE', lock, ttl)
-      if fence then
-        call('PEXPIRE', fence, retention)
-      end
-      reply[at] = 1
+    at = at + 1
+    local step = byte(steps, at)
+    if step == M then
+      arg = arg + 1
+      head = args[arg]
     else
-      all, doing = false, 'EXISTS'
-      reply[at] = call('EXISTS', lock) == 0 and -1 or -2
+      key, item = key + 1, item + 1
+      local lock, fence = keys[key], nil
+      if step == F then
+        key = key + 1
+        fence = keys[key]
+      end
+      doing = 'HEXISTS'
+      if call('HEXISTS', lock, head .. tail()) == 1 then
+        doing = 'PEXPIRE'
+        call('PEXPIRE', lock, ttl)
+        if fence then
+          call('PEXPIRE', fence, retention)
+        end
+        reply[item] = 0
+      else
+        all, doing = false, 'EXISTS'
+        reply[item] = call('EXISTS', lock) == 0 and -1 or -2
+      end
     end
   end
 end
@@ -45,5 +54,5 @@ while true do
   if done then
     return all and { 0 } or reply
   end
-  all, reply[at] = false, message(caught)
+  all, reply[item] = false, message(caught)
 end

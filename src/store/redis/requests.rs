@@ -121,7 +121,7 @@ impl Steps {
     fn item(&mut self, letter: char, token: Token, call: &mut Call) {
         if self.several && self.manager != Some(token.manager()) {
             self.letters.push('M');
-            call.text(format_args!("{}:", token.manager()));
+            call.text(&format!("{}:", token.manager()));
             self.manager = Some(token.manager());
         }
         self.letters.push(letter);
@@ -136,8 +136,8 @@ impl Steps {
     }
 
     fn finish(self, call: &mut Call) {
-        call.text(self.tokens);
-        call.text(self.letters);
+        call.text(&self.tokens);
+        call.text(&self.letters);
     }
 }
 

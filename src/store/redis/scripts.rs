@@ -9,7 +9,6 @@ use fred::error::ErrorKind;
 use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Value};
-use std::fmt::{Display, Write};
 use std::ops::Range;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -88,11 +87,8 @@ impl Call {
         self.keys.push(word);
     }
 
-    pub(super) fn text(&mut self, text: impl Display) {
-        let word = self.word(|buffer| {
-            // A String takes whatever is written to it.
-            let _ = write!(buffer, "{text}");
-        });
+    pub(super) fn text(&mut self, text: &str) {
+        let word = self.word(|buffer| buffer.push_str(text));
         self.args.push(word);
     }
 

@@ -165,6 +165,23 @@ fn items_of_every_kind_that_meet_another_type_spoil_no_other() {
     assert_eq!(bench.keys(), 1);
 }
 
+/// An item that fails has taken what is its own: its key, its token and its count.
+#[test]
+fn what_follows_a_failed_item_gets_its_own_arguments() {
+    let mut bench = Bench::new();
+    bench.batch(&["a", "b"], &[&GOOD[..], &["me:1,me:2", "SAA"]].concat());
+    let items = bench.batch(&["a", "a"], &["x", "2", "me:1,me:1", "LL"]);
+    assert!(fails_with(&items[0], "LEASEHOLD bad argument x"), "{items:?}");
+    assert_eq!((&items[1], items.len()), (&Reply::Int(0), 2));
+    assert_eq!(bench.command(&["HGET", "a", "me:1"]).text(), "2");
+    let args = [&["x"], &GOOD[..], &["me:", "me:1,me:1,2", "LSAMR"]].concat();
+    let items = bench.batch(&["a", "c", "b"], &args);
+    assert!(fails_with(&items[0], "LEASEHOLD bad argument x"), "{items:?}");
+    assert_eq!(items[1..], [Reply::Int(0), Reply::Int(0)]);
+    assert_eq!(bench.command(&["HGET", "c", "me:1"]).text(), "1");
+    assert_eq!(bench.command(&["EXISTS", "b"]).int(), 0);
+}
+
 /// A text without the words that tell of a missing right must be passed on as it is.
 #[test]
 fn an_error_is_told_in_the_servers_words() {
@@ -272,6 +289,23 @@ fn what_is_no_fencing_token_is_put_back() {
         assert_eq!(bench.command(&["GET", &fence]).text(), stuck);
         assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0, "{stuck}");
     }
+}
+
+/// Less than a block can be found where somebody has set it, and none where it was evicted.
+#[test]
+fn who_enters_again_gets_a_fencing_token_whatever_is_remembered() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    let enter = [&GOOD[..], &["me", "SF"]].concat();
+    let first = bench.batch(&["job", &fence], &enter);
+    for remembered in ["0", "1", "5", "7", "-1"] {
+        bench.command(&["SET", &fence, remembered]);
+        let again = bench.batch(&["job", &fence], &enter);
+        assert!(is_fence(&again[0]) && again[0].int() > first[0].int(), "{remembered}: {again:?}");
+    }
+    bench.command(&["DEL", &fence]);
+    let again = bench.batch(&["job", &fence], &enter);
+    assert!(is_fence(&again[0]) && again[0].int() > first[0].int(), "{again:?}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ struct Inner {
     state: State,
     /// Where it stands in the watchdog's schedule.
     scheduled: Option<Instant>,
-    /// Whether somebody may wait for `changed`: to ask costs less than to wake nobody.
+    /// Whether somebody has ever waited for `changed`: to ask costs less than to wake nobody.
     watched: bool,
     /// Kept until nothing more is sent for this hold.
     turn: Option<Turn>,
@@ -132,7 +132,7 @@ impl Hold {
         core: &Arc<Core>,
         now: Instant,
         mut inner: MutexGuard<'_, Inner>,
-        group: Option<&mut Group>,
+        group: Option<&mut Group<'_>>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
         let before = inner.state.visible();
@@ -141,7 +141,7 @@ impl Hold {
         if wake_at != inner.scheduled {
             match group {
                 Some(group) if inner.scheduled.is_none() && wake_at == Some(group.at) => {
-                    group.holds.push(Arc::clone(self));
+                    group.join(self);
                 }
                 _ => core.schedule.set(self, inner.scheduled, wake_at),
             }
@@ -151,7 +151,7 @@ impl Hold {
         let (was, is) = (before.phase, after.phase);
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let turn = if inner.state.is_over() { inner.turn.take() } else { None };
-        let watched = before != after && std::mem::take(&mut inner.watched);
+        let watched = before != after && inner.watched;
         let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
         drop(inner);
 
@@ -359,9 +359,11 @@ impl Hold {
         change: impl FnOnce(&mut State, Instant) -> Due,
     ) -> Due {
         let mut inner = self.lock();
-        if inner.scheduled == Some(at) {
-            inner.scheduled = None;
+        if inner.scheduled != Some(at) {
+            // It has ended, or moved: then it stands elsewhere too.
+            return Due::Nothing;
         }
+        inner.scheduled = None;
         self.update_locked(core, now, inner, None, change)
     }
 
@@ -381,7 +383,7 @@ impl Hold {
         (now, jitter): (Instant, f64),
         attempt: (u32, Instant, bool),
         verdict: Result<Option<Absence>>,
-        group: &mut Group,
+        group: &mut Group<'_>,
     ) {
         let name = self.name.as_str();
         match &verdict {

@@ -1,5 +1,5 @@
-//! What the watchdog must look at when: one entry for each hold that was granted, one for those that were
-//! renewed together, and one for each batch that is being renewed.
+//! What the watchdog must look at when: one entry for those that were renewed together, one for each other
+//! hold, and one for each batch that is being renewed.
 
 use super::Hold;
 use super::watchdog::Batch;
@@ -30,10 +30,25 @@ struct Entries {
 
 pub(super) type Key = (Instant, u64);
 
-/// Holds that were renewed together and are due together again.
-pub(super) struct Group {
+/// Holds that were renewed together and are due together again. Each believes that it stands there from the
+/// moment that it joins, so the group is put in when this is dropped: also when a subscriber of traces panics.
+pub(super) struct Group<'a> {
+    schedule: &'a Schedule,
     pub(super) at: Instant,
-    pub(super) holds: Vec<Arc<Hold>>,
+    holds: Vec<Arc<Hold>>,
+}
+
+impl Group<'_> {
+    /// Takes in a hold that stands nowhere.
+    pub(super) fn join(&mut self, hold: &Arc<Hold>) {
+        self.holds.push(Arc::clone(hold));
+    }
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        self.schedule.put_group(self.at, std::mem::take(&mut self.holds));
+    }
 }
 
 /// What is due, taken out of the schedule; holds with the time at which they stood.
@@ -113,9 +128,12 @@ impl Schedule {
         }
     }
 
-    /// Puts in holds that stand nowhere and believe to stand at the group's time.
-    pub(super) fn put_group(&self, group: Group) {
-        let Group { at, holds } = group;
+    /// A group of up to `size` that will be due at `at`.
+    pub(super) fn group(&self, at: Instant, size: usize) -> Group<'_> {
+        Group { schedule: self, at, holds: Vec::with_capacity(size) }
+    }
+
+    fn put_group(&self, at: Instant, holds: Vec<Arc<Hold>>) {
         if holds.is_empty() {
             return;
         }
@@ -219,8 +237,9 @@ mod tests {
         })
     }
 
-    fn group(millis: u64, numbers: impl Iterator<Item = u64>) -> Group {
-        Group { at: at(millis), holds: numbers.map(hold).collect() }
+    fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {
+        let mut group = schedule.group(at(millis), 0);
+        numbers.for_each(|number| group.join(&hold(number)));
     }
 
     fn numbers(taken: &[(Instant, Arc<Hold>)]) -> Vec<u64> {
@@ -230,10 +249,10 @@ mod tests {
     #[test]
     fn holds_and_groups_come_in_the_order_of_their_times() {
         let schedule = Schedule::default();
-        schedule.put_group(group(20, 2..4));
+        put_group(&schedule, 20, 2..4);
         schedule.set(&hold(4), None, Some(at(30)));
         schedule.set(&hold(1), None, Some(at(10)));
-        schedule.put_group(group(40, 5..7));
+        put_group(&schedule, 40, 5..7);
         let taken = schedule.soon(at(30), usize::MAX);
         assert_eq!(numbers(&taken), [1, 2, 3, 4]);
         assert_eq!((taken[0].0, taken[2].0), (at(10), at(20)), "with the time at which they stood");
@@ -246,7 +265,7 @@ mod tests {
     fn what_there_is_no_room_for_stays_where_it_was() {
         let schedule = Schedule::default();
         schedule.set(&hold(1), None, Some(at(10)));
-        schedule.put_group(group(10, 2..6));
+        put_group(&schedule, 10, 2..6);
         assert_eq!(numbers(&schedule.soon(at(10), 3)), [1, 2, 3]);
         assert!(schedule.soon(at(10), 0).is_empty());
         assert_eq!(schedule.lock().first(), Some(at(10)));
@@ -256,7 +275,7 @@ mod tests {
     #[test]
     fn a_group_of_none_is_no_entry() {
         let schedule = Schedule::default();
-        schedule.put_group(group(10, 0..0));
+        put_group(&schedule, 10, 0..0);
         assert!(schedule.lock().first().is_none() && schedule.lock().armed.is_none());
     }
 
@@ -265,7 +284,10 @@ mod tests {
     fn who_stands_in_a_group_can_move() {
         let schedule = Schedule::default();
         let moved = hold(1);
-        schedule.put_group(Group { at: at(10), holds: vec![Arc::clone(&moved), hold(2)] });
+        let mut group = schedule.group(at(10), 2);
+        group.join(&moved);
+        group.join(&hold(2));
+        drop(group);
         schedule.set(&moved, Some(at(10)), Some(at(20)));
         assert_eq!(numbers(&schedule.due(at(10)).holds), [1, 2], "it is for the hold to know");
         assert_eq!(numbers(&schedule.due(at(20)).holds), [1]);

@@ -6,7 +6,6 @@
 use super::Hold;
 use super::engine::Core;
 use super::reaper::{Job, Work};
-use super::schedule::Group;
 use super::state::{Attempt, Due};
 use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -214,15 +213,13 @@ async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) -> bool {
         Err(error) => (now, repeat(error, batch.len())),
     };
     let moment = (core.now(), core.jitter());
-    let at = core.timing.renewal(sent, moment.1);
-    let mut group = Group { at, holds: Vec::with_capacity(batch.len()) };
+    let mut group = core.schedule.group(core.timing.renewal(sent, moment.1), batch.len());
     warm(batch.iter().map(|renewing| &renewing.hold));
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let kept = fence_retention(core, renewing, now).is_some();
         let attempt = (renewing.attempt.number, sent, kept);
         renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
     }
-    core.schedule.put_group(group);
     true
 }
 

@@ -197,6 +197,62 @@ async fn who_has_left_since_is_not_renewed_with_the_others_again() {
     assert_eq!(setup.calls(Call::Renew), calls, "nobody is there");
 }
 
+/// Whoever moved on since stands elsewhere, and is not renewed with the others too.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
+    let setup = Setup::new();
+    let mut locks = ["a", "b"].map(|name| setup.leases.lock(name));
+    let [a, b] = locks.each_mut();
+    let (_a, _b) = (a.lock().await.unwrap(), b.lock().await.unwrap());
+    setup.faults.until_calls(Call::Renew, 1).await;
+    settle().await;
+    sleep(T / 6).await;
+    // That is as good as a renewal.
+    let inner = b.lock().await.unwrap();
+    let nested = Instant::now();
+    setup.faults.until_calls(Call::Renew, 2).await;
+    settle().await;
+    assert!(nested.elapsed() < T / 5, "the time of the one that was not nested");
+    let since = C - inner.remaining();
+    assert!(since >= nested.elapsed(), "{since:?}: renewed with it");
+    setup.faults.until_calls(Call::Renew, 3).await;
+    settle().await;
+    assert!(inner.remaining() > C - 2 * MOMENT);
+}
+
+/// A subscriber that panics in the middle of a batch takes down one task of the watchdog.
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_panics_leaves_no_lease_of_the_batch_unwatched() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    for panics_at in 1..=3 {
+        let told = std::sync::Arc::new(AtomicUsize::new(0));
+        let counted = std::sync::Arc::clone(&told);
+        let log =
+            tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || {
+                // Three times "at risk", then three times "held again".
+                assert_ne!(counted.fetch_add(1, Ordering::Relaxed), 2 + panics_at, "on purpose");
+                std::io::sink()
+            });
+        let _log = tracing::subscriber::set_default(log.finish());
+        let setup = Setup::new();
+        let mut leases = Vec::new();
+        for i in 0..3 {
+            leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
+        }
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew).times(1));
+        sleep(5 * T).await;
+        assert!(told.load(Ordering::Relaxed) >= 3 + panics_at, "it was told so much");
+        for lease in &leases {
+            lease.check().unwrap_or_else(|error| panic!("{panics_at}: {error:?}"));
+        }
+        // All of them are watched still.
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+        for lease in &leases {
+            assert_eq!(lease.lost().await, Loss::Expired);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_lease_does_not_spoil_its_batch() {
     let setup = Setup::new();

@@ -258,6 +258,9 @@ pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Abse
     if reply == [Element::Int(0)] {
         return vec![Ok(None); count];
     }
+    if reply.len() != count {
+        return vec![Err(replies::nonsense()); count];
+    }
     let one = |element: &Element| match element.code()? {
         Code::Done(0) => Ok(None),
         Code::Absent(absence) => Ok(Some(absence)),
@@ -387,7 +390,9 @@ mod tests {
         assert_eq!(renewed(&[0, -1, -2], 3), all);
         assert_eq!(renewed(&[1], 1), [Err(ErrorKind::Invalid)]);
         assert_eq!(renewed(&[-3], 1), [Err(ErrorKind::Invalid)]);
-        assert_eq!(renewed(&[], 1), []);
+        assert_eq!(renewed(&[], 1), [Err(ErrorKind::Invalid)]);
+        assert_eq!(renewed(&[0, 0], 1), [Err(ErrorKind::Invalid)]);
+        assert_eq!(renewed(&[0, 0], 3).len(), 3);
     }
 
     #[tokio::test]

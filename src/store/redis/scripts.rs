@@ -67,7 +67,7 @@ enum Word {
     Number(i64),
 }
 
-/// About as long are the keys and the token of an item.
+/// About as long are the keys of an item, and its token when it is alone.
 const ITEM_SIZE: usize = 160;
 
 impl Call {

@@ -72,7 +72,7 @@ impl Handle {
 /// The reply of a script that did what it was asked to.
 fn done(reply: &Value) -> Result<()> {
     match reply {
-        Value::Array(values) if values.first() == Some(&Value::Integer(1)) => Ok(()),
+        Value::Array(values) if matches!(values[..], [Value::Integer(0..)]) => Ok(()),
         Value::Integer(1) => Ok(()),
         other => Err(format!("unexpected reply {other:?}")),
     }

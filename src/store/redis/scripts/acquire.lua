@@ -105,7 +105,8 @@ local function acquire(lock, fence, token)
   if fence then
     doing = 'GET'
     local last = grown(call('GET', fence))
-    first = last and last - block + 1 or reserve(fence)
+    -- Somebody may have set it to less than a block.
+    first = last and last >= block and last - block + 1 or reserve(fence)
   end
   -- Refused when memory is short; the count is only a record, what counts is in the process.
   try('HSET', lock, token, count)

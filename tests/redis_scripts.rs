@@ -236,6 +236,16 @@ fn a_release_tells_how_many_have_heard_of_it() {
     }
 }
 
+#[test]
+fn a_release_that_may_wake_nobody_is_done_and_says_so() {
+    let mut bench = Bench::new();
+    bench.command(&["ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all"]);
+    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+    bench.command(&["AUTH", "mute", "any"]);
+    assert_eq!(bench.batch(&["job"], &["me", "R"]), [Reply::Int(-3)]);
+    assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0);
+}
+
 /// Not leasehold's, but nobody's to throw away either.
 #[test]
 fn a_release_takes_its_own_field_only() {
@@ -367,4 +377,14 @@ fn each_that_is_not_renewed_is_told_apart_and_spoils_no_other() {
         assert_eq!(bench.command(&["PTTL", key]).int() > 30_000, longer, "{key}");
     }
     assert_eq!(bench.command(&["PTTL", "text"]).int(), -1, "it never gets a time to live");
+    // One alone that is not renewed is enough.
+    let two = ["31536000000", "90000", "me:1,me:1", "LL"];
+    for (name, said) in [("taken", -2), ("gone", -1)] {
+        bench.command(&["HDEL", "taken", "me:1"]);
+        bench.command(&["HSET", "taken", "you:1", "1"]);
+        let items = bench.run(RENEW, &["first", name], &two);
+        assert_eq!(items, Reply::List(vec![Reply::Int(0), Reply::Int(said)]), "{name}");
+    }
+    let items = bench.run(RENEW, &["first", "text"], &two).list();
+    assert!(items.len() == 2 && fails_with(&items[1], "WRONGTYPE"), "{items:?}");
 }

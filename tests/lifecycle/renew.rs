@@ -197,27 +197,31 @@ async fn who_has_left_since_is_not_renewed_with_the_others_again() {
     assert_eq!(setup.calls(Call::Renew), calls, "nobody is there");
 }
 
-/// Whoever moved on since stands elsewhere, and is not renewed with the others too.
+/// Whoever moved on since stands elsewhere, and is not renewed with the others too: neither when their time
+/// comes, nor when they are taken along before, with the third, which is as a rule in one of two cases.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
-    let setup = Setup::new();
-    let mut locks = ["a", "b"].map(|name| setup.leases.lock(name));
-    let [a, b] = locks.each_mut();
-    let (_a, _b) = (a.lock().await.unwrap(), b.lock().await.unwrap());
-    setup.faults.until_calls(Call::Renew, 1).await;
-    settle().await;
-    sleep(T / 6).await;
-    // That is as good as a renewal.
-    let inner = b.lock().await.unwrap();
-    let nested = Instant::now();
-    setup.faults.until_calls(Call::Renew, 2).await;
-    settle().await;
-    assert!(nested.elapsed() < T / 5, "the time of the one that was not nested");
-    let since = C - inner.remaining();
-    assert!(since >= nested.elapsed(), "{since:?}: renewed with it");
-    setup.faults.until_calls(Call::Renew, 3).await;
-    settle().await;
-    assert!(inner.remaining() > C - 2 * MOMENT);
+    for _ in 0..10 {
+        let setup = Setup::new();
+        let mut locks = ["a", "b", "c"].map(|name| setup.leases.lock(name));
+        let [a, b, c] = locks.each_mut();
+        let (_a, _b) = (a.lock().await.unwrap(), b.lock().await.unwrap());
+        setup.faults.until_calls(Call::Renew, 1).await;
+        settle().await;
+        let _c = c.lock().await.unwrap();
+        sleep(T / 6).await;
+        // That is as good as a renewal.
+        let inner = b.lock().await.unwrap();
+        let nested = Instant::now();
+        setup.faults.until_calls(Call::Renew, 2).await;
+        settle().await;
+        assert!(nested.elapsed() < T / 5, "the time of those that were not nested");
+        let since = C - inner.remaining();
+        assert!(since >= nested.elapsed(), "{since:?}: renewed with them");
+        setup.faults.until_calls(Call::Renew, 3).await;
+        settle().await;
+        assert!(inner.remaining() > C - 2 * MOMENT);
+    }
 }
 
 /// A subscriber that panics in the middle of a batch takes down one task of the watchdog.

@@ -6,7 +6,9 @@ mod common;
 use common::look::others;
 use common::resp::Resp;
 use common::{Proxy, Server, eventually};
-use leasehold::LeaseManager;
+use leasehold::{ErrorKind, LeaseManager};
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
@@ -71,6 +73,35 @@ fn the_connection_of_a_runtime_closes_with_the_last_handle() {
     works_with(&runtime, &leases, &mut connection, home + 1);
     drop(leases);
     runtime.block_on(eventually(LONG, || others(&mut connection) == 0));
+}
+
+/// A request that was begun on one runtime and waits on another is told at once when the first one goes, and its
+/// connection with it.
+#[test]
+fn a_request_ends_with_the_runtime_of_its_connection() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let threads = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (first, second) = (threads().expect("a runtime"), threads().expect("a runtime"));
+    // The answer may take an attempt, 3 s.
+    let leases = first.block_on(LeaseManager::connect(&proxy.url())).expect("up");
+    let mut connection = server.connection();
+    let home = others(&mut connection);
+    works_with(&first, &leases, &mut connection, home + 1);
+    proxy.drop_reply_of(1, "slow");
+    let mut lock = leases.lock("slow");
+    let mut request = Box::pin(async move { lock.try_lock().await.map(|lease| lease.is_some()) });
+    first.block_on(async {
+        let once = poll_fn(|context| Poll::Ready(request.as_mut().poll(context).is_pending()));
+        assert!(once.await, "it waits");
+    });
+    let waiting = second.spawn(request);
+    first.block_on(eventually(LONG, || proxy.dropped() == 1));
+    drop(first);
+    let gone = Instant::now();
+    let error = second.block_on(waiting).expect("no panic").expect_err("nobody knows");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(gone.elapsed() < Duration::from_secs(2), "{:?}", gone.elapsed());
 }
 
 /// Until a runtime has its connection, the one at home serves; it is tried for again and again, not in a rush.

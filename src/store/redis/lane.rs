@@ -166,11 +166,14 @@ pub(super) async fn run_alone<R: Request>(
     busy: impl AsRef<Lines>,
     ended: CancellationToken,
 ) -> Result<R::Verdict> {
-    tokio::select! {
-        biased;
-        () = ended.cancelled() => Err(replies::gone()),
-        verdict = busy.as_ref().call_alone(&request) => verdict,
-    }
+    let mut call = pin!(busy.as_ref().call_alone(&request));
+    // Not polled when its runtime has gone, and its timers with it. To wait for the end costs as much as a timer;
+    // the client's own end, which wakes us, comes with it.
+    poll_fn(|context| match ended.is_cancelled() {
+        true => Poll::Ready(Err(replies::gone())),
+        false => call.as_mut().poll(context),
+    })
+    .await
 }
 
 impl Lines {

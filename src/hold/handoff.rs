@@ -13,15 +13,14 @@
 //! 4. **Never dropped on the way**: what nobody receives goes on to the next, and in the end to the
 //!    store. Passing over waiters that went away is a loop.
 
+use super::Hold;
 use super::engine::Core;
 use super::queue::{Admission, Waiter};
 use super::reaper::Job;
 use super::state::Phase;
-use super::{Hold, Inner};
 use crate::clock::Instant;
 use crate::error::Loss;
-use std::sync::{Arc, Mutex, OnceLock};
-use tokio::sync::Notify;
+use std::sync::Arc;
 
 impl Hold {
     /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
@@ -75,14 +74,8 @@ impl Hold {
             let max_until = core.settings.max_hold.map(|max| now + max);
             let state = inner.state.pass(max_until);
             let turn = inner.turn.take();
-            Arc::new(Self {
-                name: self.name.clone(),
-                token: self.token,
-                fence: self.fence.map(|fence| fence + 1),
-                lost: OnceLock::new(),
-                changed: Notify::new(),
-                inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn }),
-            })
+            let fence = self.fence.map(|fence| fence + 1);
+            Self::new(self.name.clone(), self.token, fence, state, turn)
         })?;
         let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
         drop(inner);

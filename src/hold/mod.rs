@@ -82,17 +82,28 @@ impl Hold {
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let state = State::granted(sent, renew, max_until, unsure_until);
-        let hold = Arc::new(Self {
+        let hold = Self::new(name, token, fence, state, Some(turn));
+        core.queue.install(&hold);
+        hold.start(core, now);
+        hold
+    }
+
+    /// One that nobody knows of and nobody watches yet.
+    fn new(
+        name: Name,
+        token: Token,
+        fence: Option<u64>,
+        state: State,
+        turn: Option<Turn>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             name,
             token,
             fence,
             lost: OnceLock::new(),
             changed: Notify::new(),
-            inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn: Some(turn) }),
-        });
-        core.queue.install(&hold);
-        hold.start(core, now);
-        hold
+            inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn }),
+        })
     }
 
     /// Puts it under the watchdog's eyes; it is known under its name already.

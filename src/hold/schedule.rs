@@ -17,7 +17,7 @@ pub(crate) struct Schedule {
 
 #[derive(Default)]
 struct Entries {
-    holds: BTreeMap<(Instant, u64), Arc<Hold>>,
+    holds: BTreeMap<Key, Arc<Hold>>,
     /// Holds that are due together. Who has moved or ended since is still among them, and does nothing when its
     /// time has come: to look for it would cost more.
     groups: BTreeMap<Key, Vec<Arc<Hold>>>,
@@ -57,24 +57,20 @@ pub(super) struct Due {
     pub(super) batches: Vec<Arc<Batch>>,
 }
 
+fn first_of<V>(entries: &BTreeMap<Key, V>) -> Option<Instant> {
+    entries.first_key_value().map(|((at, _), _)| *at)
+}
+
 impl Entries {
     fn first(&self) -> Option<Instant> {
-        let batch = self.batches.first_key_value().map(|((at, _), _)| *at);
-        self.first_hold().into_iter().chain(self.first_group()).chain(batch).min()
-    }
-
-    fn first_hold(&self) -> Option<Instant> {
-        self.holds.first_key_value().map(|((at, _), _)| *at)
-    }
-
-    fn first_group(&self) -> Option<Instant> {
-        self.groups.first_key_value().map(|((at, _), _)| *at)
+        let all = [first_of(&self.holds), first_of(&self.groups), first_of(&self.batches)];
+        all.into_iter().flatten().min()
     }
 
     fn take(&mut self, until: Instant, count: usize) -> Vec<(Instant, Arc<Hold>)> {
         let mut taken = Vec::new();
         while taken.len() < count {
-            let (hold, group) = (self.first_hold(), self.first_group());
+            let (hold, group) = (first_of(&self.holds), first_of(&self.groups));
             let Some(at) = hold.into_iter().chain(group).min().filter(|at| *at <= until) else {
                 break;
             };
@@ -111,21 +107,33 @@ impl Schedule {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves a hold from one time to another; `None` is outside.
-    pub(super) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
-        let id = hold.token.number();
+    /// Puts something in at `at`, and wakes the watchdog if it sleeps for longer.
+    fn insert<R>(&self, at: Instant, insert: impl FnOnce(&mut Entries) -> R) -> R {
         let mut entries = self.lock();
-        let removed = from.and_then(|from| entries.holds.remove(&(from, id)));
-        let mut wake = false;
-        if let Some(to) = to {
-            entries.holds.insert((to, id), Arc::clone(hold));
-            wake = entries.arm(to);
-        }
+        let result = insert(&mut entries);
+        let wake = entries.arm(at);
         drop(entries);
-        drop(removed);
         if wake {
             self.earlier.notify_one();
         }
+        result
+    }
+
+    /// Moves a hold from one time to another; `None` is outside.
+    pub(super) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
+        let id = hold.token.number();
+        let remove =
+            |entries: &mut Entries| from.and_then(|from| entries.holds.remove(&(from, id)));
+        let removed = match to {
+            Some(to) => self.insert(to, |entries| {
+                let removed = remove(entries);
+                entries.holds.insert((to, id), Arc::clone(hold));
+                removed
+            }),
+            None => remove(&mut self.lock()),
+        };
+        // Not while the entries are locked.
+        drop(removed);
     }
 
     /// A group of up to `size` that will be due at `at`.
@@ -137,27 +145,19 @@ impl Schedule {
         if holds.is_empty() {
             return;
         }
-        let mut entries = self.lock();
-        let key = entries.key(at);
-        entries.groups.insert(key, holds);
-        let wake = entries.arm(at);
-        drop(entries);
-        if wake {
-            self.earlier.notify_one();
-        }
+        self.insert(at, |entries| {
+            let key = entries.key(at);
+            entries.groups.insert(key, holds);
+        });
     }
 
     /// A batch leaves that must be answered by `until`.
     pub(super) fn put(&self, batch: &Arc<Batch>, until: Instant) -> Key {
-        let mut entries = self.lock();
-        let key = entries.key(until);
-        entries.batches.insert(key, Arc::clone(batch));
-        let wake = entries.arm(until);
-        drop(entries);
-        if wake {
-            self.earlier.notify_one();
-        }
-        key
+        self.insert(until, |entries| {
+            let key = entries.key(until);
+            entries.batches.insert(key, Arc::clone(batch));
+            key
+        })
     }
 
     /// A batch was answered.
@@ -213,11 +213,9 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Inner;
     use super::super::state::State;
     use super::*;
     use crate::store::{Name, Token};
-    use std::sync::OnceLock;
     use std::time::Duration;
     use uuid::Uuid;
 
@@ -227,14 +225,8 @@ mod tests {
 
     fn hold(number: u64) -> Arc<Hold> {
         let state = State::granted(at(0), at(1), None, None);
-        Arc::new(Hold {
-            name: Name::new("n").unwrap(),
-            token: Token::new(Uuid::nil(), number),
-            fence: None,
-            lost: OnceLock::new(),
-            changed: Notify::new(),
-            inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn: None }),
-        })
+        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), number));
+        Hold::new(name, token, None, state, None)
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {

@@ -10,6 +10,7 @@ use crate::hold::{Grant, Hold};
 use crate::lease::Lease;
 use crate::store::{Acquire, Acquired, Mode, Name, Token, Wakeups};
 use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -61,16 +62,18 @@ pub(crate) async fn acquire(
         Patience::Forever => false,
     };
     let seek = Seek { engine, name, once, answered: &answered }.run(current);
-    let seek = async {
-        tokio::select! {
-            biased;
-            result = seek => result,
-            () = core.closed.cancelled() => Err(Error::closed()),
+    let mut seek = pin!(
+        async {
+            tokio::select! {
+                biased;
+                result = seek => result,
+                () = core.closed.cancelled() => Err(Error::closed()),
+            }
         }
-    }
-    .instrument(span.clone());
+        .instrument(span.clone())
+    );
     let result = match patience {
-        Patience::For(limit) if !once => match timeout(limit, seek).await {
+        Patience::For(limit) if !once => match timeout(limit, seek.as_mut()).await {
             Ok(result) => result,
             Err(_) if answered.load(Ordering::Relaxed) => Ok(None),
             Err(_) => Err(silent()),

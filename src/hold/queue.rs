@@ -11,6 +11,7 @@ use super::Hold;
 use super::handoff::Passed;
 use crate::clock::Instant;
 use crate::store::Name;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,10 +61,10 @@ impl Queue {
     /// Takes the turn of a name that nobody in this process has or waits for.
     pub(crate) fn try_enter(self: &Arc<Self>, name: &Name) -> Option<Turn> {
         let mut line = self.lock();
-        if line.slots.contains_key(name) {
-            return None;
-        }
-        line.slots.insert(name.clone(), Slot::default());
+        match line.slots.entry(name.clone()) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(place) => place.insert(Slot::default()),
+        };
         Some(line.turn(self, name))
     }
 
@@ -139,14 +140,14 @@ impl Queue {
         loop {
             let (next, hold) = {
                 let mut line = self.lock();
-                let Some(slot) = line.slots.get_mut(name) else {
+                let Entry::Occupied(mut place) = line.slots.entry(name.clone()) else {
                     return;
                 };
-                let hold = slot.hold.take();
-                let next = match slot.waiters.pop_first() {
+                let hold = place.get_mut().hold.take();
+                let next = match place.get_mut().waiters.pop_first() {
                     Some((_, waiter)) => Some((waiter, line.turn(self, name))),
                     None => {
-                        line.slots.remove(name);
+                        place.remove();
                         None
                     }
                 };

@@ -17,7 +17,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
@@ -36,8 +36,6 @@ const FEW: usize = 8;
 pub(super) struct Lane {
     road: Arc<Road>,
     items: mpsc::UnboundedSender<Item<Busy>>,
-    /// Fires when the lane's connection is closed, or its runtime has gone.
-    ended: CancellationToken,
 }
 
 /// What a lane of one server needs.
@@ -53,7 +51,15 @@ struct Road {
 pub(super) struct Lines {
     pub(super) link: Link,
     pub(super) wire: Wire,
-    pub(super) clock: Clock,
+    clock: Clock,
+    /// Fires when the connection is closed, or its runtime has gone.
+    pub(super) ended: CancellationToken,
+}
+
+impl Lines {
+    pub(super) fn new(link: Link, wire: Wire, clock: Clock) -> Self {
+        Self { link, wire, clock, ended: CancellationToken::new() }
+    }
 }
 
 /// One request that waits for the lane's task; `B` counts it for as long as it lives.
@@ -103,7 +109,7 @@ impl Lane {
     /// A lane, and the work that must run on the runtime where the link's connection lives.
     pub(super) fn new(lines: Lines) -> (Self, impl Future<Output = ()> + use<>) {
         let (lane, inbox) = Self::entrance(lines);
-        let (road, end) = (Arc::clone(&lane.road), lane.ended.clone().drop_guard());
+        let (road, end) = (Arc::clone(&lane.road), lane.road.lines.ended.clone().drop_guard());
         let work = async move {
             let _end = end;
             let inbox = Mutex::new(inbox);
@@ -116,7 +122,7 @@ impl Lane {
     fn entrance(lines: Lines) -> (Self, Inbox) {
         let (items, inbox) = mpsc::unbounded_channel();
         let road = Road { lines, busy: AtomicUsize::new(0), flying: AtomicUsize::new(0) };
-        (Self { road: Arc::new(road), items, ended: CancellationToken::new() }, inbox)
+        (Self { road: Arc::new(road), items }, inbox)
     }
 
     /// Whether nobody serves it any more.
@@ -126,7 +132,7 @@ impl Lane {
 
     /// Gives up this entrance and waits for the end of the lane.
     pub(super) async fn close(self) {
-        let ended = self.ended.clone();
+        let ended = self.road.lines.ended.clone();
         drop(self);
         ended.cancelled().await;
     }
@@ -150,7 +156,7 @@ impl Lane {
         let lone = self.road.busy.fetch_add(1, Ordering::AcqRel) == 0;
         let busy = Busy(Arc::clone(&self.road));
         if lone && here {
-            return Box::pin(run_alone(request, busy, self.ended.clone()));
+            return in_place(|| run_alone(request, busy));
         }
         let (waiting, verdict) = Waiting::new(request, busy);
         // If the lane has gone, the item goes with its sender, which tells the receiver.
@@ -159,17 +165,22 @@ impl Lane {
     }
 }
 
+/// A future in a box, written where it stays: one of a call takes six kilobytes, which `Box::pin` copies.
+pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    Box::into_pin(Box::write(Box::new_uninit(), make()))
+}
+
 /// Runs a lone request in place. It may be moved to another runtime half way, and outlive its own. `busy`
 /// counts it.
 pub(super) async fn run_alone<R: Request>(
     request: R,
     busy: impl AsRef<Lines>,
-    ended: CancellationToken,
 ) -> Result<R::Verdict> {
-    let mut call = pin!(busy.as_ref().call_alone(&request));
+    let lines = busy.as_ref();
+    let mut call = pin!(lines.call_alone(&request));
     // Not polled when its runtime has gone, and its timers with it. To wait for the end costs as much as a timer;
     // the client's own end, which wakes us, comes with it.
-    poll_fn(|context| match ended.is_cancelled() {
+    poll_fn(|context| match lines.ended.is_cancelled() {
         true => Poll::Ready(Err(replies::gone())),
         false => call.as_mut().poll(context),
     })
@@ -371,7 +382,7 @@ mod tests {
         let (keys, (hub, _)) = (Keys::new(""), Hub::of_orders());
         let wire = Wire { keys, scripts: &PLAIN, replicas: None, hub };
         let link = Link::Fleet(Fleet::nowhere());
-        let (lane, mut inbox) = Lane::entrance(Lines { link, wire, clock: Clock::system() });
+        let (lane, mut inbox) = Lane::entrance(Lines::new(link, wire, Clock::system()));
         let road = Arc::clone(&lane.road);
         road.flying.store(flying, Ordering::Release);
         for _ in 0..waiting {

@@ -79,7 +79,7 @@ struct Places {
 impl Lanes {
     /// The lane at home, on the current runtime.
     pub(super) fn start(link: Link, dial: Dial, wire: Wire, clock: Clock) -> Self {
-        let (home, work) = Lane::new(Lines { link, wire: wire.clone(), clock: clock.clone() });
+        let (home, work) = Lane::new(Lines::new(link, wire.clone(), clock.clone()));
         tokio::spawn(work);
         let near = Arc::new(Near { dial, wire, clock, places: Mutex::default() });
         Self { home, home_id: Handle::current().id(), near }
@@ -152,7 +152,7 @@ impl Near {
     /// Opens the lane of a runtime for requests; what is returned serves it.
     fn settle(&self, id: Id, link: Link) -> StoreWork {
         let (wire, clock) = (self.wire.clone(), self.clock.clone());
-        let (lane, work) = Lane::new(Lines { link, wire, clock });
+        let (lane, work) = Lane::new(Lines::new(link, wire, clock));
         let mut places = self.lock();
         // Without a place, the lane is dropped here, and its work only closes the connection.
         if let Some((_, place)) = places.lanes.iter_mut().find(|(known, _)| *known == id) {

@@ -8,7 +8,6 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
 use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal, Token};
-use std::fmt::Write;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -99,44 +98,54 @@ impl Batch {
 /// What a script is to do in turn, and with which tokens.
 struct Steps {
     letters: String,
-    tokens: String,
-    /// Whether there are several, so that it pays to send only once what they begin with: an argument costs
-    /// the client several times what its bytes cost.
-    several: bool,
-    /// What those that follow begin with.
-    manager: Option<Uuid>,
+    tokens: Tokens,
+}
+
+enum Tokens {
+    One(Option<Token>),
+    /// It pays to send only once what they begin with: an argument costs the client several times what its
+    /// bytes cost.
+    Many {
+        rest: String,
+        manager: Option<Uuid>,
+    },
 }
 
 impl Steps {
     fn of(items: usize) -> Self {
-        Self {
-            letters: String::with_capacity(items + 2),
-            tokens: String::with_capacity(if items > 1 { items * 12 } else { 48 }),
-            several: items > 1,
-            manager: None,
-        }
+        let tokens = match items {
+            0 | 1 => Tokens::One(None),
+            _ => Tokens::Many { rest: String::with_capacity(items * 12), manager: None },
+        };
+        Self { letters: String::with_capacity(items + 2), tokens }
     }
 
     /// One more item.
     fn item(&mut self, letter: char, token: Token, call: &mut Call) {
-        if self.several && self.manager != Some(token.manager()) {
-            self.letters.push('M');
-            call.text(&format!("{}:", token.manager()));
-            self.manager = Some(token.manager());
+        match &mut self.tokens {
+            Tokens::One(one) => *one = Some(token),
+            Tokens::Many { rest, manager } => {
+                if *manager != Some(token.manager()) {
+                    self.letters.push('M');
+                    call.show(format_args!("{}:", token.manager()));
+                    *manager = Some(token.manager());
+                }
+                if !rest.is_empty() {
+                    rest.push(',');
+                }
+                // A String takes whatever is written to it.
+                let _ = token.write_rest(rest);
+            }
         }
         self.letters.push(letter);
-        if !self.tokens.is_empty() {
-            self.tokens.push(',');
-        }
-        // A String takes whatever is written to it.
-        let _ = match self.manager {
-            Some(_) => token.write_rest(&mut self.tokens),
-            None => write!(self.tokens, "{token}"),
-        };
     }
 
     fn finish(self, call: &mut Call) {
-        call.text(&self.tokens);
+        match self.tokens {
+            Tokens::One(Some(token)) => call.show(token),
+            Tokens::One(None) => call.text(""),
+            Tokens::Many { rest, .. } => call.text(&rest),
+        }
         call.text(&self.letters);
     }
 }

@@ -9,6 +9,7 @@ use fred::error::ErrorKind;
 use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Value};
+use std::fmt::{Display, Write};
 use std::ops::Range;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -89,6 +90,12 @@ impl Call {
 
     pub(super) fn text(&mut self, text: &str) {
         let word = self.word(|buffer| buffer.push_str(text));
+        self.args.push(word);
+    }
+
+    pub(super) fn show(&mut self, shown: impl Display) {
+        // A String takes whatever is written to it.
+        let word = self.word(|buffer| _ = write!(buffer, "{shown}"));
         self.args.push(word);
     }
 

@@ -4,7 +4,7 @@
 //! leaves as calls of up to a hundred. Slots know nothing of each other, so a server that is down holds up
 //! only its own.
 
-use super::lane::{BATCH_SIZE, Item, Lines, Waiting, run_alone};
+use super::lane::{BATCH_SIZE, Item, Lines, Waiting, in_place, run_alone};
 use super::requests::Request;
 use super::scripts::slot;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
@@ -20,8 +20,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub(super) struct SlotLanes {
     roads: Arc<Roads>,
     entrance: Arc<DropGuard>,
-    /// Fires when the connections are closed, or their runtime has gone.
-    ended: CancellationToken,
 }
 
 struct Roads {
@@ -74,8 +72,8 @@ impl Roads {
 impl SlotLanes {
     /// Lanes, and the work that must run on the runtime where the link's connections live: this one.
     pub(super) fn new(lines: Lines) -> (Self, impl Future<Output = ()> + use<>) {
-        let (closing, ended) = (CancellationToken::new(), CancellationToken::new());
-        let (link, end) = (lines.link.clone(), ended.clone().drop_guard());
+        let closing = CancellationToken::new();
+        let (link, end) = (lines.link.clone(), lines.ended.clone().drop_guard());
         let roads = Roads { lines, runtime: Handle::current(), slots: Mutex::default() };
         let entrance = Arc::new(closing.clone().drop_guard());
         let work = async move {
@@ -83,17 +81,17 @@ impl SlotLanes {
             closing.cancelled().await;
             link.close().await;
         };
-        (Self { roads: Arc::new(roads), entrance, ended }, work)
+        (Self { roads: Arc::new(roads), entrance }, work)
     }
 
     /// Whether nobody serves them any more.
     pub(super) fn is_closed(&self) -> bool {
-        self.ended.is_cancelled()
+        self.roads.lines.ended.is_cancelled()
     }
 
     /// Gives up this entrance and waits for the end of the lanes.
     pub(super) async fn close(self) {
-        let ended = self.ended.clone();
+        let ended = self.roads.lines.ended.clone();
         drop(self);
         ended.cancelled().await;
     }
@@ -122,7 +120,7 @@ impl SlotLanes {
         let busy = Busy { roads: Arc::clone(&self.roads), slot };
         if entry.busy == 1 && here {
             drop(slots);
-            return Box::pin(run_alone(request, busy, self.ended.clone()));
+            return in_place(|| run_alone(request, busy));
         }
         let (waiting, verdict) = Waiting::new(request, busy);
         entry.waiting.push_back(item(waiting));
@@ -217,7 +215,7 @@ mod tests {
         let (keys, (hub, _)) = (Keys::new(""), Hub::of_orders());
         let wire = Wire { keys, scripts: &SHARDED, replicas: None, hub };
         let link = Link::Fleet(Fleet::nowhere());
-        SlotLanes::new(Lines { link, wire, clock: Clock::system() })
+        SlotLanes::new(Lines::new(link, wire, Clock::system()))
     }
 
     fn acquire(lanes: &SlotLanes, name: &str, here: bool) -> StoreFuture<Acquired> {

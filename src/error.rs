@@ -123,6 +123,10 @@ impl Error {
         Self::new(ErrorKind::Closed, "this manager was closed; make a new one to lock again")
     }
 
+    pub(crate) fn silent() -> Self {
+        Self::new(ErrorKind::Unavailable, "the store did not answer in time")
+    }
+
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }

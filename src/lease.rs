@@ -1,6 +1,6 @@
 //! What the user keeps in hand while a name is held.
 
-use crate::error::{Error, ErrorKind, Loss, Result};
+use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::hold::engine::{Core, Engine};
 use crate::hold::reaper::Job;
@@ -12,7 +12,6 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A held lease: the guard of a lock.
@@ -360,11 +359,9 @@ impl Lease {
         }
         self.engine.ensure_running();
         // A request may have to wait for the one before it, so two attempts in all.
-        let result = match timeout(core.timing.attempt * 2, settle(core, hold, now)).await {
-            Ok(result) => result,
-            Err(_) => {
-                return Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"));
-            }
+        let settled = core.in_time(core.timing.attempt * 2, settle(core, hold, now)).await;
+        let Some(result) = settled else {
+            return Err(Error::silent());
         };
         // Another lease's release may have found it out.
         let result = result.and_then(|()| match hold.loss() {

@@ -2,7 +2,7 @@
 
 use crate::Loss;
 use crate::builder::Builder;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::hold::engine::{Core, Engine};
 use crate::hold::handoff::lose;
@@ -290,9 +290,7 @@ impl LeaseManager {
                 Some(error) => failed.push((hold.name.to_string(), error)),
                 None if in_time => released += 1,
                 None => {
-                    let error =
-                        Error::new(ErrorKind::Unavailable, "the store did not answer in time");
-                    failed.push((hold.name.to_string(), error));
+                    failed.push((hold.name.to_string(), Error::silent()));
                 }
             }
         }

@@ -76,7 +76,7 @@ pub(crate) async fn acquire(
         Patience::For(limit) if !once => match timeout(limit, seek.as_mut()).await {
             Ok(result) => result,
             Err(_) if answered.load(Ordering::Relaxed) => Ok(None),
-            Err(_) => Err(silent()),
+            Err(_) => Err(Error::silent()),
         },
         _ => seek.await,
     };
@@ -100,10 +100,6 @@ fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Lease>>
         let (name, count) = (lease.name(), lease.hold_count());
         span.in_scope(|| tracing::debug!(name, fence = lease.fence(), count, "granted"));
     }
-}
-
-fn silent() -> Error {
-    Error::new(ErrorKind::Unavailable, "the store did not answer in time")
 }
 
 struct Seek<'a> {
@@ -203,7 +199,7 @@ impl Seek<'_> {
                     // Our own operation, so a silence here is the store's.
                     self.answered.store(false, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
-                    idle.map_err(|_| silent())?;
+                    idle.map_err(|_| Error::silent())?;
                 }
                 Entry::Lost(loss) => return Err(Error::lost(loss)),
                 Entry::Over => {
@@ -235,7 +231,7 @@ impl Seek<'_> {
             biased;
             verdict = timeout(limit, ask) => match verdict {
                 Ok(verdict) => nested.end(verdict, true)?,
-                Err(_) => return Err(silent()),
+                Err(_) => return Err(Error::silent()),
             },
             loss = hold.when_lost() => return Err(Error::lost(loss)),
         }
@@ -259,11 +255,11 @@ impl Seek<'_> {
             let now = core.now();
             let since = *unanswered.get_or_insert(now);
             let silence = now.saturating_duration_since(since);
-            let limit = self.silence_limit();
-            let request = self.request(attempt.token(), 1);
-            let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
-                Ok(verdict) => verdict,
-                Err(_) => return Err(silent()),
+            let limit = self.silence_limit().saturating_sub(silence);
+            let mut request = self.request(attempt.token(), 1);
+            request.timeout = request.timeout.min(limit);
+            let Some(verdict) = core.in_time(limit, attempt.ask(request)).await else {
+                return Err(Error::silent());
             };
             match verdict {
                 Ok(Acquired::Granted { sent, fence }) => {

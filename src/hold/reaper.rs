@@ -82,9 +82,7 @@ pub(super) async fn in_time<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Unavailable, "the store did not answer in time"))
-    })
+    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(Error::silent()))
 }
 
 fn bounded<T: 'static>(core: &Core, request: StoreFuture<T>) -> Option<StoreFuture<T>> {

@@ -303,7 +303,8 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        // What is held back here is held back for ever.
+        Capabilities { punctual: false, ..self.inner.capabilities() }
     }
 
     fn shard(&self, name: &Name) -> usize {

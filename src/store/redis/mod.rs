@@ -184,7 +184,8 @@ impl Store for RedisStore {
 
     fn capabilities(&self) -> Capabilities {
         let sharded = self.renewals.is_cluster();
-        Capabilities { renewal_batch: BATCH_SIZE, sharded, ..Capabilities::default() }
+        let punctual = true;
+        Capabilities { renewal_batch: BATCH_SIZE, sharded, punctual, ..Capabilities::default() }
     }
 
     fn shard(&self, name: &Name) -> usize {

@@ -104,6 +104,59 @@ fn a_request_ends_with_the_runtime_of_its_connection() {
     assert!(gone.elapsed() < Duration::from_secs(2), "{:?}", gone.elapsed());
 }
 
+const T: Duration = Duration::from_secs(3);
+/// How long one attempt may take, and how long a loaded machine may take for nothing.
+const ATTEMPT: Duration = Duration::from_millis(300);
+const SLACK: Duration = Duration::from_secs(5);
+
+/// What waits for others to send it keeps the time by itself.
+#[test]
+fn a_request_does_not_wait_for_a_runtime_that_stands_still() {
+    let server = Server::start();
+    let (home, other) = (runtime(), runtime());
+    let leases = LeaseManager::builder().ttl(T).own_thread(false);
+    let leases = home.block_on(leases.connect(&server.url())).expect("up");
+    // From here on nobody drives `home`, and `other` has no connection yet.
+    other.block_on(async {
+        let start = Instant::now();
+        let mut lock = leases.lock("job");
+        let request = tokio::time::timeout(LONG, lock.try_lock());
+        let error = request.await.expect("it ends").expect_err("nobody sends it");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let took = start.elapsed();
+        assert!((2 * ATTEMPT..2 * ATTEMPT + SLACK).contains(&took), "{took:?}");
+        tokio::time::timeout(LONG, work(&leases)).await.expect("by a connection of its own");
+    });
+}
+
+/// The last lease of a hold cannot be released while a nested one is, by a future that nobody polls.
+#[test]
+fn a_release_waits_for_another_for_two_attempts_at_most() {
+    let server = Server::start();
+    let runtime = runtime();
+    runtime.block_on(async {
+        let leases = LeaseManager::builder().ttl(T).connect(&server.url()).await.expect("up");
+        work(&leases).await;
+        let mut lock = leases.lock("job");
+        let outer = lock.lock().await.expect("free");
+        let inner = lock.lock().await.expect("nested");
+        let mut asleep = Box::pin(inner.unlock());
+        let once = poll_fn(|context| Poll::Ready(asleep.as_mut().poll(context).is_pending()));
+        assert!(once.await, "it waits for the server");
+
+        let start = Instant::now();
+        let released = tokio::time::timeout(LONG, outer.unlock()).await.expect("it ends");
+        assert_eq!(released.expect_err("not in time").kind(), ErrorKind::Unavailable);
+        let took = start.elapsed();
+        assert!((2 * ATTEMPT..2 * ATTEMPT + SLACK).contains(&took), "{took:?}");
+
+        drop(asleep);
+        let mut next = leases.lock("job");
+        let free = tokio::time::timeout(LONG, next.lock()).await.expect("the engine goes on");
+        free.expect("free").unlock().await.expect("held");
+    });
+}
+
 /// Until a runtime has its connection, the one at home serves; it is tried for again and again, not in a rush.
 #[test]
 fn without_a_connection_of_its_own_a_runtime_locks_all_the_same() {

@@ -4,9 +4,8 @@ use super::connect::Address;
 use super::link::{Node, sorted};
 use super::replies::{self, Element};
 use super::routes::Routes;
-use super::scripts::{Failure, Ready, Script, elements};
+use super::scripts::{Failure, Ready, Script};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use fred::types::Value;
 use fred::types::config::Server;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -173,7 +172,7 @@ impl Fleet {
             let reply = node.run(script, &call, left, asking.is_some()).await;
             let refusal = match refusal(&reply, &server) {
                 Some(refusal) => refusal,
-                None => return self.read(reply),
+                None => return reply.map_err(|failure| self.failed(&failure)),
             };
             redirections += 1;
             let pause = match refusal {
@@ -201,21 +200,16 @@ impl Fleet {
         }
     }
 
-    fn read(&self, reply: Result<Value, Failure>) -> Result<Vec<Element>> {
-        match reply {
-            Ok(reply) => elements(reply),
-            Err(failure) => {
-                let error = sorted(&failure);
-                if error.is_unavailable() {
-                    self.routes.want();
-                }
-                // fred tells this to all that are under way on the connection, and closes it.
-                if failure.details().starts_with("CLUSTERDOWN") {
-                    return Err(error.with_fate(Fate::Unknown));
-                }
-                Err(error)
-            }
+    fn failed(&self, failure: &Failure) -> Error {
+        let error = sorted(failure);
+        if error.is_unavailable() {
+            self.routes.want();
         }
+        // fred tells this to all that are under way on the connection, and closes it.
+        if failure.details().starts_with("CLUSTERDOWN") {
+            return error.with_fate(Fate::Unknown);
+        }
+        error
     }
 
     /// The connection to a server, made now if need be.
@@ -260,16 +254,15 @@ async fn prune(routes: Arc<Routes>, nodes: Arc<Nodes>, ended: CancellationToken)
     nodes.keep_only(&[]).await;
 }
 
-fn refusal(reply: &Result<Value, Failure>, asked: &Server) -> Option<Refusal> {
+fn refusal(reply: &Result<Vec<Element>, Failure>, asked: &Server) -> Option<Refusal> {
     let error = match reply {
         Err(error) => error,
         // Commands in a script are refused one by one: if one is, so are all that write.
-        Ok(Value::Array(items)) => {
+        Ok(elements) => {
             let read_only =
-                |item: &Value| item.as_str().is_some_and(|text| text.starts_with("READONLY"));
-            return items.iter().any(read_only).then_some(Refusal::ReadOnly);
+                |one: &Element| matches!(one, Element::Text(text) if text.starts_with("READONLY"));
+            return elements.iter().any(read_only).then_some(Refusal::ReadOnly);
         }
-        Ok(_) => return None,
     };
     let text = error.details();
     let mut words = text.split(' ');
@@ -326,14 +319,14 @@ impl Fleet {
 mod tests {
     use super::*;
 
-    fn failure(text: &str) -> Result<Value, Failure> {
+    fn failure(text: &str) -> Result<Vec<Element>, Failure> {
         Err(Failure::new(fred::error::ErrorKind::Unknown, text.to_owned()))
     }
 
     #[test]
     fn a_refusal_says_where_to_go() {
         let asked = Server::new("a", 7000);
-        let told = |reply: &Result<Value, Failure>| match refusal(reply, &asked) {
+        let told = |reply: &Result<Vec<Element>, Failure>| match refusal(reply, &asked) {
             None => "none".to_owned(),
             Some(Refusal::Moved(slot, server)) => format!("{slot} is at {server}"),
             Some(Refusal::Ask(server)) => format!("ask {server}"),
@@ -358,11 +351,9 @@ mod tests {
         ] {
             assert_eq!(told(&failure(text)), expected, "{text}");
         }
-        let items = |text: &str| {
-            Ok(Value::Array(vec![Value::Integer(1), Value::String(text.to_owned().into())]))
-        };
+        let items = |text: &str| Ok(vec![Element::Int(1), Element::Text(text.to_owned())]);
         assert_eq!(told(&items("READONLY You can't write")), "read only");
         assert_eq!(told(&items("OOM command not allowed")), "none");
-        assert_eq!(told(&Ok(Value::Integer(1))), "none");
+        assert_eq!(told(&Ok(Vec::new())), "none");
     }
 }

@@ -4,11 +4,10 @@ use super::connect::Address;
 use super::fleet::Fleet;
 use super::replies::{self, Element};
 use super::routes::Routes;
-use super::scripts::{Call, Failure, Ready, Script, elements};
+use super::scripts::{Call, Failure, Ready, Script};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use fred::clients::Client;
 use fred::interfaces::{ClientLike, EventInterface};
-use fred::types::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,7 +32,7 @@ impl Link {
         match self {
             Link::One(node) => {
                 let reply = node.run(script, &call.finish(), timeout, false).await;
-                elements(reply.map_err(|error| sorted(&error))?)
+                reply.map_err(|error| sorted(&error))
             }
             // Boxed, so that the future stays small where there is one server.
             Link::Fleet(fleet) => Box::pin(fleet.run(script, call.finish(), timeout)).await,
@@ -100,7 +99,7 @@ impl Node {
         call: &Ready,
         timeout: Duration,
         asking: bool,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Vec<Element>, Failure> {
         let reply = script.run(&self.client, call, timeout, asking).await;
         if let Err(error) = &reply {
             let error = sorted(error);

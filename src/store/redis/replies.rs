@@ -9,6 +9,8 @@ use std::time::Duration;
 pub(super) enum Element {
     Int(i64),
     Text(String),
+    /// No script says that.
+    Other,
 }
 
 /// What the scripts say of an item that they did not refuse.
@@ -29,13 +31,14 @@ impl Element {
             Element::Int(done @ 0..) => Ok(Code::Done(done.unsigned_abs())),
             Element::Int(other) => Ok(Code::Other(other.abs_diff(-3))),
             Element::Text(text) => Err(sort(text)),
+            Element::Other => Err(nonsense()),
         }
     }
 
     pub(super) fn int(&self) -> Result<i64> {
         match self {
             Element::Int(value) => Ok(*value),
-            Element::Text(_) => Err(nonsense()),
+            Element::Text(_) | Element::Other => Err(nonsense()),
         }
     }
 }

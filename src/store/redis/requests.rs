@@ -35,7 +35,7 @@ pub(super) fn confirmed(wait: Option<Replicas>, reply: &mut Vec<Element>) -> Res
         )
         .with_fate(Fate::Executed)),
         Some(Element::Text(text)) => Err(replies::sort(&text).with_fate(Fate::Unknown)),
-        None => Err(replies::nonsense()),
+        Some(Element::Other) | None => Err(replies::nonsense()),
     }
 }
 

@@ -1,14 +1,13 @@
 //! The Lua scripts, and how they are called.
 
-use super::replies::{self, Element};
-use crate::error::Result;
+use super::replies::Element;
 use crate::store::remote::Replicas;
 use fred::bytes::Bytes;
 use fred::clients::Client;
 use fred::error::ErrorKind;
 use fred::interfaces::ClientLike;
 use fred::types::config::Options;
-use fred::types::{ClusterHash, CustomCommand, Value};
+use fred::types::{ClusterHash, CustomCommand, Resp3Frame, Value};
 use std::fmt::{Display, Write};
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -179,7 +178,7 @@ impl Script {
         call: &Ready,
         timeout: Duration,
         asking: bool,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Vec<Element>, Failure> {
         if asking || call.wait.is_some() {
             // Boxed, so that the usual call's future stays small.
             return Box::pin(self.run_among(client, call, timeout, asking)).await;
@@ -188,12 +187,13 @@ impl Script {
         let options = options(timeout);
         let client = client.with_options(&options);
         let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-        let reply: Result<Value, Failure> =
-            client.custom(by_name, words(&self.sha, text, keys, args)).await;
-        match reply {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
+        // Not made fred's values first, which are ours only half.
+        let reply = client.custom_raw(by_name, words(&self.sha, text, keys, args)).await;
+        match elements(reply?) {
+            Err(error) if is_unknown(&error) => {
                 let by_text = CustomCommand::new_static("EVAL", ClusterHash::Offset(2), false);
-                client.custom(by_text, words(self.source, text, keys, args)).await
+                let words = words(self.source, text, keys, args);
+                elements(client.custom_raw(by_text, words).await?)
             }
             reply => reply,
         }
@@ -209,7 +209,7 @@ impl Script {
         call: &Ready,
         timeout: Duration,
         asking: bool,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Vec<Element>, Failure> {
         let options = options(timeout);
         let attempt = async |verb, script: &'static str| {
             let pipeline = client.pipeline().with_options(&options);
@@ -228,26 +228,35 @@ impl Script {
             }
             let mut replies = pipeline.try_all::<Value>().await.into_iter();
             // A failure of the whole is the only reply.
-            let mut reply = match replies.next() {
+            let reply = match replies.next() {
                 Some(Ok(_)) if asking => replies.next(),
                 reply => reply,
             };
-            if let (Some(Ok(Value::Array(elements))), Some(_)) = (&mut reply, call.wait) {
+            let reply =
+                reply.unwrap_or_else(|| Err(Failure::new(ErrorKind::Protocol, "no reply")))?;
+            let mut elements: Vec<Element> = match reply {
+                Value::Array(values) => values.into_iter().map(Element::from).collect(),
+                _ => Vec::new(),
+            };
+            if call.wait.is_some() {
                 elements.push(match replies.next() {
-                    Some(Ok(reached)) => reached,
-                    Some(Err(error)) => Value::from(error.details()),
-                    None => Value::from("ERR no answer to WAIT"),
+                    Some(Ok(reached)) => reached.into(),
+                    Some(Err(error)) => Element::Text(error.details().to_owned()),
+                    None => Element::Text("ERR no answer to WAIT".to_owned()),
                 });
             }
-            reply.unwrap_or_else(|| Err(Failure::new(ErrorKind::Protocol, "no reply")))
+            Ok(elements)
         };
         match attempt("EVALSHA", &self.sha).await {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
-                attempt("EVAL", self.source).await
-            }
+            Err(error) if is_unknown(&error) => attempt("EVAL", self.source).await,
             reply => reply,
         }
     }
+}
+
+/// Whether the server does not know the script by its name.
+fn is_unknown(error: &Failure) -> bool {
+    error.details().starts_with("NOSCRIPT")
 }
 
 fn options(timeout: Duration) -> Options {
@@ -258,19 +267,41 @@ fn options(timeout: Duration) -> Options {
     }
 }
 
-pub(super) fn elements(reply: Value) -> Result<Vec<Element>> {
-    let Value::Array(values) = reply else {
-        return Err(replies::nonsense());
-    };
-    values.into_iter().map(element).collect()
+/// The elements of a reply: none where it is no array, which makes sense to nobody.
+fn elements(reply: Resp3Frame) -> Result<Vec<Element>, Failure> {
+    match reply {
+        Resp3Frame::Array { data, .. } => Ok(data.into_iter().map(Element::from).collect()),
+        Resp3Frame::SimpleError { data, .. } => Err(refused(&data)),
+        Resp3Frame::BlobError { data, .. } => Err(refused(&String::from_utf8_lossy(&data))),
+        _ => Ok(Vec::new()),
+    }
 }
 
-fn element(value: Value) -> Result<Element> {
-    match value {
-        Value::Integer(value) => Ok(Element::Int(value)),
-        Value::String(text) => Ok(Element::Text(text.to_string())),
-        Value::Bytes(bytes) => Ok(Element::Text(String::from_utf8_lossy(&bytes).into_owned())),
-        _ => Err(replies::nonsense()),
+/// Its kind comes of its words alone; see [`replies::sort`].
+fn refused(words: &str) -> Failure {
+    Failure::new(ErrorKind::Unknown, words.to_owned())
+}
+
+impl From<Resp3Frame> for Element {
+    fn from(frame: Resp3Frame) -> Self {
+        match frame {
+            Resp3Frame::Number { data, .. } => Element::Int(data),
+            Resp3Frame::BlobString { data, .. } | Resp3Frame::SimpleString { data, .. } => {
+                Element::Text(String::from_utf8_lossy(&data).into_owned())
+            }
+            _ => Element::Other,
+        }
+    }
+}
+
+impl From<Value> for Element {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Integer(value) => Element::Int(value),
+            Value::String(text) => Element::Text(text.to_string()),
+            Value::Bytes(bytes) => Element::Text(String::from_utf8_lossy(&bytes).into_owned()),
+            _ => Element::Other,
+        }
     }
 }
 
@@ -292,22 +323,46 @@ mod tests {
         assert_eq!(Call::default().finish().slot(), 0, "of none");
     }
 
+    fn frame(text: &str) -> Resp3Frame {
+        Resp3Frame::BlobString { data: Bytes::copy_from_slice(text.as_bytes()), attributes: None }
+    }
+
+    fn array(data: Vec<Resp3Frame>) -> Resp3Frame {
+        Resp3Frame::Array { data, attributes: None }
+    }
+
     #[test]
     fn elements_are_numbers_and_text_and_nothing_else() {
-        let reply = vec![
+        let number = Resp3Frame::Number { data: 7, attributes: None };
+        let bytes =
+            Resp3Frame::SimpleString { data: Bytes::from_static(b"ERR \xff"), attributes: None };
+        let reply =
+            vec![number.clone(), frame("ERR a"), bytes, Resp3Frame::Null, array(Vec::new())];
+        let text = |text: &str| Element::Text(text.to_owned());
+        let both = [Element::Int(7), text("ERR a"), text("ERR \u{fffd}")];
+        let odd = [Element::Other, Element::Other];
+        assert_eq!(elements(array(reply)).unwrap(), [&both[..], &odd[..]].concat());
+        let values = [
             Value::Integer(7),
             Value::String("ERR a".into()),
             Value::Bytes(Bytes::from_static(b"ERR \xff")),
         ];
-        let Ok([Element::Int(7), Element::Text(text), Element::Text(bytes)]) =
-            <[Element; 3]>::try_from(elements(Value::Array(reply)).unwrap())
-        else {
-            panic!("others");
-        };
-        assert_eq!((&text[..], &bytes[..]), ("ERR a", "ERR \u{fffd}"));
-        for nonsense in [Value::Null, Value::Array(Vec::new()), Value::Double(1.0)] {
-            assert!(elements(Value::Array(vec![nonsense])).is_err());
+        assert_eq!(values.map(Element::from), both);
+        assert_eq!([Value::Null, Value::Double(1.0)].map(Element::from), odd);
+        for nonsense in [number, frame("OK"), Resp3Frame::Null] {
+            assert_eq!(elements(nonsense).unwrap(), []);
         }
-        assert!(elements(Value::Integer(1)).is_err());
+        for element in odd {
+            assert!(element.code().is_err() && element.int().is_err());
+        }
+    }
+
+    #[test]
+    fn an_error_reply_is_a_failure_in_the_servers_words() {
+        let simple = Resp3Frame::SimpleError { data: "NOSCRIPT a".into(), attributes: None };
+        let blob = Resp3Frame::BlobError { data: "OOM b".into(), attributes: None };
+        let words = [simple, blob].map(|reply| elements(reply).unwrap_err());
+        assert_eq!(words.each_ref().map(Failure::details), ["NOSCRIPT a", "OOM b"]);
+        assert_eq!(words.each_ref().map(is_unknown), [true, false]);
     }
 }

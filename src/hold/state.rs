@@ -55,23 +55,11 @@ pub(crate) struct Attempt {
     pub(crate) fence_kept: Instant,
 }
 
+/// What a renewal needs comes first; see [`Hold`](super::Hold).
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct State {
     phase: Phase,
-    /// When the last confirmed grant or renewal was sent.
-    confirmed: Instant,
-    renewal: Renewal,
-    attempts: u32,
-    failures: u32,
-    /// When the store's grant was asked for, and how often it was passed on since.
-    granted: Instant,
-    passed: u32,
-    /// Leases alive in this process.
-    live: u32,
-    /// The count that the store has, as far as known.
-    recorded: Option<u32>,
-    /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
-    refused: bool,
     /// An operation that writes the count is under way.
     busy: bool,
     /// ... and it is a nested acquire.
@@ -80,19 +68,34 @@ pub(crate) struct State {
     settling: bool,
     /// The engine is settling it; one at a time, so that the gaps between attempts hold.
     reaping: bool,
-    /// The loss was ours to decide: when to release at the latest.
-    owed: Option<Instant>,
-    max_until: Option<Instant>,
-    /// Earlier sends of the grant whose fate is unknown may run until then.
-    unsure_until: Option<Instant>,
-    /// When the store last set how long it remembers the fencing token.
-    fence_kept: Instant,
-    /// The error of the last release that failed.
-    release_error: Option<Error>,
+    /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
+    refused: bool,
     /// A release that failed may have run.
     release_unknown: bool,
     /// It was found lost when it was given back, by whoever told the store.
     found_lost: Option<Loss>,
+    /// When the last confirmed grant or renewal was sent.
+    confirmed: Instant,
+    renewal: Renewal,
+    attempts: u32,
+    failures: u32,
+    max_until: Option<Instant>,
+    /// When the store last set how long it remembers the fencing token.
+    fence_kept: Instant,
+    /// Leases alive in this process.
+    live: u32,
+    /// The count that the store has, as far as known.
+    recorded: Option<u32>,
+    /// How often it was passed on since the store granted it.
+    passed: u32,
+    /// When the store's grant was asked for.
+    granted: Instant,
+    /// The loss was ours to decide: when to release at the latest.
+    owed: Option<Instant>,
+    /// Earlier sends of the grant whose fate is unknown may run until then.
+    unsure_until: Option<Instant>,
+    /// The error of the last release that failed.
+    release_error: Option<Error>,
 }
 
 impl State {

@@ -159,11 +159,11 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
     }
 }
 
-fn send_all(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
+fn send_all(core: &Arc<Core>, tasks: &mut JoinSet<()>, mut long: Batch, now: Instant) {
     // Those with little time left apart: their attempt must be short, that of the others need not.
     let whole = now + core.timing.attempt;
-    let (short, long): (Batch, Batch) =
-        batch.into_iter().partition(|renewing| renewing.attempt.believed_until < whole);
+    let short: Batch =
+        long.extract_if(.., |renewing| renewing.attempt.believed_until < whole).collect();
     let size = core.store.capabilities().renewal_batch.max(1);
     for all in [short, long] {
         let mut all = all.into_iter();

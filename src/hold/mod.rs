@@ -151,7 +151,8 @@ impl Hold {
         group: Option<&mut Group<'_>>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
-        let before = inner.state.visible();
+        let was = inner.state.phase();
+        let before = inner.watched.then(|| inner.state.visible());
         let result = change(&mut inner.state, now);
         let wake_at = inner.state.wake_at(&core.timing);
         if wake_at != inner.scheduled {
@@ -163,11 +164,10 @@ impl Hold {
             }
             inner.scheduled = wake_at;
         }
-        let after = inner.state.visible();
-        let (was, is) = (before.phase, after.phase);
+        let is = inner.state.phase();
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let turn = if inner.state.is_over() { inner.turn.take() } else { None };
-        let watched = before != after && inner.watched;
+        let watched = before.is_some_and(|before| before != inner.state.visible());
         let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
         drop(inner);
 

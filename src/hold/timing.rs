@@ -41,6 +41,8 @@ pub(crate) struct Timing {
     pub(crate) longest_chain: Duration,
     /// From `s` to `D`.
     to_deadline: Duration,
+    /// From `s` to `C`.
+    to_cancel: Duration,
 }
 
 impl Timing {
@@ -52,6 +54,7 @@ impl Timing {
         attempt: Duration::from_secs(3),
         longest_chain: Duration::from_secs(3),
         to_deadline: Duration::from_millis(29_698),
+        to_cancel: Duration::from_millis(27_698),
     };
 
     /// Derives everything from T.
@@ -63,13 +66,16 @@ impl Timing {
         }
         // The store counts whole milliseconds; ours must not be longer than its.
         let ttl = Duration::from_millis(ttl.as_millis() as u64);
+        let grace = (ttl / 10).clamp(GRACE.0, GRACE.1);
+        let to_deadline = ttl - ttl / RATE_ERROR_DIVISOR - ROUNDING;
         Ok(Self {
             ttl,
-            grace: (ttl / 10).clamp(GRACE.0, GRACE.1),
+            grace,
             period: (ttl / 3).min(LONGEST_PERIOD),
             attempt: (ttl / 10).clamp(SHORTEST_ATTEMPT, LONGEST_ATTEMPT).min(ttl / 6),
             longest_chain: ttl / 10,
-            to_deadline: ttl - ttl / RATE_ERROR_DIVISOR - ROUNDING,
+            to_deadline,
+            to_cancel: to_deadline - grace,
         })
     }
 
@@ -80,7 +86,7 @@ impl Timing {
 
     /// `C`: when the holder is told, if nothing was confirmed since.
     pub(crate) fn cancel(&self, sent: Instant) -> Instant {
-        self.deadline(sent).saturating_sub(self.grace)
+        sent + self.to_cancel
     }
 
     /// When to renew what was confirmed at `sent`: up to a tenth early, so that processes

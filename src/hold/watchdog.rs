@@ -139,6 +139,7 @@ fn renew_early(
     now: Instant,
 ) {
     warm(taken.iter().map(|(_, hold)| hold));
+    batch.reserve(taken.len());
     for (at, hold) in taken {
         if let Due::Renew(attempt) = hold.renew_early(core, at, now) {
             batch.push(Renewing { hold, attempt });

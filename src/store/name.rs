@@ -116,8 +116,21 @@ impl Token {
 
     /// What comes behind `<manager>:`, without spaces.
     pub(crate) fn write_rest(self, to: &mut impl fmt::Write) -> fmt::Result {
-        write!(to, "{}", self.number)?;
+        to.write_str(digits(self.number, &mut [0; 20]))?;
         if self.round > 0 { write!(to, ".{}", self.round) } else { Ok(()) }
+    }
+}
+
+/// A number in decimal digits. `{}` costs as much as half of what else a lease adds to a call.
+fn digits(mut number: u64, buffer: &mut [u8; 20]) -> &str {
+    let mut start = buffer.len();
+    loop {
+        start -= 1;
+        buffer[start] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return str::from_utf8(&buffer[start..]).unwrap_or_default();
+        }
     }
 }
 
@@ -171,6 +184,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn digits_are_those_that_are_shown(number: u64, shift in 0..64u32) {
+            let number = number >> shift;
+            prop_assert_eq!(digits(number, &mut [0; 20]).to_owned(), number.to_string());
+        }
+
         /// Redis takes the text between the first '{' and the next '}' for the slot, unless empty.
         #[test]
         fn every_accepted_name_and_its_fence_key_share_a_slot_tag(name in "[ab{}:]{1,12}") {

@@ -22,6 +22,7 @@ pub(crate) mod engine;
 pub(crate) mod handoff;
 pub(crate) mod queue;
 pub(crate) mod reaper;
+mod round;
 mod schedule;
 pub(crate) mod settle;
 pub(crate) mod state;
@@ -33,6 +34,7 @@ use crate::error::{Error, Loss, Result};
 use crate::store::{Absence, Name, Token};
 use engine::Core;
 use queue::Turn;
+use round::{Confirmed, Round};
 use schedule::Group;
 use state::{Due, Entered, Entry, Next, Op, Phase, State};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -40,6 +42,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
+
+/// A round that holds may join, if they may believe until then.
+#[derive(Clone, Copy)]
+struct Open<'a> {
+    round: &'a Arc<Round>,
+    whole: Instant,
+}
 
 /// One possession of a name, shared by its leases and the engine.
 ///
@@ -64,8 +73,26 @@ struct Inner {
     /// Whether somebody has ever waited for `changed`: to ask costs less than to wake nobody.
     watched: bool,
     state: State,
+    /// The call that is to renew it with others, until what came of it has been read.
+    round: Option<Arc<Round>>,
     /// Kept until nothing more is sent for this hold.
     turn: Option<Turn>,
+}
+
+impl Inner {
+    /// Reads what came of its round.
+    fn take(&mut self, Confirmed { sent, next }: Confirmed) {
+        self.state.confirm(sent, next);
+        self.scheduled = Some(next);
+        self.round = None;
+    }
+
+    /// To be told by itself what comes of its round.
+    fn leave_round(&mut self) {
+        if let Some(confirmed) = self.round.take().and_then(|round| round.one_by_one()) {
+            self.take(confirmed);
+        }
+    }
 }
 
 /// What a grant brings.
@@ -107,7 +134,7 @@ impl Hold {
             fence,
             lost: OnceLock::new(),
             changed: Notify::new(),
-            inner: Mutex::new(Inner { state, scheduled: None, watched: false, turn }),
+            inner: Mutex::new(Inner { scheduled: None, watched: false, state, round: None, turn }),
         })
     }
 
@@ -122,7 +149,11 @@ impl Hold {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Transitions do not panic half way.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(confirmed) = inner.round.as_ref().and_then(|round| round.confirmed()) {
+            inner.take(confirmed);
+        }
+        inner
     }
 
     /// Runs a transition, then what follows from it: the schedule, the token, the turn, a trace.
@@ -151,6 +182,7 @@ impl Hold {
         group: Option<&mut Group<'_>>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
+        inner.leave_round();
         let was = inner.state.phase();
         let before = inner.watched.then(|| inner.state.visible());
         let result = change(&mut inner.state, now);
@@ -285,7 +317,10 @@ impl Hold {
     pub(crate) fn changed(&self) -> Notified<'_> {
         // In this order: what changes before `watched` is set is there to be seen.
         let changed = self.changed.notified();
-        self.lock().watched = true;
+        let mut inner = self.lock();
+        inner.leave_round();
+        inner.watched = true;
+        drop(inner);
         changed
     }
 
@@ -352,19 +387,26 @@ impl Hold {
     }
 
     /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
-    pub(crate) fn tick(self: &Arc<Self>, core: &Arc<Core>, at: Instant, now: Instant) -> Due {
-        self.taken(core, at, now, |state, now| state.tick(&core.timing, now))
-    }
-
-    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect. Taken
-    /// out of the schedule as for [`Hold::tick`].
-    pub(crate) fn renew_early(
+    fn tick(
         self: &Arc<Self>,
         core: &Arc<Core>,
         at: Instant,
         now: Instant,
+        open: Option<Open<'_>>,
     ) -> Due {
-        self.taken(core, at, now, |state, now| state.renew_early(&core.timing, now))
+        self.taken(core, at, now, open, |state, now| state.tick(&core.timing, now))
+    }
+
+    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect. Taken
+    /// out of the schedule as for [`Hold::tick`].
+    fn renew_early(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        at: Instant,
+        now: Instant,
+        open: Option<Open<'_>>,
+    ) -> Due {
+        self.taken(core, at, now, open, |state, now| state.renew_early(&core.timing, now))
     }
 
     fn taken(
@@ -372,6 +414,7 @@ impl Hold {
         core: &Arc<Core>,
         at: Instant,
         now: Instant,
+        open: Option<Open<'_>>,
         change: impl FnOnce(&mut State, Instant) -> Due,
     ) -> Due {
         let mut inner = self.lock();
@@ -380,6 +423,12 @@ impl Hold {
             return Due::Nothing;
         }
         inner.scheduled = None;
+        if let Some(Open { round, whole }) = open.filter(|_| !inner.watched)
+            && let Some(attempt) = inner.state.renew_plainly(&core.timing, whole)
+        {
+            inner.round = Some(Arc::clone(round));
+            return Due::Join(attempt);
+        }
         self.update_locked(core, now, inner, None, change)
     }
 

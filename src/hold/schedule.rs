@@ -20,7 +20,7 @@ struct Entries {
     holds: BTreeMap<Key, Arc<Hold>>,
     /// Holds that are due together. Who has moved or ended since is still among them, and does nothing when its
     /// time has come: to look for it would cost more.
-    groups: BTreeMap<Key, Vec<Arc<Hold>>>,
+    groups: BTreeMap<Key, Members>,
     /// By when each batch must be answered.
     batches: BTreeMap<Key, Arc<Batch>>,
     last_key: u64,
@@ -29,6 +29,24 @@ struct Entries {
 }
 
 pub(super) type Key = (Instant, u64);
+
+enum Members {
+    Holds(Vec<Arc<Hold>>),
+    /// As they were sent.
+    Batch(Arc<Batch>),
+}
+
+impl Members {
+    fn holds(self) -> Vec<Arc<Hold>> {
+        match self {
+            Self::Holds(holds) => holds,
+            Self::Batch(batch) => match Arc::try_unwrap(batch) {
+                Ok(batch) => batch.into_iter().map(|one| one.hold).collect(),
+                Err(batch) => batch.iter().map(|one| Arc::clone(&one.hold)).collect(),
+            },
+        }
+    }
+}
 
 /// Holds that were renewed together and are due together again. Each believes that it stands there from the
 /// moment that it joins, so the group is put in when this is dropped: also when a subscriber of traces panics.
@@ -76,10 +94,11 @@ impl Entries {
             };
             if hold == Some(at) {
                 taken.extend(self.holds.pop_first().map(|(_, hold)| (at, hold)));
-            } else if let Some((key, mut group)) = self.groups.pop_first() {
+            } else if let Some((key, group)) = self.groups.pop_first() {
+                let mut group = group.holds();
                 let rest = group.split_off(group.len().min(count - taken.len()));
                 if !rest.is_empty() {
-                    self.groups.insert(key, rest);
+                    self.groups.insert(key, Members::Holds(rest));
                 }
                 taken.extend(group.into_iter().map(|hold| (at, hold)));
             }
@@ -147,7 +166,7 @@ impl Schedule {
         }
         self.insert(at, |entries| {
             let key = entries.key(at);
-            entries.groups.insert(key, holds);
+            entries.groups.insert(key, Members::Holds(holds));
         });
     }
 
@@ -157,6 +176,17 @@ impl Schedule {
             let key = entries.key(until);
             entries.batches.insert(key, Arc::clone(batch));
             key
+        })
+    }
+
+    /// All of a batch are due together again, at `at`; false if the batch is not there any more. Its holds are not
+    /// looked at.
+    pub(super) fn again(&self, batch: Key, at: Instant) -> bool {
+        self.insert(at, |entries| {
+            let Some(batch) = entries.batches.remove(&batch) else { return false };
+            let key = entries.key(at);
+            entries.groups.insert(key, Members::Batch(batch));
+            true
         })
     }
 

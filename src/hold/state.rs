@@ -35,6 +35,8 @@ enum Renewal {
 pub(crate) enum Due {
     Nothing,
     Renew(Attempt),
+    /// Renew, and what comes of it may be told to all of its round at once.
+    Join(Attempt),
     Settle,
 }
 
@@ -250,15 +252,29 @@ impl State {
         }
     }
 
+    /// Starts a renewal of which only the next could come, if it succeeds by `until`.
+    pub(super) fn renew_plainly(&mut self, timing: &Timing, until: Instant) -> Option<Attempt> {
+        let believed_until = timing.cancel(self.confirmed);
+        let plain = self.phase == Phase::Held
+            && matches!(self.renewal, Renewal::Due(_))
+            && self.max_until.is_none()
+            && until <= believed_until
+            && !self.needs_settling();
+        plain.then(|| self.attempt(believed_until))
+    }
+
+    fn attempt(&mut self, believed_until: Instant) -> Attempt {
+        let number = self.attempts.wrapping_add(1);
+        self.attempts = number;
+        self.renewal = Renewal::UnderWay { attempt: number };
+        Attempt { number, believed_until, fence_kept: self.fence_kept }
+    }
+
     /// Starts a renewal that is not due yet.
     pub(super) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
         match self.renewal {
             Renewal::Due(_) if self.believed() && now < self.believed_until(timing) => {
-                let number = self.attempts.wrapping_add(1);
-                self.attempts = number;
-                self.renewal = Renewal::UnderWay { attempt: number };
-                let believed_until = self.believed_until(timing);
-                Due::Renew(Attempt { number, believed_until, fence_kept: self.fence_kept })
+                Due::Renew(self.attempt(self.believed_until(timing)))
             }
             _ => Due::Nothing,
         }
@@ -282,7 +298,7 @@ impl State {
         }
         match verdict {
             Ok(None) => {
-                self.confirm(timing, sent, jitter);
+                self.confirm_jittered(timing, sent, jitter);
                 if fence_kept {
                     self.fence_kept = sent;
                 }
@@ -329,11 +345,17 @@ impl State {
         }
     }
 
-    fn confirm(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
-        self.confirmed = self.confirmed.max(sent);
+    fn confirm_jittered(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
+        let latest = self.confirmed.max(sent);
+        self.confirm(latest, timing.renewal(latest, jitter));
+    }
+
+    /// The store has it since `sent`, and it is to be renewed at `next`.
+    pub(super) fn confirm(&mut self, sent: Instant, next: Instant) {
+        self.confirmed = sent;
         self.phase = Phase::Held;
         self.failures = 0;
-        self.renewal = Renewal::Due(timing.renewal(self.confirmed, jitter));
+        self.renewal = Renewal::Due(next);
     }
 }
 

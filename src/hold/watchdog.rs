@@ -3,13 +3,15 @@
 //! One loop per engine. It wakes for the hold that is due first, never for each hold, and hands
 //! I/O to tasks of its own, so that no store, however slow, keeps it from firing a token at `C`.
 
-use super::Hold;
 use super::engine::Core;
 use super::reaper::{Job, Work};
+use super::round::{Confirmed, Round};
+use super::schedule::Key;
 use super::state::{Attempt, Due};
+use super::{Hold, Open};
 use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::store::{Renewal, Renewed};
+use crate::store::{Capabilities, Renewal, Renewed};
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use tokio::task::JoinSet;
 
 /// A hold and the attempt to renew it.
 pub(super) struct Renewing {
-    hold: Arc<Hold>,
+    pub(super) hold: Arc<Hold>,
     attempt: Attempt,
 }
 
@@ -86,19 +88,25 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
             renewing.hold.unanswered(core, renewing.attempt.number);
         }
     }
+    let mut departure = Departure::new(core, now);
     warm(due.holds.iter().map(|(_, hold)| hold));
-    let mut batch = Vec::with_capacity(due.holds.len());
     for (at, hold) in due.holds {
-        match hold.tick(core, at, now) {
-            Due::Nothing => {}
-            Due::Renew(attempt) => batch.push(Renewing { hold, attempt }),
-            Due::Settle => {
-                tasks.spawn(Work::new(core, Job::Settle(hold)).run());
-            }
+        let due = hold.tick(core, at, now, departure.open());
+        if due == Due::Settle {
+            tasks.spawn(Work::new(core, Job::Settle(hold)).run());
+        } else {
+            departure.take(hold, due);
         }
     }
-    fill_up(core, &mut batch, now);
-    send(core, tasks, batch, now);
+    departure.fill_up(core);
+    departure.leave(core, tasks);
+}
+
+/// A connection was lost and made anew: the server may have restarted without our leases.
+fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
+    let mut departure = Departure::new(core, core.now());
+    departure.take_early(core, core.schedule.all());
+    departure.leave(core, tasks);
 }
 
 /// Brings holds into the caches, from which they are gone after a period. Plain reads of many are waited for
@@ -107,103 +115,155 @@ fn warm<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) {
     black_box(holds.map(|hold| hold.warm()).fold(0, usize::wrapping_add));
 }
 
-/// Takes leases along that are due soon anyway. Those due almost at once, because a burst of calls costs a
-/// third of what they cost one by one, each on cold caches; and as many as the last call has room for,
-/// because it costs the same for one as for a hundred.
-fn fill_up(core: &Arc<Core>, batch: &mut Batch, now: Instant) {
-    if batch.is_empty() {
-        return;
-    }
-    let size = core.store.capabilities().renewal_batch.max(1);
-    let room = (BURST * size).saturating_sub(batch.len());
-    let at_once = now + core.timing.period / 32;
-    renew_early(core, batch, core.schedule.soon(at_once, room), now);
-    let room = (size - batch.len() % size) % size;
-    let soon = now + core.timing.period / 5;
-    renew_early(core, batch, core.schedule.soon(soon, room), now);
-}
-
-/// A connection was lost and made anew: the server may have restarted without our leases.
-fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
-    let now = core.now();
-    let mut batch = Vec::new();
-    renew_early(core, &mut batch, core.schedule.all(), now);
-    send(core, tasks, batch, now);
-}
-
-/// Renews what was taken out of the schedule before its time.
-fn renew_early(
-    core: &Arc<Core>,
-    batch: &mut Batch,
-    taken: Vec<(Instant, Arc<Hold>)>,
+/// What is to be renewed now.
+struct Departure {
     now: Instant,
-) {
-    warm(taken.iter().map(|(_, hold)| hold));
-    batch.reserve(taken.len());
-    for (at, hold) in taken {
-        if let Due::Renew(attempt) = hold.renew_early(core, at, now) {
-            batch.push(Renewing { hold, attempt });
+    /// Until when an attempt may take. Those with less time left go apart: theirs must be short, that of the
+    /// others need not.
+    whole: Instant,
+    /// How many one call takes.
+    size: usize,
+    sharded: bool,
+    /// Calls of which all may be told at once, and the next such call as it grows.
+    rounds: Vec<(Arc<Round>, Batch)>,
+    round: (Arc<Round>, Batch),
+    others: Batch,
+}
+
+impl Departure {
+    fn new(core: &Core, now: Instant) -> Self {
+        let Capabilities { renewal_batch, sharded, .. } = core.store.capabilities();
+        Self {
+            now,
+            whole: now + core.timing.attempt,
+            size: renewal_batch.max(1),
+            sharded,
+            rounds: Vec::new(),
+            round: Default::default(),
+            others: Vec::new(),
         }
     }
-}
 
-fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, batch: Batch, now: Instant) {
-    if !core.store.capabilities().sharded {
-        return send_all(core, tasks, batch, now);
+    /// The round that a hold may join; none where parts of the store can fail on their own.
+    fn open(&self) -> Option<Open<'_>> {
+        (!self.sharded).then_some(Open { round: &self.round.0, whole: self.whole })
     }
-    let mut shards: HashMap<usize, Batch> = HashMap::new();
-    for renewing in batch {
-        shards.entry(core.store.shard(&renewing.hold.name)).or_default().push(renewing);
-    }
-    for batch in shards.into_values() {
-        send_all(core, tasks, batch, now);
-    }
-}
 
-fn send_all(core: &Arc<Core>, tasks: &mut JoinSet<()>, mut long: Batch, now: Instant) {
-    // Those with little time left apart: their attempt must be short, that of the others need not.
-    let whole = now + core.timing.attempt;
-    let short: Batch =
-        long.extract_if(.., |renewing| renewing.attempt.believed_until < whole).collect();
-    let size = core.store.capabilities().renewal_batch.max(1);
-    for all in [short, long] {
-        let mut all = all.into_iter();
-        while all.len() > 0 {
-            let batch: Arc<Batch> = Arc::new(all.by_ref().take(size).collect());
-            // No attempt outlives the first `C` among them. Whatever becomes of the task, the watchdog looks
-            // at each of them then.
-            let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
-            let until = first.map_or(whole, |first| first.min(whole));
-            let key = core.schedule.put(&batch, until);
-            let core = Arc::clone(core);
-            tasks.spawn(async move {
-                // Without an answer it stays there, for the watchdog to see.
-                if renew(&core, &batch, until).await {
-                    core.schedule.remove(key);
+    /// Takes a hold along, if it is to be renewed.
+    fn take(&mut self, hold: Arc<Hold>, due: Due) {
+        match due {
+            Due::Nothing | Due::Settle => {}
+            Due::Renew(attempt) => self.others.push(Renewing { hold, attempt }),
+            Due::Join(attempt) => {
+                let (_, batch) = &mut self.round;
+                if batch.is_empty() {
+                    batch.reserve_exact(self.size);
                 }
-            });
+                batch.push(Renewing { hold, attempt });
+                if batch.len() == self.size {
+                    self.rounds.push(std::mem::take(&mut self.round));
+                }
+            }
+        }
+    }
+
+    /// Takes along what was taken out of the schedule before its time.
+    fn take_early(&mut self, core: &Arc<Core>, taken: Vec<(Instant, Arc<Hold>)>) {
+        warm(taken.iter().map(|(_, hold)| hold));
+        for (at, hold) in taken {
+            let due = hold.renew_early(core, at, self.now, self.open());
+            self.take(hold, due);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.rounds.len() * self.size + self.round.1.len() + self.others.len()
+    }
+
+    /// Takes leases along that are due soon anyway. Those due almost at once, because a burst of calls costs a
+    /// third of what they cost one by one, each on cold caches; and as many as the last call has room for,
+    /// because it costs the same for one as for a hundred.
+    fn fill_up(&mut self, core: &Arc<Core>) {
+        if self.len() == 0 {
+            return;
+        }
+        let room = (BURST * self.size).saturating_sub(self.len());
+        let at_once = self.now + core.timing.period / 32;
+        self.take_early(core, core.schedule.soon(at_once, room));
+        let room = (self.size - self.len() % self.size) % self.size;
+        let soon = self.now + core.timing.period / 5;
+        self.take_early(core, core.schedule.soon(soon, room));
+    }
+
+    fn leave(mut self, core: &Arc<Core>, tasks: &mut JoinSet<()>) {
+        if !self.round.1.is_empty() {
+            self.rounds.push(self.round);
+        }
+        for (round, batch) in self.rounds {
+            send(core, tasks, batch, Some(round), self.whole);
+        }
+        let mut shards: HashMap<usize, Batch> = HashMap::new();
+        for renewing in self.others {
+            let shard = if self.sharded { core.store.shard(&renewing.hold.name) } else { 0 };
+            shards.entry(shard).or_default().push(renewing);
+        }
+        for mut long in shards.into_values() {
+            let short: Batch =
+                long.extract_if(.., |one| one.attempt.believed_until < self.whole).collect();
+            for all in [short, long] {
+                let mut all = all.into_iter();
+                while all.len() > 0 {
+                    let batch = all.by_ref().take(self.size).collect();
+                    send(core, tasks, batch, None, self.whole);
+                }
+            }
         }
     }
 }
 
-/// Whether there was an answer, or a failure, for each of them.
-async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) -> bool {
+/// Sends one call.
+fn send(
+    core: &Arc<Core>,
+    tasks: &mut JoinSet<()>,
+    batch: Batch,
+    round: Option<Arc<Round>>,
+    whole: Instant,
+) {
+    let batch = Arc::new(batch);
+    // No attempt outlives the first `C` among them. Whatever becomes of the task, the watchdog looks
+    // at each of them then.
+    let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
+    let until = first.map_or(whole, |first| first.min(whole));
+    let key = core.schedule.put(&batch, until);
+    let core = Arc::clone(core);
+    tasks.spawn(async move { renew(&core, batch, round, until, key).await });
+}
+
+/// Without an answer it stays in the schedule, for the watchdog to see.
+async fn renew(
+    core: &Arc<Core>,
+    batch: Arc<Batch>,
+    round: Option<Arc<Round>>,
+    until: Instant,
+    key: Key,
+) {
     let now = core.now();
     let timeout = until.saturating_duration_since(now);
     if timeout.is_zero() {
         // The thread was stopped since it was due: nothing is sent after `C`.
-        return false;
+        return;
     }
-    let request = |renewing: &Renewing| Renewal {
-        name: renewing.hold.name.clone(),
-        token: renewing.hold.token,
-        ttl: core.timing.ttl,
-        fence_retention: fence_retention(core, renewing, now),
+    let mut kept = false;
+    let request = |renewing: &Renewing| {
+        let fence_retention = fence_retention(core, renewing, now);
+        kept |= fence_retention.is_some();
+        let Hold { name, token, .. } = &*renewing.hold;
+        Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
     };
     let requests: Vec<Renewal> = batch.iter().map(request).collect();
     // A store that keeps its contract answers before.
     let answer = tokio::time::timeout(timeout * 2, core.store.renew(requests, timeout));
-    let Ok(renewed) = answer.await else { return false };
+    let Ok(renewed) = answer.await else { return };
 
     let (sent, verdicts) = match renewed {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
@@ -214,14 +274,23 @@ async fn renew(core: &Arc<Core>, batch: &Batch, until: Instant) -> bool {
         Err(error) => (now, repeat(error, batch.len())),
     };
     let moment = (core.now(), core.jitter());
-    let mut group = core.schedule.group(core.timing.renewal(sent, moment.1), batch.len());
+    let next = core.timing.renewal(sent, moment.1);
+    let plainly = moment.0 < until && !kept && !tracing::enabled!(tracing::Level::TRACE);
+    if let Some(round) = round.filter(|_| plainly)
+        && verdicts.iter().all(|verdict| matches!(verdict, Ok(None)))
+        && round.conclude(Confirmed { sent, next }, || core.schedule.again(key, next))
+    {
+        return;
+    }
+    let mut group = core.schedule.group(next, batch.len());
     warm(batch.iter().map(|renewing| &renewing.hold));
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let kept = fence_retention(core, renewing, now).is_some();
         let attempt = (renewing.attempt.number, sent, kept);
         renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
     }
-    true
+    drop(group);
+    core.schedule.remove(key);
 }
 
 fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {

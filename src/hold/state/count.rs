@@ -85,7 +85,7 @@ impl State {
                 Err(error)
             }
             (_, Entered::Granted { sent, count }) => {
-                self.confirm(timing, sent, jitter);
+                self.confirm_jittered(timing, sent, jitter);
                 (self.recorded, self.refused) = (Some(count), false);
                 self.live += u32::from(keep);
                 Ok(())

@@ -1,0 +1,75 @@
+//! A call that renews many holds, and what came of it: told to all of them at once.
+//!
+//! To tell each of them costs as much as to write the call. So a call that renewed all is written down here, and
+//! a hold reads that when it is next looked at, in most cases at its next renewal.
+//!
+//! # Invariants
+//!
+//! 1. A hold joins only when nothing but the next renewal could come of a success: it is plainly held, and
+//!    nobody waits for a change of it.
+//! 2. Whoever changes a hold whose round is open makes it a round in which each is told by itself.
+//! 3. Once written down, a success is read before anything else is done to a hold.
+//!
+//! So it makes no difference when a hold reads it. Lock order: a hold's state, then its round, then the schedule.
+
+use crate::clock::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    course: Mutex<Course>,
+}
+
+#[derive(Debug, Default)]
+enum Course {
+    #[default]
+    Open,
+    /// Each of its holds is told by itself.
+    OneByOne,
+    Renewed(Confirmed),
+}
+
+/// A success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Confirmed {
+    /// When the call left.
+    pub(super) sent: Instant,
+    /// When to renew again.
+    pub(super) next: Instant,
+}
+
+impl Round {
+    fn lock(&self) -> MutexGuard<'_, Course> {
+        self.course.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The success, if there is one yet.
+    pub(super) fn confirmed(&self) -> Option<Confirmed> {
+        match *self.lock() {
+            Course::Renewed(confirmed) => Some(confirmed),
+            Course::Open | Course::OneByOne => None,
+        }
+    }
+
+    /// Has each of its holds told by itself, unless there has been a success already.
+    pub(super) fn one_by_one(&self) -> Option<Confirmed> {
+        let mut course = self.lock();
+        match *course {
+            Course::Renewed(confirmed) => Some(confirmed),
+            Course::Open | Course::OneByOne => {
+                *course = Course::OneByOne;
+                None
+            }
+        }
+    }
+
+    /// Writes a success down, if all may be told at once and `schedule` has put them in for the next renewal.
+    pub(super) fn conclude(&self, confirmed: Confirmed, schedule: impl FnOnce() -> bool) -> bool {
+        let mut course = self.lock();
+        let done = matches!(*course, Course::Open) && schedule();
+        if done {
+            *course = Course::Renewed(confirmed);
+        }
+        done
+    }
+}

@@ -73,3 +73,35 @@ impl Round {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn confirmed() -> Confirmed {
+        let sent = Instant::ZERO;
+        Confirmed { sent, next: sent + Duration::from_secs(10) }
+    }
+
+    #[test]
+    fn a_success_is_written_down_once_the_holds_are_in_the_schedule() {
+        let round = Round::default();
+        assert_eq!(round.confirmed(), None);
+        assert!(!round.conclude(confirmed(), || false), "the batch is not there any more");
+        assert_eq!(round.confirmed(), None);
+        assert!(round.conclude(confirmed(), || true));
+        assert_eq!(round.confirmed(), Some(confirmed()));
+        assert_eq!(round.one_by_one(), Some(confirmed()), "who changes a hold now reads it first");
+        assert_eq!(round.confirmed(), Some(confirmed()));
+    }
+
+    #[test]
+    fn after_a_change_each_is_told_by_itself() {
+        let round = Round::default();
+        assert_eq!(round.one_by_one(), None);
+        assert!(!round.conclude(confirmed(), || unreachable!("they are not all due together")));
+        assert_eq!(round.one_by_one(), None);
+        assert_eq!(round.confirmed(), None);
+    }
+}

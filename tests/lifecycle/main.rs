@@ -13,6 +13,7 @@ mod loss;
 mod random;
 mod release;
 mod renew;
+mod rounds;
 mod stress;
 mod types;
 mod wait;

@@ -515,3 +515,27 @@ impl Hold {
         self.update(core, |state, _| state.end());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It may be written down between the look at the round and the change.
+    #[test]
+    fn a_success_that_is_written_down_meanwhile_is_read_before_a_change() {
+        let (sent, next) = (Instant::ZERO + Duration::from_secs(10), Instant::MAX);
+        let round = Arc::new(Round::default());
+        let state = State::granted(Instant::ZERO, Instant::ZERO, None, None);
+        let mut inner = Inner {
+            scheduled: None,
+            watched: false,
+            state,
+            round: Some(Arc::clone(&round)),
+            turn: None,
+        };
+        assert!(round.conclude(Confirmed { sent, next }, || true));
+        inner.leave_round();
+        assert_eq!((inner.state.confirmed(), inner.scheduled), (sent, Some(next)));
+        assert!(inner.round.is_none());
+    }
+}

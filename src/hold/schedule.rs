@@ -244,6 +244,7 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::super::state::State;
+    use super::super::watchdog::Renewing;
     use super::*;
     use crate::store::{Name, Token};
     use std::time::Duration;
@@ -292,6 +293,25 @@ mod tests {
         assert!(schedule.soon(at(10), 0).is_empty());
         assert_eq!(schedule.lock().first(), Some(at(10)));
         assert_eq!(numbers(&schedule.due(at(10)).holds), [4, 5]);
+    }
+
+    #[test]
+    fn a_batch_that_is_still_there_is_due_again() {
+        let schedule = Schedule::default();
+        let batch = Arc::new([1, 2].map(|number| Renewing::of(hold(number))).into());
+        let key = schedule.put(&batch, at(10));
+        assert!(schedule.again(key, at(20)));
+        assert!(!schedule.again(key, at(30)), "it is not there any more");
+        assert!(schedule.due(at(19)).batches.is_empty());
+        for _ in 0..2 {
+            // Who sent it has it still, or not any more.
+            assert_eq!(numbers(&schedule.due(at(20)).holds), [1, 2]);
+            let key = schedule.put(&batch, at(10));
+            assert!(schedule.again(key, at(20)));
+        }
+        drop(batch);
+        assert_eq!(numbers(&schedule.soon(at(20), 1)), [1]);
+        assert_eq!(numbers(&schedule.all()), [2]);
     }
 
     #[test]

@@ -419,6 +419,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_plainly_held_may_be_renewed_with_others() {
+        let plainly = |mut state: State, until| {
+            let attempt = state.renew_plainly(&timing(), at(until));
+            assert_eq!(attempt.is_some(), matches!(state.renewal, Renewal::UnderWay { .. }));
+            attempt.map(|attempt| (attempt.number, attempt.believed_until))
+        };
+        assert_eq!(plainly(held(), 888), Some((1, at(888))));
+        assert_eq!(plainly(held(), 889), None, "too little time is left");
+        let mut state = held();
+        let attempt = renew(&mut state, 333);
+        assert!(state.renew_plainly(&timing(), at(500)).is_none(), "it is being renewed");
+        verdict(&mut state, 340, attempt, 334, Err(unavailable()));
+        assert_eq!(plainly(state, 500), None, "it is at risk");
+        let limited = State::granted(at(0), at(333), Some(at(10_000)), None);
+        assert_eq!(plainly(limited, 500), None, "it ends by itself");
+        let mut nested = held();
+        nested.enter(&timing(), at(1));
+        let entered = Entered::Granted { sent: at(1), count: 2 };
+        nested.entered(&timing(), at(2), 0.0, entered, true).unwrap();
+        nested.leave(&timing(), at(3));
+        assert_eq!(plainly(nested, 500), None, "the store does not know the count");
+    }
+
+    #[test]
     fn a_blip_is_at_risk_and_then_held_again() {
         let mut state = held();
         let attempt = renew(&mut state, 333);

@@ -25,6 +25,14 @@ pub(super) struct Renewing {
     attempt: Attempt,
 }
 
+#[cfg(test)]
+impl Renewing {
+    pub(super) fn of(hold: Arc<Hold>) -> Self {
+        let now = Instant::ZERO;
+        Self { hold, attempt: Attempt { number: 1, believed_until: now, fence_kept: now } }
+    }
+}
+
 /// How many calls go out together at most, unless more are due.
 const BURST: usize = 16;
 

@@ -16,12 +16,13 @@
 //! 7. **Tokens first.** When the key is still ours at a loss (`max_hold`, `close`), it is owed to
 //!    the store: released when the last lease is dropped or after the grace, never before.
 //!
-//! Lock order: a hold's state, then the schedule or the queue. Wakers run with no lock held.
+//! Lock order: a hold's state, then its round, then the schedule or the queue. Wakers run with no lock held.
 
 pub(crate) mod engine;
 pub(crate) mod handoff;
 pub(crate) mod queue;
 pub(crate) mod reaper;
+mod renewal;
 mod round;
 mod schedule;
 pub(crate) mod settle;
@@ -34,21 +35,14 @@ use crate::error::{Error, Loss, Result};
 use crate::store::{Absence, Name, Token};
 use engine::Core;
 use queue::Turn;
-use round::{Confirmed, Round};
+use round::Round;
 use schedule::Group;
-use state::{Due, Entered, Entry, Next, Op, Phase, State};
+use state::{Entered, Entry, Next, Op, Phase, State};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
-
-/// A round that holds may join, if they may believe until then.
-#[derive(Clone, Copy)]
-struct Open<'a> {
-    round: &'a Arc<Round>,
-    whole: Instant,
-}
 
 /// One possession of a name, shared by its leases and the engine.
 ///
@@ -77,22 +71,6 @@ struct Inner {
     round: Option<Arc<Round>>,
     /// Kept until nothing more is sent for this hold.
     turn: Option<Turn>,
-}
-
-impl Inner {
-    /// Reads what came of its round.
-    fn take(&mut self, Confirmed { sent, next }: Confirmed) {
-        self.state.confirm(sent, next);
-        self.scheduled = Some(next);
-        self.round = None;
-    }
-
-    /// To be told by itself what comes of its round.
-    fn leave_round(&mut self) {
-        if let Some(confirmed) = self.round.take().and_then(|round| round.one_by_one()) {
-            self.take(confirmed);
-        }
-    }
 }
 
 /// What a grant brings.
@@ -379,92 +357,6 @@ impl Hold {
         }
     }
 
-    /// Reads a little of each part that a renewal needs; what it returns means nothing.
-    fn warm(&self) -> usize {
-        let name = self.name.as_str().bytes().next().map_or(0, usize::from);
-        let own = self.token.number() as usize + usize::from(self.fence.is_some());
-        name + own + usize::from(self.inner.is_poisoned())
-    }
-
-    /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
-    fn tick(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        at: Instant,
-        now: Instant,
-        open: Option<Open<'_>>,
-    ) -> Due {
-        self.taken(core, at, now, open, |state, now| state.tick(&core.timing, now))
-    }
-
-    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect. Taken
-    /// out of the schedule as for [`Hold::tick`].
-    fn renew_early(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        at: Instant,
-        now: Instant,
-        open: Option<Open<'_>>,
-    ) -> Due {
-        self.taken(core, at, now, open, |state, now| state.renew_early(&core.timing, now))
-    }
-
-    fn taken(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        at: Instant,
-        now: Instant,
-        open: Option<Open<'_>>,
-        change: impl FnOnce(&mut State, Instant) -> Due,
-    ) -> Due {
-        let mut inner = self.lock();
-        if inner.scheduled != Some(at) {
-            // It has ended, or moved: then it stands elsewhere too.
-            return Due::Nothing;
-        }
-        inner.scheduled = None;
-        if let Some(Open { round, whole }) = open.filter(|_| !inner.watched)
-            && let Some(attempt) = inner.state.renew_plainly(&core.timing, whole)
-        {
-            inner.round = Some(Arc::clone(round));
-            return Due::Join(attempt);
-        }
-        self.update_locked(core, now, inner, None, change)
-    }
-
-    /// A renewal was not answered in time.
-    pub(crate) fn unanswered(self: &Arc<Self>, core: &Arc<Core>, attempt: u32) {
-        self.update(core, |state, now| {
-            state.unanswered(&core.timing, now, core.jitter(), attempt);
-        });
-    }
-
-    /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
-    /// the fencing token. With the same `jitter`, what was renewed together is due together, and joins
-    /// the group.
-    fn renewed(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        (now, jitter): (Instant, f64),
-        attempt: (u32, Instant, bool),
-        verdict: Result<Option<Absence>>,
-        group: &mut Group<'_>,
-    ) {
-        let name = self.name.as_str();
-        match &verdict {
-            Ok(None) => tracing::trace!(name, "renewed"),
-            Ok(Some(_)) => {}
-            Err(error) => tracing::debug!(name, %error, "renewal failed"),
-        }
-        let unsettled = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
-            state.renewed(&core.timing, now, jitter, attempt, verdict);
-            state.needs_settling()
-        });
-        if unsettled {
-            core.reap(reaper::Job::Settle(Arc::clone(self)));
-        }
-    }
-
     /// Asks to enter once more; after [`Entry::Count`], [`Hold::entered`] must follow.
     pub(crate) fn enter(self: &Arc<Self>, core: &Arc<Core>) -> Entry {
         self.update(core, |state, now| state.enter(&core.timing, now))
@@ -513,29 +405,5 @@ impl Hold {
     pub(crate) fn give_up(self: &Arc<Self>, core: &Arc<Core>, error: &Error) {
         tracing::warn!(name = self.name.as_str(), %error, "not released; left to expire");
         self.update(core, |state, _| state.end());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// It may be written down between the look at the round and the change.
-    #[test]
-    fn a_success_that_is_written_down_meanwhile_is_read_before_a_change() {
-        let (sent, next) = (Instant::ZERO + Duration::from_secs(10), Instant::MAX);
-        let round = Arc::new(Round::default());
-        let state = State::granted(Instant::ZERO, Instant::ZERO, None, None);
-        let mut inner = Inner {
-            scheduled: None,
-            watched: false,
-            state,
-            round: Some(Arc::clone(&round)),
-            turn: None,
-        };
-        assert!(round.conclude(Confirmed { sent, next }, || true));
-        inner.leave_round();
-        assert_eq!((inner.state.confirmed(), inner.scheduled), (sent, Some(next)));
-        assert!(inner.round.is_none());
     }
 }

@@ -12,8 +12,9 @@
 //!
 //! So it makes no difference when a hold reads it. Lock order: a hold's state, then its round, then the schedule.
 
+use super::Inner;
 use crate::clock::Instant;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
 pub(super) struct Round {
@@ -74,8 +75,32 @@ impl Round {
     }
 }
 
+/// A round that holds may join, if they may believe until then.
+#[derive(Clone, Copy)]
+pub(super) struct Open<'a> {
+    pub(super) round: &'a Arc<Round>,
+    pub(super) whole: Instant,
+}
+
+impl Inner {
+    /// Reads what came of its round.
+    pub(super) fn take(&mut self, Confirmed { sent, next }: Confirmed) {
+        self.state.confirm(sent, next);
+        self.scheduled = Some(next);
+        self.round = None;
+    }
+
+    /// To be told by itself what comes of its round.
+    pub(super) fn leave_round(&mut self) {
+        if let Some(confirmed) = self.round.take().and_then(|round| round.one_by_one()) {
+            self.take(confirmed);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::state::State;
     use super::*;
     use std::time::Duration;
 
@@ -103,5 +128,24 @@ mod tests {
         assert!(!round.conclude(confirmed(), || unreachable!("they are not all due together")));
         assert_eq!(round.one_by_one(), None);
         assert_eq!(round.confirmed(), None);
+    }
+
+    /// It may be written down between the look at the round and the change.
+    #[test]
+    fn a_success_that_is_written_down_meanwhile_is_read_before_a_change() {
+        let (sent, next) = (Instant::ZERO + Duration::from_secs(10), Instant::MAX);
+        let round = Arc::new(Round::default());
+        let state = State::granted(Instant::ZERO, Instant::ZERO, None, None);
+        let mut inner = Inner {
+            scheduled: None,
+            watched: false,
+            state,
+            round: Some(Arc::clone(&round)),
+            turn: None,
+        };
+        assert!(round.conclude(Confirmed { sent, next }, || true));
+        inner.leave_round();
+        assert_eq!((inner.state.confirmed(), inner.scheduled), (sent, Some(next)));
+        assert!(inner.round.is_none());
     }
 }

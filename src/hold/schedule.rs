@@ -243,7 +243,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::State;
+    use super::super::state::{Attempt, State};
     use super::super::watchdog::Renewing;
     use super::*;
     use crate::store::{Name, Token};
@@ -258,6 +258,11 @@ mod tests {
         let state = State::granted(at(0), at(1), None, None);
         let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), number));
         Hold::new(name, token, None, state, None)
+    }
+
+    fn renewing(number: u64) -> Renewing {
+        let attempt = Attempt { number: 1, believed_until: at(20), fence_kept: at(0) };
+        Renewing { hold: hold(number), attempt }
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {
@@ -298,7 +303,7 @@ mod tests {
     #[test]
     fn a_batch_that_is_still_there_is_due_again() {
         let schedule = Schedule::default();
-        let batch = Arc::new([1, 2].map(|number| Renewing::of(hold(number))).into());
+        let batch = Arc::new([1, 2].map(renewing).into());
         let key = schedule.put(&batch, at(10));
         assert!(schedule.again(key, at(20)));
         assert!(!schedule.again(key, at(30)), "it is not there any more");

@@ -3,12 +3,12 @@
 //! One loop per engine. It wakes for the hold that is due first, never for each hold, and hands
 //! I/O to tasks of its own, so that no store, however slow, keeps it from firing a token at `C`.
 
+use super::Hold;
 use super::engine::Core;
 use super::reaper::{Job, Work};
-use super::round::{Confirmed, Round};
+use super::round::{Confirmed, Open, Round};
 use super::schedule::Key;
 use super::state::{Attempt, Due};
-use super::{Hold, Open};
 use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Capabilities, Renewal, Renewed};
@@ -22,15 +22,7 @@ use tokio::task::JoinSet;
 /// A hold and the attempt to renew it.
 pub(super) struct Renewing {
     pub(super) hold: Arc<Hold>,
-    attempt: Attempt,
-}
-
-#[cfg(test)]
-impl Renewing {
-    pub(super) fn of(hold: Arc<Hold>) -> Self {
-        let now = Instant::ZERO;
-        Self { hold, attempt: Attempt { number: 1, believed_until: now, fence_kept: now } }
-    }
+    pub(super) attempt: Attempt,
 }
 
 /// How many calls go out together at most, unless more are due.

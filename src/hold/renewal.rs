@@ -1,0 +1,100 @@
+//! What the watchdog does to a hold: starts its renewals, and tells it what came of them.
+
+use super::Hold;
+use super::engine::Core;
+use super::reaper::Job;
+use super::round::Open;
+use super::schedule::Group;
+use super::state::{Due, State};
+use crate::clock::Instant;
+use crate::error::Result;
+use crate::store::Absence;
+use std::sync::Arc;
+
+impl Hold {
+    /// Reads a little of each part that a renewal needs; what it returns means nothing.
+    pub(super) fn warm(&self) -> usize {
+        let name = self.name.as_str().bytes().next().map_or(0, usize::from);
+        let own = self.token.number() as usize + usize::from(self.fence.is_some());
+        name + own + usize::from(self.inner.is_poisoned())
+    }
+
+    /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
+    pub(super) fn tick(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        at: Instant,
+        now: Instant,
+        open: Option<Open<'_>>,
+    ) -> Due {
+        self.taken(core, at, now, open, |state, now| state.tick(&core.timing, now))
+    }
+
+    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect. Taken
+    /// out of the schedule as for [`Hold::tick`].
+    pub(super) fn renew_early(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        at: Instant,
+        now: Instant,
+        open: Option<Open<'_>>,
+    ) -> Due {
+        self.taken(core, at, now, open, |state, now| state.renew_early(&core.timing, now))
+    }
+
+    fn taken(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        at: Instant,
+        now: Instant,
+        open: Option<Open<'_>>,
+        change: impl FnOnce(&mut State, Instant) -> Due,
+    ) -> Due {
+        let mut inner = self.lock();
+        if inner.scheduled != Some(at) {
+            // It has ended, or moved: then it stands elsewhere too.
+            return Due::Nothing;
+        }
+        inner.scheduled = None;
+        if let Some(Open { round, whole }) = open.filter(|_| !inner.watched)
+            && let Some(attempt) = inner.state.renew_plainly(&core.timing, whole)
+        {
+            inner.round = Some(Arc::clone(round));
+            return Due::Join(attempt);
+        }
+        self.update_locked(core, now, inner, None, change)
+    }
+
+    /// A renewal was not answered in time.
+    pub(super) fn unanswered(self: &Arc<Self>, core: &Arc<Core>, attempt: u32) {
+        self.update(core, |state, now| {
+            state.unanswered(&core.timing, now, core.jitter(), attempt);
+        });
+    }
+
+    /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
+    /// the fencing token. With the same `jitter`, what was renewed together is due together, and joins
+    /// the group.
+    pub(super) fn renewed(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        (now, jitter): (Instant, f64),
+        attempt: (u32, Instant, bool),
+        verdict: Result<Option<Absence>>,
+        group: &mut Group<'_>,
+    ) {
+        let name = self.name.as_str();
+        match &verdict {
+            Ok(None) => tracing::trace!(name, "renewed"),
+            Ok(Some(_)) => {}
+            Err(error) => tracing::debug!(name, %error, "renewal failed"),
+        }
+        let unsettled = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
+            state.renewed(&core.timing, now, jitter, attempt, verdict);
+            state.needs_settling()
+        });
+        if unsettled {
+            core.reap(Job::Settle(Arc::clone(self)));
+        }
+    }
+}

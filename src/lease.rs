@@ -12,6 +12,7 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A held lease: the guard of a lock.
@@ -359,9 +360,11 @@ impl Lease {
         }
         self.engine.ensure_running();
         // A request may have to wait for the one before it, so two attempts in all.
-        let settled = core.in_time(core.timing.attempt * 2, settle(core, hold, now)).await;
-        let Some(result) = settled else {
-            return Err(Error::silent());
+        let result = match timeout(core.timing.attempt * 2, settle(core, hold, now)).await {
+            Ok(result) => result,
+            Err(_) => {
+                return Err(Error::silent());
+            }
         };
         // Another lease's release may have found it out.
         let result = result.and_then(|()| match hold.loss() {

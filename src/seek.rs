@@ -255,11 +255,11 @@ impl Seek<'_> {
             let now = core.now();
             let since = *unanswered.get_or_insert(now);
             let silence = now.saturating_duration_since(since);
-            let limit = self.silence_limit().saturating_sub(silence);
-            let mut request = self.request(attempt.token(), 1);
-            request.timeout = request.timeout.min(limit);
-            let Some(verdict) = core.in_time(limit, attempt.ask(request)).await else {
-                return Err(Error::silent());
+            let limit = self.silence_limit();
+            let request = self.request(attempt.token(), 1);
+            let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
+                Ok(verdict) => verdict,
+                Err(_) => return Err(Error::silent()),
             };
             match verdict {
                 Ok(Acquired::Granted { sent, fence }) => {

@@ -7,15 +7,12 @@ use super::timing::Timing;
 use super::watchdog;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Capabilities, Fencing, Store, Token};
-use std::future::Future;
-use std::pin::pin;
+use crate::store::{Fencing, Store, Token};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -57,8 +54,6 @@ pub(crate) struct Core {
     pub(crate) reconnected: Notify,
     /// Until when `close` lets releases be tried.
     pub(crate) closing_until: OnceLock<Instant>,
-    /// The store keeps its time limits, whatever hangs.
-    punctual: bool,
     clock: Clock,
     manager: Uuid,
     tokens: AtomicU64,
@@ -83,8 +78,7 @@ impl Drop for Caller<'_> {
 
 impl Core {
     pub(crate) fn new(store: Arc<dyn Store>, timing: Timing, mut settings: Settings) -> Arc<Self> {
-        let Capabilities { fence_blocks, punctual, .. } = store.capabilities();
-        if let (Some(fencing), false) = (&mut settings.fencing, fence_blocks) {
+        if let (Some(fencing), false) = (&mut settings.fencing, store.capabilities().fence_blocks) {
             // Each holder has a fencing token of its own, or there is no hand-off.
             fencing.block = 1;
             settings.handoff_bound = 0;
@@ -103,7 +97,6 @@ impl Core {
             stopped: CancellationToken::new(),
             reconnected: Notify::new(),
             closing_until: OnceLock::new(),
-            punctual,
             manager,
             tokens: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
@@ -124,12 +117,6 @@ impl Core {
     }
 
     /// A token that was never used before.
-    /// Awaits what the store does, for `limit` at most: by a timer, unless the store keeps to it by itself.
-    pub(crate) async fn in_time<F: Future>(&self, limit: Duration, work: F) -> Option<F::Output> {
-        let work = pin!(work);
-        if self.punctual { Some(work.await) } else { timeout(limit, work).await.ok() }
-    }
-
     pub(crate) fn draw_token(&self) -> Token {
         Token::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
     }

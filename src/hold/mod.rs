@@ -16,7 +16,8 @@
 //! 7. **Tokens first.** When the key is still ours at a loss (`max_hold`, `close`), it is owed to
 //!    the store: released when the last lease is dropped or after the grace, never before.
 //!
-//! Lock order: a hold's state, then its round, then the schedule or the queue. Wakers run with no lock held.
+//! Lock order: a hold's state, then its round, then the schedule or the queue. Who waits for a change is woken with
+//! no lock held.
 
 pub(crate) mod engine;
 pub(crate) mod handoff;

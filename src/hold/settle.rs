@@ -9,7 +9,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Release, Released, StoreFuture};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
 
 /// For stores that answer at once; the others have to be woken up first.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(100);
@@ -27,7 +26,7 @@ struct Settlement<'a> {
     flight: Flight,
     /// The time of the last event: when the operation was sent, if one is under way.
     now: Instant,
-    /// How long the store may take for it. `None`: the caller keeps the time, or the store.
+    /// How long the store may take for it. `None`: the caller keeps the time.
     limit: Option<Duration>,
     over: bool,
 }
@@ -49,13 +48,7 @@ impl Settlement<'_> {
             match self.hold.next_op(self.now) {
                 Next::Op(op) => self.start(op),
                 Next::Busy => {
-                    let idle = self.hold.until_idle();
-                    // Whoever is at it may be a future that nobody polls. The engine can wait.
-                    if self.limit.is_some() {
-                        idle.await;
-                    } else if timeout(self.core.timing.attempt * 2, idle).await.is_err() {
-                        return Some(Err(Error::silent()));
-                    }
+                    self.hold.until_idle().await;
                     self.now = self.core.now();
                 }
                 Next::Nothing => return None,

@@ -28,6 +28,9 @@ pub(super) struct Renewing {
 /// How many calls go out together at most, unless more are due.
 const BURST: usize = 16;
 
+/// For how many there is room in a call from the first on: a store may take any number.
+const USUAL: usize = 100;
+
 /// What is renewed by one call.
 pub(super) type Batch = Vec<Renewing>;
 
@@ -157,7 +160,7 @@ impl Departure {
             Due::Join(attempt) => {
                 let (_, batch) = &mut self.round;
                 if batch.is_empty() {
-                    batch.reserve_exact(self.size);
+                    batch.reserve_exact(self.size.min(USUAL));
                 }
                 batch.push(Renewing { hold, attempt });
                 if batch.len() == self.size {
@@ -187,7 +190,7 @@ impl Departure {
         if self.len() == 0 {
             return;
         }
-        let room = (BURST * self.size).saturating_sub(self.len());
+        let room = BURST.saturating_mul(self.size).saturating_sub(self.len());
         let at_once = self.now + core.timing.period / 32;
         self.take_early(core, core.schedule.soon(at_once, room));
         let room = (self.size - self.len() % self.size) % self.size;

@@ -192,12 +192,6 @@ pub struct Capabilities {
     pub renewal_batch: usize,
     /// [`Store::shard`] has more than one answer.
     pub sharded: bool,
-    /// An acquire or a release that is polled to its end where it was made keeps rule 10 of the
-    /// [contract](Store#the-contract) whatever hangs, also what the store keeps on another runtime.
-    ///
-    /// Without it the engine keeps the time as well, with a timer for each. Who wraps a store and may hold an
-    /// answer back must not pass it on.
-    pub punctual: bool,
 }
 
 impl Default for Capabilities {
@@ -209,7 +203,6 @@ impl Default for Capabilities {
             wakeups: true,
             renewal_batch: 100,
             sharded: false,
-            punctual: false,
         }
     }
 }

@@ -303,8 +303,7 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // What is held back here is held back for ever.
-        Capabilities { punctual: false, ..self.inner.capabilities() }
+        self.inner.capabilities()
     }
 
     fn shard(&self, name: &Name) -> usize {

@@ -146,6 +146,8 @@ impl Store for Counting {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.store.capabilities();
         capabilities.sharded = self.sharded;
+        // As many as there are.
+        capabilities.renewal_batch = usize::MAX;
         capabilities
     }
     fn shard(&self, name: &Name) -> usize {

@@ -364,7 +364,6 @@ impl Store for Quorum {
             wakeups: all().any(|node| node.wakeups),
             renewal_batch: all().map(|node| node.renewal_batch).min().unwrap_or(1),
             sharded: false,
-            punctual: false,
         }
     }
 

@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::yield_now;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// How many items one call carries: 100 keep the server's stall near a quarter of a millisecond.
@@ -273,17 +272,11 @@ impl Lines {
 }
 
 impl<R: Request, B> Waiting<R, B> {
-    /// A request that waits, and what is to become of it: within its own time and that of the one before it, for
-    /// the lane may be on a runtime that stands still.
+    /// A request that waits, and what is to become of it.
     pub(super) fn new(request: R, busy: B) -> (Self, StoreFuture<R::Verdict>) {
         let (asker, verdict) = oneshot::channel();
-        let limit = request.timeout() * 2;
-        let verdict = Box::pin(async move {
-            match timeout(limit, verdict).await {
-                Ok(verdict) => verdict.unwrap_or_else(|_| Err(replies::gone())),
-                Err(_) => Err(replies::late()),
-            }
-        });
+        let verdict =
+            Box::pin(async move { verdict.await.unwrap_or_else(|_| Err(replies::gone())) });
         (Self { request, asker, verdict: None, busy }, verdict)
     }
 

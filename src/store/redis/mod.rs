@@ -184,8 +184,7 @@ impl Store for RedisStore {
 
     fn capabilities(&self) -> Capabilities {
         let sharded = self.renewals.is_cluster();
-        let punctual = true;
-        Capabilities { renewal_batch: BATCH_SIZE, sharded, punctual, ..Capabilities::default() }
+        Capabilities { renewal_batch: BATCH_SIZE, sharded, ..Capabilities::default() }
     }
 
     fn shard(&self, name: &Name) -> usize {

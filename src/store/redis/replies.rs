@@ -53,11 +53,6 @@ pub(super) fn gone() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection to the server has been closed")
 }
 
-/// Nobody has answered.
-pub(super) fn late() -> Error {
-    Error::new(ErrorKind::Unavailable, "the server did not answer in time")
-}
-
 /// A server that speaks Redis would not have said this.
 pub(super) fn nonsense() -> Error {
     Error::invalid("the server's reply makes no sense; is it Redis 7.0 or later, without a proxy that changes replies?")

@@ -115,10 +115,10 @@ impl LeaseManager {
     ///
     /// # Errors
     ///
-    /// [`Invalid`](ErrorKind::Invalid) for a URL that makes no sense,
-    /// [`Unsupported`](ErrorKind::Unsupported) for one that needs a feature or a later version,
-    /// [`Unavailable`](ErrorKind::Unavailable) if nobody answers, [`Denied`](ErrorKind::Denied) for a
-    /// wrong password or a missing right, [`Rejected`](ErrorKind::Rejected) if the server refuses writes.
+    /// [`Invalid`](crate::ErrorKind::Invalid) for a URL that makes no sense,
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for one that needs a feature or a later version,
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if nobody answers, [`Denied`](crate::ErrorKind::Denied) for a
+    /// wrong password or a missing right, [`Rejected`](crate::ErrorKind::Rejected) if the server refuses writes.
     /// The URL never appears in them.
     ///
     /// # Panics
@@ -183,7 +183,7 @@ impl LeaseManager {
     ///
     /// # Errors
     ///
-    /// As [`Lock::try_lock`], and [`Unsupported`](ErrorKind::Unsupported) if the store cannot tell.
+    /// As [`Lock::try_lock`], and [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot tell.
     ///
     /// # Cancel safety
     ///
@@ -243,7 +243,7 @@ impl LeaseManager {
 
     /// Ends everything: no new locks, all leases given back, connections closed.
     ///
-    /// Waiters get [`Closed`](ErrorKind::Closed). The tokens of all leases fire first, with
+    /// Waiters get [`Closed`](crate::ErrorKind::Closed). The tokens of all leases fire first, with
     /// [`Loss::Closed`]; each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
     /// 2 s), never before. It takes at most that and three attempts (T/10 each). All clones are closed.
     ///

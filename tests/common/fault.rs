@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Error, Lease, LeaseManager, Loss};
+use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
@@ -28,8 +28,16 @@ pub fn boottime() -> Duration {
     Duration::new(whole, u32::try_from(now.tv_nsec).expect("below a second"))
 }
 
+/// Connects; where the machine was too slow for the time limits of so short a time to live, again.
 pub async fn connect(url: &str, ttl: Duration) -> LeaseManager {
-    LeaseManager::builder().ttl(ttl).connect(url).await.expect("a manager")
+    let start = boottime();
+    loop {
+        match LeaseManager::builder().ttl(ttl).connect(url).await {
+            Ok(leases) => return leases,
+            Err(error) if error.kind() == ErrorKind::Unavailable && boottime() - start < LONG => {}
+            Err(error) => panic!("no manager: {error}"),
+        }
+    }
 }
 
 pub async fn lock(leases: &LeaseManager, name: &str) -> Lease {

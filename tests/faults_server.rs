@@ -19,7 +19,7 @@ use leasehold::{ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 
 /// For a round trip, a wake-up and the scheduler.
-const ROOM: Duration = millis(150);
+const ROOM: Duration = millis(500);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
 /// How long a lost key can stay unknown: until the next renewal, and the time of its attempt.
@@ -29,7 +29,8 @@ fn told_by(t: Duration) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_the_key_is_deleted_a_waiter_enters_by_the_poll_bound_and_the_holder_learns_of_it() {
-    const T: Duration = millis(1_500);
+    // The poll bound would be 800 ms by itself.
+    const T: Duration = millis(2_400);
     const POLL: Duration = millis(200);
     undisturbed(|| async {
         let server = Server::start();
@@ -106,7 +107,7 @@ async fn an_eviction_by_volatile_lru_is_told_and_the_next_fence_is_larger() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_a_key_that_never_expires_a_waiter_polls_and_takes_nothing() {
-    const T: Duration = millis(600);
+    const T: Duration = millis(2_400);
     const POLL: Duration = millis(200);
     undisturbed(|| async {
         let server = Server::start();
@@ -117,7 +118,7 @@ async fn behind_a_key_that_never_expires_a_waiter_polls_and_takes_nothing() {
         server.command(&["HSET", "java", JAVA, "1"]);
         assert_eq!(server.command(&["PERSIST", "ours"]), Reply::Int(1));
         let waiting = ["ours", "java"].map(|name| (name, wait_for(&leases, name)));
-        tokio::time::sleep(T * 2).await;
+        tokio::time::sleep(T * 5 / 4).await;
         for (name, waiting) in waiting {
             assert!(!waiting.is_finished(), "{name}: it is still held");
             let start = boottime();
@@ -132,7 +133,7 @@ async fn behind_a_key_that_never_expires_a_waiter_polls_and_takes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ends_while_a_server_with_aof_is_down_is_told_in_time_and_free_after_it() {
-    const T: Duration = millis(1_000);
+    const T: Duration = millis(1_500);
     undisturbed(|| async {
         let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
         let leases = connect(&server.url(), T).await;
@@ -199,7 +200,10 @@ async fn under_load_nothing_is_seen_of_forgotten_scripts_and_killed_connections(
         }
         let mut connection = server.connection();
         let (start, mut harmed) = (boottime(), 0);
-        while boottime() - start < TIME {
+        // However slow the machine is, some of both.
+        let enough = |harmed| harmed > 5 && turns.load(Ordering::Relaxed) > 30;
+        while boottime() - start < TIME || !enough(harmed) {
+            assert!(boottime() - start < LONG, "{harm:?}: {harmed} times in {turns:?} turns");
             assert_eq!(connection.command(harm).error(), None);
             harmed += 1;
             tokio::time::sleep(millis(20)).await;
@@ -208,8 +212,6 @@ async fn under_load_nothing_is_seen_of_forgotten_scripts_and_killed_connections(
         while let Some(done) = crowd.join_next().await {
             done.expect("no panic");
         }
-        let turns = turns.load(Ordering::Relaxed);
-        assert!(harmed > 5 && turns > 30, "{harm:?}: {harmed} times in {turns} turns");
         eventually(LONG, || connection.command(&["EXISTS", "job"]).int() == 0).await;
     }
 }
@@ -242,9 +244,8 @@ async fn a_subscriber_whose_output_buffer_ran_over_is_subscribed_anew_and_misses
             };
             let before = ids(&mut connection);
             connection.command(&["PUBLISH", &channel, &"x".repeat(1_000_000)]);
-            let released = if release_in_the_gap {
+            if release_in_the_gap {
                 drop(lease);
-                boottime()
             } else {
                 eventually(LONG, || {
                     let now = ids(&mut connection);
@@ -252,13 +253,10 @@ async fn a_subscriber_whose_output_buffer_ran_over_is_subscribed_anew_and_misses
                 })
                 .await;
                 assert!(!waiting.is_finished());
-                let at = boottime();
                 lease.unlock().await.expect("a release");
-                at
-            };
-            let (next, entered) = waiting.await.expect("no panic");
-            let took = entered.saturating_sub(released);
-            assert!(took < Duration::from_secs(4), "{took:?}");
+            }
+            // Which is awaited for less than `NEVER`, and than the time to live.
+            let (next, _) = waiting.await.expect("no panic");
             next.expect("a lease").unlock().await.expect("a release");
         }
     })
@@ -303,7 +301,8 @@ async fn a_clock_that_is_stepped_forward_lets_a_rival_in_early_and_the_fence_tel
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_stepped_back_is_put_right_by_a_renewal_and_makes_nobody_sleep_longer() {
-    const T: Duration = millis(1_500);
+    // The poll bound would be a second by itself.
+    const T: Duration = millis(3_000);
     const POLL: Duration = millis(300);
     undisturbed(|| async {
         let clock = StepClock::start();
@@ -318,7 +317,7 @@ async fn a_clock_that_is_stepped_back_is_put_right_by_a_renewal_and_makes_nobody
         let stepped = boottime();
         assert!(left() > 3_000_000, "the step makes it an hour longer");
         let waiting = wait_for(&rivals, "job");
-        eventually(LONG, || left() <= 1_500).await;
+        eventually(LONG, || left() <= 3_000).await;
         assert!(boottime() - stepped < told_by(T), "{:?}", boottime() - stepped);
         assert_eq!(lease.state(), LeaseState::Held);
 

@@ -116,8 +116,8 @@ async fn a_wrong_password_is_denied_and_no_secret_is_told_to_anyone() {
         assert_eq!(error.kind(), ErrorKind::Denied, "{credentials}: {error}");
         assert_eq!(error.fate(), Fate::NotExecuted, "{credentials}");
         assert!(!shown(&error).contains(secret), "{}", shown(&error));
-        // Asking again does not help.
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        // Asking again does not help, nor does it take the 3 s that an answer may.
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     }
 
     let url = server.url_as("default", "right-secret-1", 0);
@@ -156,7 +156,7 @@ async fn each_missing_right_is_denied_and_leaves_no_key() {
         let start = Instant::now();
         let error = leases.lock("job").lock().await.expect_err(right);
         assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
-        assert!(start.elapsed() < Duration::from_secs(1), "{right}: it is of no use to wait");
+        assert!(start.elapsed() < LONG, "{right}: it is of no use to wait");
         let error = leases.lock("job").try_lock().await.expect_err(right);
         assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
         assert_eq!(keys(&server, "app:*"), [""; 0], "{right}");
@@ -225,7 +225,8 @@ async fn without_the_right_to_publish_or_to_subscribe_waiters_poll() {
         let start = Instant::now();
         lease.unlock().await.expect("released, though nobody was told");
         let lease = rival.await.expect("no panic");
-        assert!(start.elapsed() < BOUND * 5, "{rights:?}: {:?}", start.elapsed());
+        // Nothing else would let it in within the time to live.
+        assert!(start.elapsed() < LONG, "{rights:?}: {:?}", start.elapsed());
         lease.unlock().await.expect("a release");
         assert_eq!(keys(&server, "app:*"), [""; 0], "{rights:?}");
     }
@@ -261,7 +262,7 @@ async fn without_hgetall_only_inspect_is_denied() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_minimal_rights_are_enough_for_everything() {
-    const T: Duration = millis(1_000);
+    const T: Duration = millis(1_500);
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let builder = app().ttl(T).fence_retention(Some(T * 2));
@@ -362,7 +363,7 @@ async fn a_user_of_a_prefix_cannot_lock_beyond_it() {
 /// Many leases are renewed by one call, which the server refuses as a whole for the sake of one key.
 #[tokio::test]
 async fn a_key_that_is_put_out_of_reach_costs_no_other_lease() {
-    const T: Duration = millis(1_000);
+    const T: Duration = millis(1_500);
     let server = Server::start();
     set_user(&server, &["~*", "&*", "+@all"]);
     let leases = ttl(T).connect(&lease_url(&server)).await.expect("a manager");
@@ -408,7 +409,7 @@ async fn a_key_of_another_type_is_told_and_left_alone() {
             assert_eq!(error.kind(), ErrorKind::WrongType, "{name}: {error}");
             assert_eq!(error.fate(), Fate::NotExecuted, "{name}: {error}");
         }
-        assert!(start.elapsed() < Duration::from_secs(2), "at once: {:?}", start.elapsed());
+        assert!(start.elapsed() < LONG, "nothing is waited for: {:?}", start.elapsed());
         assert_eq!(server.command(&["DUMP", name]), before);
         assert_eq!(server.command(&["PTTL", name]), Reply::Int(-1));
         assert!(!exists(&server, &fence_key(name)));
@@ -473,7 +474,7 @@ async fn a_fencing_token_too_large_to_be_counted_on_is_refused_or_grows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_memory_locking_is_rejected_and_what_is_held_goes_on() {
-    const T: Duration = millis(1_500);
+    const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = ttl(T).connect(&server.url()).await.expect("a manager");
     let mut held = leases.lock("held");
@@ -522,7 +523,7 @@ async fn a_read_only_replica_rejects_locks() {
     let error = leases.lock("job").lock().await.expect_err("read-only");
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
     assert_eq!(error.fate(), Fate::NotExecuted, "{error}");
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(start.elapsed() < LONG, "it is of no use to wait: {:?}", start.elapsed());
     let error = LeaseManager::connect(&server.url()).await.expect_err("read-only");
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
     server.command(&["REPLICAOF", "NO", "ONE"]);
@@ -651,7 +652,7 @@ async fn a_server_that_is_not_redis_is_told_in_bounded_time() {
             let error = ttl(Duration::from_secs(1)).connect(&url).await.expect_err(what);
             let expected = [ErrorKind::Unavailable, ErrorKind::Invalid];
             assert!(expected.contains(&error.kind()), "{what} {credentials}: {error:?}");
-            assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", start.elapsed());
+            assert!(start.elapsed() < LONG, "{what}: {:?}", start.elapsed());
         }
     }
 }
@@ -670,7 +671,8 @@ async fn nobody_there_is_told_at_once() {
         .await
         .expect_err("nobody is there");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    // One attempt may take 3 s, which is for those who do not answer.
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

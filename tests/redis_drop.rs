@@ -359,7 +359,7 @@ async fn an_acquire_that_arrives_after_its_own_release_is_swept() {
     assert_eq!(keys(&mut connection), 0);
     gate.let_pass();
     eventually(SOON, || calls(&mut connection, "hset") > granted).await;
-    eventually(T / 3, || keys(&mut connection) == 0).await;
+    eventually(T / 2, || keys(&mut connection) == 0).await;
 }
 
 #[tokio::test]
@@ -539,7 +539,7 @@ fn a_runtime_that_is_shut_down_releases_what_its_tasks_hold() {
 
 #[test]
 fn a_lease_outlives_its_runtime_and_is_released_when_it_is_dropped() {
-    const T: Duration = millis(900);
+    const T: Duration = millis(1_500);
     let server = Server::start();
     let runtime = runtime(true);
     let lease = runtime.block_on(async {
@@ -706,10 +706,17 @@ async fn a_forgotten_lease_is_left_to_expire() {
     lease.forget();
     assert!(token.is_cancelled());
     assert!(exists(&server, "job"));
-    empty(&server).await;
-    // Neither released nor renewed.
-    let took = start.elapsed();
-    assert!(took > T / 2 && took < T * 5 / 4, "{took:?}");
+    // Neither renewed nor released.
+    let mut connection = server.connection();
+    let (mut last, mut left) = (i64::MAX, || connection.command(&["PTTL", "job"]).int());
+    eventually(SOON, || {
+        let now = left();
+        assert!(now <= last, "{now} ms after {last} ms");
+        last = now;
+        now == -2
+    })
+    .await;
+    assert!(start.elapsed() > T / 2, "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -769,10 +776,8 @@ async fn close_waits_for_work_that_stops_and_releases_everything() {
             drop(outer);
         });
     }
-    let start = Instant::now();
-    leases.close().await.expect("all released");
     // The grace is 2 s; nobody needed it.
-    assert!(start.elapsed() < millis(1_500), "{:?}", start.elapsed());
+    within(millis(1_900), leases.close()).await.expect("all released");
     assert_eq!(keys(&mut connection), 0);
     disconnected(&mut connection).await;
     assert_closed(&leases).await;
@@ -785,8 +790,8 @@ async fn close_waits_for_work_that_stops_and_releases_everything() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn close_releases_after_the_grace_what_is_not_dropped() {
-    const T: Duration = Duration::from_secs(10);
-    const GRACE: Duration = Duration::from_secs(1);
+    const T: Duration = Duration::from_secs(30);
+    const GRACE: Duration = Duration::from_secs(2);
     let server = Server::start();
     let mut connection = server.connection();
     let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
@@ -827,7 +832,8 @@ async fn close_sends_waiters_away() {
         for waiter in waiters.join_all().await {
             assert_eq!(waiter.expect_err("closed").kind(), ErrorKind::Closed);
         }
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        // The grace is 2 s.
+        assert!(start.elapsed() < millis(1_900), "{:?}", start.elapsed());
         drop(ours);
     });
     closed.expect("all released");
@@ -886,7 +892,7 @@ async fn close_in_the_middle_of_traffic_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn close_reports_what_a_dead_server_does_not_take_back() {
-    const T: Duration = Duration::from_secs(3);
+    const T: Duration = Duration::from_secs(6);
     for hung in [false, true] {
         let server = Server::start();
         let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
@@ -903,7 +909,7 @@ async fn close_reports_what_a_dead_server_does_not_take_back() {
         drop(held.split_off(50));
         let start = Instant::now();
         let error = leases.close().await.expect_err("nobody takes them back");
-        // The grace and two attempts are 0.9 s, and two more are for the disconnecting.
+        // The grace and two attempts are 1.8 s, and two more are for the disconnecting.
         assert!(start.elapsed() < T, "{:?}", start.elapsed());
         assert!(tokens.iter().all(|token| token.is_cancelled()));
         assert_eq!(error.released(), 0);

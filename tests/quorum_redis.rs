@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::look::{channel, subscribers};
-use common::{Mode, Proxy, Reply, Server, eventually, within};
+use common::look::{channel, renewal, subscribers};
+use common::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::store::{Name, Quorum, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -26,7 +26,7 @@ mod of_five {
     );
 }
 
-const T: Duration = Duration::from_secs(2);
+const T: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(30);
 
 /// Servers that never forget, so that they count at once.
@@ -94,8 +94,7 @@ impl Harness for Servers {
 }
 
 async fn connect(urls: &str) -> LeaseManager {
-    let leases = LeaseManager::builder().ttl(T).connect(urls).await;
-    leases.expect("a majority is up")
+    connect_in_the_end(LeaseManager::builder().ttl(T), urls).await
 }
 
 /// A stall of the machine longer than the time limit of an attempt fails it, so ask again.
@@ -207,8 +206,12 @@ async fn rolling_restarts_of_forgetful_servers_cost_no_lease() {
     let lease = lock(&leases, "job").await;
     for server in &servers.0 {
         server.restart();
-        // Up for T by its count of whole seconds, and renewed once more.
-        held_for(&lease, T * 2 + Duration::from_secs(2)).await;
+        // Up for T by its count of whole seconds, and renewed twice more, however slow the machine is.
+        held_for(&lease, T + Duration::from_secs(1)).await;
+        for _ in 0..2 {
+            renewal(server, "job", LONG).await;
+            lease.check().expect("held");
+        }
     }
     assert_eq!(lease.state(), LeaseState::Held);
     lease.unlock().await.expect("held");
@@ -227,7 +230,7 @@ async fn replies_that_stay_away_from_one_server_cost_a_bounded_time() {
         lock(&leases, "other").await.unlock().await.expect("two of three answer");
         proxy.set(Mode::Pass);
         // Its connections are made anew; the next server is disturbed only after that.
-        held_for(&lease, T * 2).await;
+        held_for(&lease, T).await;
     }
     lease.unlock().await.expect("held");
     let clean = |server: &Server| server.command(&["EXISTS", "job", "other"]).int() == 0;
@@ -278,7 +281,11 @@ async fn a_server_that_is_down_at_the_start_joins_later() {
     let leases = connect(&servers.urls()).await;
     let lease = lock(&leases, "job").await;
     servers.0[1].restart();
-    eventually(LONG, || servers.holds(1, "job")).await;
+    eventually(LONG, || {
+        lease.check().expect("held");
+        servers.holds(1, "job")
+    })
+    .await;
     servers.0[0].kill();
     held_for(&lease, T * 2).await;
     lease.unlock().await.expect("held by the other two");

@@ -3,8 +3,8 @@
 mod common;
 
 use common::relay::{Flow, Relay, request};
-use common::within;
 use common::zookeeper::{Look, ZooKeeper, directory};
+use common::{connect_in_the_end, within};
 use leasehold::clock::Clock;
 use leasehold::{Builder, ErrorKind, LeaseManager};
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn builder() -> Builder {
 }
 
 async fn connect(url: &str) -> LeaseManager {
-    builder().connect(url).await.expect("the server is there")
+    connect_in_the_end(builder(), url).await
 }
 
 #[tokio::test]
@@ -321,7 +321,7 @@ async fn a_deleted_node_is_a_lost_lease_at_the_next_renewal() {
     let other = leases.lock("other").lock().await.expect("free");
     let nodes = look.nodes("job").await;
     look.0.delete(&format!("{}/{}", directory("job"), nodes[0]), None).await.expect("deleted");
-    assert_eq!(within(T, lease.lost()).await, leasehold::Loss::Gone);
+    assert_eq!(within(LONG, lease.lost()).await, leasehold::Loss::Gone);
     other.check().expect("held");
     assert!(leases.lock("job").try_lock().await.expect("an answer").is_some());
 }
@@ -332,7 +332,7 @@ async fn a_forgotten_lease_ends_although_its_session_lives() {
     let (leases, rival) = (connect(&server.url()).await, connect(&server.url()).await);
     leases.lock("job").lock().await.expect("free").forget();
     assert!(rival.lock("job").try_lock().await.expect("an answer").is_none());
-    let lease = within(T * 3, rival.lock("job").lock()).await.expect("in the end");
+    let lease = within(LONG, rival.lock("job").lock()).await.expect("in the end");
     lease.unlock().await.expect("released");
 }
 
@@ -361,7 +361,7 @@ async fn after_close_what_was_not_released_ends_by_itself() {
     leases.lock("job").lock().await.expect("free").forget();
     leases.close().await.expect("nothing is left to release");
     assert!(rival.lock("job").try_lock().await.expect("an answer").is_none());
-    let lease = within(T * 3, rival.lock("job").lock()).await.expect("in the end");
+    let lease = within(LONG, rival.lock("job").lock()).await.expect("in the end");
     lease.unlock().await.expect("released");
     drop(leases);
 }

@@ -5,8 +5,8 @@ mod common;
 
 use common::beliefs::{Belief, Beliefs, Watched};
 use common::relay::Flow;
-use common::within;
 use common::zookeeper::{Look, ZooKeeper};
+use common::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{ErrorKind, LeaseManager};
 use std::sync::Arc;
@@ -21,8 +21,7 @@ const LONG: Duration = Duration::from_secs(40);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 async fn connect(url: &str, ttl: Duration) -> LeaseManager {
-    let leases = LeaseManager::builder().ttl(ttl).connect(url).await;
-    leases.expect("the servers are there")
+    connect_in_the_end(LeaseManager::builder().ttl(ttl), url).await
 }
 
 /// Flows on each member, and some that know all members, which lock a few names again and again.

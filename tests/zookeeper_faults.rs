@@ -4,8 +4,8 @@
 mod common;
 
 use common::relay::{Flow, Relay};
-use common::within;
 use common::zookeeper::{Look, ZooKeeper};
+use common::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{Lease, LeaseManager};
 use std::sync::Arc;
@@ -17,8 +17,7 @@ const T: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(30);
 
 async fn connect(url: &str, ttl: Duration) -> LeaseManager {
-    let leases = LeaseManager::builder().ttl(ttl).connect(url).await;
-    leases.expect("the servers are there")
+    connect_in_the_end(LeaseManager::builder().ttl(ttl), url).await
 }
 
 /// Looks at a lease from a thread of its own, until it is lost.

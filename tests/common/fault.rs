@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss};
+use leasehold::{Error, Lease, LeaseManager, Loss};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
-use super::{Server, look, within};
+use super::{Server, connect_in_the_end, look, within};
 
 /// Far above what any step takes.
 pub const LONG: Duration = Duration::from_secs(15);
@@ -28,16 +28,8 @@ pub fn boottime() -> Duration {
     Duration::new(whole, u32::try_from(now.tv_nsec).expect("below a second"))
 }
 
-/// Connects; where the machine was too slow for the time limits of so short a time to live, again.
 pub async fn connect(url: &str, ttl: Duration) -> LeaseManager {
-    let start = boottime();
-    loop {
-        match LeaseManager::builder().ttl(ttl).connect(url).await {
-            Ok(leases) => return leases,
-            Err(error) if error.kind() == ErrorKind::Unavailable && boottime() - start < LONG => {}
-            Err(error) => panic!("no manager: {error}"),
-        }
-    }
+    connect_in_the_end(LeaseManager::builder().ttl(ttl), url).await
 }
 
 pub async fn lock(leases: &LeaseManager, name: &str) -> Lease {

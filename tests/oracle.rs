@@ -318,6 +318,78 @@ fn a_key_of_which_its_process_knows_nothing_is_found() {
 }
 
 #[test]
+fn a_key_by_a_token_that_no_lease_has_is_found_beside_others_who_wait() {
+    let waits = "300 p0.1 wanted 1 ash lock 0";
+    let key = |number: u64, until: u64| {
+        format!(
+            "1 p0.1 manager uuid
+             10 p0.1 wanted 0 ash lock 0
+             11 p0.1 granted 0 100 check
+             11 p0.1 token 0 1
+             20 p0.1 released 0 19ms
+             {waits}
+             15 soak kept {until}ms ash uuid {number}
+             2000 p0.1 gave-up 1 dropped"
+        )
+    };
+    accepts(&key(1, 900));
+    accepts(&key(2, 500));
+    finds("orphan", &key(2, 900));
+    // After a stall of the server it has less time than after other faults.
+    accepts(&format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1200)));
+    finds("orphan", &format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1900)));
+    accepts(&format!("{}\n12 soak fault 300ms kept Crash(0)", key(2, 1900)));
+    accepts(&format!("{}\n301 p0.1 aside 1", key(2, 900)));
+}
+
+#[test]
+fn a_key_that_nobody_has_is_found_though_others_wait_for_it() {
+    let waits = "12 p0.1 wanted 1 ash lock 0\n5000 p0.1 gave-up 1 dropped";
+    accepts(&format!("{}\n{waits}", kept(1800)));
+    finds("idle", &format!("{}\n{waits}", kept(2500)));
+    finds("idle", &format!("{}\n{waits}\n600 soak fault 4000ms p0.1 BlockLog", kept(2500)));
+    accepts(&format!("{}\n{waits}\n600 soak fault 610ms p0.1 HoldRequests", kept(2500)));
+}
+
+#[test]
+fn who_waits_behind_a_future_that_nobody_polls_is_not_found() {
+    let waits =
+        "1000 p0.1 wanted 0 ash lock 0\n1100 soak free 2900ms ash\n3000 p0.1 gave-up 0 dropped";
+    finds("waiting", waits);
+    accepts(&format!(
+        "{waits}\n900 p0.1 wanted 1 ash aside 0\n901 p0.1 aside 1\n2901 p0.1 gave-up 1 dropped"
+    ));
+    finds(
+        "waiting",
+        &format!(
+            "{waits}\n900 p1.1 wanted 0 ash aside 0\n901 p1.1 aside 0\n2901 p1.1 gave-up 0 dropped"
+        ),
+    );
+}
+
+#[test]
+fn a_lease_that_expires_for_nothing_and_a_manager_that_nobody_closed_are_found() {
+    let lost = |cause: &str| {
+        format!(
+            "1 soak run 7 5 redis
+             3000 p0.1 wanted 0 ash lock 0
+             3001 p0.1 granted 0 100 check
+             5000 p0.1 fired 0 4900ms {cause}"
+        )
+    };
+    finds("needless loss", &lost("expired"));
+    finds("needless loss", &format!("{}\n3500 soak fault 5000ms p0.1 BlockLog", lost("expired")));
+    finds(
+        "needless loss",
+        &format!("{}\n3500 soak fault 5000ms kept HalfMoveSlot(1)", lost("expired")),
+    );
+    accepts(&format!("{}\n4000 soak fault 4900ms p0.1 BlackHole", lost("expired")));
+    accepts(&format!("{}\n4900 p2.1 stalled 400", lost("expired")));
+    accepts(&lost("maxhold"));
+    finds("contradiction", &lost("closed"));
+}
+
+#[test]
 fn a_limit_that_is_outstayed_and_a_wait_without_end_are_found() {
     let limit = |until: u64| {
         format!("1000 p0.1 wanted 0 ash timeout 200\n{until} p0.1 gave-up 0 not-granted")

@@ -170,6 +170,11 @@ impl Slot {
         }
     }
 
+    /// Says something that is not answered; it may have ended by itself.
+    pub fn tell(&self, words: &str) {
+        let _ = self.order(words);
+    }
+
     fn order(&self, order: &str) -> Result<(), String> {
         let mut life = self.life();
         let life = life.as_mut().ok_or("a slot without a process")?;

@@ -38,22 +38,53 @@ impl Diary {
         }
     }
 
-    /// A flow of control is about to ask; returns the number of the lease that may come of it.
-    pub fn wanted(&self, name: &str, how: &str, limit_ms: u64) -> u64 {
-        let ask = self.asks.fetch_add(1, Ordering::Relaxed);
-        self.write(What::Wanted { ask, name: name.to_owned(), how: how.to_owned(), limit_ms });
-        ask
+    /// A flow of control is about to ask.
+    pub fn wanted(self: &Arc<Self>, name: &str, how: &str, limit_ms: u64) -> Ask {
+        let number = self.asks.fetch_add(1, Ordering::Relaxed);
+        let (name, how) = (name.to_owned(), how.to_owned());
+        self.write(What::Wanted { ask: number, name, how, limit_ms });
+        Ask { diary: Arc::clone(self), number, open: true }
     }
 
     pub fn gave_up(&self, ask: u64, why: &str) {
         self.write(What::GaveUp { ask, why: why.to_owned() });
     }
+}
+
+/// A call that may return with a lease; dropped in the middle of it, it was given up.
+pub struct Ask {
+    diary: Arc<Diary>,
+    pub number: u64,
+    open: bool,
+}
+
+impl Ask {
+    pub fn gave_up(mut self, why: &str) {
+        self.open = false;
+        self.diary.gave_up(self.number, why);
+    }
+
+    /// Its future is not polled from now on.
+    pub fn is_aside(&self) {
+        self.diary.write(What::Aside { ask: self.number });
+    }
 
     /// The call has returned with a lease.
-    pub fn granted(self: &Arc<Self>, ask: u64, lease: &Lease, by_token: bool) -> Belief {
+    pub fn granted(mut self, lease: &Lease, by_token: bool) -> Belief {
+        self.open = false;
         let by = if by_token { "token" } else { "check" }.to_owned();
-        self.write(What::Granted { ask, fence: lease.fence().unwrap_or_default(), by });
-        Belief { diary: Arc::clone(self), ask, last_ok: 0, written: 0, at_risk: false, over: false }
+        let (diary, ask) = (Arc::clone(&self.diary), self.number);
+        diary.write(What::Granted { ask, fence: lease.fence().unwrap_or_default(), by });
+        diary.write(What::Token { ask, number: number_of(lease) });
+        Belief { diary, ask, last_ok: 0, written: 0, at_risk: false, over: false }
+    }
+}
+
+impl Drop for Ask {
+    fn drop(&mut self) {
+        if self.open {
+            self.diary.gave_up(self.number, "dropped");
+        }
     }
 }
 
@@ -106,7 +137,22 @@ impl Drop for Belief {
     }
 }
 
+/// Which token a lease has: its debug format ends the holder with the number.
+fn number_of(lease: &Lease) -> u64 {
+    let text = format!("{lease:?}");
+    let digits = text.split_once("…:").map(|(_, rest)| rest).unwrap_or_default();
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().unwrap_or_default()
+}
+
 /// A word for the history.
 pub fn loss_word(loss: Option<Loss>) -> String {
     loss.map_or_else(|| "unknown".to_owned(), |loss| format!("{loss:?}").to_lowercase())
+}
+
+pub fn error_word(error: &leasehold::Error) -> String {
+    match error.loss() {
+        Some(loss) => format!("lost-{}", loss_word(Some(loss))),
+        None => format!("{:?}", error.kind()).to_lowercase(),
+    }
 }

@@ -3,7 +3,7 @@
 //! Each holder process and each server has a lane of its own, in which one fault follows another.
 
 use crate::crew::Slot;
-use crate::history::{What, now};
+use crate::history::{What, nanos, now};
 use crate::random::Random;
 use crate::stage::{Backend, Harm, Log, Scene, Strike};
 use std::fmt;
@@ -23,6 +23,12 @@ pub enum Kind {
     Process(Process, Reach),
     /// With the number of the server or of the name that it meets.
     Server(ServerKind, usize),
+}
+
+impl Kind {
+    fn is_inside(&self) -> bool {
+        matches!(self, Self::Process(kind, _) if Process::INSIDE.contains(kind))
+    }
 }
 
 /// Which of a process's proxies.
@@ -55,6 +61,27 @@ pub enum Process {
     LoseOneWrite,
     Kill,
     Freeze,
+    /// Of the process itself, while the rest of it works on.
+    BlockLog,
+    SlowLog,
+    PanicInLog,
+    EndRuntime,
+    UnwindRuntime,
+    Crowd,
+    /// Connections with subscriptions say nothing more.
+    Silence,
+}
+
+impl Process {
+    /// Those that come from inside, for the time after, whatever else happens meanwhile.
+    pub const INSIDE: [Self; 6] = [
+        Self::BlockLog,
+        Self::SlowLog,
+        Self::PanicInLog,
+        Self::EndRuntime,
+        Self::UnwindRuntime,
+        Self::Crowd,
+    ];
 }
 
 /// What can happen to the servers of a store.
@@ -88,6 +115,10 @@ pub enum ServerKind {
     Failover,
     /// The slot of a name goes to another primary.
     MoveSlot,
+    /// The slot of many names goes, and stays between two primaries with some of its keys on each.
+    HalfMoveSlot,
+    /// As an operator asks for it, while a replica stands still: the sentinels do not agree.
+    SplitFailover,
 }
 
 impl ServerKind {
@@ -144,6 +175,8 @@ impl Plan {
                 | Process::LoseOneCreation
                 | Process::LoseOneDeletion
                 | Process::LoseOneWrite => random.millis(50..300),
+                Process::Silence => random.millis(50..300),
+                _ if Process::INSIDE.contains(&kind) => random.millis(2000..6000),
                 Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
                 _ if random.once_in(3) => random.millis(30..350),
@@ -158,8 +191,13 @@ impl Plan {
             let (kind, house) = (decks[lane].deal(random), &scene.houses[lane]);
             let choice = if kind.is_of_a_name() { house.names.len() } else { house.nodes };
             let at = if choice > 1 { random.below(choice) } else { 0 };
-            let lasts =
-                if random.once_in(2) { random.millis(50..350) } else { random.millis(350..2000) };
+            let lasts = match kind {
+                ServerKind::HalfMoveSlot => random.millis(3000..5000),
+                // For longer than some leases have.
+                ServerKind::Freeze if random.once_in(5) => random.millis(2000..4000),
+                _ if random.once_in(2) => random.millis(50..350),
+                _ => random.millis(350..2000),
+            };
             (lasts, Kind::Server(kind, at))
         });
         Self { processes: lanes, servers: server_lanes }
@@ -195,7 +233,7 @@ fn deal(
         }
         let (lasts, kind) = next(random, lane);
         let lasts = lasts.min(length - at);
-        free[lane] = at + lasts;
+        free[lane] = if kind.is_inside() { at } else { at + lasts };
         lanes[lane].push(Fault { at, lasts, kind });
     }
 }
@@ -228,6 +266,12 @@ pub fn break_process(
             .map(|(_, line)| line)
             .collect();
         let at = now();
+        if Process::INSIDE.contains(&kind) {
+            slot.tell(&format!("inside {kind:?} {}", fault.lasts.as_millis()));
+            let until = at + nanos(fault.lasts);
+            log.write(at, What::Fault { until, on, kind: format!("{kind:?}") });
+            continue;
+        }
         match kind {
             Process::Kill => slot.kill(),
             Process::Freeze => slot.freeze(),

@@ -1,8 +1,7 @@
 //! What a flow of control of a holder process does: takes names in all the ways there are, holds them for a
 //! while, and gives them back in all the ways.
 
-use crate::diary::Belief;
-use crate::diary::loss_word;
+use crate::diary::{Ask, Belief, error_word};
 use crate::history::{What, nanos, now};
 use crate::holder::{Order, Place, Process};
 use crate::ledger::Ledger;
@@ -44,6 +43,7 @@ impl Flow {
         let place = &process.places[at];
         let limit = self.random.millis(1..600);
         let (how, limit_ms) = match self.random.below(20) {
+            0 if self.random.once_in(3) => ("aside", 0),
             0..9 => ("lock", 0),
             9..12 => ("try", 0),
             12..15 => ("timeout", limit.as_millis() as u64),
@@ -54,6 +54,7 @@ impl Flow {
         let ask = process.diary.wanted(&place.name, how, limit_ms);
         let taken = match how {
             "with" => return self.with(place, lock, ask).await,
+            "aside" => self.lock_aside(place, lock, &ask).await,
             "try" => lock.try_lock().await,
             "timeout" => lock.lock_timeout(limit).await,
             // Dropped while the first request is on its way, or soon after.
@@ -72,15 +73,15 @@ impl Flow {
         };
         let lease = match taken {
             Ok(Some(lease)) => lease,
-            Ok(None) => return process.diary.gave_up(ask, "not-granted"),
+            Ok(None) => return ask.gave_up("not-granted"),
             Err(error) => {
-                process.diary.gave_up(ask, &error_word(&error));
+                ask.gave_up(&error_word(&error));
                 // Do not hammer what cannot answer.
                 return sleep(Duration::from_millis(20)).await;
             }
         };
         let by_token = self.random.once_in(6);
-        let belief = process.diary.granted(ask, &lease, by_token);
+        let belief = ask.granted(&lease, by_token);
         // What ends is dropped in this order: the belief first.
         let mut held = Held { belief, lease };
         let how_long = self.how_long(place.ttl);
@@ -95,20 +96,30 @@ impl Flow {
         } else {
             self.steps(place, lock, &mut held.belief, &held.lease, how_long).await;
         }
+        if self.random.once_in(100) {
+            return self.end_aside(place, lock, held).await;
+        }
         self.end(place, held).await;
     }
 
-    async fn with(&mut self, place: &Place, lock: &mut Lock, ask: u64) {
-        let diary = Arc::clone(&self.process.diary);
+    async fn with(&mut self, place: &Place, lock: &mut Lock, ask: Ask) {
+        let (diary, number) = (Arc::clone(&self.process.diary), ask.number);
+        let mut ask = Some(ask);
+        let asked = &mut ask;
         let how_long = self.how_long(place.ttl);
         let entered = lock
-            .with(async |lock, lease| {
-                let mut belief = diary.granted(ask, lease, false);
+            .with(async move |lock, lease| {
+                let Some(mut belief) = asked.take().map(|ask| ask.granted(lease, false)) else {
+                    return;
+                };
                 self.steps(place, lock, &mut belief, lease, how_long).await;
             })
             .await;
-        if let Err(error) = entered {
-            diary.gave_up(ask, &error_word(&error));
+        match (entered, ask) {
+            (Ok(()), _) => {}
+            (Err(error), Some(ask)) => ask.gave_up(&error_word(&error)),
+            // Lost in the middle.
+            (Err(error), None) => diary.gave_up(number, &error_word(&error)),
         }
     }
 
@@ -228,9 +239,9 @@ impl Flow {
 }
 
 /// A lease and what is believed of it, dropped in the right order: belief ends before anything is sent.
-struct Held {
-    belief: Belief,
-    lease: Lease,
+pub struct Held {
+    pub belief: Belief,
+    pub lease: Lease,
 }
 
 impl Held {
@@ -241,13 +252,6 @@ impl Held {
             let loss = self.lease.check().err().and_then(|error| error.loss());
             self.belief.fired(loss);
         }
-    }
-}
-
-fn error_word(error: &leasehold::Error) -> String {
-    match error.loss() {
-        Some(loss) => format!("lost-{}", loss_word(Some(loss))),
-        None => format!("{:?}", error.kind()).to_lowercase(),
     }
 }
 

@@ -75,6 +75,8 @@ events! {
     GaveUp = "gave-up" { ask: u64, why: String }
     /// The call returned with a lease. `by` says what its holder goes by: `check`, or the `token` alone.
     Granted = "granted" { ask: u64, fence: u64, by: String }
+    /// The number of the token that it has in the store.
+    Token = "token" { ask: u64, number: u64 }
     /// The holder entered again.
     Nested = "nested" { ask: u64, fence: u64, count: u32 }
     /// `check()` was Ok, and had not been called yet at `last_ok`.
@@ -86,7 +88,9 @@ events! {
     Fired = "fired" { ask: u64, last_ok: u64, cause: String }
     /// About to unlock, drop or forget the lease: nothing was sent yet.
     Released = "released" { ask: u64, last_ok: u64 }
-    /// About to be left to expire.
+    /// The future of the call is not polled from now on.
+    Aside = "aside" { ask: u64 }
+    /// About to be left to expire, or to a future that nobody polls.
     Forgot = "forgot" { ask: u64 }
     /// About to call `force_unlock`, and it has succeeded. Without the second it may still come.
     Forcing = "forcing" { ask: u64, name: String }

@@ -9,7 +9,9 @@
 
 use crate::diary::Diary;
 use crate::flow::Flow;
+use crate::guests;
 use crate::history::{What, Words, now};
+use crate::inside::Inside;
 use crate::ledger::Ledger;
 use crate::random::Random;
 use leasehold::{Lease, LeaseManager, Lock};
@@ -26,6 +28,8 @@ use tokio::time::sleep;
 pub const HOLDER: &str = "holder";
 /// So many flows of control are in a process.
 const TASKS: u64 = 14;
+/// The part of the seed that says who drives the watchdogs.
+const OWN_THREAD: u64 = 500;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
 
@@ -55,6 +59,7 @@ pub struct Process {
     pub diary: Arc<Diary>,
     pub places: Vec<Place>,
     ledger_port: u16,
+    pub inside: Arc<Inside>,
     pub orders: watch::Receiver<Order>,
 }
 
@@ -83,13 +88,16 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let [who, seed, file, ledger_port, backends @ ..] = arguments else {
         return Err("a holder process is started by the soak alone".to_owned());
     };
-    let seed = seed.parse().map_err(|_| "the seed is a number")?;
+    let seed: u64 = seed.parse().map_err(|_| "the seed is a number")?;
     let ledger_port = ledger_port.parse().map_err(|_| "the ledger's port is a number")?;
     let backends: Option<Vec<_>> = backends.iter().map(|text| Backend::read(text)).collect();
     let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
     let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
     watch_for_stalls(Arc::clone(&diary));
-    let orders = listen();
+    let inside = Inside::start();
+    let orders = listen(Arc::clone(&inside));
+    // In some processes the watchdogs are guests themselves.
+    let own_thread = !Random::part(seed, OWN_THREAD).once_in(3);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -98,7 +106,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     runtime.block_on(async {
         let mut places = Vec::new();
         for backend in backends {
-            let leases = connect(&backend).await;
+            let leases = connect(&backend, own_thread).await;
             introduce(&leases, who, &diary).await;
             places.extend(backend.names.into_iter().map(|name| Place {
                 name,
@@ -106,17 +114,17 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
                 leases: leases.clone(),
             }));
         }
-        let process = Arc::new(Process { diary, places, ledger_port, orders });
+        let process = Arc::new(Process { diary, places, ledger_port, inside, orders });
         process.work(seed).await
     })
 }
 
 /// What breaks at the start is mended soon: the server may be away just now.
-async fn connect(backend: &Backend) -> LeaseManager {
+async fn connect(backend: &Backend, own_thread: bool) -> LeaseManager {
     /// How long the replicas of a primary may take to have a grant.
     const REPLICATION: Duration = Duration::from_millis(100);
     loop {
-        let mut builder = LeaseManager::builder().ttl(backend.ttl);
+        let mut builder = LeaseManager::builder().ttl(backend.ttl).own_thread(own_thread);
         if backend.replicas > 0 {
             builder = builder.replicas(backend.replicas, REPLICATION);
         }
@@ -158,11 +166,15 @@ fn watch_for_stalls(diary: Arc<Diary>) {
     });
 }
 
-fn listen() -> watch::Receiver<Order> {
+fn listen(inside: Arc<Inside>) -> watch::Receiver<Order> {
     let (sender, orders) = watch::channel(Order::Work);
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            if word == "inside" {
+                inside.begin(rest);
+                continue;
+            }
             let order = match word {
                 "rest" => Order::Rest,
                 "hold" => Order::Hold(rest.split(' ').filter_map(counted).collect()),
@@ -186,21 +198,12 @@ impl Process {
     async fn work(self: Arc<Self>, seed: u64) -> Result<(), String> {
         let mut tasks = JoinSet::new();
         for part in 0..TASKS {
-            let ledger = Ledger::connect(self.ledger_port, self.diary.who());
-            let flow = Flow {
-                process: Arc::clone(&self),
-                random: Random::part(seed, part),
-                ledger: ledger.map_err(|error| format!("the ledger: {error}"))?,
-                handles: HashMap::new(),
-                holds_long: part < LONG_HOLDERS,
-            };
-            tasks.spawn(flow.live());
+            tasks.spawn(self.flow(seed, part)?.live());
         }
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended {
-                self.broken(format!("a task panicked: {error}"));
-            }
-        }
+        tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
+        let host = Arc::clone(&self);
+        tasks.spawn_blocking(move || guests::live(&host, seed));
+        self.all_end(&mut tasks).await;
         println!("rest");
         self.hold_for_counting().await;
         for place in &self.places {
@@ -211,6 +214,25 @@ impl Process {
         }
         println!("exit");
         Ok(())
+    }
+
+    pub fn flow(self: &Arc<Self>, seed: u64, part: u64) -> Result<Flow, String> {
+        let ledger = Ledger::connect(self.ledger_port, self.diary.who());
+        Ok(Flow {
+            process: Arc::clone(self),
+            random: Random::part(seed, part),
+            ledger: ledger.map_err(|error| format!("the ledger: {error}"))?,
+            handles: HashMap::new(),
+            holds_long: part < LONG_HOLDERS,
+        })
+    }
+
+    pub async fn all_end(&self, tasks: &mut JoinSet<()>) {
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                self.broken(format!("a task panicked: {error}"));
+            }
+        }
     }
 
     /// Takes, lowers and releases as told, at known counts, for the parent to look at the store.

@@ -15,10 +15,14 @@ pub struct Lease {
     pub gave_up: Option<(u64, String)>,
     pub granted: Option<u64>,
     pub fence: u64,
+    /// Of its token in the store.
+    pub number: Option<u64>,
     pub by_token: bool,
     /// The last `check()` that is known to have been Ok, as the time before it was called.
     pub last_ok: u64,
     pub released: Option<u64>,
+    /// When the future that asks was left alone.
+    pub aside: Option<u64>,
     /// When it was left to expire.
     pub forgot: Option<u64>,
     pub fired: Option<(u64, String)>,
@@ -91,9 +95,11 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 gave_up: None,
                 granted: None,
                 fence: 0,
+                number: None,
                 by_token: false,
                 last_ok: 0,
                 released: None,
+                aside: None,
                 forgot: None,
                 fired: None,
                 at_risk: Vec::new(),
@@ -112,6 +118,8 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 lease.fence = *fence;
                 lease.by_token = by == "token";
             }
+            What::Token { number, .. } => lease.number = Some(*number),
+            What::Aside { .. } => lease.aside = Some(at),
             What::Forgot { .. } => lease.forgot = Some(at),
             What::Nested { fence, .. } => lease.nested.push((at, *fence)),
             What::Checked { last_ok, .. } => lease.last_ok = lease.last_ok.max(*last_ok),
@@ -142,6 +150,8 @@ fn ask_of(what: &What) -> Option<u64> {
         What::GaveUp { ask, .. }
         | What::Granted { ask, .. }
         | What::Nested { ask, .. }
+        | What::Token { ask, .. }
+        | What::Aside { ask }
         | What::Forgot { ask }
         | What::Checked { ask, .. }
         | What::AtRisk { ask }

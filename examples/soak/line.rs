@@ -85,11 +85,18 @@ fn break_proxy(proxy: &Proxy, kind: Process) {
         Process::Cut => proxy.close_all(),
         Process::LoseOneReply => proxy.drop_reply_of(1, "EVALSHA"),
         Process::LoseOneRequest => proxy.drop_request(1, "EVALSHA"),
+        Process::Silence => proxy.silence_subscriptions(),
         Process::LoseOneCreation
         | Process::LoseOneDeletion
         | Process::LoseOneWrite
         | Process::Kill
-        | Process::Freeze => {}
+        | Process::Freeze
+        | Process::BlockLog
+        | Process::SlowLog
+        | Process::PanicInLog
+        | Process::EndRuntime
+        | Process::UnwindRuntime
+        | Process::Crowd => {}
     }
 }
 

@@ -17,14 +17,17 @@
 //! break their connections. Of Sentinel and Cluster they learn the servers' own addresses, so there the network is
 //! broken at the servers alone: connections are cut, clients paused, servers frozen.
 
+mod aside;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod crew;
 mod diary;
 mod faults;
 mod flow;
+mod guests;
 mod history;
 mod holder;
+mod inside;
 mod leases;
 mod ledger;
 mod line;

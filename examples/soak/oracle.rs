@@ -27,10 +27,16 @@
 //! - *waiting*: nobody waits for a name that is free on the server, over a path without faults, for longer
 //!   than the poll bound, two attempts and a reaction; nor beyond a limit of his own; nor for ever.
 //! - *orphan*: no key stays on the server of which its process knows nothing, neither a lease nor a wish, for
-//!   longer than two attempts and a reaction over a path without faults.
+//!   longer than two attempts and a reaction over a path without faults; and none by a token that no lease ever
+//!   had, for longer than that and two sweeps.
+//! - *idle*: no key is kept alive that no flow of control has: it is gone a time to live later, and what a renewal
+//!   and a request on their way may add.
+//! - *needless loss*: no lease expires while nothing is broken. What goes wrong *inside* a process, a log that blocks or
+//!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
 //! - *left over*: no lock key, no key without a time to live, no channel.
 //! - *count*: at rest, the store has the hold counts that are believed.
-//! - *contradiction*: what a process found by itself, such as a loss that was not final.
+//! - *contradiction*: what a process found by itself, such as a loss that was not final; a manager that says that it
+//!   was closed.
 //! - *never happened*: a run of a minute must meet what it is for.
 //!
 //! A *wipe* is the removal of a key by somebody else: FLUSHALL, DEL, a crash without persistence,
@@ -51,6 +57,8 @@
 //!
 //! All that is excused is counted, and the report says how much it was.
 
+#[path = "kept.rs"]
+mod kept;
 #[path = "met.rs"]
 mod met;
 #[path = "rules.rs"]
@@ -59,7 +67,7 @@ mod rules;
 use crate::history::{Event, What};
 use crate::leases::{Lease, Setting, leases, settings};
 use rules::Rules;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// From an event that makes a waiter ask to the grant: a scheduler, a round trip.
 const REACTION: u64 = 150_000_000;
@@ -122,6 +130,8 @@ struct Case<'a> {
     /// By process or server.
     faults: Vec<(&'a str, &'a str, Span)>,
     stalls: HashMap<&'a str, Vec<Span>>,
+    /// Processes that say which token a lease has.
+    told_tokens: HashSet<&'a str>,
     findings: Vec<Finding>,
 }
 
@@ -136,6 +146,7 @@ pub fn judge(history: &[Event]) -> Verdict {
         excused: Vec::new(),
         faults: Vec::new(),
         stalls: HashMap::new(),
+        told_tokens: kept::told_tokens(history),
         findings: Vec::new(),
     };
     for Event { at, who, what } in history {
@@ -155,7 +166,8 @@ pub fn judge(history: &[Event]) -> Verdict {
     case.overlaps_and_fences();
     case.updates();
     case.waits();
-    case.orphans();
+    case.keys_of_nobody();
+    case.needless();
     case.ends();
     let met = case.met();
     case.missing(&met);
@@ -241,6 +253,20 @@ impl Case<'_> {
             .iter()
             .filter(move |(where_, _, _)| *where_ == on)
             .map(|(_, kind, span)| (*kind, *span))
+    }
+
+    /// Whether a fault may hold up anybody but who is in it: what goes wrong inside a process does not.
+    fn excuses(&self, kind: &str) -> bool {
+        const INSIDE: [&str; 7] = [
+            "BlockLog",
+            "SlowLog",
+            "PanicInLog",
+            "EndRuntime",
+            "UnwindRuntime",
+            "Crowd",
+            "Silence",
+        ];
+        !INSIDE.contains(&kept::base(kind))
     }
 
     /// Whether it is an excuse for whoever has this lease that its name was wiped.
@@ -407,8 +433,11 @@ impl Case<'_> {
                 let Some(idle) = overlap(*span, wait).filter(|_| **name == lease.name) else {
                     continue;
                 };
-                let longest =
-                    longest_gap(idle, grants.get(name.as_str()).map_or(&[], Vec::as_slice));
+                let mut moments: Vec<Span> =
+                    grants.get(name.as_str()).into_iter().flatten().map(|at| (*at, *at)).collect();
+                moments.extend(self.behind_asides(lease, &setting));
+                moments.sort_unstable();
+                let longest = longest_uncovered(idle, &moments);
                 let trouble = self.trouble(&lease.who, &setting, longest);
                 if longest.1 - longest.0 > bound + trouble.stalled && !trouble.faulty {
                     let text = format!(
@@ -442,48 +471,15 @@ impl Case<'_> {
         }
     }
 
-    fn orphans(&mut self) {
-        let managers: HashMap<&str, &str> = self
-            .history
-            .iter()
-            .filter_map(|event| match &event.what {
-                What::Manager { id } => Some((id.as_str(), event.who.as_str())),
-                _ => None,
-            })
-            .collect();
-        let mut known: HashMap<(&str, &str), Vec<Span>> = HashMap::new();
-        let end = self.history.last().map_or(0, |event| event.at);
-        for lease in &self.leases {
-            let ttl = self.setting(&lease.name).ttl;
-            let forgotten = lease.forgot.map(|forgot| forgot + ttl);
-            let until = match lease.granted {
-                Some(_) => forgotten.or(lease.ended()),
-                None => lease.answered(),
-            };
-            let span = (lease.asked, until.unwrap_or(end));
-            known.entry((&lease.who, &lease.name)).or_default().push(span);
-        }
-        known.values_mut().for_each(|spans| spans.sort_unstable());
-        let mut found = Vec::new();
-        for Event { at, what, .. } in self.history {
-            let What::Kept { until, name, id, number } = what else { continue };
-            let Some(who) = managers.get(id.as_str()) else { continue };
-            let setting = self.setting(name);
-            let spans = known.get(&(*who, name.as_str())).map_or(&[][..], Vec::as_slice);
-            let unknown = longest_uncovered((*at, *until), spans);
-            let trouble = self.trouble(who, &setting, unknown);
-            let bound = 2 * setting.attempt() + REACTION + trouble.stalled;
-            if unknown.1 - unknown.0 > bound && !trouble.faulty {
-                let text = format!(
-                    "{name}: {who} has it by token {number} for {} ms, and knows nothing of it",
-                    (unknown.1 - unknown.0) / 1_000_000
-                );
-                found.push(("orphan", unknown.0, text));
-            }
-        }
-        for (rule, at, text) in found {
-            self.find(rule, at, text);
-        }
+    /// When futures of the same process, which nobody polled, may have kept its place in the line.
+    fn behind_asides(&self, lease: &Lease, setting: &Setting) -> Vec<Span> {
+        let own = |other: &&Lease| other.who == lease.who && other.name == lease.name;
+        let own = self.leases.iter().filter(own);
+        let until = |other: &Lease| match other.aside {
+            Some(aside) => Some((aside, other.answered().unwrap_or(u64::MAX))),
+            None => other.forgot.map(|forgot| (forgot, forgot + setting.ttl)),
+        };
+        own.filter_map(until).collect()
     }
 
     /// What may have held up a process and its server in a span.
@@ -491,6 +487,7 @@ impl Case<'_> {
         // What a fault leaves behind lives for a time to live, and reconnects take a while.
         let settle = setting.ttl + self.rules.recovery;
         let path = self.faults_on(who).chain(self.faults_on(&setting.server));
+        let path = path.filter(|(kind, _)| self.excuses(kind));
         let faults: Vec<Span> = path.map(|(_, fault)| (fault.0, fault.1 + settle)).collect();
         let broken = faults.iter().filter_map(|fault| overlap(*fault, span));
         let broken_for = broken.map(|part| part.1 - part.0).sum();
@@ -529,21 +526,6 @@ struct Trouble {
     faulty: bool,
     broken_for: u64,
     stalled: u64,
-}
-
-/// The longest part of a span without any of these moments.
-fn longest_gap(span: Span, moments: &[u64]) -> Span {
-    let first = moments.partition_point(|at| *at <= span.0);
-    let inside = moments[first..].iter().copied().take_while(|at| *at < span.1);
-    let mut longest = (span.0, span.0);
-    let mut from = span.0;
-    for at in inside.chain([span.1]) {
-        if at - from > longest.1 - longest.0 {
-            longest = (from, at);
-        }
-        from = at;
-    }
-    longest
 }
 
 /// The longest part of a span that none of these spans, in order, covers.

@@ -10,6 +10,8 @@ pub struct Rules {
     pub told_without_grace: bool,
     pub sent_twice: bool,
     pub behind_proxies: bool,
+    /// Whether no lease expires but for a fault.
+    pub keeps_leases: bool,
     /// For so long after a fault of the servers, beyond the time to live, they may still be held up.
     pub recovery: u64,
     /// A run of so many seconds must have met everything; a shorter one need not.
@@ -30,6 +32,7 @@ const REDIS: Rules = Rules {
     told_without_grace: false,
     sent_twice: true,
     behind_proxies: true,
+    keeps_leases: false,
     recovery: SECOND / 2,
     whole_run: 60,
     must_strike: &[],
@@ -73,10 +76,15 @@ impl Rules {
             },
             // A primary that comes back waits for two seconds before it serves.
             "cluster" => Self {
+                keeps_leases: true,
                 sent_twice: false,
                 behind_proxies: false,
                 recovery: 3 * SECOND,
-                must_strike: &[("slots moved", "MoveSlot"), ("failovers", "Failover")],
+                must_strike: &[
+                    ("slots moved", "MoveSlot"),
+                    ("slots half moved", "HalfMoveSlot"),
+                    ("failovers", "Failover"),
+                ],
                 rare: LATE_WRITES,
                 ..REDIS
             },
@@ -93,6 +101,7 @@ impl Rules {
                 rare: LATE_WRITES,
                 ..REDIS
             },
+            "redis" => Self { keeps_leases: true, ..REDIS },
             _ => REDIS,
         }
     }

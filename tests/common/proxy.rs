@@ -75,6 +75,8 @@ struct Control {
     mode: Mode,
     /// A connection lives as long as the number it began under.
     generation: u64,
+    /// A subscription that began under a smaller number hears nothing more.
+    silences: u64,
     stopped: bool,
 }
 
@@ -115,7 +117,7 @@ impl Proxy {
             .expect("a free port for the proxy");
         listener.set_nonblocking(true).expect("a non-blocking listener");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let initial = Control { mode: Mode::Pass, generation: 0, stopped: false };
+        let initial = Control { mode: Mode::Pass, generation: 0, silences: 0, stopped: false };
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -152,6 +154,11 @@ impl Proxy {
     /// Closes all connections there are; new ones work.
     pub fn close_all(&self) {
         self.control.send_modify(|control| control.generation += 1);
+    }
+
+    /// Lets no subscription of now hear anything more; its connection stays.
+    pub fn silence_subscriptions(&self) {
+        self.control.send_modify(|control| control.silences += 1);
     }
 
     /// Lets the `n`th request from now that has `needle` in its bytes (1 being the next one) run
@@ -316,6 +323,8 @@ struct Link {
     server_closed: bool,
     /// The requests passed on whose replies were not.
     pending: VecDeque<Pending>,
+    /// How many silences there were when it began.
+    silences: u64,
     /// Whether a RESP2 subscription has begun, in which messages look like replies, so that no
     /// frame from the server can be matched with a request any more.
     subscribed: bool,
@@ -361,6 +370,7 @@ impl Link {
             replies: Vec::new(),
             server_closed: false,
             pending: VecDeque::new(),
+            silences: control.borrow().silences,
             subscribed: false,
             upstream_port,
             record,
@@ -432,7 +442,8 @@ impl Link {
         }
         loop {
             let mode = control.borrow().mode;
-            let drops = mode == Mode::DropReplies;
+            let silent = self.subscribed && control.borrow().silences > self.silences;
+            let drops = mode == Mode::DropReplies || silent;
             if !mode.passes_replies() && !drops {
                 break;
             }

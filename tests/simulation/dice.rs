@@ -1,5 +1,6 @@
 //! The only source of chance: splitmix64.
 
+#[derive(Clone)]
 pub struct Dice(u64);
 
 impl Dice {

@@ -1,11 +1,13 @@
 //! What one flow of control does: takes names in every way there is, and gives them back in every way.
 
+use super::aside::Aside;
 use super::dice::Dice;
 use super::judge::Wait;
 use super::plan::ms;
 use super::world::{Client, World};
 use leasehold::store::Name;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, Lock, Result};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::{sleep, timeout};
@@ -15,15 +17,18 @@ pub struct Flow {
     pub manager: LeaseManager,
     pub task: u64,
     pub dice: Dice,
+    /// For what is left alone, and nothing else.
+    pub odd: Dice,
     pub over: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub enum Way {
     Lock,
     Try,
     Timeout(u64),
     Dropped(u64),
+    Aside(Aside),
 }
 
 /// Tells the judge of a wait, however it ends.
@@ -41,7 +46,7 @@ impl Drop for Waiting<'_> {
 }
 
 /// A lease that the judge knows of.
-struct Hand {
+pub struct Hand {
     world: Arc<World>,
     lease: Option<Lease>,
     belief: u64,
@@ -49,24 +54,24 @@ struct Hand {
 }
 
 impl Hand {
-    fn open(client: &Client, task: u64, lease: Lease) -> Self {
+    pub fn open(client: &Client, task: u64, lease: Lease) -> Self {
         let world = Arc::clone(&client.world);
         let moment = world.moment();
         let (belief, id) = world.lock().judge.open(&world.plan, moment, (client.id, task), &lease);
         Self { world, lease: Some(lease), belief, id }
     }
 
-    fn nested(&self, lease: Lease) -> Self {
+    pub fn nested(&self, lease: Lease) -> Self {
         let world = Arc::clone(&self.world);
         let id = world.lock().judge.enter(self.belief, &lease);
         Self { world, lease: Some(lease), belief: self.belief, id }
     }
 
-    fn lease(&self) -> &Lease {
+    pub fn lease(&self) -> &Lease {
         self.lease.as_ref().expect("not given back yet")
     }
 
-    fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.sample();
         self.lease().check().is_err()
     }
@@ -77,7 +82,7 @@ impl Hand {
     }
 
     /// Its end is asked for; the judge forgets it when `self` goes.
-    fn leave(&mut self) -> Lease {
+    pub fn leave(&mut self) -> Lease {
         self.world.lock().judge.leave(self.belief, self.id);
         self.lease.take().expect("not given back yet")
     }
@@ -93,15 +98,15 @@ impl Drop for Hand {
 }
 
 impl Flow {
-    fn world(&self) -> &Arc<World> {
+    pub fn world(&self) -> &Arc<World> {
         &self.client.world
     }
 
-    fn ttl(&self) -> u64 {
+    pub fn ttl(&self) -> u64 {
         self.world().plan.ttl
     }
 
-    fn fail(&self, why: std::fmt::Arguments<'_>) {
+    pub fn fail(&self, why: std::fmt::Arguments<'_>) {
         let world = self.world();
         let now = world.now();
         world.lock().judge.fail(now, format_args!("c{} t{}: {why}", self.client.id, self.task));
@@ -136,6 +141,9 @@ impl Flow {
 
     fn way(&mut self) -> Way {
         let ttl = self.ttl();
+        if self.odd.percent(self.world().plan.faults.aside) {
+            return Way::Aside(self.aside());
+        }
         match self.dice.below(10) {
             0..=3 => Way::Lock,
             4 => Way::Try,
@@ -154,7 +162,7 @@ impl Flow {
             client: self.client.id,
             task: self.task,
             since: world.now(),
-            in_line: in_line && way != Way::Try,
+            in_line: in_line && !matches!(way, Way::Try | Way::Aside(_)),
             patient: way == Way::Lock,
         };
         let id = world.lock().judge.wait(wait);
@@ -162,7 +170,13 @@ impl Flow {
     }
 
     /// Takes the lock, or enters once more.
-    async fn take(&self, lock: &mut Lock, way: Way, fresh: bool, outermost: bool) -> Option<Lease> {
+    pub async fn take(
+        &self,
+        lock: &mut Lock,
+        way: Way,
+        fresh: bool,
+        outermost: bool,
+    ) -> Option<Lease> {
         let mut waiting = self.wait(lock, way, fresh && outermost);
         let start = self.world().now();
         let result = match way {
@@ -173,6 +187,11 @@ impl Flow {
                 Ok(result) => result.map(Some),
                 Err(_) => return None,
             },
+            Way::Aside(aside) => {
+                let name = lock.name().to_owned();
+                let lock = pin!(lock.lock());
+                self.left_alone(lock, &name, aside, outermost).await?.map(Some)
+            }
         };
         waiting.served = outermost && matches!(result, Ok(Some(_)));
         self.check_answer(start, way, outermost, &result);
@@ -193,8 +212,10 @@ impl Flow {
             (_, Some(ErrorKind::Lost)) => !outermost,
             (_, Some(ErrorKind::Closed)) => closing,
             (Some(refused), kind) => kind == Some(refused),
-            // Less time than a round trip takes is no time to hear anything.
-            (None, Some(ErrorKind::Unavailable)) => !calm || matches!(way, Way::Timeout(_)),
+            // Less time than a round trip takes is no time to hear anything, nor is time without a poll.
+            (None, Some(ErrorKind::Unavailable)) => {
+                !calm || matches!(way, Way::Timeout(_) | Way::Aside(_))
+            }
             (None, Some(_)) => false,
             (None, None) => true,
         };
@@ -210,6 +231,14 @@ impl Flow {
         for _ in 0..self.dice.below(6) {
             self.step(lock, &mut hands).await;
             hands.iter().for_each(Hand::sample);
+        }
+        let faults = &self.world().plan.faults;
+        let (spins, abandons) = (faults.spin, faults.aside);
+        if self.odd.percent(spins) {
+            self.spin(&hands[0]).await;
+        }
+        if self.odd.percent(abandons) {
+            return self.abandon(lock, hands).await;
         }
         while !hands.is_empty() {
             let at = self.dice.below(hands.len() as u64) as usize;
@@ -268,7 +297,7 @@ impl Flow {
         }
     }
 
-    async fn give_back(&mut self, mut hand: Hand) {
+    pub async fn give_back(&mut self, mut hand: Hand) {
         let lost = hand.is_lost();
         let start = self.world().now();
         let calm = self.world().lock().judge.is_calm_for(start, self.world().plan.settled());

@@ -1,7 +1,10 @@
 //! The oracle: what must be true at each moment, whatever the store and the network do.
 
+mod alone;
+
 use super::plan::{HoldId, Plan, ms};
 use super::server::Server;
+use alone::Alone;
 use leasehold::clock::Instant;
 use leasehold::store::Name;
 use leasehold::{ErrorKind, Lease, Loss};
@@ -26,10 +29,14 @@ pub enum Sometimes {
     WoundedOverlap,
     Thaw,
     Close,
+    LeftAlone,
+    Abandoned,
+    Spin,
+    Flood,
 }
 
 impl Sometimes {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Loss,
         Self::BlipSurvived,
         Self::Duplicate,
@@ -44,6 +51,10 @@ impl Sometimes {
         Self::WoundedOverlap,
         Self::Thaw,
         Self::Close,
+        Self::LeftAlone,
+        Self::Abandoned,
+        Self::Spin,
+        Self::Flood,
     ];
 }
 
@@ -114,6 +125,8 @@ struct Known {
     holders: u32,
     /// When somebody who asked for it was last there.
     sought: u64,
+    /// When a flow of control last had a lease of it.
+    had: u64,
 }
 
 pub struct Judge {
@@ -137,6 +150,11 @@ pub struct Judge {
     pub crashed: BTreeSet<usize>,
     pub closing: BTreeSet<usize>,
     pub revoking: BTreeSet<usize>,
+    alone: Vec<Alone>,
+    /// When the store last said who has a name, to each process.
+    heard: BTreeMap<(usize, Name), u64>,
+    /// When a process last had a name.
+    own: BTreeMap<(usize, Name), u64>,
     ids: u64,
 }
 
@@ -158,6 +176,9 @@ impl Judge {
             crashed: BTreeSet::new(),
             closing: BTreeSet::new(),
             revoking: BTreeSet::new(),
+            alone: Vec::new(),
+            heard: BTreeMap::new(),
+            own: BTreeMap::new(),
             ids: 0,
         }
     }
@@ -291,6 +312,7 @@ impl Judge {
             known.first_fence = fence;
         }
         known.last_fence = fence;
+        known.had = now;
         known.holders += 1;
         if known.holders > plan.handoff + 1 {
             failures.push(format!("{hold:?} was passed on {} times", known.holders - 1));
@@ -451,6 +473,7 @@ impl Judge {
         if confirmed.is_none_or(|sent| moment.at >= sent + plan.believed()) {
             self.fail(moment.now, format_args!("a renewal of {hold:?} is sent after C"));
         }
+        self.is_renewed(plan, moment.now, hold);
     }
 
     /// The server granted the name to a new token.
@@ -496,9 +519,11 @@ impl Judge {
 
     pub fn watch(&mut self, plan: &Plan, moment: Moment, server: &mut Server) {
         self.watch_beliefs(plan, moment, server);
+        self.watch_alone(plan, moment);
         if self.is_calm_for(moment.now, plan.settled()) {
             self.watch_waits(plan, moment.now, server);
             self.watch_orphans(plan, moment.now, server);
+            self.watch_kept(plan, moment.now, server);
         }
     }
 
@@ -543,9 +568,10 @@ impl Judge {
             let waiting = |wait: &&Wait| {
                 wait.name == name && wait.patient && !self.gone.contains(&wait.client)
             };
-            let first = self.waits.iter().filter(waiting).map(|wait| wait.since).min();
+            let since = |wait: &Wait| wait.since.max(self.held_up(wait.client, &wait.name));
+            let first = self.waits.iter().filter(waiting).map(since).min();
             let bound = plan.poll + plan.slack();
-            if first.is_some_and(|first| now > first.max(taken) + bound) {
+            if first.is_some_and(|first| now > first.max(taken).saturating_add(bound)) {
                 self.taken.insert(name.clone(), now);
                 self.fail(now, format_args!("{name} is free and waited for since {taken} ms"));
             }

@@ -1,9 +1,11 @@
 //! Deterministic simulation: all of leasehold but its Redis client, in processes of a simulated world
-//! where requests, replies, wake-ups, keys, clocks and processes go wrong, judged at every moment.
+//! where requests, replies, wake-ups, keys, clocks and processes go wrong, and futures are left alone, judged at
+//! every moment.
 //!
 //! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
 //! `LEASEHOLD_SEEDS=n` runs so many.
 
+mod aside;
 mod dice;
 mod flow;
 mod judge;
@@ -24,16 +26,20 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Failures after which a run ends early.
 const MANY: usize = 10;
 
-/// Seeds that once failed, and what they found. So far these are breaks made on purpose; a change of what
-/// a seed decides makes other stories of them.
-const MUSEUM: [(u64, &str); 5] = [
+/// Seeds that once failed, and what they found, some of it breaks made on purpose. A change of what a seed
+/// decides makes other stories of them.
+const MUSEUM: [(u64, &str); 9] = [
     (
         0,
         "an abandoned acquire was not swept; a nested count was relative; a fence was passed on as it was",
     ),
     (1, "the deadline counted from the reply; the grace was missing"),
+    (4, "a hold was renewed that nobody had"),
+    (6, "each waiter counted the silence of an outage anew"),
+    (7, "calls that were ready at once let nobody else run"),
     (11, "a renewal's verdict was ignored"),
     (19, "close released nothing"),
+    (29, "an unlock that nobody polled kept its process waiting for the name"),
     (66, "a reply after the loss was accepted"),
 ];
 

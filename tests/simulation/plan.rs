@@ -6,6 +6,9 @@ use std::time::Duration;
 /// One possession of a name: whose, and the number of its token.
 pub type HoldId = (usize, u64);
 
+/// With this, the seeds of the museum are without what came later.
+const ODD: u64 = 72000;
+
 /// All times in milliseconds.
 pub struct Plan {
     pub ttl: u64,
@@ -19,6 +22,8 @@ pub struct Plan {
     /// The server's clock, in millionths too fast.
     pub rate: i64,
     pub faults: Faults,
+    /// Chance for what came later: the other decisions of a seed stay as they are.
+    pub odd: Dice,
 }
 
 /// What goes wrong in the storms, each in percent of the requests or of the chances it has.
@@ -42,10 +47,15 @@ pub struct Faults {
     pub crash: u64,
     pub close: u64,
     pub reconnect: u64,
+    /// Also in fair weather, and of the calls.
+    pub aside: u64,
+    pub spin: u64,
+    pub flood: u64,
+    pub outage: u64,
 }
 
 impl Plan {
-    pub fn draw(dice: &mut Dice) -> Self {
+    pub fn draw(seed: u64, dice: &mut Dice) -> Self {
         let ttl = dice.pick(&[200, 500, 1000, 3000, 30_000]);
         // Each run has some of the faults: with all of them at once, each hides the others.
         let mut some = |high: u64| if dice.percent(45) { dice.between(1, high) } else { 0 };
@@ -69,10 +79,24 @@ impl Plan {
             crash: some(25),
             close: some(10),
             reconnect: some(30),
+            aside: 0,
+            spin: 0,
+            flood: 0,
+            outage: 0,
         };
         // A clock set back and a memory lost at once take the order of the fences away.
         let step = if faults.wipe + faults.failover > 0 { 0 } else { faults.step };
-        let faults = Faults { step, ..faults };
+        let mut odd = Dice::new(seed ^ ODD);
+        let any = odd.percent(60);
+        let mut some = |high: u64| if any && odd.percent(50) { odd.between(1, high) } else { 0 };
+        let faults = Faults {
+            step,
+            aside: some(20),
+            spin: some(5),
+            flood: some(20),
+            outage: some(20),
+            ..faults
+        };
         Self {
             ttl,
             poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),
@@ -84,6 +108,7 @@ impl Plan {
             names: dice.between(1, 2),
             rate: dice.pick(&[-10_000, 0, 10_000]),
             faults,
+            odd,
         }
     }
 

@@ -28,6 +28,8 @@ struct Process {
 struct Story {
     world: Arc<World>,
     dice: Dice,
+    /// For floods, and for what flows leave alone.
+    odd: Dice,
     processes: Vec<Process>,
     /// Flows and closings of processes that are gone, and what heals later.
     rest: Vec<JoinHandle<()>>,
@@ -40,12 +42,14 @@ pub fn run(seed: u64, keep_log: bool) -> Outcome {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
     let mut dice = Dice::new(seed);
-    let plan = Plan::draw(&mut dice);
+    let plan = Plan::draw(seed, &mut dice);
+    let odd = plan.odd.clone();
     let world = runtime.block_on(async move {
         let world = World::new(plan, dice.fork(), keep_log);
         let story = Story {
             world: Arc::clone(&world),
             dice,
+            odd,
             processes: Vec::new(),
             rest: Vec::new(),
             tasks: 0,
@@ -94,7 +98,8 @@ impl Story {
     /// One more process, and its flows.
     fn start(&mut self) {
         let client = self.world.client();
-        let plan = &self.world.plan;
+        let world = Arc::clone(&self.world);
+        let plan = &world.plan;
         let mut builder = LeaseManager::builder()
             .ttl(ms(plan.ttl))
             .poll_bound(ms(plan.poll))
@@ -106,17 +111,35 @@ impl Story {
         let manager = builder.store(client.clone()).expect("good settings");
         let mut flows = Vec::new();
         for _ in 0..plan.tasks {
-            self.tasks += 1;
-            let flow = Flow {
-                client: client.clone(),
-                manager: manager.clone(),
-                task: self.tasks,
-                dice: self.dice.fork(),
-                over: Arc::clone(&self.over),
-            };
+            let dice = self.dice.fork();
+            let flow = self.flow(&client, &manager, dice);
             flows.push(tokio::spawn(TASK.scope(self.tasks, flow.run())));
         }
         self.processes.push(Process { client, manager, flows });
+    }
+
+    fn flow(&mut self, client: &Client, manager: &LeaseManager, dice: Dice) -> Flow {
+        self.tasks += 1;
+        Flow {
+            client: client.clone(),
+            manager: manager.clone(),
+            task: self.tasks,
+            dice,
+            odd: self.odd.fork(),
+            over: Arc::clone(&self.over),
+        }
+    }
+
+    /// Many flows of one process want one name at once.
+    fn flood(&mut self, at: usize) {
+        self.world.lock().judge.saw(Sometimes::Flood);
+        let (client, manager) =
+            (self.processes[at].client.clone(), self.processes[at].manager.clone());
+        for _ in 0..self.odd.between(3, 12) {
+            let dice = self.odd.fork();
+            let flow = self.flow(&client, &manager, dice);
+            self.processes[at].flows.push(tokio::spawn(TASK.scope(self.tasks, flow.once())));
+        }
     }
 
     fn name(&mut self) -> Name {
@@ -138,6 +161,19 @@ impl Story {
         let (step, failover) = (hits(faults.step), hits(faults.failover));
         let (crash, close) = (hits(faults.crash), hits(faults.close));
         let (reconnect, hint) = (hits(faults.reconnect), hits(faults.hint_odd));
+        let mut hits = |chance: u64| self.odd.below(1000) < chance * 2;
+        let (flood, outage) = (hits(faults.flood), hits(faults.outage));
+        if flood {
+            self.flood(at);
+        }
+        if outage {
+            world.set_link(client, false, false);
+            let time = self.odd.between(ttl, 4 * ttl);
+            self.later(time, move |world| {
+                world.set_link(client, true, true);
+                world.reconnected(client);
+            });
+        }
         if partition || freeze {
             let (there, back) = self.dice.pick(&[(false, false), (true, false), (false, true)]);
             if freeze {

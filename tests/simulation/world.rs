@@ -517,7 +517,7 @@ impl Store for Client {
         let hold = self.hold(request.token);
         let sent = self.world.clock.now();
         let task = TASK.try_with(|task| *task).ok();
-        let (limit, count) = (request.timeout, request.count);
+        let (limit, count, name) = (request.timeout, request.count, request.name.clone());
         {
             let (mut inner, now) = (self.world.lock(), self.world.now());
             inner.judge.acquire_sent(now, hold, count, task);
@@ -546,10 +546,11 @@ impl Store for Client {
         };
         self.call(what, sort, limit, run, move |inner, world, result| match result {
             Ok(Acquired::Granted { sent, .. }) => {
+                inner.judge.hears(world.now(), hold.0, &name);
                 inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
             }
             Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
-            Ok(Acquired::Held { .. }) => {}
+            Ok(Acquired::Held { .. }) => inner.judge.hears(world.now(), hold.0, &name),
             Err(error) => {
                 let kind = error.kind();
                 // If it was dropped, the engine hears of it, and nobody is told.

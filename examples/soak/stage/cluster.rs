@@ -62,6 +62,22 @@ impl Slots {
     }
 }
 
+impl Slots {
+    /// The slot of several names goes to another primary, with one key moved and the others not for a while.
+    fn half_move_slot(&self, names: &[String], to: usize, lasts: Duration) {
+        let together: Vec<_> = names.iter().filter(|name| name.starts_with('{')).collect();
+        let (cluster, first) = (&self.cluster, together[to % together.len()]);
+        let (slot, from) = (cluster.slot(first), cluster.index_of(first));
+        let to = (0..3).map(|at| self.node(true, at)).find(|node| *node != from);
+        let to = to.expect("three primaries");
+        cluster.begin_move(slot, from, to);
+        thread::sleep(Duration::from_millis(50));
+        cluster.move_key(first, from, to);
+        thread::sleep(lasts);
+        cluster.end_move(slot, from, to);
+    }
+}
+
 impl Servers for Slots {
     /// Holders are told the nodes' own addresses.
     fn lines(&self) -> Vec<Line> {
@@ -77,6 +93,7 @@ impl Servers for Slots {
         let nodes = &self.cluster.nodes;
         match kind {
             ServerKind::Failover => self.fail_over(&nodes[self.node(false, at)]),
+            ServerKind::HalfMoveSlot => self.half_move_slot(names, at, lasts),
             ServerKind::MoveSlot => self.move_slot(&names[at], lasts.as_millis() as usize, lasts),
             ServerKind::CrashPrimary | ServerKind::FreezePrimary => {
                 let crash = kind == ServerKind::CrashPrimary;

@@ -82,7 +82,14 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
     (Process::LoseOneReply, 3),
     (Process::LoseOneRequest, 2),
     (Process::Kill, 3),
-    (Process::Freeze, 4),
+    (Process::Freeze, 6),
+    (Process::Silence, 2),
+    (Process::BlockLog, 2),
+    (Process::SlowLog, 1),
+    (Process::PanicInLog, 1),
+    (Process::EndRuntime, 2),
+    (Process::UnwindRuntime, 2),
+    (Process::Crowd, 2),
 ];
 
 /// Two servers of their own, side by side.
@@ -142,7 +149,15 @@ static QUORUM: Scene = Scene {
 };
 
 /// Of holders whose servers are reached without proxies.
-const DIRECT: &[(Process, usize)] = &[(Process::Kill, 1), (Process::Freeze, 2)];
+const DIRECT: &[(Process, usize)] = &[
+    (Process::Kill, 2),
+    (Process::Freeze, 4),
+    (Process::BlockLog, 1),
+    (Process::PanicInLog, 1),
+    (Process::EndRuntime, 1),
+    (Process::UnwindRuntime, 1),
+    (Process::Crowd, 1),
+];
 
 /// A time to live that some leases survive a failover with.
 static SENTINEL: Scene = Scene {
@@ -159,7 +174,8 @@ static SENTINEL: Scene = Scene {
     lines: 0,
     process_faults: DIRECT,
     server_faults: &[
-        (ServerKind::Failover, 3),
+        (ServerKind::Failover, 2),
+        (ServerKind::SplitFailover, 2),
         (ServerKind::CrashPrimary, 2),
         (ServerKind::FreezePrimary, 2),
         (ServerKind::CrashReplica, 2),
@@ -175,19 +191,21 @@ static SENTINEL: Scene = Scene {
     raise: Guarded::start,
 };
 
-/// Names in the slots of all three primaries.
+/// Names in the slots of all three primaries, and some in one slot.
 static CLUSTER: Scene = Scene {
     store: "cluster",
     houses: &[house(
         "cluster",
         Duration::from_secs(3),
         cluster::NODES,
-        &["ash", "birch", "cedar", "dogwood", "elm", "fir"],
+        // Those that lie together are renewed together.
+        &["ash", "birch", "cedar", "{oak}:1", "{oak}:2", "{oak}:3", "{oak}:4"],
     )],
     lines: 0,
     process_faults: DIRECT,
     server_faults: &[
-        (ServerKind::MoveSlot, 5),
+        (ServerKind::MoveSlot, 4),
+        (ServerKind::HalfMoveSlot, 3),
         (ServerKind::Failover, 4),
         (ServerKind::CrashPrimary, 2),
         (ServerKind::FreezePrimary, 2),
@@ -225,6 +243,11 @@ static ZOOKEEPER: Scene = Scene {
         (Process::LoseOneWrite, 1),
         (Process::Kill, 3),
         (Process::Freeze, 5),
+        (Process::BlockLog, 2),
+        (Process::PanicInLog, 1),
+        (Process::EndRuntime, 1),
+        (Process::UnwindRuntime, 1),
+        (Process::Crowd, 1),
     ],
     server_faults: &[
         (ServerKind::CrashPrimary, 2),

@@ -7,9 +7,9 @@
 use super::one::{Look, counts_on, left_on, strike_server, tell};
 use super::{Harm, Key, Servers, Strike};
 use crate::common::topology::SERVICE;
-use crate::common::{Reply, Sentinels, Server};
+use crate::common::{Cluster, Reply, Sentinels, Server};
 use crate::faults::ServerKind;
-use crate::history::now;
+use crate::history::{nanos, now};
 use crate::line::Line;
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -58,6 +58,33 @@ impl Guarded {
     fn fail_over(&self) -> (u64, u64) {
         let epoch = self.all.epoch();
         let from = self.ask_for_failover();
+        self.all.failed_over_since(epoch);
+        (from, now())
+    }
+
+    /// As an operator does it; the other replica stands still, and until it follows, the sentinels do not agree.
+    ///
+    /// It is over for the holders when there is a new primary, and they have had time to hear of it.
+    fn split_failover(&self) -> (u64, u64) {
+        const PROMOTION: Duration = Duration::from_secs(30);
+        const HEARD: Duration = Duration::from_secs(2);
+        const SPLIT: Duration = Duration::from_secs(6);
+        let (epoch, old) = (self.all.epoch(), self.all.primary_port());
+        let replicas: Vec<_> =
+            self.all.servers.iter().filter(|server| server.port() != old).collect();
+        let from = self.ask_for_failover();
+        let start = Instant::now();
+        while start.elapsed() < PROMOTION {
+            if let Some(new) = replicas.iter().position(|server| Cluster::is_primary(server)) {
+                let (still, until) = (replicas[1 - new], now() + nanos(HEARD));
+                still.pause();
+                thread::sleep(SPLIT);
+                still.resume();
+                self.all.failed_over_since(epoch);
+                return (from, until);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
         self.all.failed_over_since(epoch);
         (from, now())
     }
@@ -113,6 +140,7 @@ impl Servers for Guarded {
         let before = self.all.epoch();
         let mut own = None;
         match kind {
+            ServerKind::SplitFailover => own = Some(self.split_failover()),
             ServerKind::Failover => own = Some(self.fail_over()),
             ServerKind::CrashPrimary => {
                 own = Some(self.replace(Server::kill, |old| self.restart_as_replica(old)));

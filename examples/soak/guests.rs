@@ -1,0 +1,89 @@
+//! Flows of control on a runtime that does not last, with the managers of the whole process; and a crowd.
+
+use crate::diary::error_word;
+use crate::faults::Process as Kind;
+use crate::history::now;
+use crate::holder::{Order, Process};
+use crate::inside::unwind;
+use crate::random::Random;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// So many flows of control are on that runtime.
+const GUESTS: u64 = 4;
+/// The generators of the guests follow those of the other flows.
+const FIRST_PART: u64 = 1000;
+/// A crowd is so many that ask at once, again after a pause.
+const CROWD: usize = 20;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Lets flows of control live on one runtime after the other, until there is to be rest.
+pub fn live(process: &Arc<Process>, seed: u64) {
+    let mut first = FIRST_PART;
+    while *process.orders.borrow() == Order::Work {
+        // It unwinds on purpose, with the runtime in it.
+        if let Ok(Err(error)) = catch_unwind(AssertUnwindSafe(|| life(process, seed, first))) {
+            return process.broken(format!("guests: {error}"));
+        }
+        first += GUESTS;
+    }
+}
+
+fn life(process: &Arc<Process>, seed: u64, first: u64) -> Result<(), String> {
+    let mut ends = process.inside.guests.subscribe();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let mut flows = JoinSet::new();
+        for part in first..first + GUESTS {
+            flows.spawn(process.flow(seed, part)?.live());
+        }
+        tokio::select! {
+            () = process.all_end(&mut flows) => {}
+            _ = ends.changed() => {
+                if matches!(*ends.borrow(), Some((Kind::UnwindRuntime, _))) {
+                    unwind();
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Asks for names without waiting, many at once, whenever it is told to.
+pub async fn crowd(process: Arc<Process>, mut random: Random) {
+    let (mut comes, mut orders) = (process.inside.crowd.subscribe(), process.orders.clone());
+    while *process.orders.borrow() == Order::Work {
+        let until = tokio::select! {
+            _ = comes.changed() => comes.borrow_and_update().map(|(_, until)| until),
+            _ = orders.changed() => return,
+        };
+        let mut all = JoinSet::new();
+        while until.is_some_and(|until| Instant::now() < until) {
+            for _ in 0..CROWD {
+                all.spawn(try_once(Arc::clone(&process), random.below(process.places.len())));
+            }
+            sleep(PAUSE).await;
+        }
+        process.all_end(&mut all).await;
+    }
+}
+
+async fn try_once(process: Arc<Process>, at: usize) {
+    let place = &process.places[at];
+    let ask = process.diary.wanted(&place.name, "try", 0);
+    match place.leases.lock(&place.name).try_lock().await {
+        Ok(Some(lease)) => {
+            let mut belief = ask.granted(&lease, false);
+            let before = now();
+            if lease.check().is_ok() {
+                belief.checked(before, false);
+            }
+        }
+        Ok(None) => ask.gave_up("not-granted"),
+        Err(error) => ask.gave_up(&error_word(&error)),
+    }
+}

@@ -1,0 +1,141 @@
+//! Futures that nobody polls for a while, or ever again; and calls that are ready at once, in a loop.
+
+use super::flow::{Flow, Hand, Way};
+use super::judge::Sometimes;
+use super::plan::ms;
+use leasehold::{Lease, Lock};
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use tokio::time::sleep;
+
+/// How a future is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aside {
+    polls: u64,
+    time: u64,
+    /// It is polled again after that, not dropped.
+    again: bool,
+}
+
+/// More calls than tokio lets a task make without a pause.
+const MANY: usize = 200;
+
+/// Polls so many times, each time it is woken; what came of it, if that was enough.
+async fn polled<F: Future>(mut future: Pin<&mut F>, times: u64) -> Option<F::Output> {
+    let mut left = times;
+    let poll = poll_fn(move |context| {
+        left -= 1;
+        match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    poll.await
+}
+
+impl Flow {
+    pub fn aside(&mut self) -> Aside {
+        let time = self.odd.between(self.ttl() / 4, 4 * self.ttl());
+        Aside { polls: self.odd.between(1, 3), time, again: self.odd.percent(50) }
+    }
+
+    /// Polls a future that takes or gives back a name, leaves it alone, and then ends it. `in_line`: it
+    /// may be the one that those behind it wait for.
+    pub async fn left_alone<F: Future>(
+        &self,
+        mut future: Pin<&mut F>,
+        name: &str,
+        aside: Aside,
+        in_line: bool,
+    ) -> Option<F::Output> {
+        if let Some(output) = polled(future.as_mut(), aside.polls).await {
+            return Some(output);
+        }
+        self.is_alone(name, aside, in_line).await;
+        if aside.again { Some(future.await) } else { None }
+    }
+
+    async fn is_alone(&self, name: &str, aside: Aside, in_line: bool) {
+        let world = self.world();
+        let (now, who) = (world.now(), (self.client.id, self.task));
+        let until = if in_line { u64::MAX } else { now + world.plan.ttl };
+        let which = world.lock().judge.left_alone(now, who, name, until);
+        sleep(ms(aside.time)).await;
+        let now = world.now();
+        world.lock().judge.polled_again(now, which);
+    }
+
+    /// All leases go while a nested call, or an unlock, is left alone.
+    pub async fn abandon(&mut self, lock: &mut Lock, mut hands: Vec<Hand>) {
+        let (name, aside) = (lock.name().to_owned(), self.aside());
+        self.world().lock().judge.saw(Sometimes::Abandoned);
+        if self.odd.percent(50) {
+            let mut nested = pin!(lock.lock());
+            match polled(nested.as_mut(), aside.polls).await {
+                Some(Ok(lease)) => return drop(hands[0].nested(lease)),
+                Some(Err(_)) => return,
+                None => drop(hands),
+            }
+            self.is_alone(&name, aside, false).await;
+            if aside.again
+                && let Ok(lease) = nested.await
+            {
+                self.is_no_rival(&lease);
+            }
+        } else if let Some(mut hand) = hands.pop() {
+            let mut unlock = pin!(hand.leave().unlock());
+            drop(hand);
+            if polled(unlock.as_mut(), aside.polls).await.is_some() {
+                return;
+            }
+            drop(hands);
+            self.is_alone(&name, aside, false).await;
+            if aside.again {
+                // Done, or lost meanwhile.
+                let _ = unlock.await;
+            }
+        }
+    }
+
+    /// A lease that came late is one that nobody else has.
+    fn is_no_rival(&self, lease: &Lease) {
+        let world = self.world();
+        let now = world.now();
+        if lease.check().is_ok() {
+            world.lock().judge.has_no_rival(now, self.client.id, lease);
+        }
+    }
+
+    /// Asks again and again for what this process has: all others have their turns meanwhile.
+    pub async fn spin(&self, held: &Hand) {
+        self.world().lock().judge.saw(Sometimes::Spin);
+        let served = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&served);
+        let other = tokio::spawn(async move { flag.store(true, Ordering::Relaxed) });
+        let mut lock = self.manager.lock(held.lease().name());
+        for _ in 0..MANY {
+            if self.take(&mut lock, Way::Try, true, true).await.is_some() || held.is_lost() {
+                break;
+            }
+        }
+        if !held.is_lost() && !served.load(Ordering::Relaxed) {
+            self.fail(format_args!("{MANY} calls were ready at once, and let nobody else run"));
+        }
+        let _ = other.await;
+    }
+
+    /// Wants a name once, with many others.
+    pub async fn once(mut self) {
+        let mut lock = self.manager.lock("n0");
+        if let Some(lease) = self.take(&mut lock, Way::Lock, true, true).await {
+            let hand = Hand::open(&self.client, self.task, lease);
+            let time = self.odd.below(self.ttl() / 50 + 1);
+            sleep(ms(time)).await;
+            self.give_back(hand).await;
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What holds also for those whose futures nobody polls: they keep a name from nobody for longer than T.
+
+use super::{Judge, Moment, Sometimes};
+use crate::plan::{HoldId, Plan};
+use crate::server::Server;
+use leasehold::Lease;
+use leasehold::store::Name;
+
+/// A future that nobody polls, or nobody polled for a while.
+pub struct Alone {
+    client: usize,
+    name: Name,
+    /// Until when those who want the name in its process may have to wait for it.
+    until: u64,
+}
+
+/// For so long a hold may still be renewed: until its next renewal is due, and a request of its own is answered.
+fn late(plan: &Plan) -> u64 {
+    plan.ttl / 3 + 2 * plan.attempt() + plan.slack()
+}
+
+impl Judge {
+    /// A future is left alone; `until` says for how long it may keep its own process waiting.
+    pub fn left_alone(
+        &mut self,
+        now: u64,
+        (client, task): (usize, u64),
+        name: &str,
+        until: u64,
+    ) -> usize {
+        self.saw(Sometimes::LeftAlone);
+        self.note(now, format_args!("c{client} t{task} is not polled"));
+        let name = Name::new(name).expect("it was locked");
+        self.alone.push(Alone { client, name, until });
+        self.alone.len() - 1
+    }
+
+    pub fn polled_again(&mut self, now: u64, which: usize) {
+        let alone = &mut self.alone[which];
+        alone.until = alone.until.min(now);
+    }
+
+    /// Until when those who want a name in a process may have to wait for a future of its own.
+    pub(super) fn held_up(&self, client: usize, name: &Name) -> u64 {
+        let own = self.alone.iter().filter(|each| (each.client, &each.name) == (client, name));
+        own.map(|each| each.until).max().unwrap_or(0)
+    }
+
+    /// Nobody else believes in what a lease says it has.
+    pub fn has_no_rival(&mut self, now: u64, client: usize, lease: &Lease) {
+        let hold = (client, super::number_of(lease));
+        let rival = |each: &&super::Belief| {
+            each.name.as_str() == lease.name() && each.hold != hold && each.lives()
+        };
+        let rival = self.beliefs.iter().find(rival).map(|each| each.task);
+        if let (Some(task), false) = (rival, self.is_wounded(hold)) {
+            self.fail(now, format_args!("{hold:?} comes late, and t{task} has the name"));
+        }
+    }
+
+    /// The store said who has a name.
+    pub fn hears(&mut self, now: u64, client: usize, name: &Name) {
+        self.heard.insert((client, name.clone()), now);
+    }
+
+    /// A renewal is sent for a hold that somebody has.
+    pub(super) fn is_renewed(&mut self, plan: &Plan, now: u64, hold: HoldId) {
+        let had = self.known(hold).had;
+        if now > had + late(plan) && !self.gone.contains(&hold.0) {
+            self.fail(now, format_args!("{hold:?} is renewed, and nobody has it since {had} ms"));
+        }
+    }
+
+    pub(super) fn watch_alone(&mut self, plan: &Plan, Moment { now, .. }: Moment) {
+        for belief in &self.beliefs {
+            self.own.insert((belief.client, belief.name.clone()), now);
+            if belief.lives() && belief.count() > 0 {
+                self.known.entry(belief.hold).or_default().had = now;
+            }
+        }
+        self.watch_silence(plan, now);
+    }
+
+    /// Who waits for a name of which the store says nothing is told so.
+    fn watch_silence(&mut self, plan: &Plan, now: u64) {
+        let mut failures = Vec::new();
+        for wait in self.waits.iter().filter(|wait| wait.patient) {
+            let place = (wait.client, wait.name.clone());
+            let (heard, own) = (self.heard.get(&place), self.own.get(&place));
+            // A release that finds no server keeps the turn until the hold's end.
+            let own = own.map_or(0, |own| own + plan.ttl);
+            let alone = self.held_up(wait.client, &wait.name);
+            let silent = wait.since.max(heard.copied().unwrap_or(0)).max(own).max(alone);
+            // Each of those before it asks once more.
+            let before = |other: &&super::Wait| {
+                (other.client, &other.name) == (wait.client, &wait.name) && other.id <= wait.id
+            };
+            let line = self.waits.iter().filter(before).count() as u64;
+            let bound = plan.ttl + plan.poll + 2 * (line + 1) * plan.attempt() + plan.slack();
+            let excused = self.gone.contains(&wait.client) || self.closing.contains(&wait.client);
+            if now > silent.saturating_add(bound) && !excused {
+                failures.push(format!(
+                    "t{} waits for {}, and is not told that the store is silent since {silent} ms",
+                    wait.task, wait.name
+                ));
+            }
+        }
+        for failure in failures {
+            self.fail(now, format_args!("{failure}"));
+        }
+    }
+
+    /// No key is kept for longer than T for a hold that nobody has.
+    pub(super) fn watch_kept(&mut self, plan: &Plan, now: u64, server: &mut Server) {
+        let settled = self.calm_since.map_or(now, |since| since + plan.settled());
+        for (name, entry) in server.entries(now) {
+            let hold = entry.hold;
+            let known = self.known.entry(hold).or_default();
+            let since = entry.granted.max(known.had + late(plan)).max(settled);
+            if now > since + plan.ttl + plan.slack() && !known.wounded {
+                known.wounded = true;
+                self.fail(now, format_args!("{name} stays with {hold:?}, nobody's since {since}"));
+            }
+        }
+    }
+}

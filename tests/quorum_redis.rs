@@ -5,11 +5,16 @@ mod common;
 
 use common::look::{channel, renewal, subscribers};
 use common::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
-use leasehold::store::{Name, Quorum, Store};
+use leasehold::clock::Clock;
+use leasehold::store::{
+    Acquire, Acquired, Capabilities, Holding, Name, Quorum, Release, Released, Renewal, Renewed,
+    Store, StoreFuture, Wakeups,
+};
 use leasehold::testing::Harness;
-use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
+use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 mod of_three {
@@ -29,18 +34,22 @@ mod of_five {
 const T: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(30);
 
-/// Servers that never forget, so that they count at once.
 struct Servers(Vec<Server>);
 
 impl Servers {
     fn start(count: usize) -> Self {
-        let options = ["--appendonly", "yes", "--appendfsync", "no"];
-        Self((0..count).map(|_| Server::start_with(&options)).collect())
+        Self::start_with(count, &[])
     }
 
-    /// Servers that forget in a restart.
-    fn forgetful(count: usize) -> Self {
-        Self((0..count).map(|_| Server::start()).collect())
+    fn start_with(count: usize, options: &[&str]) -> Self {
+        Self((0..count).map(|_| Server::start_with(options)).collect())
+    }
+
+    /// In whole seconds.
+    fn uptime(&self, node: usize) -> u64 {
+        let info = self.0[node].command(&["INFO", "server"]).text();
+        let line = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+        line.expect("a line of INFO").trim().parse().expect("a number")
     }
 
     fn urls(&self) -> String {
@@ -54,6 +63,48 @@ impl Servers {
     }
 }
 
+/// A server of the conformance suite, which restarts none, so that it need not wait until they are old enough.
+#[derive(Debug)]
+struct Steady(Arc<dyn Store>);
+
+#[async_trait::async_trait]
+impl Store for Steady {
+    fn clock(&self) -> Clock {
+        self.0.clock()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        self.0.acquire(request)
+    }
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        self.0.release(request)
+    }
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+        self.0.renew(batch, timeout)
+    }
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>, Error> {
+        self.0.inspect(name).await
+    }
+    async fn force_release(&self, name: &Name) -> Result<bool, Error> {
+        self.0.force_release(name).await
+    }
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>, Error> {
+        self.0.subscribe(name).await
+    }
+    fn reconnects(&self) -> Option<Arc<Notify>> {
+        self.0.reconnects()
+    }
+    async fn age(&self) -> Result<Option<Duration>, Error> {
+        // A server that was never restarted has forgotten nothing; that it can tell its age is part of the suite.
+        self.0.age().await.map(|_| None)
+    }
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
 #[async_trait::async_trait]
 impl Harness for Servers {
     async fn store(&self) -> Arc<dyn Store> {
@@ -61,7 +112,8 @@ impl Harness for Servers {
         for server in &self.0 {
             let url = server.url();
             let node = leasehold::testing::redis_store(&url, Duration::from_secs(30)).await;
-            nodes.push(node.expect("the server is there"));
+            let node = Steady(node.expect("the server is there"));
+            nodes.push(Arc::new(node) as Arc<dyn Store>);
         }
         Arc::new(Quorum::new(nodes).expect("enough nodes"))
     }
@@ -160,7 +212,7 @@ async fn a_stopped_server_delays_nobody() {
 
 #[tokio::test]
 async fn a_flushed_or_restarted_server_gets_the_key_back() {
-    let servers = Servers::forgetful(3);
+    let servers = Servers::start(3);
     let leases = connect(&servers.urls()).await;
     // They were just started, and count after T.
     let lease = lock(&leases, "job").await;
@@ -176,7 +228,17 @@ async fn a_flushed_or_restarted_server_gets_the_key_back() {
 /// A has servers 1 and 2, server 2 restarts empty, and B reaches 2 and 3.
 #[tokio::test]
 async fn a_restarted_server_does_not_help_a_second_holder() {
-    let servers = Servers::forgetful(3);
+    one_at_a_time_though_a_server_forgets(&[]).await;
+}
+
+/// The same where the servers keep their keys on disk, and one comes back with another, empty disk.
+#[tokio::test]
+async fn a_replaced_server_with_an_append_only_file_does_not_help_a_second_holder() {
+    one_at_a_time_though_a_server_forgets(&["--appendonly", "yes"]).await;
+}
+
+async fn one_at_a_time_though_a_server_forgets(options: &[&str]) {
+    let servers = Servers::start_with(3, options);
     let proxy = Proxy::start(servers.0[2].port());
     let [one, two, _] = [0, 1, 2].map(|node: usize| servers.0[node].url());
     let here = connect(&format!("{one},{two},{}", proxy.url())).await;
@@ -186,7 +248,10 @@ async fn a_restarted_server_does_not_help_a_second_holder() {
     let lease = lock(&here, "job").await;
     assert!(servers.holds(0, "job") && servers.holds(1, "job") && !servers.holds(2, "job"));
 
+    servers.0[1].kill();
+    servers.0[1].wipe();
     servers.0[1].restart();
+    assert!(!servers.holds(1, "job"), "it has forgotten");
     let mut other = there.lock("job");
     let start = Instant::now();
     let second = loop {
@@ -201,7 +266,7 @@ async fn a_restarted_server_does_not_help_a_second_holder() {
 
 #[tokio::test]
 async fn rolling_restarts_of_forgetful_servers_cost_no_lease() {
-    let servers = Servers::forgetful(3);
+    let servers = Servers::start(3);
     let leases = connect(&servers.urls()).await;
     let lease = lock(&leases, "job").await;
     for server in &servers.0 {
@@ -286,6 +351,8 @@ async fn a_server_that_is_down_at_the_start_joins_later() {
         servers.holds(1, "job")
     })
     .await;
+    // It counts when it has been up for T, by its count of whole seconds.
+    eventually(LONG, || servers.uptime(1) > T.as_secs() + 2).await;
     servers.0[0].kill();
     held_for(&lease, T * 2).await;
     lease.unlock().await.expect("held by the other two");
@@ -311,6 +378,21 @@ async fn wrong_credentials_at_one_node_fail_the_whole() {
     let error = LeaseManager::connect(&urls).await.expect_err("a wrong password");
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(!format!("{error:?} {error}").contains("hunter2"));
+}
+
+/// Its vote would count twice, and its end would be that of two nodes.
+#[tokio::test]
+async fn one_server_under_two_names_is_refused() {
+    let servers = Servers::start(2);
+    let [one, two] = [0, 1].map(|node: usize| servers.0[node].url());
+    let other_name = one.replace("127.0.0.1", "localhost");
+    let error = LeaseManager::connect(&format!("{one},{two},{other_name}")).await;
+    let error = error.expect_err("two servers are no quorum");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("node 1 and node 3"), "{error}");
+    // The same words are seen before anybody connects.
+    let error = LeaseManager::connect(&format!("{one},{two},{one}")).await.expect_err("twice");
+    assert!(error.to_string().contains("URL 1 and URL 3"), "{error}");
 }
 
 /// A user without the right to see the age could never count.
@@ -339,10 +421,13 @@ async fn the_documented_rights_are_enough_for_a_quorum() {
         assert_eq!(server.command(&user).error(), None);
     }
     let urls: Vec<String> = servers.0.iter().map(|s| s.url_as("lease", "pw", 0)).collect();
-    let leases = LeaseManager::builder().ttl(T).prefix("app:").connect(&urls.join(",")).await;
-    let leases = leases.expect("rights enough");
-    let lease = lock(&leases, "job").await;
-    held_for(&lease, T).await;
-    assert!(leases.inspect("job").await.expect("rights enough").is_some());
-    lease.unlock().await.expect("held");
+    // The keys may begin with a prefix, or the names without one.
+    for (prefix, name) in [("app:", "job"), ("", "app:job")] {
+        let leases = LeaseManager::builder().ttl(T).prefix(prefix).connect(&urls.join(",")).await;
+        let leases = leases.expect("rights enough");
+        let lease = lock(&leases, name).await;
+        held_for(&lease, T).await;
+        assert!(leases.inspect(name).await.expect("rights enough").is_some());
+        lease.unlock().await.expect("held");
+    }
 }

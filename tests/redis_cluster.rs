@@ -529,7 +529,7 @@ async fn the_documented_rights_are_enough_for_a_cluster() {
     cluster.end_move(slot, 0, 1);
     lock(&leases, name).await.unlock().await.expect("released after MOVED");
     // What was refused is what the client asks for and goes on without.
-    let known = ["info", "client|id", "pubsub|shardnumsub"];
+    let known = ["info", "client|id", "ping", "pubsub|shardnumsub"];
     for node in &cluster.nodes {
         for refused in node.command(&["ACL", "LOG", "128"]).list() {
             let refused = refused.pairs();

@@ -320,6 +320,67 @@ async fn after_a_reconnect_messages_wake_again() {
     drop(lease);
 }
 
+/// As behind a router that forgets connections on which nothing moves: nobody is told, and new ones work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscription_that_has_gone_silent_is_replaced_while_somebody_waits() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let here = connect(patient(), &server).await;
+    let there = patient().ttl(Duration::from_secs(3)).connect(&proxy.url()).await;
+    let there = there.expect("a manager");
+    let mut connection = server.connection();
+    let mut ids = || {
+        let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
+        let id = |line: &str| line.split(' ').next().map(str::to_owned);
+        list.lines().filter_map(id).collect::<Vec<_>>()
+    };
+    let lease = lock(&here, "job").await;
+    let waiter = wait_for(&there, "job");
+    waits(&server, "job").await;
+    let before = ids();
+    assert_eq!(before.len(), 1);
+    proxy.silence_subscribers();
+    eventually(LONG, || ids().iter().any(|id| !before.contains(id))).await;
+    // Polling would come too late.
+    let mut connection = server.connection();
+    eventually(LONG, || subscribers(&mut connection, &channel("job")) >= 1).await;
+    lease.unlock().await.expect("a release");
+    let (lease, _) = within(LONG, waiter).await.expect("no panic");
+    lease.expect("a lease").unlock().await.expect("a release");
+}
+
+/// A refusal is a sign of life as well; and where nothing is subscribed, nobody asks for one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signs_of_life_take_no_right_and_are_asked_for_only_while_somebody_waits() {
+    let server = Server::start();
+    server.command(&["ACL", "SETUSER", "lease", "on", ">pw", "~*", "&*", "+@all", "-ping"]);
+    let short = || patient().ttl(Duration::from_secs(1));
+    let leases = short().connect(&server.url_as("lease", "pw", 0)).await.expect("a manager");
+    let refused = |connection: &mut Resp| {
+        let stats = connection.command(&["INFO", "commandstats"]).text();
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_ping:"));
+        let count = line.and_then(|line| line.split("rejected_calls=").nth(1)?.split(',').next());
+        count.map_or(0, |count| count.parse::<u64>().expect("a number"))
+    };
+    let mut connection = server.connection();
+    let here = connect(patient(), &server).await;
+    let lease = lock(&here, "job").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(refused(&mut connection), 0, "nobody waits");
+    let waiter = wait_for(&leases, "job");
+    waits(&server, "job").await;
+    let id = |connection: &mut Resp| {
+        let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
+        list.split(' ').next().map(str::to_owned)
+    };
+    let before = id(&mut connection);
+    eventually(LONG, || refused(&mut connection) >= 3).await;
+    assert_eq!(id(&mut connection), before, "the connection is the same");
+    lease.unlock().await.expect("a release");
+    let (lease, _) = within(LONG, waiter).await.expect("no panic");
+    lease.expect("a lease").unlock().await.expect("a release");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_reconnect_the_waiters_of_all_names_are_woken_and_subscribed_anew() {
     const NAMES: usize = 20;

@@ -85,7 +85,7 @@ fn break_proxy(proxy: &Proxy, kind: Process) {
         Process::Cut => proxy.close_all(),
         Process::LoseOneReply => proxy.drop_reply_of(1, "EVALSHA"),
         Process::LoseOneRequest => proxy.drop_request(1, "EVALSHA"),
-        Process::Silence => proxy.silence_subscriptions(),
+        Process::Silence => proxy.silence_subscribers(),
         Process::LoseOneCreation
         | Process::LoseOneDeletion
         | Process::LoseOneWrite

@@ -295,6 +295,11 @@ impl Store for MemoryStore {
         self.at_once(|state, now| state.restarted.map(|at| now.saturating_duration_since(at))).await
     }
 
+    /// That of its clones.
+    async fn server_id(&self) -> Result<Option<String>> {
+        Ok(Some(format!("memory {:p}", Arc::as_ptr(&self.state))))
+    }
+
     async fn close(&self) {
         // The leases outlive a manager, as they would on a server: clones may be in use.
     }

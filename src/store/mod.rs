@@ -163,11 +163,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 
     /// For how long at least the store has forgotten nothing of what it confirmed, looking back
-    /// from a moment after this call; `None` if it never forgets, not even in a restart.
+    /// from a moment after this call; `None` if it never forgets, not even in a restart, or when its disk is
+    /// replaced by an empty one. A setting by which a server keeps its keys on disk is no such promise.
     ///
     /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
     /// up for the time to live. A store that forgets in a restart must not keep the default.
     async fn age(&self) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    /// Names the server behind the store, by a text that no other server has; `None` if it has none.
+    ///
+    /// A [`Quorum`] that is made from URLs refuses two nodes that name the same.
+    async fn server_id(&self) -> Result<Option<String>> {
         Ok(None)
     }
 

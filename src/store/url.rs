@@ -54,6 +54,12 @@ impl Target {
                          may replace a server by one that has forgotten a lock",
                     ));
                 }
+                if let Some([one, other]) = twice(&nodes) {
+                    return Err(Error::invalid(format!(
+                        "URL {one} and URL {other} of the quorum name the same server, whose vote would count twice; \
+                         name each server once"
+                    )));
+                }
                 Ok(Self::Quorum(nodes))
             }
         }
@@ -178,6 +184,18 @@ impl Target {
     }
 }
 
+/// The places of two that are one server by their address, whatever their users and databases are.
+fn twice(nodes: &[Target]) -> Option<[usize; 2]> {
+    let same = |one: &Target, other: &Target| match (one, other) {
+        #[cfg(feature = "redis")]
+        (Target::Redis(one), Target::Redis(other)) => one.is_same_server(other),
+        _ => false,
+    };
+    nodes.iter().enumerate().find_map(|(at, node)| {
+        nodes[..at].iter().position(|before| same(before, node)).map(|first| [first + 1, at + 1])
+    })
+}
+
 /// The URLs of a list: a comma separates them where a scheme follows, for URLs may have commas inside.
 fn list(text: &str) -> Vec<&str> {
     let mut urls = Vec::new();
@@ -254,6 +272,27 @@ mod tests {
         assert!(matches!(three, Target::Quorum(nodes) if nodes.len() == 3));
         let error = parsed("memory:,memory:").unwrap_err();
         assert!(error.to_string().contains("3 to 15 nodes"), "{error}");
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn a_server_is_named_once() {
+        for (urls, same) in [
+            ("redis://a,redis://b,redis://a", Some("URL 1 and URL 3")),
+            ("redis://a,redis://u:hunter2@b:6379/1,redis://b", Some("URL 2 and URL 3")),
+            ("redis://a,redis://b,redis://A", Some("URL 1 and URL 3")),
+            ("redis+unix:///s,redis+unix:///s,redis://a", Some("URL 1 and URL 2")),
+            ("redis://a:1,redis://a:2,redis://b:1", None),
+            ("memory:,memory:,redis://a", None),
+        ] {
+            let parsed = parsed(urls);
+            assert_eq!(parsed.is_err(), same.is_some(), "{urls}");
+            if let (Err(error), Some(same)) = (parsed, same) {
+                assert_eq!(error.kind(), ErrorKind::Invalid);
+                assert!(error.to_string().contains(same), "{error}");
+                assert!(!error.to_string().contains("hunter2"), "{error}");
+            }
+        }
     }
 
     #[cfg(feature = "redis")]

@@ -76,13 +76,15 @@ pub enum Call {
     Subscribe,
     /// [`Store::age`]
     Age,
+    /// [`Store::server_id`]
+    ServerId,
     /// [`Store::close`], which is counted but never fails
     Close,
 }
 
 impl Call {
     /// Every kind.
-    pub const ALL: [Call; 8] = [
+    pub const ALL: [Call; 9] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
@@ -90,6 +92,7 @@ impl Call {
         Call::ForceRelease,
         Call::Subscribe,
         Call::Age,
+        Call::ServerId,
         Call::Close,
     ];
 }
@@ -372,6 +375,13 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
         let inner = Arc::clone(&self.inner);
         let run = move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.age().await }) };
         self.call(Call::Age, &[], run, as_it_is).await
+    }
+
+    async fn server_id(&self) -> Result<Option<String>> {
+        let inner = Arc::clone(&self.inner);
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.server_id().await }) };
+        self.call(Call::ServerId, &[], run, as_it_is).await
     }
 
     async fn close(&self) {

@@ -75,8 +75,8 @@ struct Control {
     mode: Mode,
     /// A connection lives as long as the number it began under.
     generation: u64,
-    /// A subscription that began under a smaller number hears nothing more.
-    silences: u64,
+    /// How often the subscribed connections were made black holes.
+    silenced: u64,
     stopped: bool,
 }
 
@@ -117,7 +117,7 @@ impl Proxy {
             .expect("a free port for the proxy");
         listener.set_nonblocking(true).expect("a non-blocking listener");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let initial = Control { mode: Mode::Pass, generation: 0, silences: 0, stopped: false };
+        let initial = Control { mode: Mode::Pass, generation: 0, silenced: 0, stopped: false };
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -156,9 +156,10 @@ impl Proxy {
         self.control.send_modify(|control| control.generation += 1);
     }
 
-    /// Lets no subscription of now hear anything more; its connection stays.
-    pub fn silence_subscriptions(&self) {
-        self.control.send_modify(|control| control.silences += 1);
+    /// Makes a black hole of each connection that has subscribed, as a router does that has forgotten it; new
+    /// ones work.
+    pub fn silence_subscribers(&self) {
+        self.control.send_modify(|control| control.silenced += 1);
     }
 
     /// Lets the `n`th request from now that has `needle` in its bytes (1 being the next one) run
@@ -323,11 +324,11 @@ struct Link {
     server_closed: bool,
     /// The requests passed on whose replies were not.
     pending: VecDeque<Pending>,
-    /// How many silences there were when it began.
-    silences: u64,
     /// Whether a RESP2 subscription has begun, in which messages look like replies, so that no
     /// frame from the server can be matched with a request any more.
     subscribed: bool,
+    /// How often subscribed connections had been silenced when it began.
+    silenced: u64,
     upstream_port: u16,
     record: Arc<Mutex<Record>>,
 }
@@ -362,7 +363,9 @@ impl Link {
         server.set_nodelay(true)?;
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
+        let silenced = control.borrow().silenced;
         let link = Self {
+            silenced,
             client: to_client,
             server: to_server,
             requests: Vec::new(),
@@ -370,7 +373,6 @@ impl Link {
             replies: Vec::new(),
             server_closed: false,
             pending: VecDeque::new(),
-            silences: control.borrow().silences,
             subscribed: false,
             upstream_port,
             record,
@@ -388,6 +390,17 @@ impl Link {
     ) {
         loop {
             control.mark_unchanged();
+            let silent = self.subscribed && control.borrow().silenced != self.silenced;
+            if silent {
+                tokio::select! {
+                    read = from_client.read_buf(&mut self.requests) => match read {
+                        Ok(1..) => continue,
+                        // The server hears nothing of it, or not for long.
+                        _ => return,
+                    },
+                    changed = control.changed() => if changed.is_err() { return } else { continue },
+                }
+            }
             if self.pass_requests(&control).await.is_break() {
                 return;
             }
@@ -442,8 +455,7 @@ impl Link {
         }
         loop {
             let mode = control.borrow().mode;
-            let silent = self.subscribed && control.borrow().silences > self.silences;
-            let drops = mode == Mode::DropReplies || silent;
+            let drops = mode == Mode::DropReplies;
             if !mode.passes_replies() && !drops {
                 break;
             }

@@ -145,6 +145,15 @@ impl Server {
         }
     }
 
+    /// Gives a killed server that keeps its keys on disk another, empty one.
+    pub fn wipe(&self) {
+        assert!(self.process().is_none(), "only a killed server can be wiped");
+        let file = self.dir.path().join("appendonlydir");
+        if file.exists() {
+            fs::remove_dir_all(file).expect("a directory of our own");
+        }
+    }
+
     /// Starts the server again, empty, on the same port and with the same options; one that
     /// still runs is killed first.
     #[track_caller]

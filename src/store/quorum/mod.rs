@@ -40,7 +40,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// A store made of N independent stores: what a majority of them grants is granted.
 ///
 /// Independent means: no replication between them, and none of them shares a fate (power, host, operator's
-/// mistake) with another. 3 nodes survive the failure of one, 5 that of two. An even number survives no more
+/// mistake) with another, and no two are the same server: in a list of URLs that is refused. 3 nodes survive the failure of one, 5 that of two. An even number survives no more
 /// than the odd one below it.
 ///
 /// ```
@@ -64,7 +64,9 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// is down, slow, or restarts, even without its keys. The reason: two holders at one time would need two
 /// majorities, which have a node in common; that node granted the second while the first one's time to live
 /// ran, so it had forgotten the first. But no grant and no renewal counts unless its node says *after it*
-/// that it has forgotten nothing for a whole time to live (see [`Store::age`]).
+/// that it has forgotten nothing for a whole time to live (see [`Store::age`]). A Redis server says that when it has
+/// been up for as long, also if it keeps its keys on disk: a disk can be replaced by an empty one, and an append-only
+/// file can lack the last second.
 ///
 /// - A lease lives exactly while a majority confirms its renewals, each round as one: its deadline counts from
 ///   before the first send of the round.
@@ -454,6 +456,11 @@ impl Store for Quorum {
             Some(age) => Ok(*age),
             None => Err(tally.no_majority(|_| "up")),
         }
+    }
+
+    /// It is several.
+    async fn server_id(&self) -> Result<Option<String>> {
+        Ok(None)
     }
 
     async fn close(&self) {

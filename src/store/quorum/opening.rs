@@ -1,4 +1,7 @@
 //! A quorum whose nodes are not all up when it starts.
+//!
+//! Two nodes are never one server: its vote would count twice, and its end would be that of both. A server's id
+//! changes when it restarts, so whoever comes later asks all that are there.
 
 use super::Quorum;
 use super::tally::{NoMajority, NodeVerdict, majority};
@@ -10,9 +13,9 @@ use crate::store::{
 };
 use async_trait::async_trait;
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -36,6 +39,7 @@ impl Quorum {
             });
         }
         let mut nodes: Vec<Option<Arc<dyn Store>>> = vec![None; count];
+        let mut ids = vec![None; count];
         let mut missing = Vec::new();
         let mut wrong = None;
         while let Some(task) = tasks.join_next().await {
@@ -43,7 +47,13 @@ impl Quorum {
                 Error::new(ErrorKind::Unavailable, "opening was given up").with_source(error)
             };
             match task.map_err(gone)? {
-                (index, _, Ok(store)) => nodes[index] = Some(store),
+                (index, _, Ok((store, id))) => {
+                    if let Some(same) = ids.iter().position(|known| id.is_some() && *known == id) {
+                        wrong.get_or_insert_with(|| twin(same, index));
+                    }
+                    nodes[index] = Some(store);
+                    ids[index] = id;
+                }
                 (index, opening, Err(error)) if is_down(&error) => {
                     missing.push((index, opening, error));
                 }
@@ -63,23 +73,43 @@ impl Quorum {
             }
             return Err(NoMajority { verdicts }.into());
         }
+        let present: Present = Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
         for (index, opening, error) in missing {
             tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background");
-            nodes[index] = Some(Absent::start(opening, clock.clone()));
+            nodes[index] = Some(Absent::start(opening, clock.clone(), (index, present.clone())));
         }
         Self::new(nodes.into_iter().flatten().collect())
     }
+}
+
+/// The nodes that have been opened, in their places. Locked while one comes, so that two do not at once.
+type Present = Arc<AsyncMutex<Vec<Option<Weak<dyn Store>>>>>;
+
+fn downgrade(node: &Option<Arc<dyn Store>>) -> Option<Weak<dyn Store>> {
+    node.as_ref().map(Arc::downgrade)
+}
+
+fn twin(first: usize, second: usize) -> Error {
+    let [first, second] = [first.min(second) + 1, first.max(second) + 1];
+    Error::invalid(format!(
+        "node {first} and node {second} of the quorum are the same server, whose vote would count twice; name each \
+         server once"
+    ))
 }
 
 fn is_down(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
 }
 
-/// A node that would not tell its age could never count.
-async fn open(opening: &Opening) -> Result<Arc<dyn Store>> {
+/// A node, and its server's id. One that would not tell its age could never count.
+async fn open(opening: &Opening) -> Result<(Arc<dyn Store>, Option<String>)> {
     let store = opening().await?;
-    match store.age().await {
-        Ok(_) => Ok(store),
+    let ask = async {
+        store.age().await?;
+        store.server_id().await
+    };
+    match ask.await {
+        Ok(id) => Ok((store, id)),
         Err(error) => {
             store.close().await;
             Err(error)
@@ -96,32 +126,71 @@ async fn close_all(stores: Vec<Arc<dyn Store>>) {
 /// A node that is down until it could be opened.
 struct Absent {
     store: OnceLock<Arc<dyn Store>>,
+    /// Why it was not let in when it was there.
+    refused: Mutex<Option<Error>>,
     clock: Clock,
     reconnects: Arc<Notify>,
 }
 
 impl Absent {
-    fn start(opening: Opening, clock: Clock) -> Arc<dyn Store> {
-        let absent = Arc::new(Self { store: OnceLock::new(), clock, reconnects: Arc::default() });
-        tokio::spawn(fetch(Arc::downgrade(&absent), opening));
+    fn start(opening: Opening, clock: Clock, place: (usize, Present)) -> Arc<dyn Store> {
+        let (store, refused, reconnects) = Default::default();
+        let absent = Arc::new(Self { store, refused, clock, reconnects });
+        tokio::spawn(fetch(Arc::downgrade(&absent), opening, place));
         absent
     }
 
     fn get(&self) -> Result<&Arc<dyn Store>> {
-        let down = || Error::new(ErrorKind::Unavailable, "not reached yet");
-        self.store.get().ok_or_else(|| down().with_fate(Fate::NotExecuted))
+        self.store.get().ok_or_else(|| {
+            let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let down = || Error::new(ErrorKind::Unavailable, "not reached yet");
+            refused.unwrap_or_else(down).with_fate(Fate::NotExecuted)
+        })
+    }
+
+    fn refuse(&self, error: Error) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 }
 
+/// Takes a place for a node that has come, unless another node is the same server.
+async fn come(
+    (store, id): (&Arc<dyn Store>, Option<String>),
+    (index, present): &(usize, Present),
+) -> Result<()> {
+    let mut present = present.lock().await;
+    for (other, node) in present.iter().enumerate() {
+        let Some(node) = node.as_ref().and_then(Weak::upgrade) else { continue };
+        // One that does not answer now is another server: this one does.
+        if id.is_some() && node.server_id().await.is_ok_and(|other| other == id) {
+            return Err(twin(other, *index));
+        }
+    }
+    present[*index] = Some(Arc::downgrade(store));
+    Ok(())
+}
+
 /// Tries until the node is open, then passes its reconnects on.
-async fn fetch(absent: Weak<Absent>, opening: Opening) {
+async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) {
+    let mut warned = false;
     let store = loop {
         sleep(RETRY).await;
         if absent.strong_count() == 0 {
             return;
         }
         match open(&opening).await {
-            Ok(store) => break store,
+            Ok((store, id)) => match come((&store, id), &place).await {
+                Ok(()) => break store,
+                Err(error) => {
+                    store.close().await;
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::error!(%error, "a node does not count");
+                    }
+                    if let Some(absent) = absent.upgrade() {
+                        absent.refuse(error);
+                    }
+                }
+            },
             Err(error) => tracing::debug!(%error, "a node is still down"),
         }
     };
@@ -213,6 +282,10 @@ impl Store for Absent {
         self.get()?.age().await
     }
 
+    async fn server_id(&self) -> Result<Option<String>> {
+        self.get()?.server_id().await
+    }
+
     async fn close(&self) {
         if let Ok(store) = self.get() {
             store.close().await;
@@ -272,6 +345,11 @@ mod tests {
         }
     }
 
+    /// The only node.
+    fn alone() -> Present {
+        Arc::new(AsyncMutex::new(vec![None]))
+    }
+
     async fn open_all(servers: &[Server]) -> Result<Quorum> {
         let openings = servers.iter().map(Server::opening).collect();
         Quorum::open(openings, servers[0].store.clock()).await
@@ -326,9 +404,52 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_there_twice_is_refused() {
+        let mut servers = up_and(&[], 3);
+        servers[2].store = servers[0].store.clone();
+        let error = open_all(&servers).await.expect_err("one of them is there twice");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("node 1 and node 3"), "{error}");
+        assert_eq!([0, 1, 2].map(|at| servers[at].closed()), [1, 1, 1]);
+    }
+
+    /// Two that were down come at the same moment, and are one server.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_comes_twice_is_refused_until_it_is_another_one() {
+        let mut servers = up_and(&[ErrorKind::Unavailable; 2], 5);
+        servers[1].store = servers[0].store.clone();
+        let quorum = open_all(&servers).await.expect("three of five");
+        let nodes = || quorum.inner.nodes.iter().map(|node| &node.store);
+        servers[..2].iter().for_each(Server::start);
+        sleep(RETRY * 2 + RETRY / 2).await;
+        let mut counts = Vec::new();
+        for node in nodes() {
+            counts.push(node.age().await);
+        }
+        assert_eq!(counts.iter().filter(|count| count.is_ok()).count(), 4, "{counts:?}");
+        let (other, refused) = counts
+            .iter()
+            .enumerate()
+            .find_map(|(at, count)| Some((at, count.as_ref().err()?)))
+            .unwrap();
+        assert!(refused.to_string().contains("node 1 and node 2"), "{refused}");
+        assert!(servers[other].closed() > 0, "its connections are closed again");
+        // The one that is there goes, and with it its claim.
+        servers[1 - other]
+            .opened
+            .lock()
+            .unwrap()
+            .last()
+            .unwrap()
+            .add(Rule::new(Fault::Fail(Error::new(ErrorKind::Unavailable, "out of order"))));
+        sleep(RETRY + RETRY / 2).await;
+        nodes().nth(other).unwrap().age().await.expect("nobody else is this server now");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_node_that_is_down_answers_errors_and_then_as_the_node() {
         let server = Server::new(Some(ErrorKind::Unavailable));
-        let node = Absent::start(server.opening(), server.store.clock());
+        let node = Absent::start(server.opening(), server.store.clock(), (0, alone()));
         let name = Name::new("job").unwrap();
         let absent = |fate: Option<Fate>| assert_eq!(fate, Some(Fate::NotExecuted));
         let error = node.inspect(&name).await.expect_err("down");
@@ -381,7 +502,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_nobody_has_any_more_is_not_opened() {
         let server = Server::new(Some(ErrorKind::Unavailable));
-        let node = Absent::start(server.opening(), server.store.clock());
+        let node = Absent::start(server.opening(), server.store.clock(), (0, alone()));
         sleep(RETRY * 2 + RETRY / 2).await;
         assert_eq!(server.tries(), 2);
         drop(node);

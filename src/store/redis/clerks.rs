@@ -83,13 +83,13 @@ impl Clerks {
         }
         let (clerk, orders) = mpsc::unbounded_channel();
         clerks.insert(server.clone(), clerk.clone());
-        let (address, attempt) = (self.address.of(&server), self.address.attempt);
+        let address = self.address.of(&server);
         let (channels, routes) = (Arc::clone(&self.channels), Arc::clone(&self.routes));
         self.runtime.spawn(async move {
             match address.subscriber().await {
                 Ok(client) => {
                     let line =
-                        Line::new(client, &channels, attempt, Some((server, routes.sharded)));
+                        Line::new(client, &channels, &address, Some((server, routes.sharded)));
                     serve(line, orders).await;
                 }
                 // What was ordered goes with the orders, which tells who waits for it.

@@ -69,6 +69,17 @@ impl Address {
         matches!(self.topology, Topology::Single)
     }
 
+    /// Whether two addresses of single servers lead to the same one, by their words.
+    pub(crate) fn is_same_server(&self, other: &Self) -> bool {
+        use ServerConfig::Centralized;
+        match (&self.config.server, &other.config.server) {
+            (Centralized { server: one }, Centralized { server: other }) => {
+                one.host.eq_ignore_ascii_case(&other.host) && one.port == other.port
+            }
+            (one, other) => one == other,
+        }
+    }
+
     /// The address of one server of a fleet.
     pub(super) fn of(&self, server: &Server) -> Self {
         let mut address = self.clone();

@@ -151,6 +151,19 @@ impl RedisStore {
         forced.map(drop)
     }
 
+    /// For how many seconds the server has been up, and the id of this run of it.
+    async fn run_of_server(&self) -> Result<(i64, String)> {
+        let (link, attempt) = (self.locks.clone(), self.attempt);
+        self.at_home(async move {
+            let mut reply = link.run(&AGE, Call::default(), attempt).await?.into_iter();
+            match (reply.next(), reply.next()) {
+                (Some(Element::Int(up)), Some(Element::Text(id))) => Ok((up, id)),
+                _ => Err(replies::nonsense()),
+            }
+        })
+        .await
+    }
+
     /// Runs on the engine's runtime, whatever that of the caller is like.
     async fn at_home<T: Send + 'static>(
         &self,
@@ -241,22 +254,17 @@ impl Store for RedisStore {
         Some(Arc::clone(&self.reconnects))
     }
 
-    /// Whole seconds, so up to one less than it is. What goes to an append-only file survives a restart.
+    /// By the server's uptime alone, whatever it keeps on disk: a file can be another one, cut short, or behind.
+    /// Whole seconds, so up to one less than it is.
     async fn age(&self) -> Result<Option<Duration>> {
-        let mut call = Call::default();
-        call.key(&[self.keys.prefix()]);
-        let (link, attempt) = (self.locks.clone(), self.attempt);
-        self.at_home(async move {
-            match link.run(&AGE, call, attempt).await?[..] {
-                [Element::Int(_), Element::Int(1)] => Ok(None),
-                // The server rounds both its start and its time down.
-                [Element::Int(up), Element::Int(0)] => {
-                    Ok(Some(Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1))))
-                }
-                _ => Err(replies::nonsense()),
-            }
-        })
-        .await
+        let up = self.run_of_server().await?.0;
+        // The server rounds both its start and its time down.
+        Ok(Some(Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1))))
+    }
+
+    async fn server_id(&self) -> Result<Option<String>> {
+        let id = self.run_of_server().await?.1;
+        Ok(Some(id).filter(|id| !id.is_empty()))
     }
 
     async fn close(&self) {

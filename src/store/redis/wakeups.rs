@@ -3,14 +3,20 @@
 //! Two tasks on the engine's runtime: the listener passes messages on and never waits for anything
 //! else; the clerk subscribes and unsubscribes, one channel per command, one command at a time,
 //! because fred mixes up replies otherwise. In a fleet every server has such a pair; see `clerks`.
+//!
+//! A subscription is silent by nature, so nobody would notice that its connection is dead: while channels are
+//! subscribed, the clerk asks for a sign of life now and then.
 
 use super::clerks::Clerks;
+use super::connect::Address;
 use super::link::{Dial, sorted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Wakeups;
 use fred::clients::SubscriberClient;
+use fred::error::ErrorKind as Silence;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::config::Server;
+use fred::types::{ClusterHash, CustomCommand, Value};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,6 +26,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 /// How long a subscription outlives its last waiter: the next one is often there at once.
 const LINGER: Duration = Duration::from_secs(1);
+/// The bounds of the time between two signs of life.
+const PULSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 #[derive(Clone)]
 pub(super) struct Hub {
@@ -68,7 +76,7 @@ impl Hub {
             None => {
                 let client = address.subscriber().await?;
                 let (clerk, orders) = mpsc::unbounded_channel();
-                let line = Line::new(client, &channels, address.attempt, None);
+                let line = Line::new(client, &channels, address, None);
                 tokio::spawn(serve(line, orders));
                 Desk::One(clerk)
             }
@@ -186,6 +194,8 @@ pub(super) struct Line {
     /// What was asked for and not given up.
     here: HashSet<String>,
     attempt: Duration,
+    /// The time between two signs of life: with that of an attempt it is less than T/3 and a second.
+    pulse: Duration,
 }
 
 /// Works for a line until it is closed.
@@ -207,10 +217,12 @@ async fn listen(client: SubscriberClient, channels: Channels) {
     }
 }
 
-/// Subscribes, unsubscribes what has been idle for a while, and subscribes anew after a reconnect.
+/// Subscribes, unsubscribes what has been idle for a while, and subscribes again after a reconnect. While anything
+/// is subscribed, it sees to it that the connection lives.
 async fn keep(mut line: Line, mut orders: mpsc::UnboundedReceiver<Order>) {
     let mut reconnects = line.client.reconnect_rx();
     let mut idle: VecDeque<(Instant, String)> = VecDeque::new();
+    let mut alive = Instant::now();
     loop {
         let next = idle.front().map(|(at, _)| *at);
         tokio::select! {
@@ -234,6 +246,10 @@ async fn keep(mut line: Line, mut orders: mpsc::UnboundedReceiver<Order>) {
                     line.give_up(&channel).await;
                 }
             }
+            () = sleep_until(alive + line.pulse), if !line.here.is_empty() => {
+                line.probe().await;
+                alive = Instant::now();
+            }
             event = reconnects.recv() => {
                 if let Err(RecvError::Closed) = event {
                     break;
@@ -253,12 +269,26 @@ impl Line {
     pub(super) fn new(
         client: SubscriberClient,
         channels: &Channels,
-        attempt: Duration,
+        address: &Address,
         fleet: Option<(Server, bool)>,
     ) -> Self {
         let (server, sharded) = fleet.map_or((None, false), |(server, is)| (Some(server), is));
         let (channels, here) = (Arc::clone(channels), HashSet::new());
-        Self { client, sharded, server, channels, here, attempt }
+        let (attempt, pulse) = (address.attempt, (address.ttl / 4).clamp(PULSE.0, PULSE.1));
+        Self { client, sharded, server, channels, here, attempt, pulse }
+    }
+
+    /// Asks for a sign of life, and replaces the connection if there is none. A refusal is one, too.
+    async fn probe(&self) {
+        let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
+        match self.client.custom_raw(ping, Vec::<Value>::new()).await {
+            Err(error) if *error.kind() == Silence::Timeout => {
+                tracing::debug!("the connection for wake-ups is silent");
+                // On a stalled server this itself hangs.
+                let _ = timeout(self.attempt * 2, self.client.force_reconnection()).await;
+            }
+            _ => {}
+        }
     }
 
     /// After a reconnect nothing is subscribed; says what is waited for. The event may come late, when a

@@ -1,11 +1,11 @@
--- Tells for how long the server has been up, and whether it persists every write.
+-- Tells for how long the server has been up, and which run of which server it is.
 --
--- KEYS   any: none is touched
+-- KEYS   none
 -- ARGV   none
--- Reply  seconds since the start, 1 if writes go to an append-only file, else 0
+-- Reply  seconds since the start; the server's run id, or an empty string if it has none
 --
 -- Twice is harmless: it writes nothing.
 
-local up = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
-local appends = string.match(redis.call('INFO', 'persistence'), 'aof_enabled:(%d)')
-return { tonumber(up), tonumber(appends) }
+local info = redis.call('INFO', 'server')
+local up = string.match(info, 'uptime_in_seconds:(%d+)')
+return { tonumber(up), string.match(info, 'run_id:(%x+)') or '' }

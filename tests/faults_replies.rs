@@ -300,7 +300,7 @@ async fn a_nested_call_that_is_answered_wrongly_changes_no_count_here() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_that_the_server_forgot_is_sent_again_unseen_whatever_was_asked() {
     let server = Server::start();
-    let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(millis(1_500))).await;
+    let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(millis(3_000))).await;
     let mut lock = leases.lock("job");
     let evals = proxy.count("EVAL");
     let forget = |n| {

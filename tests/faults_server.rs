@@ -37,12 +37,17 @@ async fn when_the_key_is_deleted_a_waiter_enters_by_the_poll_bound_and_the_holde
         let leases = connect(&server.url(), T).await;
         let rivals = LeaseManager::builder().ttl(T).poll_bound(POLL);
         let rivals = rivals.connect(&server.url()).await.expect("a manager");
+        let mut connection = server.connection();
         let mut resource = Resource::default();
         for command in [&["DEL", "job"][..], &["UNLINK", "job"], &["FLUSHALL"], &["FLUSHDB"]] {
             let lease = lock(&leases, "job").await;
             assert!(resource.write(&lease));
             renewal(&server, "job").await;
             let (lost, waiting) = (watch(&lease), wait_for(&rivals, "job"));
+            // It looks once before it subscribes, and once after.
+            eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
+            tokio::time::sleep(POLL).await;
+            assert!(!waiting.is_finished());
             let start = boottime();
             assert_eq!(server.command(command).error(), None);
             let (next, entered) = waiting.await.expect("no panic");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::look::{believes_no_longer_than_the_key_lives, fence_key, recorded, renewal};
-use common::{Mode, Proxy, Server, eventually, within};
+use common::{Mode, Proxy, Server, eventually, in_line, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 
@@ -149,17 +149,14 @@ async fn the_lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
 /// Passes a lock on from hand to hand in memory, up to the last of a few.
 async fn handed_on(leases: &LeaseManager, name: &str) -> Lease {
     let mut lease = lock(leases, name).await;
-    let mut line = JoinSet::new();
-    for _ in 0..4 {
+    let waiter = |_| {
         let mut lock = leases.lock(name);
-        line.spawn(async move { lock.lock().await.expect("a lease") });
-    }
-    // All of them are in line by then.
-    tokio::time::sleep(millis(20)).await;
-    while !line.is_empty() {
+        in_line(async move { lock.lock().await.expect("a lease") })
+    };
+    for next in Vec::from_iter((0..4).map(waiter)) {
         let fence = lease.fence().expect("a fencing token");
         lease.unlock().await.expect("a release");
-        lease = within(LONG, line.join_next()).await.expect("one of them").expect("no panic");
+        lease = within(LONG, next).await.expect("no panic");
         assert_eq!(lease.fence(), Some(fence + 1), "from hand to hand");
     }
     lease
@@ -185,7 +182,8 @@ async fn the_last_release_after_a_hand_over_may_lose_its_reply() {
 async fn the_renewal_after_a_hand_over_may_lose_its_reply() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let leases = connect(ttl(millis(3_000)), &proxy.url()).await;
+    let leases = connect(ttl(millis(6_000)), &proxy.url()).await;
+    // A chain may last a tenth of it.
     let last = handed_on(&leases, "job").await;
     let (owner, count) = recorded(&server, "job");
     assert_eq!(count, 1);

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::look::{calls, channel};
-use common::{Reply, Resp, Server, eventually, within};
+use common::{Reply, Resp, Server, eventually, in_line, within};
 use leasehold::{Builder, Lease, LeaseManager};
 use tokio::task::JoinSet;
 
@@ -216,8 +216,7 @@ async fn whoever_has_it_is_renewed_on_the_server() {
     let holder = connection.command(&["HKEYS", "job"]);
     for _ in 0..3 {
         let mut next = leases.lock("job");
-        let next = tokio::spawn(async move { next.lock().await.expect("a lease") });
-        tokio::time::sleep(millis(5)).await;
+        let next = in_line(async move { next.lock().await.expect("a lease") });
         lease.unlock().await.expect("a release");
         lease = next.await.expect("no panic");
     }

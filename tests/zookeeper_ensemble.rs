@@ -8,7 +8,7 @@ use common::relay::Flow;
 use common::zookeeper::{Look, ZooKeeper};
 use common::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
-use leasehold::{ErrorKind, LeaseManager};
+use leasehold::{ErrorKind, Lease, LeaseManager};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -117,6 +117,16 @@ async fn roam(
     }
 }
 
+/// Asks until it is let in: there may be no session at the moment.
+async fn hold(leases: &LeaseManager, name: &str) -> Lease {
+    loop {
+        match leases.lock(name).lock().await {
+            Ok(lease) => return lease,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
+        }
+    }
+}
+
 /// Names that are held for as long as nothing happens; one by somebody on each member.
 const KEPT: [&str; 3] = ["kept:0", "kept:1", "kept:2"];
 
@@ -132,22 +142,15 @@ impl Keepers {
         let mut keepers = Self { managers: Vec::new(), held: Vec::new(), waiting: Vec::new() };
         for (member, name) in KEPT.into_iter().enumerate() {
             let leases = connect(&servers.url_of(member), ttl).await;
-            let lease = leases.lock(name).lock().await.expect("free");
-            keepers.held.push(beliefs.watch("holder", lease));
+            keepers.held.push(beliefs.watch("holder", hold(&leases, name).await));
             keepers.managers.push(leases);
         }
         for (member, name) in KEPT.into_iter().enumerate() {
             let leases = connect(&servers.url_of((member + 1) % 3), ttl).await;
-            let (mut lock, beliefs) = (leases.lock(name), Arc::clone(beliefs));
-            keepers.waiting.push(tokio::spawn(async move {
-                loop {
-                    match lock.lock().await {
-                        Ok(lease) => return beliefs.watch("waiter", lease),
-                        Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
-                    }
-                }
-            }));
-            keepers.managers.push(leases);
+            let beliefs = Arc::clone(beliefs);
+            keepers.managers.push(leases.clone());
+            let waiting = async move { beliefs.watch("waiter", hold(&leases, name).await) };
+            keepers.waiting.push(tokio::spawn(waiting));
         }
         // The heartbeats have a rhythm; be anywhere in it.
         tokio::time::sleep(ttl / 2).await;

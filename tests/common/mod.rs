@@ -31,6 +31,7 @@ pub mod trace;
 pub mod zookeeper;
 
 use std::panic::Location;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 pub use pipe::{Pace, Pipe};
@@ -83,4 +84,16 @@ pub fn within<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::
         let output = tokio::time::timeout(limit, future).await;
         output.unwrap_or_else(|_| panic!("what {caller} awaits did not come within {limit:?}"))
     }
+}
+
+/// Polls what must wait once, and spawns it: it is in line from here on.
+#[track_caller]
+pub fn in_line<F>(future: F) -> tokio::task::JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    let mut future = Box::pin(future);
+    let first = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(first.is_pending(), "it does not wait");
+    tokio::spawn(future)
 }

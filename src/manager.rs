@@ -105,12 +105,14 @@ impl LeaseManager {
     /// the failover takes: a token is at least the server's time. Only a resource that compares them is safe in
     /// all cases.
     ///
-    /// List all sentinels: each is listened to, and of their answers the newest counts. Names that tie many
+    /// List all sentinels: each is listened to, and of their answers the newest counts. So `SENTINEL REMOVE`, after
+    /// which epochs begin again, goes to all of them; where some still name another primary, who is a replica by its
+    /// own word does not count, if the user has `+info`. Names that tie many
     /// leases to one slot, as `{tenant}:a` and `{tenant}:b`, are renewed in fewer calls, all by one server.
     ///
     /// Rights, beside those that one server needs: in a cluster `+cluster|slots +asking +spublish +ssubscribe
     /// +sunsubscribe` instead of `+publish +subscribe +unsubscribe`; on sentinels, if they have users,
-    /// `+sentinel|master +subscribe &+switch-master`; `+wait` for `replicas`. In a cluster with TLS, the
+    /// `+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master`; `+wait` for `replicas`. In a cluster with TLS, the
     /// certificates must name what the nodes announce: their addresses, or their host names.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Cluster, eventually, look, within};
+use common::{Cluster, Server, Stub, eventually, look, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -540,4 +540,130 @@ async fn the_documented_rights_are_enough_for_a_cluster() {
     }
     let error = builder().connect(&url).await.expect_err("no right to ask");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+}
+
+/// A primary that is cut off from its cluster, but not from us, goes on telling the old map, and refuses calls once it
+/// has noticed. Here it answers sooner than the others.
+#[tokio::test]
+async fn the_map_of_a_primary_that_was_replaced_does_not_count() {
+    let [old, new] = [(); 2].map(|()| Server::start());
+    let failed_over = Arc::new(AtomicBool::new(false));
+    // A server of most slots, and two of one slot each, whose ports are known only when they are there.
+    let ports: Arc<std::sync::OnceLock<[u16; 3]>> = Arc::default();
+    let map = |ports: &[u16; 3]| {
+        let range = |(first, last, port): (u16, u16, u16)| {
+            format!("*3\r\n:{first}\r\n:{last}\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
+        };
+        let [a, b, c] = *ports;
+        let ranges = [(0, 16_381, a), (16_382, 16_382, b), (16_383, 16_383, c)].map(range);
+        format!("*3\r\n{}", ranges.concat())
+    };
+    let cut_off = Stub::start(Some(old.port()), {
+        let (failed_over, ports) = (Arc::clone(&failed_over), Arc::clone(&ports));
+        move |words| match &*words[0] {
+            "CLUSTER" => ports.get().map(map),
+            "EVALSHA" | "EVAL" if failed_over.load(Ordering::Acquire) => {
+                Some("-CLUSTERDOWN The cluster is down\r\n".to_owned())
+            }
+            _ => None,
+        }
+    });
+    let others = [(); 2].map(|()| {
+        let (failed_over, ports) = (Arc::clone(&failed_over), Arc::clone(&ports));
+        let new = new.port();
+        Stub::start(None, move |words| {
+            let mut ports = *ports.get().filter(|_| words[0] == "CLUSTER")?;
+            std::thread::sleep(Duration::from_millis(20));
+            if failed_over.load(Ordering::Acquire) {
+                ports[0] = new;
+            }
+            Some(map(&ports))
+        })
+    });
+    let [one, two] = [others[0].port(), others[1].port()];
+    ports.set([cut_off.port(), one, two]).expect("set once");
+    let url = format!(
+        "redis-cluster://127.0.0.1:{}?node=127.0.0.1:{one}&node=127.0.0.1:{two}",
+        cut_off.port()
+    );
+    let connect = async || {
+        let start = Instant::now();
+        loop {
+            // A stall of the machine may be longer than an attempt.
+            match LeaseManager::builder().ttl(Duration::from_secs(3)).connect(&url).await {
+                Ok(leases) => return leases,
+                Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+            }
+        }
+    };
+    let leases = connect().await;
+    lock(&leases, "before").await.unlock().await.expect("released");
+    failed_over.store(true, Ordering::Release);
+    let mut served = 0;
+    let mut refused = 0;
+    let start = Instant::now();
+    while served < 30 {
+        match leases.lock(&format!("job:{served}")).try_lock().await {
+            Ok(Some(lease)) => {
+                served += 1;
+                lease.unlock().await.expect("released");
+            }
+            Ok(None) => panic!("nobody has it"),
+            Err(error) if served == 0 => assert!(start.elapsed() < LONG, "{error}"),
+            Err(_) => refused += 1,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(refused, 0, "the old map came back");
+    // Whoever comes now, and asks all that are in the URL.
+    let newcomer = connect().await;
+    lock(&newcomer, "after").await.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn an_idle_manager_makes_no_new_connections() {
+    let cluster = own().await;
+    let leases = connect(&cluster, Duration::from_secs(3)).await;
+    let lease = lock(&leases, "job").await;
+    let mut looks: Vec<_> = cluster.nodes.iter().map(Server::connection).collect();
+    let mut count = |what: &str| {
+        let stat = |look: &mut common::Resp| {
+            let stats = look.command(&["INFO", "stats"]).text();
+            let line =
+                stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+            line.expect("a line").trim().parse::<u64>().expect("a number")
+        };
+        let slots = |look: &mut common::Resp| look::calls(look, "cluster|slots").unsigned_abs();
+        let each: Vec<u64> = looks
+            .iter_mut()
+            .map(|look| if what == "connections" { stat(look) } else { slots(look) })
+            .collect();
+        each.iter().sum::<u64>()
+    };
+    // The first times of asking may still connect.
+    let asked = count("slots");
+    eventually(LONG, || count("slots") > asked + 6).await;
+    let (before, asked) = (count("connections"), count("slots"));
+    eventually(LONG, || count("slots") > asked + 6).await;
+    assert_eq!(count("connections"), before);
+    lease.unlock().await.expect("released");
+}
+
+/// Nodes that were to have host names, and have none, are called `?`.
+#[tokio::test]
+async fn nodes_without_the_host_names_that_they_should_have_are_reached() {
+    let cluster = own().await;
+    for node in &cluster.nodes {
+        let set = node.command(&["CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname"]);
+        assert_eq!(set.text(), "OK");
+    }
+    let leases = connect(&cluster, Duration::from_secs(30)).await;
+    let names = [0, 1, 2].map(|node| cluster.name_on(node, "job"));
+    for name in &names {
+        lock(&leases, name).await.unlock().await.expect("released");
+    }
+    let slot = cluster.slot(&names[0]);
+    cluster.begin_move(slot, 0, 1);
+    cluster.end_move(slot, 0, 1);
+    lock(&leases, &names[0]).await.unlock().await.expect("released after MOVED");
 }

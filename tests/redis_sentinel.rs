@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Sentinels, eventually, look, within};
+use common::stub::list;
+use common::{Sentinels, Server, Stub, eventually, look, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, Loss};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -288,7 +289,7 @@ async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
     }
     for sentinel in &all.sentinels {
         let words = "ACL SETUSER watch on >hidden resetchannels &+switch-master -@all \
-                     +sentinel|master +subscribe";
+                     +sentinel|master +sentinel|get-master-addr-by-name +subscribe";
         let done = sentinel.command(&words.split_whitespace().collect::<Vec<_>>());
         assert_eq!(done, common::Reply::Text("OK".to_owned()));
         sentinel.command(&["ACL", "SETUSER", "default", "resetpass", ">closed"]);
@@ -330,7 +331,121 @@ async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
         let error = builder().connect(&all.url_as(user, query)).await.expect_err("refused");
         assert_eq!(error.kind(), kind, "{error:?}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        // It says whose password is meant.
+        let of_sentinels = error.to_string().contains("sentinelPassword");
+        assert_eq!(of_sentinels, user == "lease:secret@", "{error}");
     }
+}
+
+/// What a sentinel says: the epoch, the address in `MASTER`, and that in `GET-MASTER-ADDR-BY-NAME`.
+type Word = Arc<Mutex<(u64, u16, u16)>>;
+
+fn sentinel(word: (u64, u16, u16), delay: Duration) -> (Stub, Word) {
+    let word = Arc::new(Mutex::new(word));
+    let told = Arc::clone(&word);
+    let stub = Stub::start(None, move |words| {
+        let (epoch, master, address) = *told.lock().expect("no panic");
+        let question = words.get(1)?.to_ascii_uppercase();
+        if question == "MASTER" || question == "GET-MASTER-ADDR-BY-NAME" {
+            std::thread::sleep(delay);
+        }
+        let (epoch, master, address) = (epoch.to_string(), master.to_string(), address.to_string());
+        match &*question {
+            "MASTER" => Some(list(&["ip", "127.0.0.1", "port", &master, "config-epoch", &epoch])),
+            "GET-MASTER-ADDR-BY-NAME" => Some(list(&["127.0.0.1", &address])),
+            _ => None,
+        }
+    });
+    (stub, word)
+}
+
+async fn by(sentinels: &[&Stub]) -> LeaseManager {
+    let [first, rest @ ..] = sentinels else { panic!("no sentinel") };
+    let nodes: String =
+        rest.iter().map(|stub| format!("&node=127.0.0.1:{}", stub.port())).collect();
+    let port = first.port();
+    let url = format!("redis-sentinel://127.0.0.1:{port}?sentinelServiceName=leases{nodes}");
+    let start = Instant::now();
+    loop {
+        // So short that the sentinels are asked often. A stall of the machine may be longer than an attempt.
+        match LeaseManager::builder().ttl(Duration::from_secs(3)).connect(&url).await {
+            Ok(leases) => return leases,
+            Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+        }
+    }
+}
+
+fn has(server: &Server, key: &str) -> bool {
+    server.command(&["EXISTS", key]).int() == 1
+}
+
+/// By how much an answer comes after another one.
+const LATER: Duration = Duration::from_millis(60);
+
+/// Until all replicas follow the new primary, the sentinel that leads the failover names the old one in `MASTER`,
+/// with the new epoch.
+#[tokio::test]
+async fn while_a_failover_ends_the_leading_sentinel_names_the_new_primary() {
+    let [old, new] = [(); 2].map(|()| Server::start());
+    let (leader, _) = sentinel((1, old.port(), new.port()), Duration::ZERO);
+    let (other, _) = sentinel((1, new.port(), new.port()), LATER);
+    let leases = by(&[&leader, &other]).await;
+    let lease = lock(&leases, "job").await;
+    assert!(has(&new, "job") && !has(&old, "job"));
+    lease.unlock().await.expect("released");
+}
+
+/// A switch between the two questions gives the new address with the old epoch. Nobody wins by being first, and who
+/// was replaced does not come back in that epoch.
+#[tokio::test]
+async fn of_two_primaries_of_one_epoch_the_one_that_was_not_named_before_counts() {
+    let [old, new] = [(); 2].map(|()| Server::start());
+    let (quick, _) = sentinel((1, old.port(), old.port()), Duration::ZERO);
+    let (slow, word) = sentinel((1, old.port(), old.port()), LATER);
+    let leases = by(&[&quick, &slow]).await;
+    lock(&leases, "before").await.unlock().await.expect("released");
+    *word.lock().expect("no panic") = (1, new.port(), new.port());
+    let mut number = 0;
+    let mut enter = async || {
+        number += 1;
+        let name = format!("job:{number}");
+        let lease = lock(&leases, &name).await;
+        let there = has(&new, &name);
+        assert_ne!(there, has(&old, &name));
+        lease.unlock().await.expect("released");
+        there
+    };
+    let start = Instant::now();
+    while !enter().await {
+        assert!(start.elapsed() < LONG, "it is never asked");
+        tokio::time::sleep(LATER).await;
+    }
+    // Several times of asking later.
+    for _ in 0..50 {
+        assert!(enter().await, "it is back at the old one");
+        tokio::time::sleep(LATER).await;
+    }
+}
+
+/// After `SENTINEL REMOVE` and `MONITOR` epochs begin again; one sentinel that was forgotten still has the old one.
+#[tokio::test]
+async fn a_forgotten_sentinel_does_not_win_with_a_primary_that_is_a_replica() {
+    let primary = Server::start();
+    let port = primary.port().to_string();
+    let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port]);
+    eventually(LONG, || replica.command(&["ROLE"]).list()[3].clone().text() == "connected").await;
+    let [(forgotten, word), (other, _)] =
+        [(); 2].map(|()| sentinel((0, primary.port(), primary.port()), Duration::ZERO));
+    let leases = by(&[&forgotten, &other]).await;
+    let lease = lock(&leases, "job").await;
+    *word.lock().expect("no panic") = (7, replica.port(), replica.port());
+    // Several times of asking.
+    for number in 0..50 {
+        lock(&leases, &format!("job:{number}")).await.unlock().await.expect("released");
+        tokio::time::sleep(LATER).await;
+    }
+    lease.check().expect("held all the time");
+    lease.unlock().await.expect("released");
 }
 
 /// Between the demotion of a primary and the word of who is the next, nothing is refused for good.

@@ -25,6 +25,7 @@ pub mod resp;
 pub mod server;
 #[cfg(target_os = "linux")]
 pub mod step_clock;
+pub mod stub;
 pub mod topology;
 pub mod trace;
 #[cfg(feature = "zookeeper")]
@@ -38,6 +39,7 @@ pub use pipe::{Pace, Pipe};
 pub use proxy::{Mode, Proxy};
 pub use resp::{Reply, Resp, is_timeout};
 pub use server::Server;
+pub use stub::Stub;
 pub use topology::{Cluster, Sentinels};
 
 /// Connects; where the machine was too slow for the limits that follow from a short time to live, again.

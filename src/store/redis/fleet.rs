@@ -93,7 +93,7 @@ enum Refusal {
     Ask(Server),
     /// Keys of one call are on two servers, for a moment.
     TryAgain,
-    /// A primary no more.
+    /// A primary no more, or not the slot's: the fleet is to be asked who is.
     ReadOnly,
     /// It never left.
     NotSent,
@@ -131,7 +131,10 @@ impl Fleet {
             }
         }
         match result {
-            Ok(_) => Ok(fleet),
+            Ok(_) => {
+                routes.inquiry.over(&fleet);
+                Ok(fleet)
+            }
             Err(error) => {
                 fleet.close().await;
                 Err(error)
@@ -160,6 +163,10 @@ impl Fleet {
                 self.routes.want();
                 return Err(unserved());
             };
+            if self.routes.inquiry.rests(&server) {
+                self.routes.want();
+                return Err(down());
+            }
             let node = match timeout_at(until, self.node(&server)).await {
                 Ok(Ok(node)) => node,
                 failed => {
@@ -172,7 +179,7 @@ impl Fleet {
             let reply = node.run(script, &call, left, asking.is_some()).await;
             let refusal = match refusal(&reply, &server) {
                 Some(refusal) => refusal,
-                None => return reply.map_err(|failure| self.failed(&failure)),
+                None => return reply.map_err(|failure| self.failed(&failure, &server)),
             };
             redirections += 1;
             let pause = match refusal {
@@ -200,20 +207,24 @@ impl Fleet {
         }
     }
 
-    fn failed(&self, failure: &Failure) -> Error {
+    fn failed(&self, failure: &Failure, server: &Server) -> Error {
         let error = sorted(failure);
+        let is_down = failure.details().starts_with("CLUSTERDOWN");
+        if is_down {
+            self.routes.inquiry.doubt(server);
+        }
         if error.is_unavailable() {
             self.routes.want();
         }
         // fred tells this to all that are under way on the connection, and closes it.
-        if failure.details().starts_with("CLUSTERDOWN") {
+        if is_down {
             return error.with_fate(Fate::Unknown);
         }
         error
     }
 
     /// The connection to a server, made now if need be.
-    async fn node(&self, server: &Server) -> Result<Node> {
+    pub(super) async fn node(&self, server: &Server) -> Result<Node> {
         if self.ended.is_cancelled() {
             return Err(replies::gone().with_fate(Fate::NotExecuted));
         }
@@ -267,6 +278,9 @@ fn refusal(reply: &Result<Vec<Element>, Failure>, asked: &Server) -> Option<Refu
     let text = error.details();
     let mut words = text.split(' ');
     match words.next()? {
+        // Only the map tells where that is.
+        "MOVED" if text.contains(" ?:") => Some(Refusal::ReadOnly),
+        "ASK" if text.contains(" ?:") => Some(Refusal::TryAgain),
         "MOVED" => {
             let slot = words.next()?.parse().ok()?;
             Some(Refusal::Moved(slot, address(words.next()?, asked)?))
@@ -289,6 +303,11 @@ fn address(text: &str, asked: &Server) -> Option<Server> {
 fn unserved() -> Error {
     Error::new(ErrorKind::Unavailable, "no server can be reached that serves this name now")
         .with_fate(Fate::NotExecuted)
+}
+
+fn down() -> Error {
+    let message = "the server that serves this name said a moment ago that its cluster is down";
+    Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted)
 }
 
 fn refused() -> Error {
@@ -341,6 +360,8 @@ mod tests {
             ("MOVED 3999 b", "none"),
             ("MOVED 99999 b:6381", "none"),
             ("MOVED", "none"),
+            ("MOVED 3999 ?:6381", "read only"),
+            ("ASK 3999 ?:6381", "again"),
             ("ASK 3999 b:6381", "ask b:6381"),
             ("ASK 3999 :6381", "ask a:6381"),
             ("TRYAGAIN Multiple keys request during rehashing of slot", "again"),

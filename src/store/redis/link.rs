@@ -92,6 +92,10 @@ impl Node {
         Self { client, reconnecting: Arc::default(), attempt }
     }
 
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// `asking`: of a server that is about to take the slot over.
     pub(super) async fn run(
         &self,

@@ -5,6 +5,7 @@
 //! flight, what arrives waits and leaves as one call. Renewals and subscriptions have connections of their
 //! own. In a fleet every server has its own connections, and who is asked is up to its routes.
 
+mod ask;
 mod clerks;
 mod connect;
 mod discover;
@@ -18,6 +19,7 @@ mod replies;
 mod requests;
 mod routes;
 mod scripts;
+mod sentinels;
 mod slots;
 mod tls;
 mod turn;

@@ -4,7 +4,7 @@
 //! here. Every server has connections of its own, so that one that is down holds up no other.
 
 use super::connect::Address;
-use super::discover::discover;
+use super::discover::Inquiry;
 use super::url::{Sentinels, Topology};
 use crate::error::Result;
 use fred::clients::SubscriberClient;
@@ -34,12 +34,15 @@ pub(super) struct Map {
 }
 
 impl Map {
+    /// How many slots a cluster has.
+    pub(super) const SLOTS: u16 = 16384;
+
     pub(super) fn of_one(server: Server) -> Self {
         Self { servers: vec![server], ..Self::default() }
     }
 
     pub(super) fn of_a_cluster() -> Self {
-        Self { slots: vec![NOBODY; 16384], ..Self::default() }
+        Self { slots: vec![NOBODY; Self::SLOTS.into()], ..Self::default() }
     }
 
     /// Gives slots to a server.
@@ -54,7 +57,7 @@ impl Map {
         }
     }
 
-    fn owner(&self, slot: u16) -> Option<&Server> {
+    pub(super) fn owner(&self, slot: u16) -> Option<&Server> {
         self.servers.get(self.index(slot))
     }
 
@@ -77,6 +80,7 @@ pub(super) struct Routes {
     rounds: watch::Sender<u64>,
     wanted: Notify,
     reconnects: Arc<Notify>,
+    pub(super) inquiry: Inquiry,
     /// Whether channels belong to slots.
     pub(super) sharded: bool,
 }
@@ -91,7 +95,8 @@ impl Routes {
         if let Topology::Single = address.topology {
             return Ok(None);
         }
-        let (map, sharded) = discover(address, &Map::default()).await?;
+        let inquiry = Inquiry::default();
+        let (map, sharded) = inquiry.discover(address, &Map::default()).await?;
         let routes = Arc::new(Self {
             address: address.clone(),
             map: RwLock::new(map),
@@ -99,6 +104,7 @@ impl Routes {
             rounds: watch::Sender::new(0),
             wanted: Notify::new(),
             reconnects: Arc::clone(reconnects),
+            inquiry,
             sharded,
         });
         tokio::spawn(until(end.clone(), keep(Arc::clone(&routes))));
@@ -192,7 +198,7 @@ async fn keep(routes: Arc<Routes>) {
             () = sleep(round) => {}
         }
         let known = routes.read().clone();
-        let changed = match discover(&routes.address, &known).await {
+        let changed = match routes.inquiry.discover(&routes.address, &known).await {
             Ok((map, _)) => routes.set(map),
             Err(error) => {
                 tracing::debug!(%error, "nobody tells who serves what");
@@ -265,6 +271,7 @@ impl Routes {
             rounds: watch::Sender::new(0),
             wanted: Notify::new(),
             reconnects: Arc::default(),
+            inquiry: Inquiry::default(),
             sharded: true,
         }
     }

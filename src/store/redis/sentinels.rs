@@ -1,0 +1,198 @@
+//! Asks sentinels who the primary is.
+//!
+//! The address is that of `GET-MASTER-ADDR-BY-NAME`: while a failover ends, `MASTER` names the old primary with the
+//! new epoch. The epoch is asked for first: a switch between the two questions gives the new address with the old
+//! epoch, which loses, or meets an equal.
+
+use super::ask::Panel;
+use super::connect::Address;
+use super::link::sorted;
+use super::routes::Map;
+use super::scripts::Failure;
+use super::url::Sentinels;
+use crate::error::{Error, ErrorKind, Result};
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::config::Server;
+use fred::types::{ClusterHash, CustomCommand, Value};
+use std::cmp::Reverse;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a server may take to say what it is itself.
+const WORD: Duration = Duration::from_millis(500);
+
+/// A primary, and in which epoch of the sentinels it became so.
+type Named = (usize, Server);
+
+/// The primaries of the newest epoch: more than one while a failover ends, of which the last is right.
+#[derive(Debug, Default)]
+pub(super) struct Succession(Mutex<(usize, Vec<Server>)>);
+
+impl Succession {
+    /// Whom the sentinels name, the best first: of the newest epoch, and of one epoch who was never named in it,
+    /// then who is the primary now.
+    fn order(&self, mut named: Vec<Named>, known: &Map) -> Vec<Server> {
+        let newest = named.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0 != newest {
+            *last = (newest, Vec::new());
+        }
+        // Also if those who named it are silent now.
+        let current = known.servers.iter().filter(|server| last.1.contains(server));
+        named.extend(current.map(|server| (newest, server.clone())));
+        named.sort_by_key(|(epoch, server)| {
+            let current = known.servers.contains(server);
+            let rank = if current { 1 } else { 2 * u8::from(last.1.contains(server)) };
+            (Reverse(*epoch), rank)
+        });
+        let mut servers = Vec::new();
+        for (_, server) in named {
+            if !servers.contains(&server) {
+                servers.push(server);
+            }
+        }
+        servers
+    }
+
+    fn chosen(&self, server: &Server) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !last.1.contains(server) {
+            last.1.push(server.clone());
+        }
+    }
+}
+
+pub(super) async fn ask_sentinels(
+    address: &Address,
+    sentinels: &Sentinels,
+    known: &Map,
+    (panel, succession): (&Panel, &Succession),
+) -> Result<Map> {
+    let ask = |sentinel: Server| {
+        let address = address.of_sentinel(sentinels, &sentinel);
+        let service = sentinels.service.clone();
+        async move { ask_sentinel(&address, service).await.map_err(of_a_sentinel) }
+    };
+    let (named, error) = panel.ask(sentinels.servers.clone(), None, ask).await;
+    let mut servers = succession.order(named, known);
+    if servers.is_empty() {
+        return Err(error);
+    }
+    let current = known.servers.iter().filter(|server| !servers.contains(server));
+    servers.extend(current.cloned().collect::<Vec<_>>());
+    let mut best = &servers[0];
+    if servers.len() > 1 {
+        // One that is a replica by its own word is what a sentinel thinks that was forgotten long ago.
+        for server in &servers {
+            if !is_replica(address.of(server)).await {
+                best = server;
+                break;
+            }
+        }
+    }
+    succession.chosen(best);
+    Ok(Map::of_one(best.clone()))
+}
+
+async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
+    let client = address.client().await?;
+    let epoch = ask(&client, "SENTINEL", &["MASTER", &service]).await;
+    let server = ask(&client, "SENTINEL", &["GET-MASTER-ADDR-BY-NAME", &service]).await;
+    let _ = timeout(address.attempt, client.quit()).await;
+    let refused = |error: Failure| {
+        if error.details().contains("No such master") {
+            Error::invalid("the sentinels know no primary by the name of sentinelServiceName")
+        } else {
+            sorted(&error)
+        }
+    };
+    let (epoch, server) = (epoch.map_err(refused)?, server.map_err(refused)?);
+    let named = config_epoch(epoch).zip(primary(server));
+    named
+        .ok_or_else(|| Error::invalid("a sentinel's reply makes no sense; is it a Redis Sentinel?"))
+}
+
+async fn ask(client: &Client, verb: &'static str, words: &[&str]) -> Result<Value, Failure> {
+    let command = CustomCommand::new_static(verb, ClusterHash::FirstKey, false);
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    client.custom(command, words).await
+}
+
+fn config_epoch(reply: Value) -> Option<usize> {
+    let fields: Vec<String> =
+        reply.into_array().iter().map(|field| field.as_string().unwrap_or_default()).collect();
+    let epoch = fields.chunks_exact(2).find(|pair| pair[0] == "config-epoch")?;
+    epoch[1].parse().ok()
+}
+
+fn primary(reply: Value) -> Option<Server> {
+    let mut parts = reply.into_array().into_iter();
+    let host = parts.next()?.as_string()?;
+    Some(Server::new(host, parts.next()?.as_string()?.parse().ok()?))
+}
+
+/// Says which password and user are meant: the URL may have two.
+fn of_a_sentinel(error: Error) -> Error {
+    if error.kind() != ErrorKind::Denied || error.to_string().contains("NOPERM") {
+        return error;
+    }
+    let message = "a sentinel wants a user or password, or refuses it; they are sentinelUsername and sentinelPassword \
+                   in the URL";
+    Error::new(ErrorKind::Denied, message).with_fate(error.fate()).with_source(error)
+}
+
+/// Whether the server says that it is a replica. Silence, or a user who may not ask, is no word.
+async fn is_replica(address: Address) -> bool {
+    // To its end, whoever is in a hurry: an abandoned client would keep its connection.
+    let asked = tokio::spawn(async move {
+        let client = address.client().await.ok()?;
+        let info = ask(&client, "INFO", &["replication"]).await;
+        let _ = timeout(address.attempt, client.quit()).await;
+        info.ok()?.as_string()
+    });
+    let info = timeout(WORD, asked).await.ok().and_then(Result::ok).flatten();
+    info.is_some_and(|info| info.contains("role:slave"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(name: &str) -> Server {
+        Server::new(name, 1)
+    }
+
+    fn best(succession: &Succession, known: &str, named: &[(usize, &str)]) -> String {
+        let named = named.iter().map(|(epoch, name)| (*epoch, server(name))).collect();
+        let best = succession.order(named, &Map::of_one(server(known))).remove(0);
+        succession.chosen(&best);
+        best.host.to_string()
+    }
+
+    #[test]
+    fn the_primary_of_the_newest_epoch_counts() {
+        let succession = Succession::default();
+        let named = [(3, "a"), (2, "b"), (3, "a"), (5, "d"), (4, "e")];
+        assert_eq!(best(&succession, "a", &named), "d");
+        assert_eq!(best(&succession, "d", &named), "d");
+        assert_eq!(best(&succession, "d", &[(2, "b")]), "b", "nobody knows better");
+    }
+
+    /// Nobody wins by being first.
+    #[test]
+    fn of_one_epoch_who_was_not_named_before_counts_and_nobody_comes_back() {
+        for order in [[(1, "a"), (1, "b")], [(1, "b"), (1, "a")]] {
+            let succession = Succession::default();
+            assert_eq!(best(&succession, "a", &[(1, "a")]), "a");
+            assert_eq!(best(&succession, "a", &order), "b");
+            for _ in 0..3 {
+                assert_eq!(best(&succession, "b", &order), "b");
+                assert_eq!(best(&succession, "b", &[(1, "a")]), "b");
+            }
+            // The next failover may go back.
+            assert_eq!(best(&succession, "b", &[(2, "a"), (1, "b")]), "a");
+        }
+    }
+}

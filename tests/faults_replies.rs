@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::look::{channel, subscribers};
-use common::{Proxy, Server, eventually, within};
+use common::{Mode, Proxy, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss, Result};
 use tokio::task::JoinSet;
 
@@ -21,7 +21,7 @@ const T: Duration = Duration::from_secs(8);
 const SOON: Duration = Duration::from_secs(5);
 
 /// What a server that speaks Redis may refuse with, and how that is told.
-const REFUSALS: [(&str, ErrorKind); 19] = [
+const REFUSALS: [(&str, ErrorKind); 20] = [
     ("LOADING Redis is loading the dataset in memory", Unavailable),
     ("BUSY Redis is busy running a script. You can only call SCRIPT KILL.", Unavailable),
     (
@@ -43,6 +43,7 @@ const REFUSALS: [(&str, ErrorKind); 19] = [
     ("NOAUTH Authentication required.", Denied),
     ("WRONGPASS invalid username-password pair or user is disabled.", Denied),
     ("ERR The user executing the script can't run this command or subcommand", Denied),
+    ("ERR ACL failure in script: User u has no permissions to run the 'hset' command", Denied),
     ("WRONGTYPE Operation against a key holding the wrong kind of value", WrongType),
     ("CROSSSLOT Keys in request don't hash to the same slot", Invalid),
 ];
@@ -295,6 +296,50 @@ async fn a_nested_call_that_is_answered_wrongly_changes_no_count_here() {
         }
         free(&server, &name).await;
     }
+}
+
+/// The client library would close the connection after some refusals, and tell all that is under way on it the same.
+#[tokio::test]
+async fn a_refusal_is_told_to_no_other_that_is_under_way() {
+    for text in ["LOADING Redis is loading the dataset in memory", "READONLY You can't write"] {
+        let server = Server::start();
+        let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
+        proxy.set(Mode::HoldReplies);
+        proxy.answer(1, "refused", &refused(text));
+        let try_lock = |name: &str| {
+            let mut lock = leases.lock(name);
+            tokio::spawn(async move { lock.try_lock().await })
+        };
+        let first = try_lock("refused");
+        eventually(SOON, || proxy.answered() == 1).await;
+        let other = try_lock("other");
+        eventually(SOON, || server.command(&["EXISTS", "other"]).int() == 1).await;
+        proxy.set(Mode::Pass);
+        first.await.expect("no panic").expect_err(text);
+        let lease = other.await.expect("no panic").expect("an answer of its own");
+        lease.expect("it was free").unlock().await.expect("a release");
+    }
+}
+
+/// Refusals of a script as a whole, in the words of 7.0 and of later versions.
+#[tokio::test]
+async fn what_a_user_may_not_do_costs_no_connection() {
+    let server = Server::start();
+    let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
+    let connections = proxy.connections();
+    for text in [
+        "ERR The user executing the script can't run this command or subcommand",
+        "ERR ACL failure in script: User u has no permissions to run the 'hgetall' command",
+    ] {
+        for _ in 0..3 {
+            proxy.answer(1, "asked-for", &refused(text));
+            let error = leases.inspect("asked-for").await.expect_err(text);
+            assert_eq!(error.kind(), Denied, "{error}");
+        }
+    }
+    // Comes after whatever was done about the connection.
+    assert!(leases.inspect("asked-for").await.expect("an answer").is_none());
+    assert_eq!(proxy.connections(), connections);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

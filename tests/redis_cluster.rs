@@ -217,6 +217,47 @@ async fn a_slot_on_its_way_is_served_by_both_nodes() {
     leases.close().await.expect("closed");
 }
 
+/// A resharding that takes its time, or broke off: of the leases of one tag some are here, some there.
+#[tokio::test]
+async fn a_slot_that_stays_half_moved_costs_no_lease_and_fails_no_unlock() {
+    const T: Duration = Duration::from_secs(3);
+    let cluster = shared().await;
+    let builder = LeaseManager::builder().ttl(T);
+    let plain = builder.clone().fencing(false).connect(&cluster.url()).await.expect("a manager");
+    // The memory of the token is prolonged with every second renewal.
+    let fenced = builder.fence_retention(Some(T * 2)).connect(&cluster.url()).await;
+    let fenced = fenced.expect("a manager");
+    let tag = cluster.name_on(0, "half");
+    let slot = cluster.slot(&tag);
+    let mut leases = Vec::new();
+    for i in 0..8 {
+        leases.push(lock(&plain, &format!("{{{tag}}}:{i}")).await);
+    }
+    leases.push(lock(&fenced, &format!("{{{tag}}}:fenced")).await);
+    cluster.begin_move(slot, 0, 1);
+    for lease in &leases[5..] {
+        cluster.move_key(lease.name(), 0, 1);
+    }
+    tokio::time::sleep(T + T / 2).await;
+    for lease in &leases {
+        assert_eq!(lease.state(), LeaseState::Held, "{}", lease.name());
+    }
+    // A fenced acquire of a free name has to wait for the end of the move, but nobody waits for it.
+    let mut free = fenced.lock(&format!("{{{tag}}}:free"));
+    let waiter = tokio::spawn(async move { free.lock().await });
+    let mut unlocks = tokio::task::JoinSet::new();
+    for lease in leases {
+        unlocks.spawn(lease.unlock());
+    }
+    for result in within(LONG, unlocks.join_all()).await {
+        result.expect("released");
+    }
+    assert!(!waiter.is_finished());
+    cluster.end_move(slot, 0, 1);
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    lease.unlock().await.expect("released");
+}
+
 #[tokio::test]
 async fn resharding_under_load_loses_nothing() {
     let cluster = own().await;
@@ -419,8 +460,13 @@ async fn a_node_that_is_down_delays_nobody_elses_renewals() {
     for lease in there {
         lease.unlock().await.expect("not lost");
     }
-    cluster.nodes[2].resume();
-    cluster.nodes[5].resume();
+    // Who comes now finds the others. The server that its rights are tried out with is chosen at random.
+    cluster.nodes[2].kill();
+    cluster.nodes[5].kill();
+    for _ in 0..8 {
+        let leases = connect(&cluster, ttl).await;
+        lock(&leases, &cluster.name_on(1, "late")).await.unlock().await.expect("released");
+    }
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use common::look::{calls, channel, others, subscribers};
 use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
-use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager, Loss};
+use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, Loss};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -273,6 +273,105 @@ async fn an_acquire_that_arrives_after_it_was_given_up_is_swept() {
     let mut connection = server.connection();
     eventually(T / 2, || keys(&mut connection) == 0).await;
     drop(kept);
+}
+
+/// Silence makes the connection anew, and with it goes what else is on it: the client library has one text for what
+/// it cannot send any more, and it has sent it before.
+#[tokio::test]
+async fn what_was_under_way_when_the_connection_is_made_anew_may_have_run() {
+    // An attempt takes two seconds.
+    const T: Duration = Duration::from_secs(20);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = bare().ttl(T).connect(&proxy.url()).await.expect("a manager");
+    let mut connection = server.connection();
+    for releases in [false, true] {
+        let held = lock(&leases, "held").await;
+        proxy.set(Mode::HoldReplies);
+        let mut silent = leases.lock("silent");
+        let silent = tokio::spawn(async move { silent.try_lock().await.map(drop) });
+        eventually(SOON, || exists(&server, "silent")).await;
+        // The second is not given up before the connection is made anew for the first.
+        tokio::time::sleep(T / 20).await;
+        let mut other = leases.lock("other");
+        let second = tokio::spawn(async move {
+            match releases {
+                true => held.unlock().await,
+                false => other.try_lock().await.map(drop),
+            }
+        });
+        eventually(SOON, || {
+            if releases { !exists(&server, "held") } else { exists(&server, "other") }
+        })
+        .await;
+        let connections = proxy.connections();
+        let error = silent.await.expect("no panic").expect_err("no answer");
+        assert_eq!(
+            (error.kind(), error.fate()),
+            (ErrorKind::Unavailable, Fate::Unknown),
+            "{error}"
+        );
+        // Nothing comes by the old one any more.
+        eventually(SOON, || proxy.connections() > connections).await;
+        proxy.set(Mode::Pass);
+        let result = second.await.expect("no panic");
+        if releases {
+            result.expect("it is done, and nothing else took it");
+        } else {
+            let error = result.expect_err("no answer");
+            assert_eq!(error.fate(), Fate::Unknown, "{error}");
+            assert!(error.to_string().contains("lost before the server answered"), "{error}");
+        }
+        // Long before they would expire.
+        eventually(T / 2, || keys(&mut connection) == 0).await;
+    }
+}
+
+/// Nothing that leaves grows with an outage, so nothing has to be made up for after it.
+#[tokio::test]
+async fn what_is_asked_in_an_outage_never_leaves() {
+    const ASKED: usize = 500;
+    let server = Server::start();
+    let mut connection = server.connection();
+    for mode in [Mode::Refuse, Mode::BlackHole] {
+        let proxy = Proxy::start(server.port());
+        let builder = bare().ttl(Duration::from_secs(8));
+        let leases = builder.connect(&proxy.url()).await.expect("a manager");
+        lock(&leases, "before").await.unlock().await.expect("a release");
+        proxy.set(mode);
+        // The first is under way when it is noticed.
+        let noticed = async {
+            let mut first = 0;
+            loop {
+                let error = leases.lock("first").try_lock().await.expect_err("an outage");
+                if error.fate() == Fate::NotExecuted {
+                    return first;
+                }
+                first += 1;
+            }
+        };
+        let first = within(LONG, noticed).await;
+        connection.command(&["CONFIG", "RESETSTAT"]);
+        let mut asked = JoinSet::new();
+        for i in 0..ASKED {
+            let mut lock = leases.lock(&format!("asked:{i}"));
+            asked.spawn(async move {
+                let error = match i % 2 {
+                    0 => lock.try_lock().await.expect_err("an outage"),
+                    // Given up by its caller before there can be an answer.
+                    _ => return drop(tokio::time::timeout(millis(5), lock.try_lock()).await),
+                };
+                assert_eq!(error.fate(), Fate::NotExecuted, "{error}");
+            });
+        }
+        asked.join_all().await;
+        proxy.set(Mode::Pass);
+        drop(lock(&leases, "after").await);
+        eventually(SOON, || keys(&mut connection) == 0).await;
+        // What was under way at first may be released several times.
+        let released = calls(&mut connection, "hdel");
+        assert!(released <= 1 + 20 * first, "{mode:?}: {released} releases, {first} at first");
+    }
 }
 
 /// A way to the server on which the connections that are there can be stopped while newer ones pass.

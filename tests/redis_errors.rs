@@ -166,9 +166,10 @@ async fn each_missing_right_is_denied_and_leaves_no_key() {
 #[tokio::test]
 async fn a_missing_right_is_named() {
     let server = Server::start();
-    for right in
-        ["evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "hdel", "del"]
-    {
+    for right in [
+        "evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "exists", "hdel",
+        "del",
+    ] {
         set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
         let error = app().connect(&lease_url(&server)).await.expect_err(right);
         let text = error.to_string().to_lowercase();
@@ -191,7 +192,7 @@ async fn without_eval_the_scripts_cannot_be_made_known() {
 #[tokio::test]
 async fn a_right_that_is_needed_later_shows_at_the_start_and_the_key_expires() {
     let server = Server::start();
-    for right in ["get", "hexists", "hdel", "del"] {
+    for right in ["get", "hexists", "exists", "hdel", "del"] {
         set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
         let error = app().connect(&lease_url(&server)).await.expect_err(right);
         assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
@@ -331,11 +332,25 @@ async fn a_url_with_database_0_needs_no_right_to_select() {
 }
 
 #[tokio::test]
+async fn another_database_needs_the_right_to_select_and_the_error_names_it() {
+    let server = Server::start();
+    set_user(&server, &MINIMAL);
+    let url = server.url_as("lease", "secret", 3);
+    let error = app().connect(&url).await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("'select'"), "{error}");
+    set_user(&server, &[&MINIMAL[..], &["+select"]].concat());
+    let leases = app().connect(&url).await.expect("a manager");
+    lock(&leases, "job").await.unlock().await.expect("a release");
+}
+
+#[tokio::test]
 async fn without_exists_the_cause_of_a_loss_is_not_known() {
     let server = Server::start();
-    set_user(&server, &[&MINIMAL[..], &["-exists"]].concat());
+    set_user(&server, &MINIMAL);
     let leases = app().ttl(millis(900)).connect(&lease_url(&server)).await.expect("a manager");
     let lease = lock(&leases, "job").await;
+    server.command(&["ACL", "SETUSER", "lease", "-exists"]);
     server.command(&["DEL", "app:job"]);
     // It is not known why, so it is tried again until the time is up.
     assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);

@@ -95,8 +95,6 @@ enum Refusal {
     TryAgain,
     /// A primary no more, or not the slot's: the fleet is to be asked who is.
     ReadOnly,
-    /// It never left.
-    NotSent,
 }
 
 impl Fleet {
@@ -178,6 +176,9 @@ impl Fleet {
             let left = until.saturating_duration_since(Instant::now());
             let reply = node.run(script, &call, left, asking.is_some()).await;
             let refusal = match refusal(&reply, &server) {
+                Some(Refusal::TryAgain) if call.divisible => {
+                    return reply.map_err(|failure| sorted(&failure));
+                }
                 Some(refusal) => refusal,
                 None => return reply.map_err(|failure| self.failed(&failure, &server)),
             };
@@ -191,7 +192,6 @@ impl Fleet {
                     ask = Some(server);
                     redirections > REDIRECTIONS
                 }
-                Refusal::NotSent => redirections > REDIRECTIONS,
                 Refusal::TryAgain => true,
                 Refusal::ReadOnly => {
                     self.routes.refresh(until).await;
@@ -209,16 +209,11 @@ impl Fleet {
 
     fn failed(&self, failure: &Failure, server: &Server) -> Error {
         let error = sorted(failure);
-        let is_down = failure.details().starts_with("CLUSTERDOWN");
-        if is_down {
+        if failure.details().starts_with("CLUSTERDOWN") {
             self.routes.inquiry.doubt(server);
         }
         if error.is_unavailable() {
             self.routes.want();
-        }
-        // fred tells this to all that are under way on the connection, and closes it.
-        if is_down {
-            return error.with_fate(Fate::Unknown);
         }
         error
     }
@@ -288,7 +283,6 @@ fn refusal(reply: &Result<Vec<Element>, Failure>, asked: &Server) -> Option<Refu
         "ASK" => Some(Refusal::Ask(address(words.nth(1)?, asked)?)),
         "TRYAGAIN" => Some(Refusal::TryAgain),
         "READONLY" => Some(Refusal::ReadOnly),
-        _ if text.contains("Too many failed write attempts") => Some(Refusal::NotSent),
         _ => None,
     }
 }
@@ -351,7 +345,6 @@ mod tests {
             Some(Refusal::Ask(server)) => format!("ask {server}"),
             Some(Refusal::TryAgain) => "again".to_owned(),
             Some(Refusal::ReadOnly) => "read only".to_owned(),
-            Some(Refusal::NotSent) => "not sent".to_owned(),
         };
         for (text, expected) in [
             ("MOVED 3999 b:6381", "3999 is at b:6381"),
@@ -366,7 +359,7 @@ mod tests {
             ("ASK 3999 :6381", "ask a:6381"),
             ("TRYAGAIN Multiple keys request during rehashing of slot", "again"),
             ("READONLY You can't write against a read only replica.", "read only"),
-            ("Too many failed write attempts.", "not sent"),
+            ("Too many failed write attempts.", "none"),
             ("NOSCRIPT No matching script.", "none"),
             ("Request timed out.", "none"),
         ] {

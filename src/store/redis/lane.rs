@@ -207,25 +207,38 @@ impl Lines {
         }
     }
 
-    /// Sends what waited, as one call, and passes the answers on.
-    pub(super) async fn call<B: Send + 'static>(&self, mut items: Vec<Item<B>>) {
-        // An acquire that nobody waits for was never sent: nothing is to be undone.
-        items.retain(|item| !matches!(item, Item::Acquire(one) if one.asker.is_closed()));
+    /// Sends what waited, as one call, and passes the answers on. An error says that the call did not run and
+    /// why: what came meanwhile would not fare better.
+    pub(super) async fn call<B>(&self, mut items: Vec<Item<B>>) -> Result<()>
+    where
+        B: AsRef<Lines> + Send + Sync + 'static,
+    {
+        // What nobody waits for was never sent: nothing is to be undone, and a release is asked for again by
+        // those who still want it.
+        items.retain(|item| !item.is_given_up());
         if items.is_empty() {
-            return;
+            return Ok(());
         }
-        match self.run(&items).await {
-            (_, Err(error), _) if items.len() > 1 && replies::is_key_out_of_reach(&error) => {
-                self.each_alone(items).await;
+        let (sent, reply, confirmed) = self.run(&items).await;
+        let failure = match &reply {
+            Err(error)
+                if self.link.is_split(error)
+                    || items.len() > 1 && replies::is_key_out_of_reach(error) =>
+            {
+                items.into_iter().for_each(Item::go_alone);
+                return Ok(());
             }
-            (sent, reply, confirmed) => {
-                for (index, item) in items.iter_mut().enumerate() {
-                    let reply = part(&reply, index);
-                    item.read(self, Said { sent, reply, confirmed: &confirmed });
-                }
-                at_the_turn(|| items.into_iter().for_each(Item::answer));
+            Err(error) if error.is_unavailable() && error.fate() == Fate::NotExecuted => {
+                Err(error.clone())
             }
+            _ => Ok(()),
+        };
+        for (index, item) in items.iter_mut().enumerate() {
+            let reply = part(&reply, index);
+            item.read(self, Said { sent, reply, confirmed: &confirmed });
         }
+        at_the_turn(|| items.into_iter().for_each(Item::answer));
+        failure
     }
 
     /// Runs items as one call: when it was sent, the reply with all its elements, and whether enough
@@ -233,7 +246,8 @@ impl Lines {
     async fn run<B>(&self, items: &[Item<B>]) -> (Instant, Result<Vec<Element>>, Result<()>) {
         let mut batch = Batch::of(items.len());
         items.iter().for_each(|item| item.write(&self.wire.keys, &mut batch));
-        let (call, timeout) = batch.finish(&self.wire);
+        let (mut call, timeout) = batch.finish(&self.wire);
+        call.divisible = true;
         let (sent, wait) = (self.clock.now(), call.wait);
         let mut reply = self.link.run(&self.wire.scripts.batch, call, timeout).await;
         let confirmed = match &mut reply {
@@ -245,29 +259,6 @@ impl Lines {
             reply => reply,
         };
         (sent, reply, confirmed)
-    }
-
-    /// Runs one by one what was refused together for the sake of one of them. When the server does not
-    /// answer any more, nobody else has to wait for that.
-    async fn each_alone<B>(&self, items: Vec<Item<B>>) {
-        let mut silent = None;
-        for mut item in items {
-            let (sent, reply, confirmed) = match &silent {
-                None => self.run(std::slice::from_ref(&item)).await,
-                Some(error) => {
-                    let error = Error::clone(error).with_fate(Fate::NotExecuted);
-                    (self.clock.now(), Err(error), Ok(()))
-                }
-            };
-            if let Err(error) = &reply
-                && error.is_unavailable()
-            {
-                silent = Some(error.clone());
-            }
-            let reply = part(&reply, 0);
-            item.read(self, Said { sent, reply, confirmed: &confirmed });
-            item.answer();
-        }
     }
 }
 
@@ -292,9 +283,49 @@ impl<R: Request, B> Waiting<R, B> {
             drop(self.asker.send(verdict));
         }
     }
+
+    /// Answers without having been sent.
+    fn refuse(mut self, error: &Error) {
+        self.verdict = Some(Err(error.clone()));
+        self.answer();
+    }
+}
+
+impl<R: Request, B: AsRef<Lines> + Send + Sync + 'static> Waiting<R, B> {
+    async fn alone(mut self) {
+        self.verdict = Some(self.busy.as_ref().call_alone(&self.request).await);
+        self.answer();
+    }
+}
+
+impl<B: AsRef<Lines> + Send + Sync + 'static> Item<B> {
+    /// Has a call of its own, since one of those that it was with cannot be in a call with others. Nobody waits
+    /// for it but its asker: it may take as long as it is given.
+    fn go_alone(self) {
+        match self {
+            Item::Acquire(one) => drop(tokio::spawn(one.alone())),
+            Item::Release(one) => drop(tokio::spawn(one.alone())),
+        }
+    }
 }
 
 impl<B> Item<B> {
+    /// Whether nobody waits for its answer any more.
+    fn is_given_up(&self) -> bool {
+        match self {
+            Item::Acquire(one) => one.asker.is_closed(),
+            Item::Release(one) => one.asker.is_closed(),
+        }
+    }
+
+    /// Answers without having been sent.
+    pub(super) fn refuse(self, error: &Error) {
+        match self {
+            Item::Acquire(one) => one.refuse(error),
+            Item::Release(one) => one.refuse(error),
+        }
+    }
+
     fn write(&self, keys: &Keys, batch: &mut Batch) {
         match self {
             Item::Acquire(one) => batch.add(&one.request, keys),
@@ -326,8 +357,14 @@ async fn drive(road: &Road, inbox: &Mutex<Inbox>) {
         }
         let count = items.len();
         road.flying.fetch_add(count, Ordering::AcqRel);
-        road.lines.call(items).await;
+        let result = road.lines.call(items).await;
         road.flying.fetch_sub(count, Ordering::AcqRel);
+        // If the other task is at the inbox, it finds out for itself.
+        if let (Err(error), Ok(mut inbox)) = (result, inbox.try_lock()) {
+            while let Ok(item) = inbox.try_recv() {
+                item.refuse(&error);
+            }
+        }
     }
 }
 
@@ -377,19 +414,65 @@ mod tests {
     use std::time::Duration;
     use uuid::Uuid;
 
-    /// What leaves when so many items are in flight and so many wait: at once, and else after one turn.
-    fn leaves(flying: usize, waiting: usize, entrance: bool) -> (Option<usize>, usize) {
+    /// A lane to a server that is not there.
+    fn lane() -> (Lane, Inbox) {
         let (keys, (hub, _)) = (Keys::new(""), Hub::of_orders());
         let wire = Wire { keys, scripts: &PLAIN, replicas: None, hub };
         let link = Link::Fleet(Fleet::nowhere());
-        let (lane, mut inbox) = Lane::entrance(Lines::new(link, wire, Clock::system()));
+        Lane::entrance(Lines::new(link, wire, Clock::system()))
+    }
+
+    fn acquire() -> Acquire {
+        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 1));
+        let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
+        Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl }
+    }
+
+    fn release() -> Release {
+        let Acquire { name, token, timeout, .. } = acquire();
+        Release { name, token, count: 0, timeout }
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_is_not_sent() {
+        let (lane, mut inbox) = lane();
+        let mut call = async || {
+            let items = collect(&lane.road, &mut inbox).await;
+            (items.len(), lane.road.lines.call(items).await.map_err(|error| error.fate()))
+        };
+        drop((lane.acquire(acquire(), false), lane.release(release(), false)));
+        assert_eq!(call().await, (2, Ok(())));
+        let release = lane.release(release(), false);
+        drop(lane.acquire(acquire(), false));
+        assert_eq!(call().await, (2, Err(Fate::NotExecuted)));
+        release.await.expect_err("nobody is there");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_behind_a_call_that_could_not_be_sent_is_told_the_same() {
+        let (lane, inbox) = lane();
+        let requests: Vec<_> = (0..300).map(|_| lane.release(release(), false)).collect();
+        let inbox = Mutex::new(inbox);
+        let drive = drive(&lane.road, &inbox);
+        tokio::select! {
+            () = drive => panic!("the lane is still open"),
+            () = async {
+                for request in requests {
+                    let error = request.await.expect_err("nobody is there");
+                    assert_eq!(error.fate(), Fate::NotExecuted, "{error}");
+                }
+            } => {}
+        }
+        assert_eq!(lane.road.busy.load(Ordering::Acquire), 0);
+    }
+
+    /// What leaves when so many items are in flight and so many wait: at once, and else after one turn.
+    fn leaves(flying: usize, waiting: usize, entrance: bool) -> (Option<usize>, usize) {
+        let (lane, mut inbox) = lane();
         let road = Arc::clone(&lane.road);
         road.flying.store(flying, Ordering::Release);
         for _ in 0..waiting {
-            let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 1));
-            let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
-            let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl };
-            drop(lane.acquire(request, false));
+            drop(lane.acquire(acquire(), false));
         }
         let _lane = entrance.then_some(lane);
 

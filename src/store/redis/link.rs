@@ -7,13 +7,15 @@ use super::routes::Routes;
 use super::scripts::{Call, Failure, Ready, Script};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use fred::clients::Client;
+use fred::error::ErrorKind as Kind;
 use fred::interfaces::{ClientLike, EventInterface};
+use fred::types::ClientState;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Where scripts run: on one server, or on whichever server of a fleet has their keys.
 #[derive(Clone)]
@@ -42,6 +44,11 @@ impl Link {
     /// Whether names belong to slots, and a call takes keys of one only.
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self, Link::Fleet(fleet) if fleet.is_cluster())
+    }
+
+    /// Whether a call was refused because its slot is being moved, and only some of its keys have been.
+    pub(super) fn is_split(&self, error: &Error) -> bool {
+        self.is_cluster() && replies::is_split(error)
     }
 
     pub(super) async fn close(&self) {
@@ -73,23 +80,53 @@ impl Dial {
 }
 
 /// A connection to one server.
+///
+/// 1. **Nothing is given to fred while it has no connection.** It keeps what it cannot send, for as long as an outage
+///    lasts, and tells nobody that it was never sent. Here a call waits outside for a while, and is then known
+///    not to have left.
+/// 2. **Only silence makes a connection anew.** A refusal shows that it works, and a lost one fred makes anew itself.
 #[derive(Clone)]
 pub(super) struct Node {
     client: Client,
-    reconnecting: Arc<AtomicBool>,
+    condition: Arc<Condition>,
     attempt: Duration,
 }
+
+/// What is known of a connection besides what fred says.
+#[derive(Default)]
+struct Condition {
+    /// It is being made anew on our behalf: what is given to fred now waits behind that.
+    renewing: AtomicBool,
+    /// Told when that may have changed, or what fred says.
+    changed: Notify,
+}
+
+impl Condition {
+    fn end_renewing(&self) {
+        self.renewing.store(false, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+}
+
+/// Between two looks at fred, which tells of a new connection a moment before it is in use.
+const MOMENT: Duration = Duration::from_millis(1);
 
 impl Node {
     /// Each reconnect is told, until the client ends.
     pub(super) fn new(client: Client, attempt: Duration, reconnects: &Arc<Notify>) -> Self {
         let (told, mut events) = (Arc::clone(reconnects), client.reconnect_rx());
+        let node = Self { client, condition: Arc::default(), attempt };
+        let watched = node.clone();
         tokio::spawn(async move {
             while !matches!(events.recv().await, Err(RecvError::Closed)) {
                 told.notify_one();
+                while watched.client.state() == ClientState::Connecting {
+                    sleep(MOMENT).await;
+                }
+                watched.condition.changed.notify_waiters();
             }
         });
-        Self { client, reconnecting: Arc::default(), attempt }
+        node
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -104,26 +141,54 @@ impl Node {
         timeout: Duration,
         asking: bool,
     ) -> Result<Vec<Element>, Failure> {
-        let reply = script.run(&self.client, call, timeout, asking).await;
-        if let Err(error) = &reply {
-            let error = sorted(error);
-            if error.is_unavailable() && error.fate() == Fate::Unknown {
-                self.renew_connection();
-            }
+        let mut left = timeout;
+        if !self.is_up() {
+            // Boxed, so that the usual call's future stays small.
+            left = Box::pin(self.when_up(timeout)).await?;
+        }
+        let reply = script.run(&self.client, call, left, asking).await;
+        if reply.as_ref().is_err_and(|error| *error.kind() == Kind::Timeout) {
+            self.renew_connection();
         }
         reply
     }
 
-    /// After a time-out the connection may be half dead, and fred may not notice while commands go out.
+    /// Whether fred may have a connection; it says so for a moment longer than it does.
+    fn is_up(&self) -> bool {
+        !self.condition.renewing.load(Ordering::Acquire)
+            && !matches!(self.client.state(), ClientState::Connecting | ClientState::Disconnected)
+    }
+
+    /// Waits for a connection, for at most half of the time, so that those in line behind a call that waited in vain
+    /// have an answer before anybody gives them up. What is left of the time.
+    async fn when_up(&self, limit: Duration) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        let up = async {
+            loop {
+                let mut changed = std::pin::pin!(self.condition.changed.notified());
+                changed.as_mut().enable();
+                if self.is_up() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        match timeout(limit / 2, up).await {
+            Ok(()) => Ok(limit.saturating_sub(start.elapsed())),
+            Err(_) => Err(Failure::new(Kind::Routing, NOT_CONNECTED)),
+        }
+    }
+
+    /// After silence the connection may be half dead, and fred may not notice while commands go out.
     fn renew_connection(&self) {
-        if self.reconnecting.swap(true, Ordering::AcqRel) {
+        if self.condition.renewing.swap(true, Ordering::AcqRel) {
             return;
         }
         let node = self.clone();
         tokio::spawn(async move {
             // On a stalled server this itself hangs; nobody waits for it.
             let _ = timeout(node.attempt * 2, node.client.force_reconnection()).await;
-            node.reconnecting.store(false, Ordering::Release);
+            node.condition.end_renewing();
         });
     }
 
@@ -132,37 +197,44 @@ impl Node {
     }
 }
 
+/// Our own words for a call that waited for a connection and was not given to fred.
+const NOT_CONNECTED: &str = "leasehold: no connection";
+
+/// fred's words for what it had sent before the connection was lost, and for what it had not: neither is known to
+/// have been refused.
+const LOST: [&str; 2] = ["Too many failed write attempts", "Failed to route command"];
+
 /// Sorts a failure of fred's: first by the server's words, then by what fred knows.
 pub(super) fn sorted(error: &fred::error::Error) -> Error {
-    use fred::error::ErrorKind as Kind;
-
     let text = error.details();
+    if text == NOT_CONNECTED {
+        return Error::new(
+            ErrorKind::Unavailable,
+            "there is no connection to the server; nothing was sent",
+        )
+        .with_fate(Fate::NotExecuted);
+    }
     let sorted = replies::sort(text);
     if sorted.fate() == Fate::NotExecuted || sorted.kind() != ErrorKind::Unavailable {
         return sorted;
     }
-    let (kind, message, fate) = match error.kind() {
-        Kind::Auth => {
-            (ErrorKind::Denied, "the server refuses this user or password", Fate::NotExecuted)
+    // Whatever the client says, the server may have run what it was given.
+    let (kind, message) = match error.kind() {
+        Kind::Auth => (ErrorKind::Denied, "the server refuses this user or password"),
+        Kind::Timeout => (ErrorKind::Unavailable, "the server did not answer in time"),
+        Kind::IO => (ErrorKind::Unavailable, io_failure(text)),
+        Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed"),
+        Kind::Protocol | Kind::Parse => {
+            (ErrorKind::Unavailable, "the server's reply cannot be read; is it Redis?")
         }
-        Kind::Timeout => {
-            (ErrorKind::Unavailable, "the server did not answer in time", Fate::Unknown)
+        _ if LOST.iter().any(|lost| text.starts_with(lost)) => {
+            (ErrorKind::Unavailable, "the connection was lost before the server answered")
         }
-        Kind::IO => (ErrorKind::Unavailable, io_failure(text), Fate::Unknown),
-        Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed", Fate::Unknown),
-        Kind::Backpressure => {
-            (ErrorKind::Unavailable, "the client's queue is full", Fate::NotExecuted)
-        }
-        Kind::Protocol | Kind::Parse => (
-            ErrorKind::Unavailable,
-            "the server's reply cannot be read; is it Redis?",
-            Fate::Unknown,
-        ),
         _ => return sorted,
     };
     // fred's text is for those who debug: it stays in the source.
     let source = fred::error::Error::new(error.kind().clone(), replies::harmless(text).to_owned());
-    Error::new(kind, message).with_fate(fate).with_source(source)
+    Error::new(kind, message).with_fate(Fate::Unknown).with_source(source)
 }
 
 fn io_failure(text: &str) -> &'static str {
@@ -202,7 +274,7 @@ mod tests {
     fn then_what_the_client_knows_and_what_may_have_been_done() {
         use ErrorKind::{Denied, Unavailable};
         for (kind, text, sorted, fate, says) in [
-            (Kind::Auth, "no", Denied, Fate::NotExecuted, "user or password"),
+            (Kind::Auth, "no", Denied, Fate::Unknown, "user or password"),
             (Kind::Timeout, "", Unavailable, Fate::Unknown, "in time"),
             (
                 Kind::IO,
@@ -214,10 +286,25 @@ mod tests {
             (Kind::IO, "ConnectionRefused", Unavailable, Fate::Unknown, "nobody listens"),
             (Kind::IO, "NotFound", Unavailable, Fate::Unknown, "no such socket"),
             (Kind::Canceled, "", Unavailable, Fate::Unknown, "was closed"),
-            (Kind::Backpressure, "", Unavailable, Fate::NotExecuted, "queue is full"),
+            (Kind::Backpressure, "", Unavailable, Fate::Unknown, "an error"),
             (Kind::Protocol, "", Unavailable, Fate::Unknown, "is it Redis?"),
             (Kind::Parse, "", Unavailable, Fate::Unknown, "is it Redis?"),
             (Kind::Unknown, "what?", Unavailable, Fate::Unknown, "(what?)"),
+            (
+                Kind::Unknown,
+                "Too many failed write attempts.",
+                Unavailable,
+                Fate::Unknown,
+                "connection was lost",
+            ),
+            (
+                Kind::Unknown,
+                "Failed to route command.",
+                Unavailable,
+                Fate::Unknown,
+                "connection was lost",
+            ),
+            (Kind::Routing, NOT_CONNECTED, Unavailable, Fate::NotExecuted, "nothing was sent"),
         ] {
             let error = sort(kind.clone(), text);
             assert_eq!((error.kind(), error.fate()), (sorted, fate), "{kind:?} {text}");

@@ -33,7 +33,7 @@ use super::{
     Renewed, Store, StoreFuture, Token, Wakeups,
 };
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use async_trait::async_trait;
 use keys::Keys;
 use lane::BATCH_SIZE;
@@ -126,8 +126,40 @@ impl RedisStore {
 
     /// Does once what it will do later, with a lock of a name of its own, so that a missing right shows at the
     /// start. A user that may not touch this key, but others, passes.
+    ///
+    /// In a cluster one server is enough: of the others some may be away, which only their names must feel.
     async fn try_out(&self) -> Result<()> {
-        let name = Name::new(&format!("leasehold-probe:{}", uuid::Uuid::new_v4()))?;
+        let mut result = Ok(());
+        for name in self.probes()? {
+            result = self.try_out_with(name).await;
+            if !result.as_ref().is_err_and(Error::is_unavailable) {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Names to try out, one for each server.
+    fn probes(&self) -> Result<Vec<Name>> {
+        let name = || Name::new(&format!("leasehold-probe:{}", uuid::Uuid::new_v4()));
+        let servers = match &self.routes {
+            Some(routes) if routes.is_cluster() => routes.servers().len(),
+            _ => 1,
+        };
+        let (mut names, mut seen) = (Vec::new(), Vec::new());
+        // A server with few slots may be left out.
+        for _ in 0..servers * 16 {
+            let name = name()?;
+            let server = self.shard(&name);
+            if !seen.contains(&server) {
+                seen.push(server);
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    async fn try_out_with(&self, name: Name) -> Result<()> {
         let token = Token::new(uuid::Uuid::new_v4(), 0);
         let (mode, count, timeout) = (Mode::Exclusive, 1, self.attempt);
         let ttl = Duration::from_secs(5);
@@ -145,11 +177,14 @@ impl RedisStore {
         let renewal = Renewal { name: name.clone(), token, ttl, fence_retention: None };
         let renewed = self.renew(vec![renewal], timeout).await;
         let release = Release { name: name.clone(), token, count: 0, timeout };
-        let released = self.release(release).await;
+        let released = self.release(release.clone()).await;
+        // Of what is not there one asks whether it is gone or taken.
+        let gone = self.release(release).await;
         let forced = self.force_release(&name).await;
         again?;
         renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
         released?;
+        gone?;
         forced.map(drop)
     }
 

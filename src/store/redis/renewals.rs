@@ -69,15 +69,23 @@ impl Caller {
     /// All in one call.
     async fn together(&self, batch: &[Renewal], timeout: Duration) -> Result<Verdicts> {
         let until = self.clock.now() + timeout;
-        let call = requests::renewal(&self.keys, batch);
-        match self.link.run(&RENEW, call, timeout).await {
-            Ok(reply) => Ok(requests::renewed(&reply, batch.len())),
-            Err(error) if batch.len() > 1 && replies::is_key_out_of_reach(&error) => {
+        match self.call(batch, timeout).await {
+            Err(error)
+                if self.link.is_split(&error)
+                    || batch.len() > 1 && replies::is_key_out_of_reach(&error) =>
+            {
                 let left = || until.saturating_duration_since(self.clock.now());
                 Ok(self.each(batch, left).await)
             }
-            Err(error) => Err(error),
+            verdicts => verdicts,
         }
+    }
+
+    async fn call(&self, batch: &[Renewal], timeout: Duration) -> Result<Verdicts> {
+        let mut call = requests::renewal(&self.keys, batch);
+        call.divisible = true;
+        let reply = self.link.run(&RENEW, call, timeout).await?;
+        Ok(requests::renewed(&reply, batch.len()))
     }
 
     /// Renews one by one what was refused together for the sake of one of them, for as long as there is time
@@ -85,13 +93,16 @@ impl Caller {
     async fn each(&self, batch: &[Renewal], left: impl Fn() -> Duration) -> Verdicts {
         let mut verdicts = Vec::with_capacity(batch.len());
         for renewal in batch {
-            let call = requests::renewal(&self.keys, std::slice::from_ref(renewal));
-            let verdict = match self.link.run(&RENEW, call, left()).await {
-                Ok(reply) => {
-                    requests::renewed(&reply, 1).pop().unwrap_or_else(|| Err(replies::nonsense()))
-                }
-                Err(error) => Err(error),
-            };
+            let mut answer = self.call(std::slice::from_ref(renewal), left()).await;
+            if answer.as_ref().is_err_and(|error| self.link.is_split(error)) {
+                // The lease and its fencing token are on two servers. The token is remembered for long enough
+                // to be left out once.
+                let lease = Renewal { fence_retention: None, ..renewal.clone() };
+                answer = self.call(&[lease], left()).await;
+            }
+            let verdict = answer.and_then(|mut verdicts| {
+                verdicts.pop().unwrap_or_else(|| Err(replies::nonsense()))
+            });
             let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
             verdicts.push(verdict);
             if let Some(error) = failure {

@@ -73,8 +73,16 @@ pub(super) fn is_key_out_of_reach(error: &Error) -> bool {
         && error.to_string().contains(" to access ")
 }
 
-/// How the server refuses a command inside a script.
-const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't";
+/// Whether a cluster refused a call because some of its keys have been moved to another server, and some not.
+pub(super) fn is_split(error: &Error) -> bool {
+    error.is_unavailable()
+        && error.fate() == Fate::NotExecuted
+        && error.to_string().contains("(TRYAGAIN ")
+}
+
+/// How the server refuses a command inside a script: in the words of 7.0, and later.
+const NO_RIGHT_IN_SCRIPT: [&str; 2] =
+    ["The user executing the script can't", "ACL failure in script"];
 
 /// Sorts an error reply by its first word, as Redis documents them.
 pub(super) fn sort(text: &str) -> Error {
@@ -82,25 +90,20 @@ pub(super) fn sort(text: &str) -> Error {
 
     let text = harmless(text);
 
-    // A failed fred write under one attempt; never sent.
-    if text.contains("Too many failed write attempts") {
-        return error(
-            Unavailable,
-            "the connection failed before the command was sent",
-            text,
-            Fate::NotExecuted,
-        );
-    }
     // Inside a script a missing right has no word of its own.
-    if text.contains(NO_RIGHT_IN_SCRIPT) {
+    if NO_RIGHT_IN_SCRIPT.iter().any(|words| text.contains(words)) {
         let message =
             "the user lacks a right that the lock scripts need; see the README for the ACL";
         return error(Denied, message, text, Fate::Unknown);
     }
     let word = text.split([' ', ':']).next().unwrap_or_default();
     let (kind, message) = match word {
-        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" => {
+        "MOVED" | "ASK" | "TRYAGAIN" => {
             (Unavailable, "the server is part of a cluster that sends us elsewhere")
+        }
+        // fred tells this to all that are under way on the connection, and closes it.
+        "CLUSTERDOWN" => {
+            return error(Unavailable, "the server's cluster is down", text, Fate::Unknown);
         }
         "LOADING" => (Unavailable, "the server is still loading its data"),
         "MASTERDOWN" => (Unavailable, "the server is a replica that lost its master"),
@@ -109,6 +112,7 @@ pub(super) fn sort(text: &str) -> Error {
         "OOM" => (Rejected, "the server is out of memory"),
         "NOREPLICAS" => (Rejected, "the server has too few replicas to accept writes"),
         "MISCONF" => (Rejected, "the server cannot save to disk and refuses writes"),
+        "DENIED" => (Denied, "the server is in protected mode: it takes local clients only"),
         "NOAUTH" => (Denied, "the server wants a password; put it into the URL"),
         "WRONGPASS" => (Denied, "the server refuses this user or password"),
         "NOPERM" => (Denied, "the user lacks a right; see the README for the ACL"),
@@ -186,12 +190,12 @@ mod tests {
             ("MOVED 3999 127.0.0.1:6381", Unavailable, NotExecuted),
             ("ASK 3999 127.0.0.1:6381", Unavailable, NotExecuted),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable, NotExecuted),
-            ("CLUSTERDOWN The cluster is down", Unavailable, NotExecuted),
+            ("CLUSTERDOWN The cluster is down", Unavailable, Unknown),
             ("LOADING Redis is loading the dataset in memory", Unavailable, NotExecuted),
             ("BUSY Redis is busy running a script.", Unavailable, NotExecuted),
             ("MASTERDOWN Link with MASTER is down", Unavailable, NotExecuted),
             ("ERR max number of clients reached", Unavailable, NotExecuted),
-            ("Too many failed write attempts.", Unavailable, NotExecuted),
+            ("Too many failed write attempts.", Unavailable, Unknown),
             ("READONLY You can't write against a read only replica.", Rejected, NotExecuted),
             (
                 "OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:3.",
@@ -200,11 +204,17 @@ mod tests {
             ),
             ("NOREPLICAS Not enough good replicas to write.", Rejected, NotExecuted),
             ("MISCONF Redis is configured to save RDB snapshots", Rejected, NotExecuted),
+            ("DENIED Redis is running in protected mode because", Denied, NotExecuted),
             ("NOAUTH Authentication required.", Denied, NotExecuted),
             ("WRONGPASS invalid username-password pair or user is disabled.", Denied, NotExecuted),
             ("NOPERM this user has no permissions to run the 'eval' command", Denied, NotExecuted),
             (
                 "ERR The user executing the script can't run this command or subcommand",
+                Denied,
+                Unknown,
+            ),
+            (
+                "ERR ACL failure in script: User u has no permissions to run the 'hset' command",
                 Denied,
                 Unknown,
             ),
@@ -246,6 +256,7 @@ mod tests {
             "NOPERM this user has no permissions to run the 'evalsha' command",
             "NOAUTH Authentication required.",
             "ERR The user executing the script can't access at least one of the keys",
+            "ERR ACL failure in script: No permissions to access a key",
         ] {
             assert!(!is_key_out_of_reach(&sort(text)), "{text}");
         }

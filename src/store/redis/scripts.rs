@@ -58,6 +58,8 @@ pub(super) struct Call {
     args: Vec<Word>,
     /// Who must have what it does; the reply ends with how many do.
     pub(super) wait: Option<Replicas>,
+    /// If its keys are on two servers for a while, the caller goes on with fewer of them.
+    pub(super) divisible: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,7 @@ impl Call {
             // Settings, tokens and steps, which most calls have once.
             args: Vec::with_capacity(8),
             wait: None,
+            divisible: false,
         }
     }
 
@@ -125,8 +128,8 @@ fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<
 impl Call {
     /// The call as it goes out, as often as it has to.
     pub(super) fn finish(self) -> Ready {
-        let Self { text, keys, args, wait } = self;
-        Ready { text: Bytes::from(text), keys, args, wait }
+        let Self { text, keys, args, wait, divisible } = self;
+        Ready { text: Bytes::from(text), keys, args, wait, divisible }
     }
 }
 
@@ -136,6 +139,7 @@ pub(super) struct Ready {
     keys: Vec<Word>,
     args: Vec<Word>,
     wait: Option<Replicas>,
+    pub(super) divisible: bool,
 }
 
 impl Ready {
@@ -227,13 +231,13 @@ impl Script {
                 let _: () = pipeline.custom(wait, words).await?;
             }
             let mut replies = pipeline.try_all::<Value>().await.into_iter();
-            // A failure of the whole is the only reply.
-            let reply = match replies.next() {
-                Some(Ok(_)) if asking => replies.next(),
-                reply => reply,
-            };
-            let reply =
-                reply.unwrap_or_else(|| Err(Failure::new(ErrorKind::Protocol, "no reply")))?;
+            // A failure of the whole is the only reply. Without ASKING the script may have run all the same.
+            let asked = if asking { replies.next() } else { None };
+            let reply = match (asked, replies.next()) {
+                (Some(Err(refused)), None | Some(Err(_))) => Err(refused),
+                (_, Some(reply)) => reply,
+                (_, None) => Err(Failure::new(ErrorKind::Protocol, "no reply")),
+            }?;
             let mut elements: Vec<Element> = match reply {
                 Value::Array(values) => values.into_iter().map(Element::from).collect(),
                 _ => Vec::new(),

@@ -155,8 +155,18 @@ impl Driver {
             if items.is_empty() {
                 return;
             }
-            self.roads.lines.call(items).await;
+            if let Err(error) = self.roads.lines.call(items).await {
+                // Each takes the lock when it goes.
+                self.waiting().into_iter().for_each(|item| item.refuse(&error));
+            }
         }
+    }
+
+    /// Takes all that waits.
+    fn waiting(&self) -> VecDeque<Item<Busy>> {
+        let mut slots = self.roads.lock();
+        let slot = slots.get_mut(&self.slot);
+        slot.map(|slot| std::mem::take(&mut slot.waiting)).unwrap_or_default()
     }
 
     /// Takes what waits; if nothing does, there is no driver any more.

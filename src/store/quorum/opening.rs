@@ -8,6 +8,7 @@ use crate::store::{
     Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
     StoreFuture, Wakeups,
 };
+use crate::trace;
 use async_trait::async_trait;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tracing::Level;
 
 /// Between two attempts to open a node that is down.
 const RETRY: Duration = Duration::from_secs(1);
@@ -64,7 +66,10 @@ impl Quorum {
             return Err(NoMajority { verdicts }.into());
         }
         for (index, opening, error) in missing {
-            tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background");
+            trace::later(
+                Level::WARN,
+                || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
+            );
             nodes[index] = Some(Absent::start(opening, clock.clone()));
         }
         Self::new(nodes.into_iter().flatten().collect())
@@ -122,7 +127,10 @@ async fn fetch(absent: Weak<Absent>, opening: Opening) {
         }
         match open(&opening).await {
             Ok(store) => break store,
-            Err(error) => tracing::debug!(%error, "a node is still down"),
+            Err(error) => trace::later(
+                Level::DEBUG,
+                || move || tracing::debug!(%error, "a node is still down"),
+            ),
         }
     };
     let (told, reconnects) = match absent.upgrade() {

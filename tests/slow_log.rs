@@ -75,12 +75,15 @@ impl io::Write for Writer {
 }
 
 /// The log of this test alone; it goes on at its end.
-struct Alone(MutexGuard<'static, ()>, &'static Log);
+struct Alone {
+    log: &'static Log,
+    _one: MutexGuard<'static, ()>,
+}
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        *self.1.state() = State::default();
-        self.1.go_on();
+        *self.log.state() = State::default();
+        self.log.go_on();
     }
 }
 
@@ -94,7 +97,7 @@ fn alone() -> Alone {
         let log = tracing_subscriber::fmt().with_writer(move || Writer(log)).with_ansi(false);
         log.with_max_level(tracing::Level::WARN).init();
     });
-    Alone(one, log)
+    Alone { log, _one: one }
 }
 
 fn unavailable() -> Error {
@@ -114,9 +117,9 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens() {
     let there = LeaseManager::builder().ttl(T).store(memory).expect("a manager");
     let held = [lock(&here, "a").await, lock(&here, "b").await];
     let tokens = held.each_ref().map(Lease::token);
-    alone.1.state().stalled = true;
+    alone.log.state().stalled = true;
     faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew).times(2));
-    eventually(LONG, || alone.1.is_stuck()).await;
+    eventually(LONG, || alone.log.is_stuck()).await;
     // From here on nothing is written.
     eventually(LONG, || held.iter().all(|lease| lease.state() == LeaseState::Held)).await;
     let renewals = faults.calls(Call::Renew);
@@ -129,7 +132,7 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens() {
         assert!(token.is_cancelled(), "{}", lease.name());
         drop(rival);
     }
-    assert!(alone.1.is_stuck());
+    assert!(alone.log.is_stuck());
 }
 
 /// The threads of the client, too, must not wait for the log.
@@ -139,14 +142,14 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
     let alone = alone();
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let manager = |url| LeaseManager::builder().ttl(T).connect(url);
-    let here = manager(&proxy.url()).await.expect("up");
-    let there = manager(&server.url()).await.expect("up");
+    let builder = LeaseManager::builder().ttl(T);
+    let here = builder.clone().connect(&proxy.url()).await.expect("up");
+    let there = builder.connect(&server.url()).await.expect("up");
     let held = lock(&here, "job").await;
     let token = held.token();
-    alone.1.state().stalled = true;
+    alone.log.state().stalled = true;
     proxy.set(Mode::BlackHole);
-    eventually(LONG, || alone.1.is_stuck()).await;
+    eventually(LONG, || alone.log.is_stuck()).await;
     assert_eq!(held.state(), LeaseState::AtRisk);
     proxy.set(Mode::Pass);
     eventually(LONG, || held.state() != LeaseState::AtRisk).await;
@@ -155,14 +158,14 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
     proxy.set(Mode::BlackHole);
     let rival = lock(&there, "job").await;
     assert!(token.is_cancelled());
-    assert!(alone.1.is_stuck());
+    assert!(alone.log.is_stuck());
     drop(rival);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_panics_takes_nothing_with_it() {
     let alone = alone();
-    alone.1.state().panics_at = Some("cause=Expired");
+    alone.log.state().panics_at = Some("cause=Expired");
     for own_thread in [true, false] {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
         let leases = LeaseManager::builder().ttl(Duration::from_secs(1)).own_thread(own_thread);
@@ -170,19 +173,19 @@ async fn a_log_that_panics_takes_nothing_with_it() {
         let lease = lock(&leases, "job").await;
         let token = lease.token();
         faults.add(Rule::new(Fault::Hang).on(Call::Renew));
-        let lost = alone.1.count("cause=Expired");
+        let lost = alone.log.count("cause=Expired");
         let run = tokio::spawn(async move { lease.run(std::future::pending::<()>()).await });
         let ran = tokio::time::timeout(LONG, run).await.expect("it ends").expect("no panic");
         assert_eq!(ran.expect_err("lost").loss(), Some(Loss::Expired));
         assert!(token.is_cancelled());
-        eventually(LONG, || alone.1.count("cause=Expired") > lost).await;
+        eventually(LONG, || alone.log.count("cause=Expired") > lost).await;
         faults.heal();
         // It goes on, and so does the log.
         let revoked = lock(&leases, "other").await;
         assert!(leases.force_unlock("other").await.expect("an answer"));
         assert_eq!(revoked.check().expect_err("revoked").loss(), Some(Loss::Revoked));
         let told = if own_thread { 1 } else { 2 };
-        eventually(LONG, || alone.1.count("cause=Revoked") == told).await;
+        eventually(LONG, || alone.log.count("cause=Revoked") == told).await;
     }
 }
 
@@ -198,20 +201,20 @@ async fn what_a_log_has_no_time_for_is_counted_and_delays_no_token() {
         held.push(lock(&leases, &format!("n:{i}")).await);
     }
     let tokens: Vec<_> = held.iter().map(Lease::token).collect();
-    alone.1.state().stalled = true;
+    alone.log.state().stalled = true;
     faults.add(Rule::new(Fault::Hang).on(Call::Renew));
     // D less the grace, less than the grain of the clock before the store lets go.
     let last = tokio::time::Instant::now() + T - T / 100 - Duration::from_millis(2) - T / 10;
     tokio::time::sleep_until(last + Duration::from_millis(1)).await;
     assert!(tokens.iter().all(|token| token.is_cancelled()));
-    assert!(alone.1.is_stuck());
-    alone.1.go_on();
+    assert!(alone.log.is_stuck());
+    alone.log.go_on();
     let dropped = || -> usize {
-        let state = alone.1.state();
+        let state = alone.log.state();
         let told = state.lines.iter().filter_map(|line| line.split_once("lines dropped lines="));
         told.map(|(_, count)| count.trim().parse::<usize>().expect("a number")).sum()
     };
-    let written = || alone.1.count("at risk") + alone.1.count("cause=Expired");
+    let written = || alone.log.count("at risk") + alone.log.count("cause=Expired");
     eventually(LONG, || written() + dropped() == 2 * LEASES).await;
     assert!(dropped() > 0);
 }
@@ -223,8 +226,8 @@ async fn closing_waits_for_the_log() {
     let leases = LeaseManager::builder().own_thread(true).store(MemoryStore::new());
     let leases = leases.expect("a manager");
     let held = lock(&leases, "job").await;
-    alone.1.state().stalled = true;
-    let log = alone.1;
+    alone.log.state().stalled = true;
+    let log = alone.log;
     let opening = tokio::spawn(async move {
         eventually(LONG, || log.is_stuck()).await;
         log.go_on();

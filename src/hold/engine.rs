@@ -228,17 +228,20 @@ impl Core {
     }
 
     /// Starts the work on this runtime if it should be here and is not under way: at first, and
-    /// when the runtime on which it ran has gone.
-    pub(crate) fn ensure_running(self: &Arc<Self>) {
+    /// when the runtime on which it ran has gone. False if this runtime has ended too.
+    pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
         if !self.on_caller || self.is_running() {
-            return;
+            return true;
         }
         if let Ok(runtime) = Handle::try_current()
             && !self.stopped.is_cancelled()
             && let Some(seat) = Seat::take(self)
         {
             runtime.spawn(seat.run());
+            // What is spawned on a runtime that has ended comes back at once.
+            return self.is_running();
         }
+        true
     }
 
     /// Waits for `work`, and takes the engine's place on this runtime if it becomes vacant meanwhile: else nobody
@@ -248,17 +251,19 @@ impl Core {
         if !self.on_caller {
             return work.await;
         }
-        let mut vacated = pin!(self.vacated.notified());
+        let (mut vacated, mut listens) = (pin!(self.vacated.notified()), true);
         poll_fn(|cx| {
             // What is ready at once costs nothing here.
             if let Poll::Ready(output) = work.as_mut().poll(cx) {
                 return Poll::Ready(output);
             }
-            while vacated.as_mut().poll(cx).is_ready() {
-                vacated.set(self.vacated.notified());
+            if listens {
+                while vacated.as_mut().poll(cx).is_ready() {
+                    vacated.set(self.vacated.notified());
+                }
+                // What became vacant before the line above is seen here, what becomes so later wakes us.
+                listens = self.ensure_running();
             }
-            // What became vacant before the line above is seen here, what becomes so later wakes us.
-            self.ensure_running();
             Poll::Pending
         })
         .await

@@ -39,13 +39,16 @@ fn who_waits_elsewhere_takes_over_when_the_runtime_of_the_engine_ends() {
 #[test]
 fn what_is_held_elsewhere_is_renewed_on_when_the_runtime_of_the_engine_ends() {
     let (first, second, setup) = setup();
-    let (working, told) = second.block_on(async {
+    // Both have begun to wait before it ends.
+    let (working, told, lost) = second.block_on(async {
         let lease = setup.leases.lock("working").lock().await.unwrap();
-        let working = tokio::spawn(async move { lease.run(std::future::pending::<()>()).await });
+        let mut working = Box::pin(async move { lease.run(std::future::pending::<()>()).await });
+        assert!(poll_once(working.as_mut()).await.is_pending());
         let told = setup.leases.lock("told").lock().await.unwrap();
-        (working, told)
+        let mut lost = Box::pin(told.lost());
+        assert!(poll_once(lost.as_mut()).await.is_pending());
+        (tokio::spawn(working), told, tokio::spawn(lost))
     });
-    let lost = second.spawn(told.lost());
     drop(first);
     let renewals = setup.calls(Call::Renew);
     second.block_on(async {
@@ -66,7 +69,7 @@ fn a_token_fires_before_the_next_is_let_in_also_when_nobody_takes_over() {
     drop(first);
     let next = second.block_on(async { timeout(LONG, other.lock("n").lock()).await });
     assert!(token.is_cancelled());
-    next.expect("in time").unwrap();
+    drop(next.expect("in time").unwrap());
     assert_eq!(lost(lease.check()), Loss::Expired);
     // The next that locks sets the manager to work again.
     second.block_on(async { setup.leases.lock("m").lock().await.unwrap().unlock().await.unwrap() });

@@ -145,11 +145,17 @@ impl Builder {
         self
     }
 
-    /// Whether the watchdog and its connections live on a thread of their own; default true, but for
+    /// Whether the watchdog and its connections live on threads of their own; default true, but for
     /// `memory:`.
     ///
-    /// There, blocked workers of your runtime cannot lose leases. Without it they run on the runtime of
-    /// whoever connects, by tokio's clock, which a test can pause; that is the default in memory.
+    /// There, blocked workers of your runtime cannot lose leases: one thread only watches the clock and fires
+    /// tokens, another serves the connections, so that not even a store that stands still delays a token.
+    ///
+    /// Without it both run on the runtime of whoever connects; that is the default in memory, where time is
+    /// tokio's, which a test can pause. When that runtime ends, those who wait for a lock or run work under
+    /// a lease on another runtime take over there, and leases live on; so does the next call that locks. A lease
+    /// for which nobody does that in time is lost: its token fires before the store lets go, as always. What a
+    /// store has bound to the runtime that has ended, as its connections, does not come back.
     pub fn own_thread(mut self, own: bool) -> Self {
         self.own_thread = Some(own);
         self
@@ -220,19 +226,22 @@ impl Builder {
             Some(lease_time) => Timing::new(lease_time)?,
             None => timing,
         };
-        let engine = if self.own_thread.unwrap_or(target.own_thread()) {
-            Engine::on_own_thread(async move || {
+        let remote = target.own_thread();
+        let engine = if self.own_thread.unwrap_or(remote) {
+            Engine::on_own_threads(async move || {
                 let store = target.open(Clock::system()).await?;
-                Ok(Core::new(store, timing, settings))
+                Ok(Core::new(store, timing, settings, false))
             })
             .await?
         } else {
+            // A server's time goes on during a suspend; what is in memory may follow a paused clock.
+            let clock = if remote { Clock::system() } else { Clock::tokio() };
             // In a task of its own, so that a caller who gives up leaves no half of it behind.
-            let connecting = tokio::spawn(target.open(Clock::tokio()));
+            let connecting = tokio::spawn(target.open(clock));
             let store = connecting.await.map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "connecting was given up").with_source(error)
             })??;
-            Engine::on_caller(Core::new(store, timing, settings))
+            Engine::on_caller(Core::new(store, timing, settings, true))
         };
         Ok(LeaseManager::new(engine))
     }
@@ -248,17 +257,15 @@ impl Builder {
         self.remote.refuse()?;
         let (timing, settings) = self.checked()?;
         let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
-        let core = Core::new(Arc::new(store), timing, settings);
-        let engine =
-            if own_thread { Engine::on_new_thread(core)? } else { Engine::on_caller(core) };
-        Ok(LeaseManager::new(engine))
+        let core = Core::new(Arc::new(store), timing, settings, !own_thread);
+        Ok(LeaseManager::new(Engine::new(core)?))
     }
 
     /// The engine of the default settings, in memory.
     pub(crate) fn default_in_memory() -> Arc<Engine> {
         let timing = Timing::DEFAULT;
         let settings = Self::default().settings(&timing);
-        Engine::on_caller(Core::new(Arc::new(MemoryStore::new()), timing, settings))
+        Engine::on_caller(Core::new(Arc::new(MemoryStore::new()), timing, settings, true))
     }
 
     fn checked(&self) -> Result<(Timing, Settings)> {

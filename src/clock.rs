@@ -8,6 +8,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
+use tokio::runtime::{Handle, TryCurrentError};
 
 /// A point in time of one [`Clock`]; instants of different clocks must not be compared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,7 +94,14 @@ impl Clock {
     pub fn now(&self) -> Instant {
         match &self.0 {
             Source::System => system::now(),
-            Source::Tokio(origin) => Instant::since_origin(origin.elapsed()),
+            Source::Tokio(origin) => {
+                let now = if has_tokio() {
+                    tokio::time::Instant::now()
+                } else {
+                    std::time::Instant::now().into()
+                };
+                Instant::since_origin(now.saturating_duration_since(*origin))
+            }
         }
     }
 
@@ -109,6 +117,25 @@ impl Clock {
     pub async fn sleep_until(&self, at: Instant) {
         Sleeper::new(self).until(at).await;
     }
+}
+
+/// Whether tokio's clock can be asked on this thread. When the thread's locals are destroyed, tokio's may have gone: then
+/// it panics if a clock was ever paused in this process, and a lease may be dropped as late as that.
+fn has_tokio() -> bool {
+    /// Destroyed before tokio's locals, which its making has touched.
+    struct Known(bool);
+
+    impl Drop for Known {
+        fn drop(&mut self) {}
+    }
+
+    thread_local! {
+        static KNOWN: Known = {
+            let gone = |error: TryCurrentError| error.is_thread_local_destroyed();
+            Known(!Handle::try_current().is_err_and(gone))
+        };
+    }
+    KNOWN.try_with(|known| known.0).unwrap_or(false)
 }
 
 /// Sleeps many times with one timer; on one runtime only.
@@ -241,6 +268,40 @@ mod tests {
         clock.sleep_until(at).await;
         assert!(clock.now() >= at);
         clock.sleep_until(Instant::ZERO).await;
+    }
+
+    #[test]
+    fn the_tokio_clock_can_be_asked_until_the_end_of_a_thread() {
+        use std::cell::RefCell;
+        use std::panic::catch_unwind;
+        use std::sync::mpsc::{Sender, channel};
+
+        struct Last(Clock, Sender<bool>);
+        impl Drop for Last {
+            fn drop(&mut self) {
+                // A panic here would abort the process.
+                self.1.send(catch_unwind(|| self.0.now()).is_ok()).unwrap();
+            }
+        }
+        thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });
+
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+        // From here on tokio looks for a clock that may be paused.
+        runtime().unwrap().block_on(async { tokio::time::pause() });
+        // With the clock first used on that thread, and not.
+        for used in [true, false] {
+            let (told, worked) = channel();
+            let clock = Clock::tokio();
+            std::thread::spawn(move || {
+                LAST.with(|last| drop(last.borrow_mut().take()));
+                runtime().unwrap().block_on(async {});
+                if used {
+                    clock.now();
+                }
+                LAST.with(|last| *last.borrow_mut() = Some(Last(clock, told)));
+            });
+            assert!(worked.recv().unwrap(), "used: {used}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

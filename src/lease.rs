@@ -101,7 +101,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn token(&self) -> CancellationToken {
-        self.engine.ensure_running();
+        self.core().ensure_running();
         self.token.get_or_init(|| self.hold.lost_token()).child_token()
     }
 
@@ -126,9 +126,15 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        self.engine.ensure_running();
+        self.core().ensure_running();
+        let core = self.core().on_caller.then(|| Arc::clone(self.core()));
         let hold = Arc::clone(&self.hold);
-        async move { hold.when_lost().await }
+        async move {
+            match core {
+                Some(core) => core.attend(hold.when_lost()).await,
+                None => hold.when_lost().await,
+            }
+        }
     }
 
     /// Whether the lease is held now, by the local clock.
@@ -211,7 +217,7 @@ impl Lease {
                 core.timing.ttl
             )));
         }
-        self.engine.ensure_running();
+        core.ensure_running();
         loop {
             self.check()?;
             if self.remaining() >= min {
@@ -226,7 +232,7 @@ impl Lease {
             // before this line is seen by the next look, what comes later wakes us.
             let changed = self.hold.changed();
             if self.check().is_ok() && self.remaining() < min {
-                changed.await;
+                core.attend(changed).await;
             }
         }
     }
@@ -275,7 +281,6 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
-        self.engine.ensure_running();
         let mut lost = pin!(self.lost());
         let mut future = pin!(future);
         poll_fn(|cx| {
@@ -358,9 +363,10 @@ impl Lease {
             core.reap(Job::Settle(Arc::clone(hold)));
             return Err(Error::lost(loss));
         }
-        self.engine.ensure_running();
+        core.ensure_running();
         // A request may have to wait for the one before it, so two attempts in all.
-        let result = match timeout(core.timing.attempt * 2, settle(core, hold, now)).await {
+        let settle = core.attend(settle(core, hold, now));
+        let result = match timeout(core.timing.attempt * 2, settle).await {
             Ok(result) => result,
             Err(_) => return Err(Error::silent()),
         };

@@ -126,7 +126,8 @@
 //! # Test with paused time
 //!
 //! In memory, time is tokio's: `#[tokio::test(start_paused = true)]` waits for nothing. Two managers on one
-//! [`MemoryStore`](store::MemoryStore) are rivals, as two processes are.
+//! [`MemoryStore`](store::MemoryStore) are rivals, as two processes are. A paused clock belongs to one runtime: share neither a
+//! manager nor a `MemoryStore` between a runtime that has paused its time and another.
 //!
 //! ```
 //! use leasehold::{LeaseManager, store::MemoryStore};
@@ -184,6 +185,7 @@ mod seek;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 
 pub use builder::Builder;
 pub use error::{Error, ErrorKind, Fate, Loss, Result};

@@ -8,6 +8,7 @@ use crate::hold::engine::{Core, Engine};
 use crate::hold::handoff::lose;
 use crate::lock::{Holder, Lock};
 use crate::store::{Holding, Name};
+use crate::trace;
 use std::fmt;
 use std::sync::Arc;
 
@@ -150,7 +151,9 @@ impl LeaseManager {
     /// Leases in the memory of this process, for tests, tools and one-process services.
     ///
     /// Follows tokio's clock, and works on the runtime that it is first used on, which must be driven; when
-    /// that has ended, on the next that locks.
+    /// that has ended, on another that waits, runs work under a lease or locks next (see
+    /// [`own_thread`](Builder::own_thread)). Runtimes that share it must share a clock too: none of them, or the
+    /// only one, may pause its time.
     #[must_use]
     pub fn in_memory() -> Self {
         Self::new(Builder::default_in_memory())
@@ -247,7 +250,8 @@ impl LeaseManager {
     ///
     /// Waiters get [`Closed`](crate::ErrorKind::Closed). The tokens of all leases fire first, with
     /// [`Loss::Closed`]; each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
-    /// 2 s), never before. It takes at most that and three attempts (T/10 each). All clones are closed.
+    /// 2 s), never before. It takes at most that and three attempts (T/10 each), in which it also waits for the
+    /// traces that are to be written. All clones are closed.
     ///
     /// # Errors
     ///
@@ -270,7 +274,7 @@ impl LeaseManager {
     /// ```
     pub async fn close(&self) -> Result<(), CloseError> {
         let core = &self.engine.core;
-        self.engine.ensure_running();
+        core.ensure_running();
         core.closed.cancel();
         let until = core.now() + core.timing.grace + core.timing.attempt * 2;
         let until = *core.closing_until.get_or_init(|| until);
@@ -285,7 +289,7 @@ impl LeaseManager {
         for hold in holds {
             let in_time = tokio::select! {
                 biased;
-                () = hold.until_over() => true,
+                () = core.attend(hold.until_over()) => true,
                 () = core.clock().sleep_until(until) => hold.is_over(),
             };
             match hold.release_error() {
@@ -300,9 +304,13 @@ impl LeaseManager {
             () = core.clock().sleep_until(until) => {}
         }
         core.stop.cancel();
+        let ended = async {
+            core.stopped.cancelled().await;
+            trace::written().await;
+        };
         tokio::select! {
             biased;
-            () = core.stopped.cancelled() => {}
+            () = core.attend(ended) => {}
             () = core.clock().sleep_until(core.now() + core.timing.attempt * 2) => {}
         }
         if failed.is_empty() { Ok(()) } else { Err(CloseError { released, failed }) }

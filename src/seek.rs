@@ -63,13 +63,13 @@ pub(crate) async fn acquire(
     };
     let seek = Seek { engine, name, once, answered: &answered }.run(current);
     let mut seek = pin!(
-        async {
+        core.attend(async {
             tokio::select! {
                 biased;
                 result = seek => result,
-                () = core.closed.cancelled() => Err(Error::closed()),
+                () = core.closed.cancelled() => Err(core.closed_error()),
             }
-        }
+        })
         .instrument(span.clone())
     );
     let result = match patience {
@@ -116,7 +116,7 @@ impl Seek<'_> {
 
     async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Lease>> {
         self.core().check_open()?;
-        self.engine.ensure_running();
+        self.core().ensure_running();
         if let Some(hold) = current.clone() {
             if let Some(lease) = self.enter(hold).await? {
                 return Ok(Some(lease));
@@ -127,11 +127,11 @@ impl Seek<'_> {
             return Ok(None);
         };
         // While we waited, the engine's runtime may have gone.
-        self.engine.ensure_running();
+        self.core().ensure_running();
         if self.core().is_closed() {
             // What was granted goes the way of a dropped lease.
             drop(Lease::new(self.engine, hold));
-            return Err(Error::closed());
+            return Err(self.core().closed_error());
         }
         *current = Some(Arc::clone(&hold));
         Ok(Some(Lease::new(self.engine, hold)))

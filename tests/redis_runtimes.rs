@@ -182,6 +182,21 @@ fn without_a_connection_of_its_own_a_runtime_locks_all_the_same() {
     works_with(&runtime, &leases, &mut connection, home + 1);
 }
 
+/// The server's time goes on in a suspend of the machine, and tokio's does not; so the two must not be mixed up. Here
+/// tokio's goes on, and the server's does not.
+#[test]
+fn without_a_thread_of_its_own_too_a_manager_goes_by_the_clock_of_the_system() {
+    let server = Server::start();
+    runtime().block_on(async {
+        let leases = LeaseManager::builder().own_thread(false);
+        let leases = leases.connect(&server.url()).await.expect("up");
+        let lease = leases.lock("job").lock().await.expect("free");
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        lease.check().expect("no time has passed");
+    });
+}
+
 /// Where time is paused, every reply comes too late: connecting again and again would be all that happens.
 #[test]
 fn a_runtime_whose_time_is_paused_gets_no_connection() {

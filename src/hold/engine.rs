@@ -4,12 +4,18 @@ use super::queue::Queue;
 use super::reaper::Job;
 use super::schedule::Schedule;
 use super::timing::Timing;
-use super::watchdog;
+use super::watchdog::{self, Call};
+use super::worker::{self, Inbox};
+use super::{alarm::guarded, spare};
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Fencing, Store, Token};
+use crate::error::{Error, ErrorKind, Fate, Loss, Result};
+use crate::store::{Capabilities, Fencing, Store, Token};
+use crate::trace;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
@@ -52,14 +58,28 @@ pub(crate) struct Core {
     pub(crate) stopped: CancellationToken,
     /// Wakes the reaper's sweeps when a connection was made anew.
     pub(crate) reconnected: Notify,
+    /// Asks the watchdog to look at all leases: a connection was lost and made anew, so the server may have
+    /// restarted without them.
+    pub(super) verify: Notify,
     /// Until when `close` lets releases be tried.
     pub(crate) closing_until: OnceLock<Instant>,
+    /// How many renewals a call takes, and whether parts of the store can fail on their own. Asked once: the
+    /// watchdog never asks the store.
+    pub(super) batch_size: usize,
+    pub(super) sharded: bool,
+    /// The work is done on the runtime of whoever locks.
+    pub(crate) on_caller: bool,
+    /// Tells that the place of watchdog and worker has become vacant, and that it was taken.
+    vacated: Notify,
+    pub(super) taken: Notify,
+    panicked: AtomicBool,
     clock: Clock,
     manager: Uuid,
     tokens: AtomicU64,
     random: AtomicU64,
     jobs: mpsc::UnboundedSender<Job>,
-    inbox: Mutex<Option<mpsc::UnboundedReceiver<Job>>>,
+    calls: mpsc::UnboundedSender<Vec<Call>>,
+    inbox: Mutex<Option<Inbox>>,
     running: AtomicBool,
     callers: AtomicUsize,
     no_call: Notify,
@@ -77,13 +97,22 @@ impl Drop for Caller<'_> {
 }
 
 impl Core {
-    pub(crate) fn new(store: Arc<dyn Store>, timing: Timing, mut settings: Settings) -> Arc<Self> {
-        if let (Some(fencing), false) = (&mut settings.fencing, store.capabilities().fence_blocks) {
+    /// With `on_caller`, the work is to be done on the runtime of whoever locks.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        timing: Timing,
+        mut settings: Settings,
+        on_caller: bool,
+    ) -> Arc<Self> {
+        let Capabilities { fence_blocks, renewal_batch, sharded, .. } = store.capabilities();
+        if let (Some(fencing), false) = (&mut settings.fencing, fence_blocks) {
             // Each holder has a fencing token of its own, or there is no hand-off.
             fencing.block = 1;
             settings.handoff_bound = 0;
         }
-        let (jobs, inbox) = mpsc::unbounded_channel();
+        let (jobs, jobs_waiting) = mpsc::unbounded_channel();
+        let (calls, calls_waiting) = mpsc::unbounded_channel();
+        let inbox = Inbox { calls: calls_waiting, jobs: jobs_waiting };
         let manager = Uuid::new_v4();
         Arc::new(Self {
             clock: store.clock(),
@@ -96,11 +125,19 @@ impl Core {
             stop: CancellationToken::new(),
             stopped: CancellationToken::new(),
             reconnected: Notify::new(),
+            verify: Notify::new(),
+            batch_size: renewal_batch.max(1),
+            sharded,
+            on_caller,
+            vacated: Notify::new(),
+            taken: Notify::new(),
+            panicked: AtomicBool::new(false),
             closing_until: OnceLock::new(),
             manager,
             tokens: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
             jobs,
+            calls,
             inbox: Mutex::new(Some(inbox)),
             running: AtomicBool::new(false),
             callers: AtomicUsize::new(0),
@@ -135,6 +172,12 @@ impl Core {
         let _ = self.jobs.send(job);
     }
 
+    /// Gives calls to the worker, which has them sent.
+    pub(super) fn send(&self, calls: Vec<Call>) {
+        // As above.
+        let _ = self.calls.send(calls);
+    }
+
     /// Begins a call; to be dropped after all that the call holds.
     pub(crate) fn call(&self) -> Caller<'_> {
         self.callers.fetch_add(1, Ordering::AcqRel);
@@ -158,43 +201,117 @@ impl Core {
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
-        if self.is_closed() { Err(Error::closed()) } else { Ok(()) }
+        if self.is_closed() { Err(self.closed_error()) } else { Ok(()) }
+    }
+
+    /// Why no lock may be taken any more.
+    pub(crate) fn closed_error(&self) -> Error {
+        if self.panicked.load(Ordering::Acquire) {
+            let error = Error::new(
+                ErrorKind::Unavailable,
+                "the watchdog has panicked; make a new manager to lock again",
+            );
+            return error.with_fate(Fate::NotExecuted);
+        }
+        Error::closed()
+    }
+
+    /// A part of the engine has panicked: no lock may be taken any more.
+    pub(super) fn panicked(&self) {
+        self.panicked.store(true, Ordering::Release);
+        self.closed.cancel();
+    }
+
+    /// Whether somebody is at work, on whatever runtime.
+    pub(super) fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+
+    /// Starts the work on this runtime if it should be here and is not under way: at first, and
+    /// when the runtime on which it ran has gone. False if this runtime has ended too.
+    pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
+        if !self.on_caller || self.is_running() {
+            return true;
+        }
+        if let Ok(runtime) = Handle::try_current()
+            && !self.stopped.is_cancelled()
+            && let Some(seat) = Seat::take(self)
+        {
+            runtime.spawn(seat.run());
+            // What is spawned on a runtime that has ended comes back at once.
+            return self.is_running();
+        }
+        true
+    }
+
+    /// Waits for `work`, and takes the engine's place on this runtime if it becomes vacant meanwhile: else nobody
+    /// might do what is waited for.
+    pub(crate) async fn attend<F: Future>(self: &Arc<Self>, work: F) -> F::Output {
+        let mut work = pin!(work);
+        if !self.on_caller {
+            return work.await;
+        }
+        let (mut vacated, mut listens) = (pin!(self.vacated.notified()), true);
+        poll_fn(|cx| {
+            // What is ready at once costs nothing here.
+            if let Poll::Ready(output) = work.as_mut().poll(cx) {
+                return Poll::Ready(output);
+            }
+            if listens {
+                while vacated.as_mut().poll(cx).is_ready() {
+                    vacated.set(self.vacated.notified());
+                }
+                // What became vacant before the line above is seen here, what becomes so later wakes us.
+                listens = self.ensure_running();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// A hold and the queue keep each other, through the hold's turn.
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.queue.clear();
     }
 }
 
 /// Keeps the engine at work; the last one to go ends it.
 pub(crate) struct Engine {
     pub(crate) core: Arc<Core>,
-    on_caller: bool,
 }
 
 impl Engine {
+    /// An engine whose work runs on the runtime of whoever locks, or on threads of its own.
+    pub(crate) fn new(core: Arc<Core>) -> Result<Arc<Self>> {
+        if core.on_caller {
+            return Ok(Self::on_caller(core));
+        }
+        let work = Arc::clone(&core);
+        spawn_thread("leasehold-io", async move || Self::work_apart(work).await)?;
+        Self::watch_apart(core)
+    }
+
     /// An engine whose work runs on the runtime of whoever locks.
     pub(crate) fn on_caller(core: Arc<Core>) -> Arc<Self> {
-        let engine = Arc::new(Self { core, on_caller: true });
-        engine.ensure_running();
-        engine
+        trace::start();
+        spare::start();
+        core.ensure_running();
+        Arc::new(Self { core })
     }
 
-    /// An engine on a thread of its own.
-    pub(crate) fn on_new_thread(core: Arc<Core>) -> Result<Arc<Self>> {
-        let work = Arc::clone(&core);
-        spawn_thread(async move || run(work).await)?;
-        Ok(Arc::new(Self { core, on_caller: false }))
-    }
-
-    /// An engine on a thread of its own, where `make` also makes the store.
-    pub(crate) async fn on_own_thread<F>(make: F) -> Result<Arc<Self>>
+    /// An engine on threads of its own, where `make` also makes the store.
+    pub(crate) async fn on_own_threads<F>(make: F) -> Result<Arc<Self>>
     where
         F: AsyncFnOnce() -> Result<Arc<Core>> + Send + 'static,
     {
         let (made, ready) = tokio::sync::oneshot::channel();
-        spawn_thread(async move || match make().await {
+        spawn_thread("leasehold-io", async move || match make().await {
             Ok(core) => {
-                let engine = Arc::new(Self { core: Arc::clone(&core), on_caller: false });
-                // If nobody waits any more, the engine goes here, and `run` ends at once.
-                drop(made.send(Ok(engine)));
-                run(core).await;
+                // If nobody waits any more, the engine goes here, and the work ends at once.
+                drop(made.send(Self::watch_apart(Arc::clone(&core))));
+                Self::work_apart(core).await;
             }
             Err(error) => drop(made.send(Err(error))),
         })?;
@@ -203,17 +320,26 @@ impl Engine {
         })
     }
 
-    /// Starts the work on this runtime if it should be here and is not under way: at first, and
-    /// when the runtime on which it ran has gone.
-    pub(crate) fn ensure_running(&self) {
-        if !self.on_caller || self.core.running.load(Ordering::Acquire) {
-            return;
-        }
-        if let Ok(runtime) = Handle::try_current()
-            && !self.core.stopped.is_cancelled()
-            && let Some(seat) = Seat::take(&self.core)
+    /// Starts the watchdog on a thread that does nothing else.
+    fn watch_apart(core: Arc<Core>) -> Result<Arc<Self>> {
+        trace::start();
+        // Dropped if there is no thread, which ends the work.
+        let engine = Arc::new(Self { core: Arc::clone(&core) });
+        spawn_thread("leasehold", async move || {
+            tokio::select! {
+                biased;
+                () = core.stopped.cancelled() => {}
+                () = guarded(&core, watchdog::run(&core)) => {}
+            }
+        })?;
+        Ok(engine)
+    }
+
+    async fn work_apart(core: Arc<Core>) {
+        if let Some(mut seat) = Seat::take(&core)
+            && let Some(inbox) = &mut seat.inbox
         {
-            runtime.spawn(seat.run());
+            guarded(&core, worker::run(&core, inbox)).await;
         }
     }
 }
@@ -224,7 +350,8 @@ impl Drop for Engine {
     }
 }
 
-fn spawn_thread(work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
+/// Runs `work` on a thread of its own, with a runtime.
+pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
     let no_thread = |error: std::io::Error| {
         Error::new(ErrorKind::Unavailable, "the engine's thread could not be started")
             .with_fate(Fate::NotExecuted)
@@ -233,17 +360,17 @@ fn spawn_thread(work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
     std::thread::Builder::new()
-        .name("leasehold".into())
+        .name(name.into())
         .spawn(move || runtime.block_on(work()))
         .map_err(no_thread)?;
     Ok(())
 }
 
-/// The watchdog's place, which only one task has: the inbox. If the runtime goes away, even before the
-/// task's first turn, the place is free again.
+/// The worker's place, which only one task has: the inbox. If the runtime goes away, even before the
+/// task's first turn, the place is vacant again.
 struct Seat {
     core: Arc<Core>,
-    inbox: Option<mpsc::UnboundedReceiver<Job>>,
+    inbox: Option<Inbox>,
 }
 
 impl Seat {
@@ -252,28 +379,44 @@ impl Seat {
         let inbox = place.take()?;
         core.running.store(true, Ordering::Release);
         drop(place);
+        core.taken.notify_waiters();
         Some(Self { core: Arc::clone(core), inbox: Some(inbox) })
     }
 
+    /// Watchdog and worker in one task.
     async fn run(mut self) {
+        let core = Arc::clone(&self.core);
         if let Some(inbox) = &mut self.inbox {
-            watchdog::run(&self.core, inbox).await;
+            let work = async {
+                tokio::select! {
+                    // What is due first.
+                    biased;
+                    () = watchdog::run(&core) => {}
+                    () = worker::run(&core, inbox) => {}
+                }
+            };
+            guarded(&core, work).await;
         }
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut place = lock(&self.core.inbox);
+        let core = &self.core;
+        let mut place = lock(&core.inbox);
         *place = self.inbox.take();
-        self.core.running.store(false, Ordering::Release);
-    }
-}
-
-/// Runs the work of an engine that has just been made.
-async fn run(core: Arc<Core>) {
-    if let Some(seat) = Seat::take(&core) {
-        seat.run().await;
+        core.running.store(false, Ordering::Release);
+        drop(place);
+        if core.panicked.load(Ordering::Acquire) {
+            core.stopped.cancel();
+        }
+        if core.on_caller && !core.stopped.is_cancelled() {
+            if !spare::watch(core) {
+                // Nobody would tell them later.
+                core.queue.holds().iter().for_each(|hold| hold.lose(core, Loss::Expired));
+            }
+            core.vacated.notify_waiters();
+        }
     }
 }
 
@@ -284,11 +427,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::MemoryStore;
+    use crate::hold::{Grant, Hold};
+    use crate::store::{MemoryStore, Name};
 
-    #[test]
-    fn jitter_is_spread_evenly_from_zero_to_below_one() {
-        const DRAWS: usize = 4_000;
+    fn core() -> Arc<Core> {
         let timing = Timing::DEFAULT;
         let settings = Settings {
             max_hold: None,
@@ -298,7 +440,26 @@ mod tests {
             #[cfg(feature = "testing")]
             seed: None,
         };
-        let core = Core::new(Arc::new(MemoryStore::new()), timing, settings);
+        Core::new(Arc::new(MemoryStore::new()), timing, settings, true)
+    }
+
+    #[test]
+    fn a_hold_goes_with_its_engine() {
+        let core = core();
+        let name = Name::new("n").unwrap();
+        let turn = core.queue.try_enter(&name).unwrap();
+        let (now, token) = (core.now(), core.draw_token());
+        let grant = Grant { name, token, fence: None, sent: now, now, unsure_until: None, turn };
+        let hold = Arc::downgrade(&Hold::begin(&core, grant));
+        assert!(hold.upgrade().is_some());
+        drop(core);
+        assert!(hold.upgrade().is_none());
+    }
+
+    #[test]
+    fn jitter_is_spread_evenly_from_zero_to_below_one() {
+        const DRAWS: usize = 4_000;
+        let core = core();
         let mut tenths = [0; 10];
         for _ in 0..DRAWS {
             let jitter = core.jitter();

@@ -15,10 +15,19 @@
 //! 6. **A loss fires the token exactly once**, outside the lock, before the turn passes on.
 //! 7. **Tokens first.** When the key is still ours at a loss (`max_hold`, `close`), it is owed to
 //!    the store: released when the last lease is dropped or after the grace, never before.
+//! 8. **Nothing delays a token.** What fires tokens at `C` ([`watchdog`]) runs no store, no client, no log
+//!    subscriber and no user code but wakers. All that touches the store runs elsewhere ([`worker`]). Traces are
+//!    written by a thread of their own ([`trace`]).
+//! 9. **Tokens depend on no runtime of the user**, unless the clock is tokio's, which only a runtime can pause.
+//!    Then watchdog and worker are one task of a runtime. When that ends, those who wait or hold elsewhere take
+//!    the place, and until then a [`spare`] watchdog fires the tokens.
+//! 10. **Only `close` closes.** A poll of ours that panics is told from a panic elsewhere ([`alarm`]); the tokens
+//!    fire, and what is asked later is told that the watchdog has panicked.
 //!
 //! Lock order: a hold's state, then its round, then the schedule or the queue. Who waits for a change is woken with
 //! no lock held.
 
+mod alarm;
 pub(crate) mod engine;
 pub(crate) mod handoff;
 pub(crate) mod queue;
@@ -27,13 +36,16 @@ mod renewal;
 mod round;
 mod schedule;
 pub(crate) mod settle;
+mod spare;
 pub(crate) mod state;
 pub(crate) mod timing;
 pub(crate) mod watchdog;
+mod worker;
 
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
 use crate::store::{Absence, Name, Token};
+use crate::trace;
 use engine::Core;
 use queue::Turn;
 use round::Round;
@@ -44,6 +56,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 /// One possession of a name, shared by its leases and the engine.
 ///
@@ -182,30 +195,39 @@ impl Hold {
         let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
         drop(inner);
 
-        if let Some(until) = believed_until {
-            // The token first: a subscriber of traces may be slow.
-            if let (Phase::Lost(_), Some(lost)) = (is, self.lost.get()) {
-                lost.cancel();
-            }
-            self.trace(is, until.saturating_duration_since(now));
+        if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
+            lost.cancel();
+        }
+        if watched {
+            self.changed.notify_waiters();
         }
         if let Some((from, until)) = sweep {
             let sweep = reaper::Sweep::late(self.name.clone(), self.token, from, until);
             core.reap(reaper::Job::Sweep(sweep));
         }
         drop(turn);
-        if watched {
-            self.changed.notify_waiters();
+        if let Some(until) = believed_until {
+            self.trace(is, until.saturating_duration_since(now));
         }
         result
     }
 
     fn trace(&self, phase: Phase, left: Duration) {
-        let name = self.name.as_str();
+        let name = || self.name.clone();
+        let fence = self.fence;
         match phase {
-            Phase::Held => tracing::info!(name, fence = self.fence, "held again"),
-            Phase::AtRisk => tracing::warn!(name, left_ms = left.as_millis() as u64, "at risk"),
-            Phase::Lost(cause) => tracing::warn!(name, fence = self.fence, ?cause, "lost"),
+            Phase::Held => trace::later(Level::INFO, || {
+                let name = name();
+                move || tracing::info!(name = name.as_str(), fence, "held again")
+            }),
+            Phase::AtRisk => trace::later(Level::WARN, || {
+                let (name, left_ms) = (name(), left.as_millis() as u64);
+                move || tracing::warn!(name = name.as_str(), left_ms, "at risk")
+            }),
+            Phase::Lost(cause) => trace::later(Level::WARN, || {
+                let name = name();
+                move || tracing::warn!(name = name.as_str(), fence, ?cause, "lost")
+            }),
             // Told when the store has confirmed.
             Phase::Releasing | Phase::Released => {}
         }
@@ -397,14 +419,20 @@ impl Hold {
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
         if let (Op::Release, Ok(None)) = (op, &verdict) {
-            tracing::debug!(name = self.name.as_str(), fence = self.fence, "released");
+            trace::later(Level::DEBUG, || {
+                let (name, fence) = (self.name.clone(), self.fence);
+                move || tracing::debug!(name = name.as_str(), fence, "released")
+            });
         }
         self.update_at(core, now, |state, now| state.settled(&core.timing, now, op, verdict))
     }
 
     /// Leaves a release that failed to the time to live.
     pub(crate) fn give_up(self: &Arc<Self>, core: &Arc<Core>, error: &Error) {
-        tracing::warn!(name = self.name.as_str(), %error, "not released; left to expire");
         self.update(core, |state, _| state.end());
+        trace::later(Level::WARN, || {
+            let (name, error) = (self.name.clone(), error.clone());
+            move || tracing::warn!(name = name.as_str(), %error, "not released; left to expire")
+        });
     }
 }

@@ -132,6 +132,13 @@ impl Queue {
         holds
     }
 
+    /// Forgets all names, with their holds and waiters.
+    pub(crate) fn clear(&self) {
+        let slots = std::mem::take(&mut self.lock().slots);
+        // Not while the map is locked: their turns look into it.
+        drop(slots);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }

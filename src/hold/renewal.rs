@@ -10,7 +10,9 @@ use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::Absence;
+use crate::trace;
 use std::sync::Arc;
+use tracing::Level;
 
 impl Hold {
     /// Reads a little of each part that a renewal needs; what it returns means nothing.
@@ -62,11 +64,16 @@ impl Hold {
         verdict: Result<Option<Absence>>,
         group: &mut Group<'_>,
     ) {
-        let name = self.name.as_str();
         match &verdict {
-            Ok(None) => tracing::trace!(name, "renewed"),
+            Ok(None) => trace::later(Level::TRACE, || {
+                let name = self.name.clone();
+                move || tracing::trace!(name = name.as_str(), "renewed")
+            }),
             Ok(Some(_)) => {}
-            Err(error) => tracing::debug!(name, %error, "renewal failed"),
+            Err(error) => trace::later(Level::DEBUG, || {
+                let (name, error) = (self.name.clone(), error.clone());
+                move || tracing::debug!(name = name.as_str(), %error, "renewal failed")
+            }),
         }
         let unsettled = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
             state.renewed(&core.timing, now, jitter, attempt, verdict);

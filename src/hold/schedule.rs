@@ -49,7 +49,7 @@ impl Members {
 }
 
 /// Holds that were renewed together and are due together again. Each believes that it stands there from the
-/// moment that it joins, so the group is put in when this is dropped: also when a subscriber of traces panics.
+/// moment that it joins, so the group is put in when this is dropped: also in a panic.
 pub(super) struct Group<'a> {
     schedule: &'a Schedule,
     pub(super) at: Instant,

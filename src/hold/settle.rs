@@ -7,8 +7,10 @@ use super::state::{Next, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Release, Released, StoreFuture};
+use crate::trace;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::Level;
 
 /// For stores that answer at once; the others have to be woken up first.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(100);
@@ -72,7 +74,10 @@ impl Settlement<'_> {
         });
         self.flight = None;
         if let (Op::Record(_), Err(error)) = (op, &verdict) {
-            tracing::debug!(name = self.hold.name.as_str(), %error, "hold count not recorded");
+            trace::later(Level::DEBUG, || {
+                let (name, error) = (self.hold.name.clone(), error.clone());
+                move || tracing::debug!(name = name.as_str(), %error, "hold count not recorded")
+            });
         }
         Some(self.hold.settled(self.core, self.now, op, verdict))
     }

@@ -1,26 +1,28 @@
-//! Renews what is held, in batches, and fires the tokens of what could not be renewed.
+//! Fires the tokens of what could not be renewed, and says what is to be renewed when.
 //!
-//! One loop per engine. It wakes for the hold that is due first, never for each hold, and hands
-//! I/O to tasks of its own, so that no store, however slow, keeps it from firing a token at `C`.
+//! One loop per engine. It wakes for the hold that is due first, never for each hold.
+//!
+//! # Invariants
+//!
+//! 1. **Nothing here waits for anything but the clock**: no store, no client, no subscriber of traces, no user code
+//!    but the wakers of tokens. What is to be sent goes to the [`worker`](super::worker).
+//! 2. **What is on its way is watched too.** A call is put into the schedule before the worker has it, so a worker
+//!    that stands still costs renewals, never a token.
+//! 3. Only the watchdog takes holds out of the schedule.
 
 use super::Hold;
 use super::engine::Core;
-use super::reaper::{Job, Work};
-use super::round::{Confirmed, Open, Round};
+use super::reaper::Job;
+use super::round::{Open, Round};
 use super::schedule::Key;
 use super::state::{Attempt, Due, State};
 use super::timing::Timing;
 use crate::clock::{Instant, Sleeper};
-use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::store::{Capabilities, Renewal, Renewed};
-use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 
 /// A hold and the attempt to renew it.
+#[derive(Clone)]
 pub(super) struct Renewing {
     pub(super) hold: Arc<Hold>,
     pub(super) attempt: Attempt,
@@ -35,56 +37,48 @@ const USUAL: usize = 100;
 /// What is renewed by one call.
 pub(super) type Batch = Vec<Renewing>;
 
-pub(crate) async fn run(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>) {
-    let mut tasks = JoinSet::new();
-    let _alarm = Alarm(core);
-    let reconnects = core.store.reconnects();
+/// A call to be sent. It is in the schedule, where the watchdog finds it if nothing comes of it.
+pub(super) struct Call {
+    pub(super) batch: Arc<Batch>,
+    pub(super) round: Option<Arc<Round>>,
+    /// When a call of those with time enough must be over.
+    pub(super) whole: Instant,
+    /// When this one must be over: no attempt outlives the first `C` among them.
+    pub(super) until: Instant,
+    pub(super) key: Key,
+}
+
+impl Call {
+    pub(super) fn new(
+        core: &Core,
+        batch: Batch,
+        round: Option<Arc<Round>>,
+        whole: Instant,
+    ) -> Self {
+        let batch = Arc::new(batch);
+        let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
+        let until = first.map_or(whole, |first| first.min(whole));
+        let key = core.schedule.put(&batch, until);
+        Self { batch, round, whole, until, key }
+    }
+}
+
+/// Watches for ever.
+pub(super) async fn run(core: &Arc<Core>) {
     let mut sleeper = Sleeper::new(core.clock());
     loop {
         tokio::select! {
-            // What is due first, and new work last: a flood of it must not keep the rest waiting.
+            // What is due first.
             biased;
             () = core.schedule.wait(&mut sleeper) => {}
-            () = reconnected(reconnects.as_deref()) => {
-                core.reconnected.notify_waiters();
-                verify_all(core, &mut tasks);
-            }
-            Some(_) = tasks.join_next() => continue,
-            Some(job) = inbox.recv() => {
-                tasks.spawn(Work::new(core, job).run());
-                continue;
-            }
-            () = core.stop.cancelled() => break,
+            () = core.verify.notified() => verify_all(core),
         }
-        tick(core, &mut tasks);
-    }
-    end(core, inbox, tasks).await;
-}
-
-/// Nobody renews when the loop has panicked, so all holders are told.
-struct Alarm<'a>(&'a Arc<Core>);
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.closed.cancel();
-            for hold in self.0.queue.holds() {
-                hold.lose(self.0, Loss::Closed);
-            }
-            self.0.stopped.cancel();
-        }
-    }
-}
-
-async fn reconnected(reconnects: Option<&Notify>) {
-    match reconnects {
-        Some(reconnects) => reconnects.notified().await,
-        None => std::future::pending().await,
+        tick(core);
     }
 }
 
 /// Does what is due.
-fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
+fn tick(core: &Arc<Core>) {
     let now = core.now();
     let due = core.schedule.due(now);
     for batch in due.batches {
@@ -95,19 +89,19 @@ fn tick(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
     let mut departure = Departure::new(core, now);
     departure.take(core, due.holds, State::tick);
     departure.fill_up(core);
-    departure.leave(core, tasks);
+    departure.leave(core);
 }
 
 /// A connection was lost and made anew: the server may have restarted without our leases.
-fn verify_all(core: &Arc<Core>, tasks: &mut JoinSet<()>) {
+fn verify_all(core: &Arc<Core>) {
     let mut departure = Departure::new(core, core.now());
     departure.take(core, core.schedule.all(), State::renew_early);
-    departure.leave(core, tasks);
+    departure.leave(core);
 }
 
 /// Brings holds into the caches, from which they are gone after a period. Plain reads of many are waited for
 /// together; the lock of each would be waited for alone.
-fn warm<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) {
+pub(super) fn warm<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) {
     black_box(holds.map(|hold| hold.warm()).fold(0, usize::wrapping_add));
 }
 
@@ -119,7 +113,6 @@ struct Departure {
     whole: Instant,
     /// How many one call takes.
     size: usize,
-    sharded: bool,
     /// Calls of which all may be told at once, and the next such call as it grows.
     rounds: Vec<(Arc<Round>, Batch)>,
     round: (Arc<Round>, Batch),
@@ -130,12 +123,10 @@ struct Departure {
 
 impl Departure {
     fn new(core: &Core, now: Instant) -> Self {
-        let Capabilities { renewal_batch, sharded, .. } = core.store.capabilities();
         Self {
             now,
             whole: now + core.timing.attempt,
-            size: renewal_batch.max(1),
-            sharded,
+            size: core.batch_size,
             rounds: Vec::new(),
             round: Default::default(),
             others: Vec::new(),
@@ -144,8 +135,8 @@ impl Departure {
     }
 
     /// The round that a hold may join; none where parts of the store can fail on their own.
-    fn open(&self) -> Option<Open<'_>> {
-        (!self.sharded).then_some(Open { round: &self.round.0, whole: self.whole })
+    fn open(&self, core: &Core) -> Option<Open<'_>> {
+        (!core.sharded).then_some(Open { round: &self.round.0, whole: self.whole })
     }
 
     /// Takes along what was taken out of the schedule, as far as it is to be renewed or settled.
@@ -157,7 +148,7 @@ impl Departure {
     ) {
         warm(taken.iter().map(|(_, hold)| hold));
         for (at, hold) in taken {
-            let due = hold.taken(core, (at, self.now), self.open(), change);
+            let due = hold.taken(core, (at, self.now), self.open(core), change);
             self.add(hold, due);
         }
     }
@@ -199,151 +190,30 @@ impl Departure {
         self.take(core, core.schedule.soon(soon, room), State::renew_early);
     }
 
-    fn leave(mut self, core: &Arc<Core>, tasks: &mut JoinSet<()>) {
+    fn leave(mut self, core: &Arc<Core>) {
         for hold in self.settle {
-            tasks.spawn(Work::new(core, Job::Settle(hold)).run());
+            core.reap(Job::Settle(hold));
         }
         if !self.round.1.is_empty() {
             self.rounds.push(self.round);
         }
+        let mut calls: Vec<Call> = Vec::new();
         for (round, batch) in self.rounds {
-            send(core, tasks, batch, Some(round), self.whole);
+            calls.push(Call::new(core, batch, Some(round), self.whole));
         }
-        let mut shards: HashMap<usize, Batch> = HashMap::new();
-        for renewing in self.others {
-            let shard = if self.sharded { core.store.shard(&renewing.hold.name) } else { 0 };
-            shards.entry(shard).or_default().push(renewing);
-        }
-        for mut long in shards.into_values() {
-            let short: Batch =
-                long.extract_if(.., |one| one.attempt.believed_until < self.whole).collect();
-            for all in [short, long] {
-                let mut all = all.into_iter();
-                while all.len() > 0 {
-                    let batch = all.by_ref().take(self.size).collect();
-                    send(core, tasks, batch, None, self.whole);
-                }
+        let short = self.others.extract_if(.., |one| one.attempt.believed_until < self.whole);
+        let short: Batch = short.collect();
+        for all in [short, self.others] {
+            // The worker takes apart what parts of the store are to be asked for; to know them is the store's.
+            let size = if core.sharded { all.len() } else { self.size };
+            let mut all = all.into_iter();
+            while all.len() > 0 {
+                let batch = all.by_ref().take(size).collect();
+                calls.push(Call::new(core, batch, None, self.whole));
             }
         }
-    }
-}
-
-/// Sends one call.
-fn send(
-    core: &Arc<Core>,
-    tasks: &mut JoinSet<()>,
-    batch: Batch,
-    round: Option<Arc<Round>>,
-    whole: Instant,
-) {
-    let batch = Arc::new(batch);
-    // No attempt outlives the first `C` among them. Whatever becomes of the task, the watchdog looks
-    // at each of them then.
-    let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
-    let until = first.map_or(whole, |first| first.min(whole));
-    let key = core.schedule.put(&batch, until);
-    let core = Arc::clone(core);
-    tasks.spawn(async move { renew(&core, batch, round, until, key).await });
-}
-
-/// Without an answer it stays in the schedule, for the watchdog to see.
-async fn renew(
-    core: &Arc<Core>,
-    batch: Arc<Batch>,
-    round: Option<Arc<Round>>,
-    until: Instant,
-    key: Key,
-) {
-    let now = core.now();
-    let timeout = until.saturating_duration_since(now);
-    if timeout.is_zero() {
-        // The thread was stopped since it was due: nothing is sent after `C`.
-        return;
-    }
-    let mut kept = false;
-    let request = |renewing: &Renewing| {
-        let fence_retention = fence_retention(core, renewing, now);
-        kept |= fence_retention.is_some();
-        let Hold { name, token, .. } = &*renewing.hold;
-        Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
-    };
-    let requests: Vec<Renewal> = batch.iter().map(request).collect();
-    // A store that keeps its contract answers before.
-    let answer = tokio::time::timeout(timeout * 2, core.store.renew(requests, timeout));
-    let Ok(renewed) = answer.await else { return };
-
-    let (sent, verdicts) = match renewed {
-        Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
-        Ok(_) => {
-            let error = Error::invalid("the store answered for a different number of leases");
-            (now, repeat(error, batch.len()))
+        if !calls.is_empty() {
+            core.send(calls);
         }
-        Err(error) => (now, repeat(error, batch.len())),
-    };
-    let moment = (core.now(), core.jitter());
-    let next = core.timing.renewal(sent, moment.1);
-    let plainly = moment.0 < until && !kept && !tracing::enabled!(tracing::Level::TRACE);
-    if let Some(round) = round.filter(|_| plainly)
-        && verdicts.iter().all(|verdict| matches!(verdict, Ok(None)))
-        && round.conclude(Confirmed { sent, next }, || core.schedule.again(key, next))
-    {
-        return;
     }
-    let mut group = core.schedule.group(next, batch.len());
-    warm(batch.iter().map(|renewing| &renewing.hold));
-    for (renewing, verdict) in batch.iter().zip(verdicts) {
-        let kept = fence_retention(core, renewing, now).is_some();
-        let attempt = (renewing.attempt.number, sent, kept);
-        renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
-    }
-    drop(group);
-    core.schedule.remove(key);
-}
-
-fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
-    (0..times).map(|_| Err(error.clone())).collect()
-}
-
-/// The store's memory of the last fencing token must not end during a long hold.
-fn fence_retention(core: &Core, renewing: &Renewing, now: Instant) -> Option<Duration> {
-    let retention = core.settings.fencing?.retention?;
-    let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
-    (renewing.hold.fence.is_some() && old).then_some(retention)
-}
-
-/// Nobody needs the engine any more: finish what was begun, within bounds, and disconnect.
-async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
-    let until = core.now() + core.timing.attempt * 2;
-    let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
-    let finish = async {
-        loop {
-            for _ in 0..inbox.len() {
-                if let Ok(job) = inbox.try_recv() {
-                    tasks.spawn(Work::new(core, job).run());
-                }
-            }
-            if tasks.join_next().await.is_none() && inbox.is_empty() {
-                break;
-            }
-            // When the runtime ends too, what is spawned comes back at once; this lets it end us first.
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::select! {
-        biased;
-        () = finish => {}
-        () = core.clock().sleep_until(until) => {}
-    }
-    let until = core.now() + core.timing.attempt;
-    tokio::select! {
-        biased;
-        () = core.store.close() => {}
-        () = core.clock().sleep_until(until) => {}
-    }
-    // What is still not released will not be; its turn must not keep the queue alive.
-    let error = Error::new(ErrorKind::Unavailable, "the engine has ended");
-    for hold in core.queue.holds() {
-        hold.give_up(core, &error);
-    }
-    core.stopped.cancel();
 }

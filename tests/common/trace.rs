@@ -73,6 +73,7 @@ impl Trace {
 
     /// leasehold's events about the lock `name`.
     pub fn of(&self, name: &str) -> Vec<Traced> {
+        until_written();
         let log = self.lock();
         let ours = log
             .events
@@ -88,6 +89,7 @@ impl Trace {
     }
 
     pub fn events(&self) -> Vec<Traced> {
+        until_written();
         self.lock().events.clone()
     }
 
@@ -98,6 +100,24 @@ impl Trace {
     fn lock(&self) -> MutexGuard<'_, Log> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits until leasehold has written what it had to tell until now. A thread of its own writes, one line after the
+/// other, so it is enough to see a line that was told later: by another thread, to a subscriber that is asked for
+/// nothing else.
+fn until_written() {
+    let later = std::thread::spawn(|| {
+        let (trace, _guard) = Trace::of_this_thread();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let lease = leasehold::LeaseManager::in_memory().lock("later").lock().await;
+            lease.expect("free").unlock().await.expect("held");
+        });
+        while !trace.lock().events.iter().any(|event| event.message() == "released") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    });
+    later.join().expect("it is written");
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Trace {

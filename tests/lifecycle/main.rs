@@ -14,6 +14,7 @@ mod random;
 mod release;
 mod renew;
 mod rounds;
+mod runtimes;
 mod stress;
 mod types;
 mod wait;

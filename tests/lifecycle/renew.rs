@@ -224,7 +224,7 @@ async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
     }
 }
 
-/// A subscriber that panics in the middle of a batch takes down one task of the watchdog.
+/// A subscriber that panics in the middle of a batch costs one line.
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_panics_leaves_no_lease_of_the_batch_unwatched() {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -245,7 +245,12 @@ async fn a_subscriber_that_panics_leaves_no_lease_of_the_batch_unwatched() {
         }
         setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew).times(1));
         sleep(5 * T).await;
-        assert!(told.load(Ordering::Relaxed) >= 3 + panics_at, "it was told so much");
+        // The log has a thread of its own, which knows no paused time.
+        let start = std::time::Instant::now();
+        while told.load(Ordering::Relaxed) < 6 {
+            assert!(start.elapsed() < Duration::from_secs(60), "it goes on after the panic");
+            std::thread::yield_now();
+        }
         for lease in &leases {
             lease.check().unwrap_or_else(|error| panic!("{panics_at}: {error:?}"));
         }

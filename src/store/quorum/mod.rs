@@ -19,6 +19,7 @@ use crate::clock::Clock;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
+use crate::trace;
 use async_trait::async_trait;
 use holds::Holds;
 use node::Node;
@@ -30,6 +31,7 @@ use tally::{Answers, Tally, absence, majority, say_released, say_renewed};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 const NODES: std::ops::RangeInclusive<usize> = 3..=15;
 /// No node gets less time for its answer, unless the request has less.
@@ -331,7 +333,10 @@ fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Opti
         .collect();
     let nodes = one.no_majority(say_renewed);
     if lost >= majority {
-        tracing::warn!(%nodes, "a majority no longer has it");
+        trace::later(Level::WARN, || {
+            let nodes = nodes.clone();
+            move || tracing::warn!(%nodes, "a majority no longer has it")
+        });
         let absences = one.verdicts().copied().flatten();
         return Ok(Some(absence(absences, one.votes(Option::is_none), majority)));
     }

@@ -13,6 +13,7 @@ use crate::store::{
     Absence, Acquire, Acquired, Mode, Name, Release, Released, Renewal, Renewed, Store,
     StoreFuture, Token,
 };
+use crate::trace;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 pub(super) struct Node {
     pub(super) index: usize,
@@ -275,7 +277,10 @@ impl Node {
         let verdict = bounded(limit, self.store.acquire(request.clone())).await.0;
         place.answered(token, &verdict);
         place.keep(token);
-        tracing::debug!(node = self.index + 1, ?verdict, "made again");
+        trace::later(Level::DEBUG, || {
+            let (node, verdict) = (self.index + 1, verdict.clone());
+            move || tracing::debug!(node, ?verdict, "made again")
+        });
         if matches!(verdict, Ok(Acquired::Granted { .. })) && hold.count > 1 {
             let request = Acquire { count: hold.count, ..request };
             let _ = bounded(limit, self.store.acquire(request)).await;

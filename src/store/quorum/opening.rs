@@ -11,6 +11,7 @@ use crate::store::{
     Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
     StoreFuture, Wakeups,
 };
+use crate::trace;
 use async_trait::async_trait;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -18,6 +19,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tracing::Level;
 
 /// Between two attempts to open a node that is down.
 const RETRY: Duration = Duration::from_secs(1);
@@ -75,7 +77,10 @@ impl Quorum {
         }
         let present: Present = Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
         for (index, opening, error) in missing {
-            tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background");
+            trace::later(
+                Level::WARN,
+                || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
+            );
             nodes[index] = Some(Absent::start(opening, clock.clone(), (index, present.clone())));
         }
         Self::new(nodes.into_iter().flatten().collect())
@@ -184,14 +189,21 @@ async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) 
                 Err(error) => {
                     store.close().await;
                     if !std::mem::replace(&mut warned, true) {
-                        tracing::error!(%error, "a node does not count");
+                        let error = error.clone();
+                        trace::later(
+                            Level::ERROR,
+                            || move || tracing::error!(%error, "a node does not count"),
+                        );
                     }
                     if let Some(absent) = absent.upgrade() {
                         absent.refuse(error);
                     }
                 }
             },
-            Err(error) => tracing::debug!(%error, "a node is still down"),
+            Err(error) => trace::later(
+                Level::DEBUG,
+                || move || tracing::debug!(%error, "a node is still down"),
+            ),
         }
     };
     let (told, reconnects) = match absent.upgrade() {

@@ -5,6 +5,7 @@ use super::connect::Address;
 use super::routes::Routes;
 use super::scripts::slot;
 use super::wakeups::{Channels, Line, Order, lock, serve, wake};
+use crate::trace;
 use fred::types::config::Server;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -13,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Level;
 
 type Clerk = mpsc::UnboundedSender<Order>;
 
@@ -94,7 +96,10 @@ impl Clerks {
                 }
                 // What was ordered goes with the orders, which tells who waits for it.
                 Err(error) => {
-                    tracing::debug!(%error, "no connection for wake-ups");
+                    trace::later(
+                        Level::DEBUG,
+                        || move || tracing::debug!(%error, "no connection for wake-ups"),
+                    );
                     routes.want();
                 }
             }

@@ -10,12 +10,14 @@ use super::requests::Wire;
 use super::slots::SlotLanes;
 use crate::clock::Clock;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use crate::trace;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::time::{sleep, timeout};
+use tracing::Level;
 
 /// Between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
@@ -188,7 +190,10 @@ async fn open(opening: Opening) {
     let work = loop {
         match near.dial.link().await {
             Ok(link) => break near.settle(opening.id, link),
-            Err(error) => tracing::debug!(%error, "no connection for this runtime yet"),
+            Err(error) => trace::later(
+                Level::DEBUG,
+                || move || tracing::debug!(%error, "no connection for this runtime yet"),
+            ),
         }
         if near.lock().closed {
             return;

@@ -34,6 +34,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::trace;
 use async_trait::async_trait;
 use keys::Keys;
 use lane::BATCH_SIZE;
@@ -51,6 +52,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 use wakeups::Hub;
 
 pub(crate) struct RedisStore {
@@ -168,7 +170,10 @@ impl RedisStore {
         let acquire = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
         match self.acquire(acquire.clone()).await {
             Err(error) if replies::is_key_out_of_reach(&error) => {
-                tracing::debug!(%error, "rights not tried out");
+                trace::later(
+                    Level::DEBUG,
+                    || move || tracing::debug!(%error, "rights not tried out"),
+                );
                 return Ok(());
             }
             result => drop(result?),

@@ -8,7 +8,9 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
 use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal, Token};
+use crate::trace;
 use std::time::Duration;
+use tracing::Level;
 use uuid::Uuid;
 
 /// One item of the batch script.
@@ -228,7 +230,13 @@ impl Request for Release {
             Code::Done(listeners) => listeners,
             Code::Absent(absence) => return Ok(Released::NotYours(absence)),
             Code::Other(0) => {
-                tracing::warn!("the server refused to wake waiters; see the README for the ACL");
+                trace::later(Level::WARN, || {
+                    || {
+                        tracing::warn!(
+                            "the server refused to wake waiters; see the README for the ACL"
+                        )
+                    }
+                });
                 0
             }
             Code::Other(_) => return Err(replies::nonsense()),
@@ -440,6 +448,7 @@ mod tests {
                 std::io::sink()
             });
         tracing::subscriber::with_default(log.finish(), run);
+        trace::flush();
         *lines.lock().unwrap()
     }
 

@@ -7,6 +7,7 @@ use super::connect::Address;
 use super::discover::Inquiry;
 use super::url::{Sentinels, Topology};
 use crate::error::Result;
+use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::config::Server;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 /// Between two times of asking.
 const GAPS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -201,7 +203,10 @@ async fn keep(routes: Arc<Routes>) {
         let changed = match routes.inquiry.discover(&routes.address, &known).await {
             Ok((map, _)) => routes.set(map),
             Err(error) => {
-                tracing::debug!(%error, "nobody tells who serves what");
+                trace::later(
+                    Level::DEBUG,
+                    || move || tracing::debug!(%error, "nobody tells who serves what"),
+                );
                 false
             }
         };

@@ -8,9 +8,11 @@ use super::names::{Names, Who};
 use super::session::Session;
 use crate::clock::{Clock, Instant};
 use crate::store::{Name, Token};
+use crate::trace;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
+use tracing::Level;
 
 /// A node that is ours, or may be.
 #[derive(Clone, Debug)]
@@ -85,8 +87,10 @@ impl Holds {
         loop {
             let now = self.clock.now();
             for ((name, token), own) in self.take_expired(now) {
-                tracing::debug!(name = name.as_str(), "not renewed; deleted");
                 let directory = names.lock(&name);
+                trace::later(Level::DEBUG, || {
+                    move || tracing::debug!(name = name.as_str(), "not renewed; deleted")
+                });
                 tokio::spawn(async move { give_back(&own, &directory, token).await });
             }
             let first = self.lock().values().map(|own| own.expires).min();

@@ -19,10 +19,12 @@ use super::names::Who;
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::error::Result;
+use crate::trace;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 use uuid::Uuid;
 use zookeeper_client::EventType;
 
@@ -118,7 +120,9 @@ impl Place {
                 tokio::select! {
                     result = self.wait_in(current) => {
                         let Err(error) = result;
-                        tracing::debug!(%error, "a place in the line is to be found again");
+                        trace::later(Level::DEBUG, || {
+                            move || tracing::debug!(%error, "a place in the line is to be found again")
+                        });
                         tokio::time::sleep(self.attempt / 8).await;
                     }
                     () = current.until_over() => self.lose(),

@@ -7,11 +7,13 @@ use super::proof::{Proof, period};
 use super::user::User;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
+use crate::trace;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 use uuid::Uuid;
 use zookeeper_client::{Acls, Client, CreateMode, Error as ZkError, SessionState};
 
@@ -116,7 +118,10 @@ impl Session {
                 // Nobody but the end of the session deletes it.
                 Ok(Found::NoNode) => break,
                 Err(error) => {
-                    tracing::debug!(%error, "no proof of the session");
+                    trace::later(
+                        Level::DEBUG,
+                        || move || tracing::debug!(%error, "no proof of the session"),
+                    );
                     failed_at = Some(self.clock.now());
                 }
             }
@@ -270,7 +275,10 @@ impl Session {
         loop {
             match in_time(self.timeout, work()).await {
                 Ok(()) => return,
-                Err(error) => tracing::debug!(%error, "not cleaned up yet"),
+                Err(error) => trace::later(
+                    Level::DEBUG,
+                    || move || tracing::debug!(%error, "not cleaned up yet"),
+                ),
             }
             tokio::select! {
                 () = self.until_over() => return,

@@ -5,10 +5,12 @@ use super::errors::no_session;
 use super::session::Session;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::trace;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 type Current = Option<Arc<Session>>;
 
@@ -83,17 +85,22 @@ async fn keep(
 ) {
     loop {
         session.keep(|| reconnects.notify_one()).await;
-        tracing::warn!(
-            ?session,
-            "the session with ZooKeeper has ended, and with it all its leases"
-        );
+        let ended = Arc::clone(&session);
+        trace::later(Level::WARN, || {
+            move || {
+                tracing::warn!(session = ?ended, "the session with ZooKeeper has ended, and with it all its leases");
+            }
+        });
         // So that the engine asks at once, and is told.
         reconnects.notify_one();
         drop(session);
         session = loop {
             match Session::open(address, clock).await {
                 Ok(session) => break session,
-                Err(error) => tracing::warn!(%error, "no new session with ZooKeeper yet"),
+                Err(error) => trace::later(
+                    Level::WARN,
+                    || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
+                ),
             }
             tokio::time::sleep(address.session / 20).await;
         };

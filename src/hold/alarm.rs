@@ -1,0 +1,42 @@
+//! Tells a panic of our own from one elsewhere.
+
+use super::engine::Core;
+use crate::error::Loss;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+
+/// Runs a part of the engine. If it panics, nobody renews any more, so all holders are told.
+///
+/// Whether the thread is panicking says nothing: it may be unwinding through a runtime of the user's, which drops
+/// us on its way.
+pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
+    let mut alarm = Alarm { core, polling: false };
+    let mut work = pin!(work);
+    poll_fn(|cx| {
+        alarm.polling = true;
+        let poll = work.as_mut().poll(cx);
+        alarm.polling = false;
+        poll
+    })
+    .await;
+}
+
+struct Alarm<'a> {
+    core: &'a Arc<Core>,
+    /// Still set in Drop only if the poll has panicked.
+    polling: bool,
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if self.polling {
+            let core = self.core;
+            core.panicked();
+            for hold in core.queue.holds() {
+                hold.lose(core, Loss::Expired);
+            }
+            core.stop.cancel();
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Does what the watchdog and the callers hand over: all that touches the store.
+//!
+//! One loop per engine, which hands each piece of work to a task of its own, so that none waits for another. The
+//! watchdog needs none of it to fire a token.
+
+use super::Hold;
+use super::engine::Core;
+use super::reaper::{Job, Work};
+use super::round::Confirmed;
+use super::watchdog::{Batch, Call, Renewing, warm};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Renewal, Renewed};
+use crate::trace;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tracing::Level;
+
+/// What waits to be done.
+pub(super) struct Inbox {
+    pub(super) calls: mpsc::UnboundedReceiver<Vec<Call>>,
+    pub(super) jobs: mpsc::UnboundedReceiver<Job>,
+}
+
+/// Works until nobody needs the engine any more, and ends it.
+pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
+    let mut tasks = JoinSet::new();
+    let reconnects = core.store.reconnects();
+    loop {
+        tokio::select! {
+            // Renewals first, and new work last: a flood of it must not keep the rest waiting.
+            biased;
+            Some(calls) = inbox.calls.recv() => {
+                for call in calls {
+                    send(core, &mut tasks, call);
+                }
+            }
+            () = reconnected(reconnects.as_deref()) => {
+                core.reconnected.notify_waiters();
+                core.verify.notify_one();
+            }
+            Some(_) = tasks.join_next() => {}
+            Some(job) = inbox.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
+            () = core.stop.cancelled() => break,
+        }
+    }
+    end(core, &mut inbox.jobs, tasks).await;
+}
+
+async fn reconnected(reconnects: Option<&Notify>) {
+    match reconnects {
+        Some(reconnects) => reconnects.notified().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
+    let core = Arc::clone(core);
+    if core.sharded {
+        tasks.spawn(async move { renew_apart(&core, call).await });
+    } else {
+        tasks.spawn(async move { renew(&core, call).await });
+    }
+}
+
+/// Asks each part of the store by a call of its own.
+async fn renew_apart(core: &Arc<Core>, call: Call) {
+    let mut shards: HashMap<usize, Batch> = HashMap::new();
+    for renewing in call.batch.iter() {
+        let shard = core.store.shard(&renewing.hold.name);
+        shards.entry(shard).or_default().push(renewing.clone());
+    }
+    let mut calls = JoinSet::new();
+    for all in shards.into_values() {
+        let mut all = all.into_iter();
+        while all.len() > 0 {
+            let batch = all.by_ref().take(core.batch_size).collect();
+            let (core, call) = (Arc::clone(core), Call::new(core, batch, None, call.whole));
+            calls.spawn(async move { renew(&core, call).await });
+        }
+    }
+    core.schedule.remove(call.key);
+    while calls.join_next().await.is_some() {}
+}
+
+/// Without an answer it stays in the schedule, for the watchdog to see.
+async fn renew(core: &Arc<Core>, call: Call) {
+    let Call { batch, round, until, key, .. } = call;
+    let now = core.now();
+    let timeout = until.saturating_duration_since(now);
+    if timeout.is_zero() {
+        // The thread stood still since it was due: nothing is sent after `C`.
+        return;
+    }
+    let mut kept = false;
+    let request = |renewing: &Renewing| {
+        let fence_retention = fence_retention(core, renewing, now);
+        kept |= fence_retention.is_some();
+        let Hold { name, token, .. } = &*renewing.hold;
+        Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
+    };
+    let requests: Vec<Renewal> = batch.iter().map(request).collect();
+    // A store that keeps its contract answers before.
+    let answer = tokio::time::timeout(timeout * 2, core.store.renew(requests, timeout));
+    let Ok(renewed) = answer.await else { return };
+
+    let (sent, verdicts) = match renewed {
+        Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
+        Ok(_) => {
+            let error = Error::invalid("the store answered for a different number of leases");
+            (now, repeat(error, batch.len()))
+        }
+        Err(error) => (now, repeat(error, batch.len())),
+    };
+    let moment = (core.now(), core.jitter());
+    let next = core.timing.renewal(sent, moment.1);
+    let plainly = moment.0 < until && !kept && !trace::wanted(Level::TRACE);
+    if let Some(round) = round.filter(|_| plainly)
+        && verdicts.iter().all(|verdict| matches!(verdict, Ok(None)))
+        && round.conclude(Confirmed { sent, next }, || core.schedule.again(key, next))
+    {
+        return;
+    }
+    let mut group = core.schedule.group(next, batch.len());
+    warm(batch.iter().map(|renewing| &renewing.hold));
+    for (renewing, verdict) in batch.iter().zip(verdicts) {
+        let kept = fence_retention(core, renewing, now).is_some();
+        let attempt = (renewing.attempt.number, sent, kept);
+        renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
+    }
+    drop(group);
+    core.schedule.remove(key);
+}
+
+fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
+    (0..times).map(|_| Err(error.clone())).collect()
+}
+
+/// The store's memory of the last fencing token must not end during a long hold.
+fn fence_retention(core: &Core, renewing: &Renewing, now: Instant) -> Option<Duration> {
+    let retention = core.settings.fencing?.retention?;
+    let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
+    (renewing.hold.fence.is_some() && old).then_some(retention)
+}
+
+/// Nobody needs the engine any more: finish what was begun, within bounds, and disconnect.
+async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
+    let until = core.now() + core.timing.attempt * 2;
+    let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
+    let finish = async {
+        loop {
+            for _ in 0..inbox.len() {
+                if let Ok(job) = inbox.try_recv() {
+                    tasks.spawn(Work::new(core, job).run());
+                }
+            }
+            if tasks.join_next().await.is_none() && inbox.is_empty() {
+                break;
+            }
+            // When the runtime ends too, what is spawned comes back at once; this lets it end us first.
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = finish => {}
+        () = core.clock().sleep_until(until) => {}
+    }
+    let until = core.now() + core.timing.attempt;
+    tokio::select! {
+        biased;
+        () = core.store.close() => {}
+        () = core.clock().sleep_until(until) => {}
+    }
+    // What is still not released will not be; its turn must not keep the queue alive.
+    let error = Error::new(ErrorKind::Unavailable, "the engine has ended");
+    for hold in core.queue.holds() {
+        hold.give_up(core, &error);
+    }
+    core.stopped.cancel();
+}

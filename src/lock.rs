@@ -1,8 +1,6 @@
 //! The handles: what asks for a name.
 
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::hold::Hold;
 use crate::hold::engine::Engine;
 use crate::lease::Lease;
@@ -193,7 +191,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) when the lease was lost before `body` ended.
+    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) when the lease was lost before `body` ended,
+    /// also when only the release finds that out; what `body` returned is dropped then.
     ///
     /// # Panics
     ///
@@ -221,8 +220,10 @@ impl Lock {
     {
         let lease = self.lock().await?;
         let result = lease.run(body(self, &lease)).await;
-        if let Err(error) = lease.unlock().await {
-            tracing::warn!(name = self.name(), %error, "release failed");
+        match lease.unlock().await {
+            Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
+            Err(error) => tracing::warn!(name = self.name(), %error, "release failed"),
+            Ok(()) => {}
         }
         result
     }

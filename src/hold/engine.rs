@@ -1,13 +1,15 @@
 //! What all leases of a manager share, and where its work runs.
 
 use super::queue::Queue;
-use super::reaper::Job;
+use super::reaper::{Job, made};
 use super::schedule::Schedule;
 use super::timing::Timing;
 use super::watchdog;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Fencing, Store, Token};
+use crate::store::{
+    Acquire, Acquired, Fencing, Release, Released, Store, StoreFuture, Token,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -83,6 +85,9 @@ impl Core {
             fencing.block = 1;
             settings.handoff_bound = 0;
         }
+        if let Some(fencing) = &mut settings.fencing {
+            fencing.block = fencing.block.min(store.capabilities().longest_fence_block);
+        }
         let (jobs, inbox) = mpsc::unbounded_channel();
         let manager = Uuid::new_v4();
         Arc::new(Self {
@@ -127,6 +132,16 @@ impl Core {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Asks the store for a name.
+    pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        made(|| self.store.acquire(request))
+    }
+
+    /// Has the store release a name.
+    pub(crate) fn release(&self, request: Release) -> StoreFuture<Released> {
+        made(|| self.store.release(request))
     }
 
     /// Gives work to the reaper: from any thread, inside a runtime or out.

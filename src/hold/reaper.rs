@@ -11,8 +11,10 @@ use super::state::{Entered, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Work for the engine.
@@ -78,11 +80,30 @@ impl Drop for Work {
 
 /// Bounds a request: what it waits for may live on a runtime that nobody drives any more. Its fate is
 /// unknown then, and the engine asks again by its own connection.
-pub(super) async fn in_time<T>(
+pub(crate) async fn in_time<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(Error::silent()))
+}
+
+/// Awaits a request; a panic of the store is a failure like others, of which the fate is unknown.
+pub(super) async fn caught<T>(request: &mut StoreFuture<T>) -> Result<T> {
+    poll_fn(|cx| {
+        catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(cx)))
+            .unwrap_or_else(|_| Poll::Ready(Err(panicked())))
+    })
+    .await
+}
+
+/// The same for the call that makes the request.
+pub(super) fn made<T: Send + 'static>(request: impl FnOnce() -> StoreFuture<T>) -> StoreFuture<T> {
+    catch_unwind(AssertUnwindSafe(request))
+        .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked()))))
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Unavailable, "the store panicked")
 }
 
 fn bounded<T: 'static>(core: &Core, request: StoreFuture<T>) -> Option<StoreFuture<T>> {
@@ -143,8 +164,8 @@ impl Drop for Sweeping<'_> {
 }
 
 impl Sweep {
-    /// Releases the token now, after every reconnect and every T/10, until a late grant would have
-    /// expired by itself. That it is not there says nothing: the grant may still be on its way.
+    /// Releases the token now, after every reconnect and every T/10, or sooner when no answer came, until a late grant
+    /// would have expired by itself. That it is not there says nothing: the grant may still be on its way.
     async fn run(&self, core: &Arc<Core>) {
         let Some(until) = self.until else { return };
         if let Some(from) = self.from {
@@ -165,17 +186,26 @@ impl Sweep {
             };
             // A grant may still arrive after a release that was sent before `until`.
             let last = core.now() >= until;
-            let verdict = in_time(core.timing.attempt * 2, core.store.release(request)).await;
+            let mut request = core.release(request);
+            let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
             if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
                 return;
             }
             if last || core.stop.is_cancelled() {
                 return;
             }
+            // Spread: there may be as many of these as there were requests in an outage.
+            let longest = core.timing.sweep_gap(verdict.is_err());
+            let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
+            let spread = core.timing.attempt.mul_f64(core.jitter() / 4.0);
+            let after_reconnect = async {
+                reconnected.await;
+                tokio::time::sleep(spread).await;
+            };
             tokio::select! {
                 biased;
-                () = reconnected => {}
-                () = tokio::time::sleep(core.timing.ttl / 10) => {}
+                () = after_reconnect => {}
+                () = tokio::time::sleep(gap) => {}
                 () = core.stop.cancelled() => {}
             }
         }
@@ -196,7 +226,7 @@ impl<'a> Attempt<'a> {
 
     /// Asks the store once.
     pub(crate) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
-        self.flight = Some(self.core.store.acquire(request));
+        self.flight = Some(self.core.acquire(request));
         self.land().await
     }
 
@@ -227,14 +257,8 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let mut flight = self.flight.take();
-        if flight.is_some() && std::thread::panicking() {
-            // It may be the request itself that panicked, so nobody must poll it again.
-            flight = None;
-            self.sweep.unsure(self.core, self.core.now());
-        }
         let sweep = self.sweep.clone();
-        match flight {
+        match self.flight.take() {
             Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
             None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
             None => {}
@@ -257,7 +281,7 @@ impl<'a> Nested<'a> {
 
     /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
     pub(crate) async fn ask(&mut self, request: Acquire) -> Entered {
-        self.flight = Some(self.core.store.acquire(request));
+        self.flight = Some(self.core.acquire(request));
         self.land().await
     }
 
@@ -282,7 +306,7 @@ impl<'a> Nested<'a> {
 impl Drop for Nested<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
-        match self.flight.take().filter(|_| !std::thread::panicking()) {
+        match self.flight.take() {
             Some(verdict) => {
                 self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
             }
@@ -298,7 +322,7 @@ impl Drop for Nested<'_> {
 /// Awaits a request in place, so that a guard's Drop finds it there as long as it is in flight.
 async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> Result<T> {
     let verdict = match flight {
-        Some(request) => request.await,
+        Some(request) => caught(request).await,
         None => {
             Err(Error::new(ErrorKind::Unavailable, "nothing was sent").with_fate(Fate::NotExecuted))
         }

@@ -38,6 +38,8 @@ pub(crate) enum Due {
     /// Renew, and what comes of it may be told to all of its round at once.
     Join(Attempt),
     Settle,
+    /// Settle it: nobody has accepted it.
+    TakenBack,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub(crate) struct State {
     reaping: bool,
     /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
     refused: bool,
+    /// Handed to a waiter that has not accepted it yet.
+    offered: bool,
     /// A release that failed may have run.
     release_unknown: bool,
     /// It was found lost when it was given back, by whoever told the store.
@@ -90,7 +94,7 @@ pub(crate) struct State {
     recorded: Option<u32>,
     /// How often it was passed on since the store granted it.
     passed: u32,
-    /// When the store's grant was asked for.
+    /// When the store's grant came.
     granted: Instant,
     /// The loss was ours to decide: when to release at the latest.
     owed: Option<Instant>,
@@ -119,6 +123,7 @@ impl State {
             live: 1,
             recorded: Some(1),
             refused: false,
+            offered: false,
             busy: false,
             nesting: false,
             settling: false,
@@ -179,7 +184,8 @@ impl State {
     pub(super) fn is_over(&self) -> bool {
         match self.phase {
             Phase::Released => true,
-            Phase::Lost(_) => self.owed.is_none() && !self.busy,
+            // An operation that is still under way changes nothing any more.
+            Phase::Lost(_) => self.owed.is_none(),
             _ => false,
         }
     }
@@ -211,14 +217,37 @@ impl State {
             Phase::Held | Phase::AtRisk => {
                 let end = self.believed_until(timing);
                 match self.renewal {
-                    Renewal::Due(at) => Some(at.min(end)),
+                    Renewal::Due(at) if self.live > 0 => Some(at.min(end)),
                     Renewal::UnderWay { .. } => None,
-                    Renewal::Stopped => Some(end),
+                    Renewal::Due(_) | Renewal::Stopped => Some(end),
                 }
             }
-            Phase::Lost(_) if !self.settling => self.owed,
-            _ => None,
+            Phase::Releasing => Some(self.left_at(timing)),
+            Phase::Lost(_) if self.settling => self.owed.map(|_| self.left_at(timing)),
+            Phase::Lost(_) => self.owed,
+            Phase::Released => None,
         }
+    }
+
+    /// When a key that is to be released is left to expire, whatever is under way: what is may be in a future that
+    /// nobody polls.
+    fn left_at(&self, timing: &Timing) -> Instant {
+        let deadline = self.deadline(timing);
+        self.owed.map_or(deadline, |owed| deadline.max(owed + timing.attempt * 3))
+    }
+
+    pub(super) fn is_releasing(&self) -> bool {
+        self.phase == Phase::Releasing
+    }
+
+    /// Whether it is to be renewed: somebody has it.
+    fn renewable(&self) -> bool {
+        self.live > 0 && !self.offered
+    }
+
+    /// The store's grant came at `now`.
+    pub(super) fn came(&mut self, now: Instant) {
+        self.granted = now;
     }
 
     /// Belief ends. With `owed` the key is still ours, to be released by then.
@@ -241,21 +270,34 @@ impl State {
 
     pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
+        if (self.settling || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
+            self.end();
+        }
         if let Phase::Lost(_) = self.phase {
             let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.settling;
             self.settling |= due;
             return if due { Due::Settle } else { Due::Nothing };
         }
         match self.renewal {
-            Renewal::Due(at) if at <= now => self.renew_early(timing, now),
+            Renewal::Due(at) if at <= now => self.verify(timing, now),
             _ => Due::Nothing,
         }
+    }
+
+    /// Starts a renewal, or takes it back if nobody has accepted it.
+    pub(super) fn verify(&mut self, timing: &Timing, now: Instant) -> Due {
+        if !self.offered || !self.believed() {
+            return self.renew_early(timing, now);
+        }
+        self.leave(timing, now);
+        Due::TakenBack
     }
 
     /// Starts a renewal of which only the next could come, if it succeeds by `until`.
     pub(super) fn renew_plainly(&mut self, timing: &Timing, until: Instant) -> Option<Attempt> {
         let believed_until = timing.cancel(self.confirmed);
         let plain = self.phase == Phase::Held
+            && self.renewable()
             && matches!(self.renewal, Renewal::Due(_))
             && self.max_until.is_none()
             && until <= believed_until
@@ -270,10 +312,19 @@ impl State {
         Attempt { number, believed_until, fence_kept: self.fence_kept }
     }
 
+    /// Makes the next renewal due now.
+    pub(super) fn renew_at(&mut self, now: Instant) {
+        if let (true, Renewal::Due(at)) = (self.believed(), self.renewal) {
+            self.renewal = Renewal::Due(at.min(now));
+        }
+    }
+
     /// Starts a renewal that is not due yet.
     pub(super) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
         match self.renewal {
-            Renewal::Due(_) if self.believed() && now < self.believed_until(timing) => {
+            Renewal::Due(_)
+                if self.renewable() && self.believed() && now < self.believed_until(timing) =>
+            {
                 Due::Renew(self.attempt(self.believed_until(timing)))
             }
             _ => Due::Nothing,
@@ -731,7 +782,7 @@ mod tests {
         };
         assert!(!state.may_pass(&timing(), at(21), 1), "a renewal is under way");
         state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
-        let mut next = state.pass(None);
+        let mut next = state.pass(None, at(0));
         assert_eq!(state.phase(), Phase::Released);
         assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
         assert!(next.may_pass(&timing(), at(40), 2));

@@ -51,6 +51,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use wakeups::Hub;
 
+/// So many microseconds pass between two grants of a name, with a release in between.
+const LONGEST_FENCE_BLOCK: u32 = 64;
+
 pub(crate) struct RedisStore {
     clock: Clock,
     keys: Keys,
@@ -184,7 +187,12 @@ impl Store for RedisStore {
 
     fn capabilities(&self) -> Capabilities {
         let sharded = self.renewals.is_cluster();
-        Capabilities { renewal_batch: BATCH_SIZE, sharded, ..Capabilities::default() }
+        Capabilities {
+            longest_fence_block: LONGEST_FENCE_BLOCK,
+            renewal_batch: BATCH_SIZE,
+            sharded,
+            ..Capabilities::default()
+        }
     }
 
     fn shard(&self, name: &Name) -> usize {

@@ -186,8 +186,8 @@ impl Lock {
     /// Takes the lock, runs `body` for as long as it is held, and gives it back.
     ///
     /// `body` gets the handle, to call what locks the same name again, and the lease. What it returns
-    /// is returned unchanged, errors of its own included; a release that fails is traced, and never
-    /// replaces it. When the lease is lost, `body` is dropped at once.
+    /// is returned unchanged, errors of its own included; a release that fails, but for a loss, is traced, and
+    /// never replaces it. When the lease is lost, `body` is dropped at once.
     ///
     /// # Errors
     ///

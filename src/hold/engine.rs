@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Acquire, Acquired, Fencing, Release, Released, Store, StoreFuture, Token,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) stopped: CancellationToken,
     /// Wakes the reaper's sweeps when a connection was made anew.
     pub(crate) reconnected: Notify,
+    /// How many of these there are.
+    pub(crate) sweeps: AtomicU32,
     /// Until when `close` lets releases be tried.
     pub(crate) closing_until: OnceLock<Instant>,
     clock: Clock,
@@ -101,6 +103,7 @@ impl Core {
             stop: CancellationToken::new(),
             stopped: CancellationToken::new(),
             reconnected: Notify::new(),
+            sweeps: AtomicU32::new(0),
             closing_until: OnceLock::new(),
             manager,
             tokens: AtomicU64::new(1),

@@ -14,8 +14,13 @@ use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFut
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
+
+/// How long the sweeps of an outage take after a reconnect, for each of them: a server that has just come back is
+/// not to meet all of them at once.
+const AFTER_RECONNECT: Duration = Duration::from_micros(100);
 
 /// Work for the engine.
 pub(crate) enum Job {
@@ -65,7 +70,7 @@ impl Work {
                     attempt.give_back(sent);
                 }
             }
-            Some(Job::Sweep(sweep)) => Sweeping { core, sweep: Some(sweep) }.run().await,
+            Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
         }
     }
 }
@@ -146,7 +151,12 @@ struct Sweeping<'a> {
     sweep: Option<Sweep>,
 }
 
-impl Sweeping<'_> {
+impl<'a> Sweeping<'a> {
+    fn new(core: &'a Arc<Core>, sweep: Sweep) -> Self {
+        core.sweeps.fetch_add(1, Ordering::Relaxed);
+        Self { core, sweep: Some(sweep) }
+    }
+
     async fn run(mut self) {
         if let Some(sweep) = &self.sweep {
             sweep.run(self.core).await;
@@ -157,6 +167,7 @@ impl Sweeping<'_> {
 
 impl Drop for Sweeping<'_> {
     fn drop(&mut self) {
+        self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
         if let Some(sweep) = self.sweep.take() {
             self.core.reap(Job::Sweep(sweep));
         }
@@ -197,10 +208,13 @@ impl Sweep {
             // Spread: there may be as many of these as there were requests in an outage.
             let longest = core.timing.sweep_gap(verdict.is_err());
             let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
-            let spread = core.timing.attempt.mul_f64(core.jitter() / 4.0);
             let after_reconnect = async {
                 reconnected.await;
-                tokio::time::sleep(spread).await;
+                let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
+                let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
+                if wait >= Duration::from_millis(1) {
+                    tokio::time::sleep(wait).await;
+                }
             };
             tokio::select! {
                 biased;

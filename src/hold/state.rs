@@ -94,8 +94,9 @@ pub(crate) struct State {
     recorded: Option<u32>,
     /// How often it was passed on since the store granted it.
     passed: u32,
-    /// When the store's grant came.
+    /// When the store's grant was asked for, and when it came.
     granted: Instant,
+    came: Instant,
     /// The loss was ours to decide: when to release at the latest.
     owed: Option<Instant>,
     /// Earlier sends of the grant whose fate is unknown may run until then.
@@ -119,6 +120,7 @@ impl State {
             attempts: 0,
             failures: 0,
             granted: sent,
+            came: sent,
             passed: 0,
             live: 1,
             recorded: Some(1),
@@ -247,7 +249,7 @@ impl State {
 
     /// The store's grant came at `now`.
     pub(super) fn came(&mut self, now: Instant) {
-        self.granted = now;
+        self.came = now;
     }
 
     /// Belief ends. With `owed` the key is still ours, to be released by then.

@@ -135,7 +135,7 @@ impl State {
     /// behind the first token by a block.
     pub(in crate::hold) fn has_fence(&self, now: Instant, block: u32) -> bool {
         let next = self.passed.saturating_add(1);
-        let passed = now.saturating_duration_since(self.granted).mul_f64(0.99).as_micros();
+        let passed = now.saturating_duration_since(self.came).mul_f64(0.99).as_micros();
         next < block || passed > u128::from(next) + u128::from(block)
     }
 
@@ -151,6 +151,7 @@ impl State {
             renewal,
             offered: true,
             granted: self.granted,
+            came: self.came,
             passed: self.passed + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)

@@ -7,9 +7,7 @@ use super::timing::Timing;
 use super::watchdog;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{
-    Acquire, Acquired, Fencing, Release, Released, Store, StoreFuture, Token,
-};
+use crate::store::{Acquire, Acquired, Fencing, Release, Released, Store, StoreFuture, Token};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;

@@ -49,7 +49,11 @@ impl Hold {
     }
 
     /// Ends it for its holder and puts in place what the first waiter is to have, if it may be passed on.
-    fn succeed(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<(Arc<Notify>, Arc<Self>)> {
+    fn succeed(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+    ) -> Option<(Arc<Notify>, Arc<Self>)> {
         let mut inner = self.lock();
         let Settings { max_hold, handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);

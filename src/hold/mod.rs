@@ -187,8 +187,7 @@ impl Hold {
         let over = inner.state.is_over();
         let turn = if over { inner.turn.take() } else { None };
         let watched = before.is_some_and(|before| before != inner.state.visible());
-        let sweep =
-            (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
+        let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
         drop(inner);
 
         if let Some(until) = believed_until {

@@ -129,9 +129,10 @@ impl Queue {
     pub(crate) fn missed(&self, hold: &Arc<Hold>) {
         let mut line = self.lock();
         let Some(slot) = line.slots.get_mut(&hold.name) else { return };
-        let missed = slot.waiters.values_mut().find(
-            |waiter| matches!(&waiter.offer, Some(Offer::Hold(passed)) if passed.is(hold)),
-        );
+        let missed = slot
+            .waiters
+            .values_mut()
+            .find(|waiter| matches!(&waiter.offer, Some(Offer::Hold(passed)) if passed.is(hold)));
         let offer = missed.and_then(|waiter| waiter.offer.replace(Offer::Missed));
         drop(line);
         drop(offer);
@@ -312,8 +313,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut line = self.queue.lock();
-        let waiter =
-            line.slots.get_mut(&self.name).and_then(|slot| slot.waiters.remove(&ticket));
+        let waiter = line.slots.get_mut(&self.name).and_then(|slot| slot.waiters.remove(&ticket));
         drop(line);
         match waiter.and_then(|waiter| waiter.offer) {
             Some(Offer::Turn { .. }) => self.queue.pass(&self.name),

@@ -119,7 +119,8 @@ impl Drop for Settlement<'_> {
 /// Settles a hold that was left at `now`, retrying a release for one attempt's time. The caller keeps
 /// the time.
 pub(crate) async fn settle(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant) -> Result<()> {
-    let mut settlement = Settlement { core, hold, flight: None, now, limit: None, silent: false, over: false };
+    let mut settlement =
+        Settlement { core, hold, flight: None, now, limit: None, silent: false, over: false };
     finish(&mut settlement, || now + core.timing.attempt).await
 }
 
@@ -167,7 +168,8 @@ pub(super) async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fl
     };
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
-    let mut settlement = Settlement { core, hold, flight: flight.take(), now, limit, silent: false, over: false };
+    let mut settlement =
+        Settlement { core, hold, flight: flight.take(), now, limit, silent: false, over: false };
     match finish(&mut settlement, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}

@@ -772,6 +772,75 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_accepts_is_taken_back_when_its_renewal_is_due() {
+        let mut state = held().pass(None, at(400));
+        assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
+        assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
+        assert_eq!(state.next_op(at(400)), Next::Op(Op::Release));
+        assert!(!state.accept(&timing(), at(400)));
+        // After a reconnect it is not sure any more.
+        let mut state = held().pass(None, at(0));
+        assert_eq!(state.verify(&timing(), at(1)), Due::TakenBack);
+        let mut state = held().pass(None, at(0));
+        assert!(!state.accept(&timing(), at(600)), "too little is left");
+    }
+
+    #[test]
+    fn a_fencing_token_that_was_not_reserved_must_lie_behind_the_stores_clock() {
+        let micros = |micros| Instant::ZERO + Duration::from_micros(micros);
+        let mut state = held();
+        state.came(micros(1_000));
+        assert!(!state.has_fence(micros(1_000), 1));
+        assert!(state.has_fence(micros(1_000), 2), "reserved by the grant");
+        // The first after it needs two microseconds more than the block, by a clock that is 1 % slower.
+        assert!(!state.has_fence(micros(1_002), 1));
+        assert!(state.has_fence(micros(1_004), 1));
+        let next = state.pass(None, at(0));
+        assert!(next.has_fence(micros(1_000), 3));
+        assert!(!next.has_fence(micros(1_000), 2));
+        assert!(!next.has_fence(micros(1_004), 2));
+        assert!(next.has_fence(micros(1_006), 2));
+        assert!(!next.has_fence(at(0), 2), "before it came");
+    }
+
+    #[test]
+    fn without_a_live_lease_nothing_is_renewed_and_the_loss_ends_it_whatever_is_under_way() {
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        state.leave(&timing(), at(20));
+        assert_eq!(state.phase(), Phase::Held, "the nested call may still be granted");
+        assert_eq!(state.wake_at(&timing()), Some(at(888)));
+        assert_eq!(state.tick(&timing(), at(400)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+        assert!(state.is_over() && state.is_busy());
+        assert_eq!(state.next_op(at(888)), Next::Nothing);
+    }
+
+    #[test]
+    fn a_release_that_nobody_sees_through_ends_with_the_key() {
+        let mut state = held();
+        state.leave(&timing(), at(20));
+        assert_eq!(state.next_op(at(20)), Next::Op(Op::Release));
+        assert_eq!(state.wake_at(&timing()), Some(at(988)));
+        assert_eq!(state.tick(&timing(), at(987)), Due::Nothing);
+        assert!(!state.is_over());
+        assert_eq!(state.tick(&timing(), at(988)), Due::Nothing);
+        assert!(state.is_over() && state.is_busy());
+        assert_eq!(state.next_op(at(988)), Next::Nothing);
+        // And one that is owed, some attempts after it was to be sent.
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        state.lose(Loss::Closed, Some(at(900)));
+        assert_eq!(state.tick(&timing(), at(900)), Due::Settle);
+        let end = state.wake_at(&timing()).expect("it is looked at again");
+        assert!(end > at(988) && !state.is_over());
+        assert_eq!(state.tick(&timing(), end), Due::Nothing);
+        assert!(state.is_over());
+    }
+
+    #[test]
     fn a_chain_of_holders_ends_by_its_own_time_and_count() {
         let mut state = held();
         let chain = timing().longest_chain;
@@ -789,6 +858,8 @@ mod tests {
         assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
         assert!(next.may_pass(&timing(), at(40), 2));
         assert!(!next.may_pass(&timing(), Instant::ZERO + chain, 2));
+        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "nobody has accepted it");
+        assert!(next.accept(&timing(), at(40)));
         match next.renew_early(&timing(), at(40)) {
             Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
             due => panic!("{due:?}"),

@@ -38,7 +38,8 @@ async fn what_was_handed_to_a_future_that_nobody_polls_is_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_and_it_keeps_its_place() {
+async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_and_it_keeps_its_place()
+ {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut late = setup.leases.lock("n");
@@ -93,7 +94,7 @@ async fn a_nested_lock_that_is_put_aside_renews_nothing_when_no_lease_is_left() 
     assert_eq!(lost(aside.await), Loss::Expired);
     theirs.check().expect("held");
     drop(theirs);
-    gets_in(&setup.leases, "n").await;
+    drop(gets_in(&setup.leases, "n").await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,7 +111,7 @@ async fn a_nested_unlock_that_is_put_aside_keeps_the_turn_no_longer_than_the_tim
     next.check().expect("held");
     assert_eq!(setup.recorded("n").await, Some(1));
     next.unlock().await.expect("held");
-    gets_in(&setup.other(), "n").await;
+    drop(gets_in(&setup.other(), "n").await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -53,7 +53,8 @@ pub struct Builder {
     handoff_bound: u32,
     max_hold: Option<Duration>,
     fencing: bool,
-    fence_retention: Option<Duration>,
+    /// `None`: the default, which depends on T.
+    fence_retention: Option<Option<Duration>>,
     prefix: String,
     own_thread: Option<bool>,
     #[cfg(feature = "testing")]
@@ -69,7 +70,7 @@ impl Default for Builder {
             handoff_bound: DEFAULT_HANDOFF_BOUND,
             max_hold: None,
             fencing: true,
-            fence_retention: Some(DEFAULT_FENCE_RETENTION),
+            fence_retention: None,
             prefix: String::new(),
             own_thread: None,
             #[cfg(feature = "testing")]
@@ -104,7 +105,8 @@ impl Builder {
     ///
     /// Such a hand-off costs no round trip. After as many, or T/10 after the store's grant, whichever comes first,
     /// the lock is really released, and other processes get their turn. A higher bound gives more
-    /// throughput, a lower one shorter waits elsewhere. Each grant reserves as many fencing tokens and one more.
+    /// throughput, a lower one shorter waits elsewhere. Each grant reserves as many fencing tokens and one more, on
+    /// Redis 64 at most; holders beyond these have one of the microseconds that have passed since.
     pub fn handoff_bound(mut self, bound: u32) -> Self {
         self.handoff_bound = bound;
         self
@@ -129,11 +131,14 @@ impl Builder {
     }
 
     /// How long the store remembers the last fencing token of a name that nobody locks. 2 T to 100 years; default
-    /// 24 h; `None` for ever, which leaves one key for each name behind.
+    /// 24 h, or 2 T if that is longer; `None` for ever, which leaves one key for each name behind.
+    ///
+    /// The memory of a token that is ahead of the store's clock outlives it by as much. In memory it ends when the
+    /// clock has passed the token, whatever is set here: they grow all the same.
     ///
     /// Choose `None` where Java services use `RFencedLock` on the same names: it would start again at 1.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
-        self.fence_retention = retention;
+        self.fence_retention = Some(retention);
         self
     }
 
@@ -290,7 +295,7 @@ impl Builder {
                 "a max_hold of {max:?} is too short; choose at least 10 ms"
             )));
         }
-        if let Some(retention) = self.fence_retention
+        if let Some(retention) = self.retention(&timing)
             && !(timing.ttl * 2..=LONGEST_RETENTION).contains(&retention)
         {
             return Err(Error::invalid(format!(
@@ -309,6 +314,10 @@ impl Builder {
         Ok((timing, self.settings(&timing)))
     }
 
+    fn retention(&self, timing: &Timing) -> Option<Duration> {
+        self.fence_retention.unwrap_or(Some(DEFAULT_FENCE_RETENTION.max(timing.ttl * 2)))
+    }
+
     fn settings(&self, timing: &Timing) -> Settings {
         Settings {
             max_hold: self.max_hold,
@@ -316,7 +325,7 @@ impl Builder {
             handoff_bound: self.handoff_bound,
             fencing: self.fencing.then_some(Fencing {
                 block: self.handoff_bound + 1,
-                retention: self.fence_retention,
+                retention: self.retention(timing),
             }),
             #[cfg(feature = "testing")]
             seed: self.seed,

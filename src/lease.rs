@@ -12,6 +12,7 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -130,10 +131,12 @@ impl Lease {
         let core = self.core().on_caller.then(|| Arc::clone(self.core()));
         let hold = Arc::clone(&self.hold);
         async move {
-            match core {
+            let loss = match core {
                 Some(core) => core.attend(hold.when_lost()).await,
                 None => hold.when_lost().await,
-            }
+            };
+            consume_budget().await;
+            loss
         }
     }
 
@@ -218,6 +221,7 @@ impl Lease {
             )));
         }
         core.ensure_running();
+        consume_budget().await;
         loop {
             self.check()?;
             if self.remaining() >= min {
@@ -264,7 +268,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost first.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost first, also when `future` ended without an await
+    /// after that; its output is dropped then.
     ///
     /// # Cancel safety
     ///
@@ -281,13 +286,15 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
+        consume_budget().await;
         let mut lost = pin!(self.lost());
         let mut future = pin!(future);
         poll_fn(|cx| {
             // The clock first: after a freeze nothing more of the work may run.
             self.check()?;
             if let Poll::Ready(output) = future.as_mut().poll(cx) {
-                return Poll::Ready(Ok(output));
+                // And after it: the last stretch may have been a long one.
+                return Poll::Ready(self.check().map(|()| output));
             }
             lost.as_mut().poll(cx).map(|loss| Err(Error::lost(loss)))
         })
@@ -353,6 +360,13 @@ impl Lease {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.call();
         self.end();
+        let result = self.settle().await;
+        // Only now: what is begun must not wait for a turn of this task.
+        consume_budget().await;
+        result
+    }
+
+    async fn settle(&self) -> Result<()> {
         let (core, hold) = (self.core(), &self.hold);
         let now = core.now();
         let Some(phase) = hold.leave(core, now) else {

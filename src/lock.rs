@@ -1,8 +1,6 @@
 //! The handles: what asks for a name.
 
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::hold::Hold;
 use crate::hold::engine::Engine;
 use crate::lease::Lease;
@@ -188,12 +186,13 @@ impl Lock {
     /// Takes the lock, runs `body` for as long as it is held, and gives it back.
     ///
     /// `body` gets the handle, to call what locks the same name again, and the lease. What it returns
-    /// is returned unchanged, errors of its own included; a release that fails is traced, and never
-    /// replaces it. When the lease is lost, `body` is dropped at once.
+    /// is returned unchanged, errors of its own included; a release that fails, but for a loss, is traced, and
+    /// never replaces it. When the lease is lost, `body` is dropped at once.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) when the lease was lost before `body` ended.
+    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) when the lease was lost before `body` ended,
+    /// also when only the release finds that out; what `body` returned is dropped then.
     ///
     /// # Panics
     ///
@@ -221,8 +220,10 @@ impl Lock {
     {
         let lease = self.lock().await?;
         let result = lease.run(body(self, &lease)).await;
-        if let Err(error) = lease.unlock().await {
-            tracing::warn!(name = self.name(), %error, "release failed");
+        match lease.unlock().await {
+            Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
+            Err(error) => tracing::warn!(name = self.name(), %error, "release failed"),
+            Ok(()) => {}
         }
         result
     }

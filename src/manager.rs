@@ -11,6 +11,7 @@ use crate::store::{Holding, Name};
 use crate::trace;
 use std::fmt;
 use std::sync::Arc;
+use tokio::task::coop::consume_budget;
 
 /// The source of locks: one connection to a store, one watchdog, shared by all clones.
 ///
@@ -208,13 +209,15 @@ impl LeaseManager {
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<Holding>> {
         let core = &self.engine.core;
         core.check_open()?;
+        consume_budget().await;
         core.store.inspect(&Name::new(name.as_ref())?).await
     }
 
     /// Takes `name` away from whoever holds it, and wakes a waiter; whether somebody held it.
     ///
     /// The tokens of a holder in this manager fire first, with [`Loss::Revoked`]. A holder elsewhere learns
-    /// it at its next renewal. **The next holder can be granted while the old one still works**: this is for
+    /// it at its next renewal. A lease that a waiter of this manager was granted in the meantime is verified before
+    /// this returns, and lost with the same cause if the store does not confirm it. **The next holder can be granted while the old one still works**: this is for
     /// operators who know that the old one is dead or must be stopped.
     ///
     /// # Errors
@@ -238,12 +241,19 @@ impl LeaseManager {
     pub async fn force_unlock(&self, name: impl AsRef<str>) -> Result<bool> {
         let core = &self.engine.core;
         core.check_open()?;
+        consume_budget().await;
         let name = Name::new(name.as_ref())?;
         let hold = lose(core, &name, Loss::Revoked);
         let mut revoked = Revoked { core, hold };
-        let held = core.store.force_release(&name).await?;
-        revoked.hold = None;
-        Ok(held)
+        let held = core.store.force_release(&name).await;
+        let before = if held.is_ok() { revoked.hold.take() } else { revoked.hold.clone() };
+        // What was granted to a waiter of this manager meanwhile may have gone with the rest.
+        if let Some(hold) = core.queue.hold(&name)
+            && !before.is_some_and(|before| Arc::ptr_eq(&before, &hold))
+        {
+            hold.verify(core).await;
+        }
+        held
     }
 
     /// Ends everything: no new locks, all leases given back, connections closed.
@@ -276,6 +286,7 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.ensure_running();
         core.closed.cancel();
+        consume_budget().await;
         let until = core.now() + core.timing.grace + core.timing.attempt * 2;
         let until = *core.closing_until.get_or_init(|| until);
         let mut holds = core.queue.holds();

@@ -3,17 +3,18 @@
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hold::engine::{Core, Engine};
-use crate::hold::queue::{Admission, Turn};
-use crate::hold::reaper::{Attempt, Nested};
+use crate::hold::queue::{Admission, Place, Turn};
+use crate::hold::reaper::{Attempt, Nested, in_time};
 use crate::hold::state::{Entered, Entry};
 use crate::hold::{Grant, Hold};
 use crate::lease::Lease;
 use crate::store::{Acquire, Acquired, Mode, Name, Token, Wakeups};
-use std::future::pending;
-use std::pin::pin;
+use std::future::{Future, pending};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::task::coop::consume_budget;
 use tokio::time::{sleep, timeout};
 use tracing::Instrument;
 
@@ -47,13 +48,15 @@ pub(crate) async fn acquire(
     let name = name.as_ref().map_err(Error::clone)?;
     let core = &engine.core;
     let _call = core.call();
+    // What is ready at once must not keep the rest of its thread waiting.
+    consume_budget().await;
     let span = tracing::debug_span!(
         "acquire",
         name = name.as_str(),
         waited_ms = tracing::field::Empty,
         outcome = tracing::field::Empty,
     );
-    let start = (!span.is_disabled()).then(|| core.now());
+    let start = core.now();
     // Whether the store has said anything; waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
     let once = match patience {
@@ -61,7 +64,7 @@ pub(crate) async fn acquire(
         Patience::For(limit) => limit.is_zero(),
         Patience::Forever => false,
     };
-    let seek = Seek { engine, name, once, answered: &answered }.run(current);
+    let seek = Seek { engine, name, once, start, answered: &answered }.run(current);
     let mut seek = pin!(
         core.attend(async {
             tokio::select! {
@@ -75,15 +78,22 @@ pub(crate) async fn acquire(
     let result = match patience {
         Patience::For(limit) if !once => match timeout(limit, seek.as_mut()).await {
             Ok(result) => result,
-            Err(_) if answered.load(Ordering::Relaxed) => Ok(None),
+            Err(_) if answered.load(Ordering::Relaxed) && !is_silent(core, name, start) => Ok(None),
             Err(_) => Err(Error::silent()),
         },
         _ => seek.await,
     };
-    if let Some(start) = start {
+    if !span.is_disabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
     }
     result
+}
+
+/// Whether the store has not answered the first in line since `start`, or for longer than an attempt.
+fn is_silent(core: &Core, name: &Name, start: Instant) -> bool {
+    core.queue.silent_since(name).is_some_and(|since| {
+        since <= start || core.now().saturating_duration_since(since) >= core.timing.attempt
+    })
 }
 
 fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Lease>>) {
@@ -106,6 +116,7 @@ struct Seek<'a> {
     engine: &'a Arc<Engine>,
     name: &'a Name,
     once: bool,
+    start: Instant,
     answered: &'a AtomicBool,
 }
 
@@ -142,23 +153,46 @@ impl Seek<'_> {
         let core = self.core();
         // Who waits in line needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
-        loop {
-            let admission = if self.once {
-                core.queue.try_enter(self.name).map(Admission::Turn)
-            } else {
-                Some(core.queue.enter(self.name).await)
+        if self.once {
+            let Some(turn) = core.queue.try_enter(self.name) else {
+                let silent = is_silent(core, self.name, Instant::ZERO);
+                return if silent { Err(Error::silent()) } else { Ok(None) };
             };
-            match admission {
-                None => return Ok(None),
-                Some(Admission::Turn(turn)) => {
+            let grant = self.take(turn).await?;
+            return Ok(grant.map(|grant| Hold::begin(core, grant)));
+        }
+        let mut place = core.queue.place(self.name);
+        loop {
+            match self.wait_in_line(&mut place).await? {
+                Admission::Turn(turn) => {
                     let grant = self.take(turn).await?;
                     return Ok(grant.map(|grant| Hold::begin(core, grant)));
                 }
-                Some(Admission::Hold(passed)) => {
+                Admission::Hold(passed) => {
                     if let Some(hold) = passed.accept() {
                         return Ok(Some(hold));
                     }
                 }
+            }
+        }
+    }
+
+    /// Waits in line, for as long as the store is not silent: the first in line may hear nothing either.
+    async fn wait_in_line(&self, place: &mut Place) -> Result<Admission> {
+        let core = self.core();
+        let limit = self.silence_limit();
+        loop {
+            let now = core.now();
+            let until = match core.queue.silent_since(self.name) {
+                Some(since) => since.max(self.start) + limit,
+                None => now + limit,
+            };
+            if until <= now {
+                return Err(Error::silent());
+            }
+            match timeout(until.saturating_duration_since(now), place.next()).await {
+                Ok(admission) => return Ok(admission),
+                Err(_) => core.queue.hurry(self.name, core.now(), limit),
             }
         }
     }
@@ -251,13 +285,14 @@ impl Seek<'_> {
         self.answered.store(false, Ordering::Relaxed);
         loop {
             core.check_open()?;
-            // Silence counts from the first send without an answer, not while we sleep.
+            // Silence counts from the first send without an answer, also of those who were first before, not while
+            // we sleep.
             let now = core.now();
-            let since = *unanswered.get_or_insert(now);
-            let silence = now.saturating_duration_since(since);
-            let limit = self.silence_limit();
+            let since = *unanswered.get_or_insert_with(|| core.queue.asked(self.name, now));
+            let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.token(), 1);
-            let verdict = match timeout(limit.saturating_sub(silence), attempt.ask(request)).await {
+            let left = until.saturating_duration_since(now);
+            let verdict = match timeout(left, attempt.ask(request)).await {
                 Ok(verdict) => verdict,
                 Err(_) => return Err(Error::silent()),
             };
@@ -281,6 +316,7 @@ impl Seek<'_> {
                         return Ok(None);
                     }
                     (unanswered, failures) = (None, 0);
+                    core.queue.answered(self.name);
                     hints.wait(core, self.name, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
@@ -305,45 +341,56 @@ impl Seek<'_> {
 }
 
 /// What a waiter listens to between two attempts.
-enum Hints {
+enum Hints<'a> {
     Unasked,
+    Subscribing(Subscribing<'a>),
     Subscribed(Wakeups),
     /// The store has no wake-ups, or refused them: the clock alone.
     Clock,
 }
 
-impl Hints {
+type Subscribing<'a> = Pin<Box<dyn Future<Output = Result<Option<Wakeups>>> + Send + 'a>>;
+
+impl<'a> Hints<'a> {
     /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound.
     ///
-    /// The first call only subscribes: what was released before that must be seen by one more attempt.
-    async fn wait(&mut self, core: &Core, name: &Name, remaining: Option<Duration>) {
-        if let Self::Unasked = self {
-            match timeout(core.timing.attempt, core.store.subscribe(name)).await {
-                Ok(Ok(Some(wakeups))) => {
-                    *self = Self::Subscribed(wakeups);
-                    return;
-                }
-                Ok(Err(error)) if !error.is_unavailable() => {
-                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; waiting by the clock");
-                    *self = Self::Clock;
-                }
-                Ok(Ok(None)) => *self = Self::Clock,
-                // Wait by the clock this time; subscribe the next.
-                Ok(Err(_)) | Err(_) => {}
-            }
-        }
+    /// A new subscription is a hint: what was released before that must be seen by one more attempt.
+    async fn wait(&mut self, core: &'a Core, name: &'a Name, remaining: Option<Duration>) {
         let bound = core.settings.poll_bound;
-        let pause = remaining.map_or(bound, |left| bound.min(left + AFTER_EXPIRY));
-        let hint = async {
-            match self {
-                Self::Subscribed(wakeups) => wakeups.recv().await,
-                _ => pending().await,
-            }
-        };
+        let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
         tokio::select! {
             biased;
-            () = hint => {}
+            () = self.hint(core, name) => {}
             () = sleep(pause) => {}
+        }
+    }
+
+    /// Waits for a hint. Dropping the future loses none, and no subscription that is under way.
+    async fn hint(&mut self, core: &'a Core, name: &'a Name) {
+        if let Self::Unasked = self {
+            let limit = core.timing.attempt;
+            *self = Self::Subscribing(Box::pin(in_time(limit, core.store.subscribe(name))));
+        }
+        match self {
+            Self::Subscribed(wakeups) => wakeups.recv().await,
+            Self::Subscribing(subscribing) => match subscribing.await {
+                Ok(Some(wakeups)) => *self = Self::Subscribed(wakeups),
+                Err(error) if error.is_unavailable() => {
+                    // Wait by the clock this time; subscribe the next.
+                    *self = Self::Unasked;
+                    pending().await
+                }
+                Err(error) => {
+                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; waiting by the clock");
+                    *self = Self::Clock;
+                    pending().await
+                }
+                Ok(None) => {
+                    *self = Self::Clock;
+                    pending().await
+                }
+            },
+            Self::Unasked | Self::Clock => pending().await,
         }
     }
 }

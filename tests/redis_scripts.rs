@@ -275,6 +275,33 @@ fn fencing_tokens_go_on_behind_the_last_block() {
     assert_eq!(again, [Reply::Int(fences[2])]);
 }
 
+/// Microseconds that the clock has not reached: where it went back, or blocks were larger than it could follow.
+#[test]
+fn a_fencing_token_that_is_ahead_of_the_clock_is_remembered_for_longer_by_as_much() {
+    const AHEAD: i64 = 1_000_000;
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    let time = bench.command(&["TIME"]).list();
+    let [seconds, micros] = [0, 1].map(|i| time[i].clone().text().parse::<i64>().expect("a number"));
+    let last = (seconds * 1_000_000 + micros + AHEAD * 1_000).to_string();
+    let kept = |bench: &mut Bench| {
+        let kept = bench.command(&["PTTL", &fence_key("job")]).int();
+        assert!((AHEAD..=60_000 + AHEAD).contains(&kept), "{kept}");
+    };
+    bench.command(&["SET", &fence, &last]);
+    let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+    assert!(is_fence(&items[0]), "{items:?}");
+    kept(&mut bench);
+    bench.command(&["PERSIST", &fence]);
+    let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+    assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+    kept(&mut bench);
+    // For ever stays for ever.
+    bench.command(&["DEL", "job"]);
+    bench.batch(&["job", &fence], &["30000", "1", "8", "0", "me", "SF"]);
+    assert_eq!(bench.command(&["PTTL", &fence]).int(), -1);
+}
+
 /// As many as are asked for, also where that changes within a call.
 #[test]
 fn each_block_is_as_long_as_its_settings_say() {

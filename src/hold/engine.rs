@@ -1,7 +1,7 @@
 //! What all leases of a manager share, and where its work runs.
 
 use super::queue::Queue;
-use super::reaper::Job;
+use super::reaper::{Job, made};
 use super::schedule::Schedule;
 use super::timing::Timing;
 use super::watchdog::{self, Call};
@@ -9,11 +9,13 @@ use super::worker::{self, Inbox};
 use super::{alarm::guarded, spare};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
-use crate::store::{Capabilities, Fencing, Store, Token};
+use crate::store::{
+    Acquire, Acquired, Capabilities, Fencing, Release, Released, Store, StoreFuture, Token,
+};
 use crate::trace;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -58,7 +60,9 @@ pub(crate) struct Core {
     pub(crate) stopped: CancellationToken,
     /// Wakes the reaper's sweeps when a connection was made anew.
     pub(crate) reconnected: Notify,
-    /// Asks the watchdog to look at all leases: a connection was lost and made anew, so the server may have
+    /// How many of these sweeps there are.
+    pub(crate) sweeps: AtomicU32,
+    /// Asks the watchdog to look at all leases: a connection was lost and made again, so the server may have
     /// restarted without them.
     pub(super) verify: Notify,
     /// Until when `close` lets releases be tried.
@@ -104,11 +108,15 @@ impl Core {
         mut settings: Settings,
         on_caller: bool,
     ) -> Arc<Self> {
-        let Capabilities { fence_blocks, renewal_batch, sharded, .. } = store.capabilities();
+        let Capabilities { fence_blocks, longest_fence_block, renewal_batch, sharded, .. } =
+            store.capabilities();
         if let (Some(fencing), false) = (&mut settings.fencing, fence_blocks) {
             // Each holder has a fencing token of its own, or there is no hand-off.
             fencing.block = 1;
             settings.handoff_bound = 0;
+        }
+        if let Some(fencing) = &mut settings.fencing {
+            fencing.block = fencing.block.min(longest_fence_block);
         }
         let (jobs, jobs_waiting) = mpsc::unbounded_channel();
         let (calls, calls_waiting) = mpsc::unbounded_channel();
@@ -132,6 +140,7 @@ impl Core {
             vacated: Notify::new(),
             taken: Notify::new(),
             panicked: AtomicBool::new(false),
+            sweeps: AtomicU32::new(0),
             closing_until: OnceLock::new(),
             manager,
             tokens: AtomicU64::new(1),
@@ -164,6 +173,16 @@ impl Core {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Asks the store for a name.
+    pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        made(|| self.store.acquire(request))
+    }
+
+    /// Has the store release a name.
+    pub(crate) fn release(&self, request: Release) -> StoreFuture<Released> {
+        made(|| self.store.release(request))
     }
 
     /// Gives work to the reaper: from any thread, inside a runtime or out.

@@ -8,19 +8,21 @@
 //!
 //! 1. **Decided before any release is sent**, in the step that ends the hold for its holder.
 //! 2. **Only what is sure is passed on** ([`State::may_pass`](super::state::State::may_pass)), with a
-//!    fencing token that the grant has reserved.
+//!    fencing token that the grant has reserved, or that the store's clock has passed since.
 //! 3. **Bounded**, by a count and by a share of T; then it is really released, for other processes.
-//! 4. **Never dropped on the way**: what nobody receives goes on to the next, and in the end to the
-//!    store. Passing over waiters that went away is a loop.
+//! 4. **Never dropped on the way**: what a waiter that goes away was offered goes on to the next, and in the end
+//!    to the store.
+//! 5. **Not renewed until it is accepted.** When its renewal is due by then, it is released: nobody waits for a
+//!    future that is not polled.
 
 use super::Hold;
-use super::engine::Core;
-use super::queue::{Admission, Waiter};
+use super::engine::{Core, Settings};
 use super::reaper::Job;
 use super::state::Phase;
 use crate::clock::Instant;
 use crate::error::Loss;
 use std::sync::Arc;
+use tokio::sync::Notify;
 
 impl Hold {
     /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
@@ -40,42 +42,34 @@ impl Hold {
     }
 
     fn pass_on(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        let mut next = self.succeed(core, now);
-        let passed = next.is_some();
-        while let Some((waiter, hold)) = next {
-            let admission = Admission::Hold(Passed { core: Arc::clone(core), hold: Some(hold) });
-            next = match waiter.send(admission) {
-                Ok(()) => None,
-                // He went away in this moment. Whoever is next gets it; without one it is given back.
-                Err(Admission::Hold(mut passed)) => {
-                    let hold = passed.hold.take();
-                    hold.and_then(|hold| {
-                        let next = hold.succeed(core, now);
-                        if next.is_none() {
-                            hold.give_back(core);
-                        }
-                        next
-                    })
-                }
-                Err(Admission::Turn(_)) => None,
-            };
-        }
-        passed
+        let Some((waiter, hold)) = self.succeed(core, now) else { return false };
+        hold.start(core, now);
+        waiter.notify_one();
+        true
     }
 
-    /// Ends it for its holder and begins what the first waiter is to have, if it may be passed on.
-    fn succeed(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<(Waiter, Arc<Self>)> {
+    /// Ends it for its holder and puts in place what the first waiter is to have, if it may be passed on.
+    fn succeed(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+    ) -> Option<(Arc<Notify>, Arc<Self>)> {
         let mut inner = self.lock();
-        if !inner.state.may_pass(&core.timing, now, core.settings.handoff_bound) || core.is_closed()
+        let Settings { max_hold, handoff_bound, fencing, .. } = core.settings;
+        let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
+        if !inner.state.may_pass(&core.timing, now, handoff_bound)
+            || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
+            || core.is_closed()
         {
             return None;
         }
-        let (waiter, hold) = core.queue.hand_over(&self.name, || {
-            let max_until = core.settings.max_hold.map(|max| now + max);
-            let state = inner.state.pass(max_until);
+        let next = core.queue.hand_over(&self.name, || {
+            let state = inner.state.pass(max_hold.map(|max| now + max), now + core.timing.attempt);
             let turn = inner.turn.take();
             let fence = self.fence.map(|fence| fence + 1);
-            Self::new(self.name.clone(), self.token, fence, state, turn)
+            let hold = Self::new(self.name.clone(), self.token, fence, state, turn);
+            let passed = Passed { core: Arc::clone(core), hold: Some(Arc::clone(&hold)) };
+            (hold, passed)
         })?;
         let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
         drop(inner);
@@ -83,13 +77,7 @@ impl Hold {
         if watched {
             self.changed.notify_waiters();
         }
-        hold.start(core, now);
-        Some((waiter, hold))
-    }
-
-    /// Whether a holder who comes to it at `now` can rely on it for as long as on a new grant.
-    fn is_worth_having(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        self.phase(core) == Phase::Held && !core.timing.stale(self.confirmed(), now)
+        Some(next)
     }
 }
 
@@ -100,11 +88,15 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
-    /// The hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile.
+    /// The hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile, or the hold
+    /// have been taken back.
     pub(crate) fn accept(mut self) -> Option<Arc<Hold>> {
         let core = &self.core;
-        let worth = |hold: &mut Arc<Hold>| hold.is_worth_having(core, core.now());
-        self.hold.take_if(worth)
+        self.hold.take_if(|hold| hold.update(core, |state, now| state.accept(&core.timing, now)))
+    }
+
+    pub(crate) fn is(&self, hold: &Arc<Hold>) -> bool {
+        self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
     }
 }
 

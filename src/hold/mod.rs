@@ -12,6 +12,8 @@
 //!    writes the count is under way (`busy`), so the record is known or known to be unknown.
 //! 5. **Count zero closes the hold in the same step.** Belief ends (the leases' tokens fired) before
 //!    a release is sent, and nothing can re-enter a hold that is being released.
+//!    An operation that nobody polls keeps nothing: without a live lease nothing is renewed, and after the loss, or
+//!    `D`, the hold is over whatever is under way.
 //! 6. **A loss fires the token exactly once**, outside the lock, before the turn passes on.
 //! 7. **Tokens first.** When the key is still ours at a loss (`max_hold`, `close`), it is owed to
 //!    the store: released when the last lease is dropped or after the grace, never before.
@@ -83,7 +85,7 @@ struct Inner {
     state: State,
     /// The call that is to renew it with others, until what came of it has been read.
     round: Option<Arc<Round>>,
-    /// Kept until nothing more is sent for this hold.
+    /// Kept until nothing more is to be sent for this hold.
     turn: Option<Turn>,
 }
 
@@ -105,7 +107,8 @@ impl Hold {
         let Grant { name, token, fence, sent, now, unsure_until, turn } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
-        let state = State::granted(sent, renew, max_until, unsure_until);
+        let mut state = State::granted(sent, renew, max_until, unsure_until);
+        state.came(now);
         let hold = Self::new(name, token, fence, state, Some(turn));
         core.queue.install(&hold);
         hold.start(core, now);
@@ -175,10 +178,14 @@ impl Hold {
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
         inner.leave_round();
-        let was = inner.state.phase();
+        let (was, was_over) = (inner.state.phase(), inner.state.is_over());
         let before = inner.watched.then(|| inner.state.visible());
         let result = change(&mut inner.state, now);
-        let wake_at = inner.state.wake_at(&core.timing);
+        let mut wake_at = inner.state.wake_at(&core.timing);
+        if inner.state.is_releasing() && inner.scheduled < wake_at {
+            // It is about to leave the schedule; to move it before that costs more than to look in vain.
+            wake_at = inner.scheduled.or(wake_at);
+        }
         if wake_at != inner.scheduled {
             match group {
                 Some(group) if inner.scheduled.is_none() && wake_at == Some(group.at) => {
@@ -190,9 +197,10 @@ impl Hold {
         }
         let is = inner.state.phase();
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
-        let turn = if inner.state.is_over() { inner.turn.take() } else { None };
+        let over = inner.state.is_over();
+        let turn = if over { inner.turn.take() } else { None };
         let watched = before.is_some_and(|before| before != inner.state.visible());
-        let sweep = turn.as_ref().and_then(|_| inner.state.sweep(&core.timing, now));
+        let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
         drop(inner);
 
         if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
@@ -336,9 +344,9 @@ impl Hold {
         }
     }
 
-    /// Waits until no operation that writes the count is under way.
+    /// Waits until no operation that writes the count is under way, or it is over.
     pub(crate) async fn until_idle(&self) {
-        self.until(|hold| (!hold.is_busy()).then_some(())).await;
+        self.until(|hold| (!hold.is_busy() || hold.is_over()).then_some(())).await;
     }
 
     /// Waits until nothing more is sent for it.

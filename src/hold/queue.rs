@@ -2,10 +2,12 @@
 //!
 //! # Invariants
 //!
-//! 1. A name has a slot exactly as long as somebody has its [`Turn`].
-//! 2. A turn is with one waiter or one hold; dropping it passes it to the first waiter alive,
-//!    or ends the slot. Passing over dropped waiters is a loop, never recursion.
+//! 1. A name has a slot exactly as long as somebody has its [`Turn`], or was offered it.
+//! 2. A turn is with one waiter or one hold; dropping it offers it to the first waiter that looks,
+//!    or ends the slot.
 //! 3. Nothing is dropped, woken or sent while the map is locked.
+//! 4. A waiter keeps its place until it has a turn or a hold. What it does not look at in time goes to
+//!    the next, and it is passed over until it looks again.
 
 use super::Hold;
 use super::handoff::Passed;
@@ -15,7 +17,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::oneshot;
+use std::time::Duration;
+use tokio::sync::Notify;
 
 #[derive(Default)]
 pub(crate) struct Queue {
@@ -25,6 +28,7 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct Line {
     slots: HashMap<Name, Slot>,
+    tickets: u64,
     /// Until when the next turn of a name is to wait, so that other processes can go first.
     giving_way: HashMap<Name, Instant>,
     /// At how many of these the past ones are swept out next.
@@ -32,10 +36,8 @@ struct Line {
 }
 
 impl Line {
-    fn turn(&mut self, queue: &Arc<Queue>, name: &Name) -> Turn {
-        let not_before =
-            if self.giving_way.is_empty() { None } else { self.giving_way.remove(name) };
-        Turn { queue: Some(Arc::clone(queue)), name: name.clone(), not_before }
+    fn not_before(&mut self, name: &Name) -> Option<Instant> {
+        if self.giving_way.is_empty() { None } else { self.giving_way.remove(name) }
     }
 }
 
@@ -43,17 +45,33 @@ impl Line {
 struct Slot {
     hold: Option<Arc<Hold>>,
     waiters: BTreeMap<u64, Waiter>,
-    tickets: u64,
+    /// Since when the store has not answered who asked it for this name.
+    silent_since: Option<Instant>,
 }
 
-/// Where a waiter is told that it is first.
-pub(crate) type Waiter = oneshot::Sender<Admission>;
+/// A place in the line, as the queue has it.
+struct Waiter {
+    told: Arc<Notify>,
+    offer: Option<Offer>,
+}
+
+/// What a waiter finds when it looks.
+enum Offer {
+    Turn {
+        not_before: Option<Instant>,
+        /// When another waiter first saw that it lay there.
+        seen: Option<Instant>,
+    },
+    Hold(Passed),
+    /// It did not look in time.
+    Missed,
+}
 
 /// What the first in line gets.
 pub(crate) enum Admission {
     /// The right to ask the store.
     Turn(Turn),
-    /// What the one before it had.
+    /// What the one before it had; to be accepted.
     Hold(Passed),
 }
 
@@ -65,7 +83,19 @@ impl Queue {
             Entry::Occupied(_) => return None,
             Entry::Vacant(place) => place.insert(Slot::default()),
         };
-        Some(line.turn(self, name))
+        let not_before = line.not_before(name);
+        drop(line);
+        Some(self.turn(name, not_before))
+    }
+
+    fn turn(self: &Arc<Self>, name: &Name, not_before: Option<Instant>) -> Turn {
+        Turn { queue: Some(Arc::clone(self)), name: name.clone(), not_before }
+    }
+
+    /// A place in the line of a name, from the first [`Place::next`] on.
+    pub(crate) fn place(self: &Arc<Self>, name: &Name) -> Place {
+        let (queue, told) = (Arc::clone(self), Arc::new(Notify::new()));
+        Place { queue, name: name.clone(), ticket: None, told }
     }
 
     /// The next turn of a name is to wait until `until`, for other processes want it too.
@@ -78,45 +108,78 @@ impl Queue {
         line.giving_way.insert(name.clone(), until);
     }
 
-    /// Waits in line for a name.
-    ///
-    /// Dropping the future gives up the place, and what had just come.
-    pub(crate) async fn enter(self: &Arc<Self>, name: &Name) -> Admission {
-        loop {
-            if let Some(turn) = self.try_enter(name) {
-                return Admission::Turn(turn);
-            }
-            let Some(mut place) = Place::take(self, name) else {
-                continue;
-            };
-            // The sender lives in the slot, which ends only when no waiter is left.
-            if let Ok(admission) = (&mut place.admission).await {
-                return admission;
-            }
-        }
-    }
-
-    /// Takes the first waiter out of the line, if there is one, and puts the hold in place that it is to
-    /// have.
+    /// Puts the hold in place that the first waiter who looks is to have, if there is one, and tells how to wake
+    /// that.
     pub(crate) fn hand_over(
         &self,
         name: &Name,
-        next: impl FnOnce() -> Arc<Hold>,
-    ) -> Option<(Waiter, Arc<Hold>)> {
+        next: impl FnOnce() -> (Arc<Hold>, Passed),
+    ) -> Option<(Arc<Notify>, Arc<Hold>)> {
         let mut line = self.lock();
         let slot = line.slots.get_mut(name)?;
-        let (_, waiter) = slot.waiters.pop_first()?;
-        let next = next();
+        let waiter = slot.waiters.values_mut().find(|waiter| waiter.offer.is_none())?;
+        let (next, passed) = next();
+        waiter.offer = Some(Offer::Hold(passed));
         // What was there is alive in the hands of whoever passes it on.
         slot.hold = Some(Arc::clone(&next));
-        Some((waiter, next))
+        Some((Arc::clone(&waiter.told), next))
+    }
+
+    /// The waiter that was offered `hold` has not looked in time.
+    pub(crate) fn missed(&self, hold: &Arc<Hold>) {
+        let mut line = self.lock();
+        let Some(slot) = line.slots.get_mut(&hold.name) else { return };
+        let missed = slot
+            .waiters
+            .values_mut()
+            .find(|waiter| matches!(&waiter.offer, Some(Offer::Hold(passed)) if passed.is(hold)));
+        let offer = missed.and_then(|waiter| waiter.offer.replace(Offer::Missed));
+        drop(line);
+        drop(offer);
+    }
+
+    /// Looks whether the turn of a name lies unseen; what has done so for `limit` goes to the next.
+    pub(crate) fn hurry(self: &Arc<Self>, name: &Name, now: Instant, limit: Duration) {
+        let mut line = self.lock();
+        let Some(slot) = line.slots.get_mut(name) else { return };
+        let mut offers = slot.waiters.values_mut().map(|waiter| &mut waiter.offer);
+        let Some(offer) = offers.find(|offer| matches!(offer, Some(Offer::Turn { .. }))) else {
+            return;
+        };
+        if let Some(Offer::Turn { seen, .. }) = offer
+            && now < *seen.get_or_insert(now) + limit
+        {
+            return;
+        }
+        *offer = Some(Offer::Missed);
+        drop(line);
+        self.pass(name);
     }
 
     /// Makes a hold known under its name, for as long as it keeps the turn.
     pub(crate) fn install(&self, hold: &Arc<Hold>) {
         if let Some(slot) = self.lock().slots.get_mut(&hold.name) {
             slot.hold = Some(Arc::clone(hold));
+            slot.silent_since = None;
         }
+    }
+
+    /// The store is asked for a name at `now`; returns since when it has not answered.
+    pub(crate) fn asked(&self, name: &Name, now: Instant) -> Instant {
+        let mut line = self.lock();
+        line.slots.get_mut(name).map_or(now, |slot| *slot.silent_since.get_or_insert(now))
+    }
+
+    /// The store has answered.
+    pub(crate) fn answered(&self, name: &Name) {
+        if let Some(slot) = self.lock().slots.get_mut(name) {
+            slot.silent_since = None;
+        }
+    }
+
+    /// Since when the store has not answered who asked it for this name.
+    pub(crate) fn silent_since(&self, name: &Name) -> Option<Instant> {
+        self.lock().slots.get(name).and_then(|slot| slot.silent_since)
     }
 
     /// The hold that this process has of a name.
@@ -143,30 +206,33 @@ impl Queue {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(self: &Arc<Self>, name: &Name) {
-        loop {
-            let (next, hold) = {
-                let mut line = self.lock();
-                let Entry::Occupied(mut place) = line.slots.entry(name.clone()) else {
-                    return;
-                };
-                let hold = place.get_mut().hold.take();
-                let next = match place.get_mut().waiters.pop_first() {
-                    Some((_, waiter)) => Some((waiter, line.turn(self, name))),
-                    None => {
-                        place.remove();
-                        None
-                    }
-                };
-                (next, hold)
-            };
-            drop(hold);
-            let Some((waiter, turn)) = next else { return };
-            match waiter.send(Admission::Turn(turn)) {
-                // The waiter went away in this moment; its turn must not pass on by itself.
-                Err(Admission::Turn(mut turn)) => turn.queue = None,
-                _ => return,
-            }
+    /// Offers the turn to the first waiter that looks. What that was offered before has come to nothing.
+    fn pass(&self, name: &Name) {
+        let mut line = self.lock();
+        let Entry::Occupied(mut place) = line.slots.entry(name.clone()) else {
+            return;
+        };
+        let hold = place.get_mut().hold.take();
+        let first = place.get().waiters.iter().find_map(|(ticket, waiter)| {
+            (!matches!(waiter.offer, Some(Offer::Missed))).then_some(*ticket)
+        });
+        let Some(ticket) = first else {
+            let slot = place.remove();
+            drop(line);
+            drop((hold, slot));
+            return;
+        };
+        let not_before = line.not_before(name);
+        let waiter = line.slots.get_mut(name).and_then(|slot| slot.waiters.get_mut(&ticket));
+        let offered = waiter.map(|waiter| {
+            let offer = waiter.offer.replace(Offer::Turn { not_before, seen: None });
+            (Arc::clone(&waiter.told), offer)
+        });
+        drop(line);
+        drop(hold);
+        if let Some((told, offer)) = offered {
+            told.notify_one();
+            drop(offer);
         }
     }
 }
@@ -199,36 +265,68 @@ impl fmt::Debug for Turn {
     }
 }
 
-/// A place in the line; leaving is O(log n).
-struct Place {
+/// A place in the line; leaving is O(log n). Dropping it gives up what was offered there.
+pub(crate) struct Place {
     queue: Arc<Queue>,
     name: Name,
-    ticket: u64,
-    admission: oneshot::Receiver<Admission>,
+    ticket: Option<u64>,
+    told: Arc<Notify>,
 }
 
 impl Place {
-    fn take(queue: &Arc<Queue>, name: &Name) -> Option<Self> {
-        let (sender, admission) = oneshot::channel();
-        let mut line = queue.lock();
-        let slot = line.slots.get_mut(name)?;
-        let ticket = slot.tickets;
-        slot.tickets += 1;
-        slot.waiters.insert(ticket, sender);
+    /// Waits until it is first. Whoever does not accept a hold keeps the place.
+    pub(crate) async fn next(&mut self) -> Admission {
+        loop {
+            if let Some(admission) = self.look() {
+                return admission;
+            }
+            self.told.notified().await;
+        }
+    }
+
+    fn look(&mut self) -> Option<Admission> {
+        let mut line = self.queue.lock();
+        let Line { slots, tickets, .. } = &mut *line;
+        let not_before = match slots.entry(self.name.clone()) {
+            Entry::Vacant(place) => {
+                place.insert(Slot::default());
+                line.not_before(&self.name)
+            }
+            Entry::Occupied(mut place) => {
+                let ticket = *self.ticket.get_or_insert_with(|| {
+                    *tickets += 1;
+                    *tickets
+                });
+                let waiters = &mut place.get_mut().waiters;
+                let waiter = waiters
+                    .entry(ticket)
+                    .or_insert_with(|| Waiter { told: Arc::clone(&self.told), offer: None });
+                match waiter.offer.take() {
+                    None | Some(Offer::Missed) => return None,
+                    Some(Offer::Hold(passed)) => return Some(Admission::Hold(passed)),
+                    Some(Offer::Turn { not_before, .. }) => {
+                        waiters.remove(&ticket);
+                        not_before
+                    }
+                }
+            }
+        };
         drop(line);
-        Some(Self { queue: Arc::clone(queue), name: name.clone(), ticket, admission })
+        Some(Admission::Turn(self.queue.turn(&self.name, not_before)))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let sender = self
-            .queue
-            .lock()
-            .slots
-            .get_mut(&self.name)
-            .and_then(|slot| slot.waiters.remove(&self.ticket));
-        drop(sender);
+        let Some(ticket) = self.ticket else { return };
+        let mut line = self.queue.lock();
+        let waiter = line.slots.get_mut(&self.name).and_then(|slot| slot.waiters.remove(&ticket));
+        drop(line);
+        match waiter.and_then(|waiter| waiter.offer) {
+            Some(Offer::Turn { .. }) => self.queue.pass(&self.name),
+            Some(Offer::Hold(passed)) => drop(passed),
+            Some(Offer::Missed) | None => {}
+        }
     }
 }
 
@@ -243,6 +341,10 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
+    async fn enter(queue: &Arc<Queue>, name: &Name) -> Admission {
+        queue.place(name).next().await
+    }
+
     fn queue() -> (Arc<Queue>, Name) {
         (Arc::default(), Name::new("n").unwrap())
     }
@@ -252,8 +354,8 @@ mod tests {
         let (queue, name) = queue();
         let first = queue.try_enter(&name).unwrap();
         assert!(queue.try_enter(&name).is_none());
-        let mut second = pin!(queue.enter(&name));
-        let mut third = pin!(queue.enter(&name));
+        let mut second = pin!(enter(&queue, &name));
+        let mut third = pin!(enter(&queue, &name));
         assert!(poll(second.as_mut()).is_pending());
         assert!(poll(third.as_mut()).is_pending());
         drop(first);
@@ -269,9 +371,9 @@ mod tests {
     fn dropped_waiters_are_passed_over_also_when_their_turn_has_just_come() {
         let (queue, name) = queue();
         let first = queue.try_enter(&name).unwrap();
-        let mut gone = Box::pin(queue.enter(&name));
-        let mut told = Box::pin(queue.enter(&name));
-        let mut last = pin!(queue.enter(&name));
+        let mut gone = Box::pin(enter(&queue, &name));
+        let mut told = Box::pin(enter(&queue, &name));
+        let mut last = pin!(enter(&queue, &name));
         assert!(poll(gone.as_mut()).is_pending());
         assert!(poll(told.as_mut()).is_pending());
         assert!(poll(last.as_mut()).is_pending());
@@ -287,7 +389,7 @@ mod tests {
     fn nothing_is_left_when_all_are_gone() {
         let (queue, name) = queue();
         let first = queue.try_enter(&name).unwrap();
-        let mut waiters: Vec<_> = (0..10_000).map(|_| Box::pin(queue.enter(&name))).collect();
+        let mut waiters: Vec<_> = (0..10_000).map(|_| Box::pin(enter(&queue, &name))).collect();
         for waiter in &mut waiters {
             assert!(poll(waiter.as_mut()).is_pending());
         }
@@ -316,5 +418,50 @@ mod tests {
             queue.give_way(&Name::new(&format!("more:{i}")).unwrap(), now, now + wait);
         }
         assert!(queue.try_enter(&name).unwrap().not_before() == Some(now + wait));
+    }
+
+    #[test]
+    fn a_turn_that_nobody_looks_at_goes_to_the_next_and_its_waiter_keeps_its_place() {
+        let (queue, name) = queue();
+        let (now, limit) = (Instant::ZERO, Duration::from_secs(1));
+        let first = queue.try_enter(&name).unwrap();
+        let mut late = pin!(enter(&queue, &name));
+        let mut second = pin!(enter(&queue, &name));
+        let mut third = pin!(enter(&queue, &name));
+        for waiting in [late.as_mut(), second.as_mut(), third.as_mut()] {
+            assert!(poll(waiting).is_pending());
+        }
+        drop(first);
+        queue.hurry(&name, now, limit);
+        assert!(poll(second.as_mut()).is_pending());
+        queue.hurry(&name, now + limit, limit);
+        let Poll::Ready(Admission::Turn(turn)) = poll(second.as_mut()) else {
+            panic!("the turn went on")
+        };
+        // It looks again, in time to be the first of the two.
+        assert!(poll(late.as_mut()).is_pending());
+        drop(turn);
+        assert!(poll(third.as_mut()).is_pending());
+        let Poll::Ready(Admission::Turn(turn)) = poll(late.as_mut()) else {
+            panic!("it was there before the third")
+        };
+        drop(turn);
+        assert!(poll(third.as_mut()).is_ready());
+    }
+
+    #[test]
+    fn a_name_for_which_only_those_wait_that_do_not_look_is_free() {
+        let (queue, name) = queue();
+        let (now, limit) = (Instant::ZERO, Duration::from_secs(1));
+        let first = queue.try_enter(&name).unwrap();
+        let mut late = pin!(enter(&queue, &name));
+        assert!(poll(late.as_mut()).is_pending());
+        drop(first);
+        queue.hurry(&name, now, limit);
+        queue.hurry(&name, now + limit, limit);
+        let turn = queue.try_enter(&name).unwrap();
+        assert!(poll(late.as_mut()).is_pending());
+        drop(turn);
+        assert!(poll(late.as_mut()).is_ready());
     }
 }

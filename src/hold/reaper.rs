@@ -11,9 +11,16 @@ use super::state::{Entered, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
+
+/// How long the sweeps of an outage take after a reconnect, for each of them: a server that has just come back is
+/// not to meet all of them at once.
+const AFTER_RECONNECT: Duration = Duration::from_micros(100);
 
 /// Work for the engine.
 pub(crate) enum Job {
@@ -63,7 +70,7 @@ impl Work {
                     attempt.give_back(sent);
                 }
             }
-            Some(Job::Sweep(sweep)) => Sweeping { core, sweep: Some(sweep) }.run().await,
+            Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
         }
     }
 }
@@ -78,11 +85,30 @@ impl Drop for Work {
 
 /// Bounds a request: what it waits for may live on a runtime that nobody drives any more. Its fate is
 /// unknown then, and the engine asks again by its own connection.
-pub(super) async fn in_time<T>(
+pub(crate) async fn in_time<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(Error::silent()))
+}
+
+/// Awaits a request; a panic of the store is a failure like others, of which the fate is unknown.
+pub(super) async fn caught<T>(request: &mut StoreFuture<T>) -> Result<T> {
+    poll_fn(|cx| {
+        catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(cx)))
+            .unwrap_or_else(|_| Poll::Ready(Err(panicked())))
+    })
+    .await
+}
+
+/// The same for the call that makes the request.
+pub(super) fn made<T: Send + 'static>(request: impl FnOnce() -> StoreFuture<T>) -> StoreFuture<T> {
+    catch_unwind(AssertUnwindSafe(request))
+        .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked()))))
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Unavailable, "the store panicked")
 }
 
 fn bounded<T: 'static>(core: &Core, request: StoreFuture<T>) -> Option<StoreFuture<T>> {
@@ -125,7 +151,12 @@ struct Sweeping<'a> {
     sweep: Option<Sweep>,
 }
 
-impl Sweeping<'_> {
+impl<'a> Sweeping<'a> {
+    fn new(core: &'a Arc<Core>, sweep: Sweep) -> Self {
+        core.sweeps.fetch_add(1, Ordering::Relaxed);
+        Self { core, sweep: Some(sweep) }
+    }
+
     async fn run(mut self) {
         if let Some(sweep) = &self.sweep {
             sweep.run(self.core).await;
@@ -136,6 +167,7 @@ impl Sweeping<'_> {
 
 impl Drop for Sweeping<'_> {
     fn drop(&mut self) {
+        self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
         if let Some(sweep) = self.sweep.take() {
             self.core.reap(Job::Sweep(sweep));
         }
@@ -143,8 +175,8 @@ impl Drop for Sweeping<'_> {
 }
 
 impl Sweep {
-    /// Releases the token now, after every reconnect and every T/10, until a late grant would have
-    /// expired by itself. That it is not there says nothing: the grant may still be on its way.
+    /// Releases the token now, after every reconnect and every T/10, or sooner when no answer came, until a late grant
+    /// would have expired by itself. That it is not there says nothing: the grant may still be on its way.
     async fn run(&self, core: &Arc<Core>) {
         let Some(until) = self.until else { return };
         if let Some(from) = self.from {
@@ -165,17 +197,29 @@ impl Sweep {
             };
             // A grant may still arrive after a release that was sent before `until`.
             let last = core.now() >= until;
-            let verdict = in_time(core.timing.attempt * 2, core.store.release(request)).await;
+            let mut request = core.release(request);
+            let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
             if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
                 return;
             }
             if last || core.stop.is_cancelled() {
                 return;
             }
+            // Spread: there may be as many of these as there were requests in an outage.
+            let longest = core.timing.sweep_gap(verdict.is_err());
+            let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
+            let after_reconnect = async {
+                reconnected.await;
+                let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
+                let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
+                if wait >= Duration::from_millis(1) {
+                    tokio::time::sleep(wait).await;
+                }
+            };
             tokio::select! {
                 biased;
-                () = reconnected => {}
-                () = tokio::time::sleep(core.timing.ttl / 10) => {}
+                () = after_reconnect => {}
+                () = tokio::time::sleep(gap) => {}
                 () = core.stop.cancelled() => {}
             }
         }
@@ -196,7 +240,7 @@ impl<'a> Attempt<'a> {
 
     /// Asks the store once.
     pub(crate) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
-        self.flight = Some(self.core.store.acquire(request));
+        self.flight = Some(self.core.acquire(request));
         self.land().await
     }
 
@@ -227,14 +271,8 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let mut flight = self.flight.take();
-        if flight.is_some() && std::thread::panicking() {
-            // It may be the request itself that panicked, so nobody must poll it again.
-            flight = None;
-            self.sweep.unsure(self.core, self.core.now());
-        }
         let sweep = self.sweep.clone();
-        match flight {
+        match self.flight.take() {
             Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
             None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
             None => {}
@@ -257,7 +295,7 @@ impl<'a> Nested<'a> {
 
     /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
     pub(crate) async fn ask(&mut self, request: Acquire) -> Entered {
-        self.flight = Some(self.core.store.acquire(request));
+        self.flight = Some(self.core.acquire(request));
         self.land().await
     }
 
@@ -282,7 +320,7 @@ impl<'a> Nested<'a> {
 impl Drop for Nested<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
-        match self.flight.take().filter(|_| !std::thread::panicking()) {
+        match self.flight.take() {
             Some(verdict) => {
                 self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
             }
@@ -298,7 +336,7 @@ impl Drop for Nested<'_> {
 /// Awaits a request in place, so that a guard's Drop finds it there as long as it is in flight.
 async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> Result<T> {
     let verdict = match flight {
-        Some(request) => request.await,
+        Some(request) => caught(request).await,
         None => {
             Err(Error::new(ErrorKind::Unavailable, "nothing was sent").with_fate(Fate::NotExecuted))
         }

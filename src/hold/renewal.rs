@@ -8,7 +8,7 @@ use super::schedule::Group;
 use super::state::{Due, State};
 use super::timing::Timing;
 use crate::clock::Instant;
-use crate::error::Result;
+use crate::error::{Loss, Result};
 use crate::store::Absence;
 use crate::trace;
 use std::sync::Arc;
@@ -43,7 +43,34 @@ impl Hold {
             inner.round = Some(Arc::clone(round));
             return Due::Join(attempt);
         }
-        self.update_locked(core, now, inner, None, |state, now| change(state, &core.timing, now))
+        let due = self
+            .update_locked(core, now, inner, None, |state, now| change(state, &core.timing, now));
+        if due != Due::TakenBack {
+            return due;
+        }
+        core.queue.missed(self);
+        Due::Settle
+    }
+
+    /// Waits until the store has confirmed it by a renewal that leaves from now on, or it is over. Without an answer
+    /// in the time of an attempt it is lost.
+    pub(crate) async fn verify(self: &Arc<Self>, core: &Arc<Core>) {
+        let start = core.now();
+        let verified = self.until(|_| {
+            let sure = self.confirmed() >= start || self.remaining(core).is_zero();
+            if !sure {
+                self.update(core, State::renew_at);
+            }
+            sure.then_some(())
+        });
+        tokio::select! {
+            biased;
+            () = verified => {}
+            () = core.clock().sleep_until(start + core.timing.attempt) => {
+                self.lose(core, Loss::Revoked);
+                self.owe(core);
+            }
+        }
     }
 
     /// A renewal was not answered in time.

@@ -2,10 +2,10 @@
 
 use super::Hold;
 use super::engine::Core;
-use super::reaper::{Job, in_time};
+use super::reaper::{Job, caught, in_time};
 use super::state::{Next, Op};
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::store::{Release, Released, StoreFuture};
 use crate::trace;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ struct Settlement<'a> {
     now: Instant,
     /// How long the store may take for it. `None`: the caller keeps the time.
     limit: Option<Duration>,
+    /// A release was not answered.
+    silent: bool,
     over: bool,
 }
 
@@ -41,7 +43,7 @@ impl Settlement<'_> {
         };
         let (name, token) = (self.hold.name.clone(), self.hold.token);
         let request = Release { name, token, count, timeout: self.core.timing.attempt };
-        self.flight = Some((op, self.core.store.release(request)));
+        self.flight = Some((op, self.core.release(request)));
     }
 
     /// The next operation and what came of it; `None` when the store knows all it needs.
@@ -59,9 +61,12 @@ impl Settlement<'_> {
         let (op, request) = self.flight.as_mut()?;
         let op = *op;
         let verdict = match self.limit {
-            Some(limit) => in_time(limit, request).await,
-            None => request.await,
+            Some(limit) => in_time(limit, caught(request)).await,
+            None => caught(request).await,
         };
+        if op == Op::Release {
+            self.note_silence(&verdict);
+        }
         let sent = std::mem::replace(&mut self.now, self.core.now());
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
@@ -82,6 +87,19 @@ impl Settlement<'_> {
         Some(self.hold.settled(self.core, self.now, op, verdict))
     }
 
+    /// Who waits behind a release that is not answered waits for the store.
+    fn note_silence(&mut self, verdict: &Result<Released>) {
+        let (queue, name) = (&self.core.queue, &self.hold.name);
+        match verdict {
+            Err(error) if error.is_unavailable() => {
+                queue.asked(name, self.now);
+                self.silent = true;
+            }
+            _ if self.silent => queue.answered(name),
+            _ => {}
+        }
+    }
+
     /// Waiters elsewhere were told; ours, who needs no telling, would always be faster. So it waits for
     /// one round trip more, jittered.
     fn give_way(&self, sent: Instant) {
@@ -96,11 +114,6 @@ impl Drop for Settlement<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
-            Some((op, _)) if std::thread::panicking() => {
-                let error = Error::new(ErrorKind::Unavailable, "given up in a panic");
-                let _ = hold.settled(self.core, self.core.now(), op, Err(error));
-                self.core.reap(Job::Settle(hold));
-            }
             Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
             None if self.over => {}
             None => self.core.reap(Job::Settle(hold)),
@@ -111,7 +124,8 @@ impl Drop for Settlement<'_> {
 /// Settles a hold that was left at `now`, retrying a release for one attempt's time. The caller keeps
 /// the time.
 pub(crate) async fn settle(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant) -> Result<()> {
-    let mut settlement = Settlement { core, hold, flight: None, now, limit: None, over: false };
+    let mut settlement =
+        Settlement { core, hold, flight: None, now, limit: None, silent: false, over: false };
     finish(&mut settlement, || now + core.timing.attempt).await
 }
 
@@ -159,7 +173,8 @@ pub(super) async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fl
     };
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
-    let mut settlement = Settlement { core, hold, flight: flight.take(), now, limit, over: false };
+    let mut settlement =
+        Settlement { core, hold, flight: flight.take(), now, limit, silent: false, over: false };
     match finish(&mut settlement, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}

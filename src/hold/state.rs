@@ -38,6 +38,8 @@ pub(crate) enum Due {
     /// Renew, and what comes of it may be told to all of its round at once.
     Join(Attempt),
     Settle,
+    /// Settle it: nobody has accepted it.
+    TakenBack,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub(crate) struct State {
     reaping: bool,
     /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
     refused: bool,
+    /// Handed to a waiter that has not accepted it yet.
+    offered: bool,
     /// A release that failed may have run.
     release_unknown: bool,
     /// It was found lost when it was given back, by whoever told the store.
@@ -90,8 +94,9 @@ pub(crate) struct State {
     recorded: Option<u32>,
     /// How often it was passed on since the store granted it.
     passed: u32,
-    /// When the store's grant was asked for.
+    /// When the store's grant was asked for, and when it came.
     granted: Instant,
+    came: Instant,
     /// The loss was ours to decide: when to release at the latest.
     owed: Option<Instant>,
     /// Earlier sends of the grant whose fate is unknown may run until then.
@@ -115,10 +120,12 @@ impl State {
             attempts: 0,
             failures: 0,
             granted: sent,
+            came: sent,
             passed: 0,
             live: 1,
             recorded: Some(1),
             refused: false,
+            offered: false,
             busy: false,
             nesting: false,
             settling: false,
@@ -179,7 +186,8 @@ impl State {
     pub(super) fn is_over(&self) -> bool {
         match self.phase {
             Phase::Released => true,
-            Phase::Lost(_) => self.owed.is_none() && !self.busy,
+            // An operation that is still under way changes nothing any more.
+            Phase::Lost(_) => self.owed.is_none(),
             _ => false,
         }
     }
@@ -211,14 +219,37 @@ impl State {
             Phase::Held | Phase::AtRisk => {
                 let end = self.believed_until(timing);
                 match self.renewal {
-                    Renewal::Due(at) => Some(at.min(end)),
+                    Renewal::Due(at) if self.live > 0 => Some(at.min(end)),
                     Renewal::UnderWay { .. } => None,
-                    Renewal::Stopped => Some(end),
+                    Renewal::Due(_) | Renewal::Stopped => Some(end),
                 }
             }
-            Phase::Lost(_) if !self.settling => self.owed,
-            _ => None,
+            Phase::Releasing => Some(self.left_at(timing)),
+            Phase::Lost(_) if self.settling => self.owed.map(|_| self.left_at(timing)),
+            Phase::Lost(_) => self.owed,
+            Phase::Released => None,
         }
+    }
+
+    /// When a key that is to be released is left to expire, whatever is under way: what is may be in a future that
+    /// nobody polls.
+    fn left_at(&self, timing: &Timing) -> Instant {
+        let deadline = self.deadline(timing);
+        self.owed.map_or(deadline, |owed| deadline.max(owed + timing.attempt * 3))
+    }
+
+    pub(super) fn is_releasing(&self) -> bool {
+        self.phase == Phase::Releasing
+    }
+
+    /// Whether it is to be renewed: somebody has it.
+    fn renewable(&self) -> bool {
+        self.live > 0 && !self.offered
+    }
+
+    /// The store's grant came at `now`.
+    pub(super) fn came(&mut self, now: Instant) {
+        self.came = now;
     }
 
     /// Belief ends. With `owed` the key is still ours, to be released by then.
@@ -241,21 +272,34 @@ impl State {
 
     pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
+        if (self.settling || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
+            self.end();
+        }
         if let Phase::Lost(_) = self.phase {
             let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.settling;
             self.settling |= due;
             return if due { Due::Settle } else { Due::Nothing };
         }
         match self.renewal {
-            Renewal::Due(at) if at <= now => self.renew_early(timing, now),
+            Renewal::Due(at) if at <= now => self.verify(timing, now),
             _ => Due::Nothing,
         }
+    }
+
+    /// Starts a renewal, or takes it back if nobody has accepted it.
+    pub(super) fn verify(&mut self, timing: &Timing, now: Instant) -> Due {
+        if !self.offered || !self.believed() {
+            return self.renew_early(timing, now);
+        }
+        self.leave(timing, now);
+        Due::TakenBack
     }
 
     /// Starts a renewal of which only the next could come, if it succeeds by `until`.
     pub(super) fn renew_plainly(&mut self, timing: &Timing, until: Instant) -> Option<Attempt> {
         let believed_until = timing.cancel(self.confirmed);
         let plain = self.phase == Phase::Held
+            && self.renewable()
             && matches!(self.renewal, Renewal::Due(_))
             && self.max_until.is_none()
             && until <= believed_until
@@ -270,10 +314,19 @@ impl State {
         Attempt { number, believed_until, fence_kept: self.fence_kept }
     }
 
+    /// Makes the next renewal due now.
+    pub(super) fn renew_at(&mut self, now: Instant) {
+        if let (true, Renewal::Due(at)) = (self.believed(), self.renewal) {
+            self.renewal = Renewal::Due(at.min(now));
+        }
+    }
+
     /// Starts a renewal that is not due yet.
     pub(super) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
         match self.renewal {
-            Renewal::Due(_) if self.believed() && now < self.believed_until(timing) => {
+            Renewal::Due(_)
+                if self.renewable() && self.believed() && now < self.believed_until(timing) =>
+            {
                 Due::Renew(self.attempt(self.believed_until(timing)))
             }
             _ => Due::Nothing,
@@ -719,6 +772,75 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_accepts_is_taken_back_when_its_renewal_is_due() {
+        let mut state = held().pass(None, at(400));
+        assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
+        assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
+        assert_eq!(state.next_op(at(400)), Next::Op(Op::Release));
+        assert!(!state.accept(&timing(), at(400)));
+        // After a reconnect it is not sure any more.
+        let mut state = held().pass(None, at(0));
+        assert_eq!(state.verify(&timing(), at(1)), Due::TakenBack);
+        let mut state = held().pass(None, at(0));
+        assert!(!state.accept(&timing(), at(600)), "too little is left");
+    }
+
+    #[test]
+    fn a_fencing_token_that_was_not_reserved_must_lie_behind_the_stores_clock() {
+        let micros = |micros| Instant::ZERO + Duration::from_micros(micros);
+        let mut state = held();
+        state.came(micros(1_000));
+        assert!(!state.has_fence(micros(1_000), 1));
+        assert!(state.has_fence(micros(1_000), 2), "reserved by the grant");
+        // The first after it needs two microseconds more than the block, by a clock that is 1 % slower.
+        assert!(!state.has_fence(micros(1_002), 1));
+        assert!(state.has_fence(micros(1_004), 1));
+        let next = state.pass(None, at(0));
+        assert!(next.has_fence(micros(1_000), 3));
+        assert!(!next.has_fence(micros(1_000), 2));
+        assert!(!next.has_fence(micros(1_004), 2));
+        assert!(next.has_fence(micros(1_006), 2));
+        assert!(!next.has_fence(at(0), 2), "before it came");
+    }
+
+    #[test]
+    fn without_a_live_lease_nothing_is_renewed_and_the_loss_ends_it_whatever_is_under_way() {
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        state.leave(&timing(), at(20));
+        assert_eq!(state.phase(), Phase::Held, "the nested call may still be granted");
+        assert_eq!(state.wake_at(&timing()), Some(at(888)));
+        assert_eq!(state.tick(&timing(), at(400)), Due::Nothing);
+        assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
+        assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
+        assert!(state.is_over() && state.is_busy());
+        assert_eq!(state.next_op(at(888)), Next::Nothing);
+    }
+
+    #[test]
+    fn a_release_that_nobody_sees_through_ends_with_the_key() {
+        let mut state = held();
+        state.leave(&timing(), at(20));
+        assert_eq!(state.next_op(at(20)), Next::Op(Op::Release));
+        assert_eq!(state.wake_at(&timing()), Some(at(988)));
+        assert_eq!(state.tick(&timing(), at(987)), Due::Nothing);
+        assert!(!state.is_over());
+        assert_eq!(state.tick(&timing(), at(988)), Due::Nothing);
+        assert!(state.is_over() && state.is_busy());
+        assert_eq!(state.next_op(at(988)), Next::Nothing);
+        // And one that is owed, some attempts after it was to be sent.
+        let mut state = held();
+        state.enter(&timing(), at(10));
+        state.lose(Loss::Closed, Some(at(900)));
+        assert_eq!(state.tick(&timing(), at(900)), Due::Settle);
+        let end = state.wake_at(&timing()).expect("it is looked at again");
+        assert!(end > at(988) && !state.is_over());
+        assert_eq!(state.tick(&timing(), end), Due::Nothing);
+        assert!(state.is_over());
+    }
+
+    #[test]
     fn a_chain_of_holders_ends_by_its_own_time_and_count() {
         let mut state = held();
         let chain = timing().longest_chain;
@@ -731,11 +853,13 @@ mod tests {
         };
         assert!(!state.may_pass(&timing(), at(21), 1), "a renewal is under way");
         state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
-        let mut next = state.pass(None);
+        let mut next = state.pass(None, at(0));
         assert_eq!(state.phase(), Phase::Released);
         assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
         assert!(next.may_pass(&timing(), at(40), 2));
         assert!(!next.may_pass(&timing(), Instant::ZERO + chain, 2));
+        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "nobody has accepted it");
+        assert!(next.accept(&timing(), at(40)));
         match next.renew_early(&timing(), at(40)) {
             Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
             due => panic!("{due:?}"),

@@ -79,6 +79,11 @@ impl Timing {
         })
     }
 
+    /// How long after a release that may not have been the last the next one follows: sooner if it failed.
+    pub(crate) fn sweep_gap(&self, failed: bool) -> Duration {
+        if failed { (self.ttl / 10).min(LONGEST_GAP) } else { self.ttl / 10 }
+    }
+
     /// `D`: until when a grant or renewal that was sent at `sent` may be believed.
     pub(crate) fn deadline(&self, sent: Instant) -> Instant {
         sent + self.to_deadline

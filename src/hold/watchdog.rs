@@ -95,7 +95,7 @@ fn tick(core: &Arc<Core>) {
 /// A connection was lost and made anew: the server may have restarted without our leases.
 fn verify_all(core: &Arc<Core>) {
     let mut departure = Departure::new(core, core.now());
-    departure.take(core, core.schedule.all(), State::renew_early);
+    departure.take(core, core.schedule.all(), State::verify);
     departure.leave(core);
 }
 
@@ -156,7 +156,7 @@ impl Departure {
     fn add(&mut self, hold: Arc<Hold>, due: Due) {
         match due {
             Due::Nothing => {}
-            Due::Settle => self.settle.push(hold),
+            Due::Settle | Due::TakenBack => self.settle.push(hold),
             Due::Renew(attempt) => self.others.push(Renewing { hold, attempt }),
             Due::Join(attempt) => {
                 let (_, batch) = &mut self.round;

@@ -192,6 +192,10 @@ pub struct Capabilities {
     /// A grant reserves as many fencing tokens as [`Fencing::block`] says; without that it has one, and is
     /// not passed on in memory.
     pub fence_blocks: bool,
+    /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
+    /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
+    /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it.
+    pub longest_fence_block: u32,
     /// [`Acquired::Held`] and [`Holding`] tell how much time is left.
     pub time_left: bool,
     /// [`Store::subscribe`] gives wake-ups; without them waiters poll.
@@ -207,6 +211,7 @@ impl Default for Capabilities {
         Self {
             fencing: true,
             fence_blocks: true,
+            longest_fence_block: u32::MAX,
             time_left: true,
             wakeups: true,
             renewal_batch: 100,

@@ -315,3 +315,83 @@ async fn a_late_copy_of_a_lost_holds_acquire_does_not_keep_the_name() {
         assert!(took <= T / 10 + MOMENT, "{took:?} after {cause:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn work_that_ends_after_the_loss_without_an_await_is_not_ok() {
+    let max = Duration::from_secs(5);
+    let setup = Setup::with(LeaseManager::builder().max_hold(max));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let revoked = async {
+        // Within one poll, as work that blocks.
+        lease.check().unwrap();
+        assert!(poll_once(Box::pin(setup.leases.force_unlock("n")).as_mut()).await.is_ready());
+        7
+    };
+    assert_eq!(lost(lease.run(revoked).await), Loss::Revoked);
+    drop(lease);
+    let result = setup
+        .leases
+        .lock("n")
+        .with(async |_, lease| {
+            assert!(poll_once(Box::pin(setup.leases.force_unlock("n")).as_mut()).await.is_ready());
+            lost(lease.check())
+        })
+        .await;
+    assert_eq!(lost(result), Loss::Revoked);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_says_that_it_was_lost_also_when_the_release_finds_it_out() {
+    let setup = Setup::new();
+    let result = setup.leases.lock("n").with(async |_, _| setup.memory.delete("n")).await;
+    assert_eq!(lost(result), Loss::Gone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_while_its_name_is_forced_open_is_told() {
+    let slow = Fault::Delay(5 * MOMENT);
+    for answers in [true, false] {
+        let setup = Setup::new();
+        let theirs = setup.held_elsewhere("n").await;
+        let mut lock = setup.leases.lock("n");
+        let waiter = tokio::spawn(async move { lock.lock().await.unwrap() });
+        settle().await;
+        setup.faults.add(Rule::new(slow.clone()).on(Call::ForceRelease));
+        let leases = setup.leases.clone();
+        let forced = tokio::spawn(async move { leases.force_unlock("n").await });
+        settle().await;
+        theirs.unlock().await.unwrap();
+        let ours = waiter.await.unwrap();
+        ours.check().unwrap();
+        if !answers {
+            setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+        }
+        assert!(forced.await.unwrap().unwrap());
+        let loss = if answers { Loss::Gone } else { Loss::Revoked };
+        assert_eq!(lost(ours.check()), loss);
+        assert!(ours.token().is_cancelled());
+        drop(ours);
+        drop(setup.other().lock("n").lock().await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_after_its_name_was_forced_open_is_verified_and_stays() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("n").await;
+    let mut lock = setup.leases.lock("n");
+    let waiter = tokio::spawn(async move { lock.lock().await.unwrap() });
+    settle().await;
+    // It is done at once, and the answer takes a while.
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::ForceRelease));
+    let leases = setup.leases.clone();
+    let forced = tokio::spawn(async move { leases.force_unlock("n").await });
+    let ours = waiter.await.unwrap();
+    settle().await;
+    setup.faults.heal();
+    assert!(forced.await.unwrap().unwrap());
+    ours.check().unwrap();
+    assert_eq!(setup.calls(Call::Renew), 1);
+    ours.unlock().await.unwrap();
+    drop(theirs);
+}

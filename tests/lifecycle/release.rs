@@ -382,14 +382,6 @@ async fn a_release_that_fails_takes_nothing_from_with() {
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
     let own = lock.with(async |_, _| Err::<(), _>("its own error")).await.unwrap();
     assert_eq!(own, Err("its own error"));
-    setup.faults.heal();
-    let value = lock
-        .with(async |_, _| {
-            assert!(setup.memory.delete("n"));
-            "its value"
-        })
-        .await;
-    assert_eq!(value.unwrap(), "its value");
 }
 
 #[tokio::test(start_paused = true)]
@@ -425,4 +417,35 @@ async fn with_gives_back_when_its_body_panics() {
     let (took, lease) = timed(setup.other().lock("n").lock()).await;
     drop(lease.unwrap());
     assert_eq!(took, Duration::ZERO);
+}
+
+/// Panics at the call itself, not when what it returned is polled, or at each release.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_at_each_release_is_asked_no_more_often_than_one_that_fails() {
+    let calls = async |fault: Fault| {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(fault).on(Call::Release));
+        let lease = setup.leases.lock("n").lock().await.unwrap();
+        let error = lease.unlock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        sleep(2 * T).await;
+        drop(setup.leases.lock("n").lock().await.unwrap());
+        sleep(2 * T).await;
+        setup.calls(Call::Release)
+    };
+    let (fails, panics) = (calls(Fault::Fail(unavailable())).await, calls(Fault::Panic).await);
+    assert!(panics <= 2 * fails, "{panics} to {fails}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sweeps_follow_a_failure_as_soon_as_with_any_time_to_live() {
+    let ttl = Duration::from_secs(3600);
+    let setup = Setup::with(LeaseManager::builder().ttl(ttl));
+    // It is granted, nobody hears of it, and the first release is not sent either.
+    setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(1));
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(1));
+    assert_eq!(failed(setup.leases.lock("n").try_lock().await), ErrorKind::Unavailable);
+    let (took, lease) = timed(setup.other().lock("n").lock()).await;
+    drop(lease.unwrap());
+    assert!(took <= Duration::from_secs(4), "{took:?}");
 }

@@ -130,3 +130,34 @@ async fn a_turn_is_not_lost_on_those_who_leave_as_it_comes() {
     passed.expect("a turn was lost");
     leases.close().await.unwrap();
 }
+
+/// What is ready at once, in a loop: each of these must let others of its thread run now and then.
+#[tokio::test(start_paused = true)]
+async fn calls_that_are_ready_at_once_yield_now_and_then() {
+    let leases = LeaseManager::in_memory();
+    let mut lock = leases.lock("n");
+    let mut nested = leases.lock("held");
+    let held = nested.lock().await.unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    for kind in 0..9 {
+        over.store(false, Ordering::Relaxed);
+        let flag = Arc::clone(&over);
+        tokio::spawn(async move { flag.store(true, Ordering::Relaxed) });
+        let mut rounds = 0;
+        while !over.load(Ordering::Relaxed) {
+            match kind {
+                0 => lock.lock().await.unwrap().unlock().await.unwrap(),
+                1 => drop(lock.lock().await.unwrap()),
+                2 => lock.with(async |_, _| ()).await.unwrap(),
+                3 => assert!(leases.lock("held").try_lock().await.unwrap().is_none()),
+                4 => nested.lock().await.unwrap().unlock().await.unwrap(),
+                5 => held.ensure(MOMENT).await.unwrap(),
+                6 => held.run(async {}).await.unwrap(),
+                7 => drop(leases.inspect("held").await.unwrap()),
+                _ => drop(leases.force_unlock("other").await.unwrap()),
+            }
+            rounds += 1;
+            assert!(rounds < 1000, "call {kind} keeps the thread to itself");
+        }
+    }
+}

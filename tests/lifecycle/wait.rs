@@ -411,3 +411,117 @@ async fn a_timeout_behind_a_line_is_no_outage_though_an_own_call_was_under_way_b
     assert!(result.expect("the store has answered").is_none());
     drop(next);
 }
+
+#[tokio::test(start_paused = true)]
+async fn each_waiter_of_a_name_is_told_of_an_outage_within_the_time_to_live_of_its_own_start() {
+    let hung = Rule::new(Fault::Hang).on(Call::Acquire);
+    let refused = Rule::new(Fault::Fail(unavailable()));
+    for (rule, slack) in [(refused, Duration::ZERO), (hung, ATTEMPT)] {
+        let setup = Setup::new();
+        setup.faults.add(rule);
+        let mut waiters = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let mut lock = setup.leases.lock("n");
+            waiters.spawn(async move { timed(lock.lock()).await });
+            sleep(T / 10).await;
+        }
+        while let Some(waiter) = waiters.join_next().await {
+            let (took, result) = waiter.expect("no panic");
+            assert_eq!(failed(result), ErrorKind::Unavailable);
+            assert!(took <= T + slack, "{took:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_is_not_taken_for_a_holder_behind_a_line() {
+    let limit = Duration::from_secs(5);
+    for fault in [Fault::Fail(unavailable()), Fault::Hang] {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(fault).on(Call::Acquire));
+        let mut first = setup.leases.lock("n");
+        let first = tokio::spawn(async move { first.lock().await.is_ok() });
+        tokio::task::yield_now().await;
+        let (took, result) = timed(setup.leases.lock("n").lock_timeout(limit)).await;
+        assert_eq!((took, failed(result)), (limit, ErrorKind::Unavailable));
+        assert_eq!(failed(setup.leases.lock("n").try_lock().await), ErrorKind::Unavailable);
+        first.abort();
+    }
+    // It has answered: there is a holder.
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("n").await;
+    let mut first = setup.leases.lock("n");
+    let first = tokio::spawn(async move { first.lock().await });
+    settle().await;
+    assert!(setup.leases.lock("n").lock_timeout(limit).await.expect("an answer").is_none());
+    assert!(setup.leases.lock("n").try_lock().await.expect("an answer").is_none());
+    drop(theirs);
+    drop(first.await.expect("no panic").expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_behind_a_release_in_an_outage_is_told_within_the_time_to_live() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())));
+    drop(lease);
+    let (took, result) = timed(setup.leases.lock("n").lock()).await;
+    assert_eq!(failed(result), ErrorKind::Unavailable);
+    assert!(took <= T, "{took:?}");
+    setup.faults.heal();
+    drop(setup.leases.lock("n").lock().await.expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_handed_what_is_lost_on_the_way_keeps_its_place() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let (order, mut entered) = mpsc::unbounded_channel();
+    for i in 0..5 {
+        let (mut lock, order) = (setup.leases.lock("n"), order.clone());
+        tokio::spawn(async move {
+            let lease = lock.lock().await.unwrap();
+            order.send(i).unwrap();
+            sleep(MOMENT).await;
+            lease.unlock().await.unwrap();
+        });
+        settle().await;
+    }
+    drop(order);
+    // To the first, which has not looked at it yet.
+    drop(lease);
+    setup.leases.force_unlock("n").await.unwrap();
+    for i in 0..5 {
+        assert_eq!(entered.recv().await, Some(i));
+    }
+}
+
+/// A store may hang where it is asked for wake-ups: the clock goes on.
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_hangs_delays_no_attempt() {
+    let bound = 100 * MOMENT;
+    let setup = Setup::with(LeaseManager::builder().poll_bound(bound));
+    let theirs = setup.held_elsewhere("n").await;
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Subscribe));
+    let mut lock = setup.leases.lock("n");
+    let mut waiting = Box::pin(lock.lock());
+    assert!(poll_once(waiting.as_mut()).await.is_pending());
+    theirs.unlock().await.unwrap();
+    let (took, lease) = timed(waiting).await;
+    drop(lease.unwrap());
+    assert!(took <= bound + 2 * MOMENT, "{took:?}");
+}
+
+/// One that is slower than the poll bound is made all the same.
+#[tokio::test(start_paused = true)]
+async fn a_slow_subscription_is_not_begun_again_at_each_attempt() {
+    let setup = Setup::with(LeaseManager::builder().poll_bound(10 * MOMENT));
+    let theirs = setup.held_elsewhere("n").await;
+    setup.faults.add(Rule::new(Fault::Delay(95 * MOMENT)).on(Call::Subscribe));
+    let mut lock = setup.leases.lock("n");
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    sleep(200 * MOMENT).await;
+    assert_eq!(setup.calls(Call::Subscribe), 1);
+    theirs.unlock().await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+}

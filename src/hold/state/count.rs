@@ -130,12 +130,28 @@ impl State {
             && self.max_until.is_none_or(|max| now < max)
     }
 
-    /// Ends it for its holder; returns what the next one has of it.
-    pub(in crate::hold) fn pass(&mut self, max_until: Option<Instant>) -> Self {
+    /// Whether the next holder in a chain has a fencing token of its own, of a grant that reserved `block`. One that
+    /// was not reserved must lie behind the store's clock, which may be 1 % slower, and at the grant may have been
+    /// behind the first token by a block.
+    pub(in crate::hold) fn has_fence(&self, now: Instant, block: u32) -> bool {
+        let next = self.passed.saturating_add(1);
+        let passed = now.saturating_duration_since(self.came).mul_f64(0.99).as_micros();
+        next < block || passed > u128::from(next) + u128::from(block)
+    }
+
+    /// Ends it for its holder; returns what the next one has of it, to be accepted before the renewal that is
+    /// due, which is not before `earliest`.
+    pub(in crate::hold) fn pass(&mut self, max_until: Option<Instant>, earliest: Instant) -> Self {
         let unsure_until = self.unsure_until.take();
+        let renewal = match self.renewal {
+            Renewal::Due(at) => Renewal::Due(at.max(earliest)),
+            other => other,
+        };
         let next = Self {
-            renewal: self.renewal,
+            renewal,
+            offered: true,
             granted: self.granted,
+            came: self.came,
             passed: self.passed + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)
@@ -144,6 +160,14 @@ impl State {
         self.phase = Phase::Released;
         self.renewal = Renewal::Stopped;
         next
+    }
+
+    /// Whether the waiter that it was passed to can rely on it for as long as on a new grant, and has it then.
+    pub(in crate::hold) fn accept(&mut self, timing: &Timing, now: Instant) -> bool {
+        self.expire(timing, now);
+        let accepted = self.phase == Phase::Held && !timing.stale(self.confirmed, now);
+        self.offered &= !accepted;
+        accepted
     }
 
     /// Invariant 5; a nested acquire under way decides about itself when its verdict is there.
@@ -178,6 +202,9 @@ impl State {
 
     /// What the store must be told next.
     pub(in crate::hold) fn next_op(&mut self, now: Instant) -> Next {
+        if self.is_over() {
+            return Next::Nothing;
+        }
         if self.busy {
             return Next::Busy;
         }

@@ -367,6 +367,7 @@ impl Store for Quorum {
             fencing: false,
             // There is none to reserve.
             fence_blocks: true,
+            longest_fence_block: 1,
             time_left: all().all(|node| node.time_left),
             wakeups: all().any(|node| node.wakeups),
             renewal_batch: all().map(|node| node.renewal_batch).min().unwrap_or(1),

@@ -105,8 +105,6 @@ impl Address {
             internal_command_timeout: self.connect_timeout(),
             // A script whose reply was lost must not be sent again behind our back.
             max_command_attempts: 1,
-            // fred would close the connection, and give all that are under way on it the same answer.
-            reconnect_errors: Vec::new(),
             unresponsive: UnresponsiveConfig {
                 max_timeout: Some((self.ttl / 6).max(self.attempt * 2)),
                 interval: (self.ttl / 30).clamp(Duration::from_millis(10), Duration::from_secs(1)),

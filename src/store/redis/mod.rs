@@ -55,6 +55,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::Level;
 use wakeups::Hub;
 
+/// So many microseconds pass between two grants of a name, with a release in between.
+const LONGEST_FENCE_BLOCK: u32 = 64;
+
 pub(crate) struct RedisStore {
     clock: Clock,
     keys: Keys,
@@ -239,7 +242,12 @@ impl Store for RedisStore {
 
     fn capabilities(&self) -> Capabilities {
         let sharded = self.renewals.is_cluster();
-        Capabilities { renewal_batch: BATCH_SIZE, sharded, ..Capabilities::default() }
+        Capabilities {
+            longest_fence_block: LONGEST_FENCE_BLOCK,
+            renewal_batch: BATCH_SIZE,
+            sharded,
+            ..Capabilities::default()
+        }
     }
 
     fn shard(&self, name: &Name) -> usize {

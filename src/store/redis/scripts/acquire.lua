@@ -3,7 +3,7 @@
 -- KEYS   lock    hash of one field: token -> hold count
 --        fence   string: the last reserved fencing token; only if some are to be reserved
 -- ARGV   token; and from `set`: ttl in ms, the count that is to be, how many fencing tokens to reserve,
---        for how long in ms to remember the last of them (0: for ever)
+--        for how long in ms to remember the last of them (0: for ever), from when the clock has passed it
 -- Reply  the first fencing token (0: none)   granted
 --        -1 or -2                            nested only: gone, or taken
 --        -3 or less                          held: -4 less the holder's time to live in ms, -3 if that never ends
@@ -37,11 +37,16 @@ local function grown(text)
   end
 end
 
--- Remembers the last reserved fencing token, and tells which it was before.
-local function remember(fence, last)
+-- Remembers the last reserved fencing token, and tells which it was before. One that is ahead of the clock, by so
+-- many microseconds, is remembered for longer by as much.
+local function remember(fence, last, ahead)
   doing = 'SET'
   if retention ~= '0' then
-    return call('SET', fence, last, 'PX', retention, 'GET')
+    local kept = retention
+    if ahead >= 1000 then
+      kept = format('%d', retention + ahead / 1000)
+    end
+    return call('SET', fence, last, 'PX', kept, 'GET')
   end
   return call('SET', fence, last, 'GET')
 end
@@ -53,7 +58,7 @@ local function reserve(fence)
     now = time[1] * 1000000 + time[2]
   end
   newest = newest or format('%d', now + block - 1)
-  local text = remember(fence, newest)
+  local text = remember(fence, newest, block)
   if not text then
     return now
   end
@@ -67,7 +72,7 @@ local function reserve(fence)
     return now
   end
   -- The last block was reserved a moment ago, or the clock went back.
-  remember(fence, format('%d', last + block))
+  remember(fence, format('%d', last + block), last + block - now)
   return last + 1
 end
 

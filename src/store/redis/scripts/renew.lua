@@ -1,8 +1,9 @@
 -- Extends many locks that are still held by their tokens.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
--- ARGV   ttl in ms, for how long in ms to remember fencing tokens; those of the steps, in their order; what
---        is left of the tokens, with a comma between; then the steps, a letter for each:
+-- ARGV   ttl in ms, for how long in ms to remember fencing tokens from when the clock has passed them; those of
+--        the steps, in their order; what is left of the tokens, with a comma between; then the steps, a
+--        letter for each:
 --        M  set what the tokens that follow begin with; no item    that
 --        F  renew, and prolong the memory of the fencing token
 --        L  renew
@@ -17,6 +18,9 @@ local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), 
 local at, key, arg, item, reply, all = 0, 0, 2, 0, {}, true
 local M, F = byte('MF', 1, 2)
 whole(ttl, 1, LONGEST_TTL)
+
+-- The server's time in microseconds, asked once in a call.
+local now
 
 -- Renews what is left. An error ends it with the place of the item that met it.
 local function run()
@@ -38,7 +42,17 @@ local function run()
         doing = 'PEXPIRE'
         call('PEXPIRE', lock, ttl)
         if fence then
-          call('PEXPIRE', fence, retention)
+          -- A token that is ahead of the clock is remembered for longer by as much.
+          local last, kept = tonumber(try('GET', fence) or nil), retention
+          if not now then
+            doing = 'TIME'
+            local time = call('TIME')
+            now, doing = time[1] * 1000000 + time[2], 'PEXPIRE'
+          end
+          if last and last >= now + 1000 then
+            kept = format('%d', retention + (last - now) / 1000)
+          end
+          call('PEXPIRE', fence, kept)
         end
         reply[item] = 0
       else

@@ -24,7 +24,7 @@
 //!    Then watchdog and worker are one task of a runtime. When that ends, those who wait or hold elsewhere take
 //!    the place, and until then a [`spare`] watchdog fires the tokens.
 //! 10. **Only `close` closes.** A poll of ours that panics is told from a panic elsewhere ([`alarm`]); the tokens
-//!    fire, and what is asked later is told that the watchdog has panicked.
+//!     fire, and what is asked later is told that the watchdog has panicked.
 //!
 //! Lock order: a hold's state, then its round, then the schedule or the queue. Who waits for a change is woken with
 //! no lock held.

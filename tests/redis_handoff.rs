@@ -237,3 +237,56 @@ async fn whoever_has_it_is_renewed_on_the_server() {
     lease.unlock().await.expect("a release");
     assert_eq!(connection.command(&["EXISTS", "job"]), Reply::Int(0));
 }
+
+/// A microsecond for each fencing token, and none that the clock has not reached when the next grant can come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fencing_tokens_stay_with_the_servers_clock_whatever_the_bound_and_grow_after_a_flush() {
+    let server = Server::start();
+    for bound in [127, 9_999] {
+        let leases = connect(LeaseManager::builder().handoff_bound(bound), &server).await;
+        let mut last = 0;
+        for round in 0..300 {
+            let lease = lock(&leases, "job").await;
+            let fence = lease.fence().expect("a fencing token");
+            assert!(fence > last, "{fence} after {last}, bound {bound}, round {round}");
+            last = fence;
+            lease.unlock().await.expect("held");
+            if round % 100 == 99 {
+                server.command(&["FLUSHALL"]);
+            }
+        }
+        let time = server.command(&["TIME"]).list();
+        let [seconds, micros]: [u64; 2] =
+            [0, 1].map(|i| time[i].clone().text().parse().expect("a number"));
+        assert!(last < seconds * 1_000_000 + micros, "{last} is ahead of the clock, bound {bound}");
+        leases.close().await.expect("closed");
+    }
+}
+
+/// Holders beyond the block that a grant has reserved have fencing tokens too, and chains are no shorter for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_is_longer_than_the_block_of_fencing_tokens_of_its_grant() {
+    let server = Server::start();
+    let leases = connect(LeaseManager::builder(), &server).await;
+    let room = Arc::new(Room::default());
+    let mut tasks = JoinSet::new();
+    for _ in 0..10 {
+        let (leases, room) = (leases.clone(), Arc::clone(&room));
+        tasks.spawn(async move {
+            for _ in 0..100 {
+                let lease = lock(&leases, "job").await;
+                room.enter(lease.fence(), Duration::ZERO);
+                // Longer than a fencing token stands for.
+                tokio::time::sleep(millis(1)).await;
+                room.leave();
+                lease.unlock().await.expect("held");
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.expect("no panic");
+    }
+    let blocks = calls(&mut server.connection(), "set");
+    assert!(blocks <= 2 * 1000 / 128 + 2, "{blocks} grants for 1000 holders");
+    leases.close().await.expect("closed");
+}

@@ -282,7 +282,8 @@ fn a_fencing_token_that_is_ahead_of_the_clock_is_remembered_for_longer_by_as_muc
     let mut bench = Bench::new();
     let fence = fence_key("job");
     let time = bench.command(&["TIME"]).list();
-    let [seconds, micros] = [0, 1].map(|i| time[i].clone().text().parse::<i64>().expect("a number"));
+    let [seconds, micros] =
+        [0, 1].map(|i| time[i].clone().text().parse::<i64>().expect("a number"));
     let last = (seconds * 1_000_000 + micros + AHEAD * 1_000).to_string();
     let kept = |bench: &mut Bench| {
         let kept = bench.command(&["PTTL", &fence_key("job")]).int();

@@ -98,6 +98,17 @@ impl Target {
         ))
     }
 
+    /// By the address, whatever their users and databases are.
+    #[cfg(feature = "redis")]
+    fn is_same_server(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Redis(one), Self::Redis(other)) if one.is_same_server(other))
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn is_same_server(&self, _: &Self) -> bool {
+        false
+    }
+
     fn is_one_server(&self) -> bool {
         match self {
             Self::Memory => true,
@@ -184,15 +195,11 @@ impl Target {
     }
 }
 
-/// The places of two that are one server by their address, whatever their users and databases are.
+/// The places of two that are one server.
 fn twice(nodes: &[Target]) -> Option<[usize; 2]> {
-    let same = |one: &Target, other: &Target| match (one, other) {
-        #[cfg(feature = "redis")]
-        (Target::Redis(one), Target::Redis(other)) => one.is_same_server(other),
-        _ => false,
-    };
     nodes.iter().enumerate().find_map(|(at, node)| {
-        nodes[..at].iter().position(|before| same(before, node)).map(|first| [first + 1, at + 1])
+        let first = nodes[..at].iter().position(|before| before.is_same_server(node))?;
+        Some([first + 1, at + 1])
     })
 }
 

@@ -72,6 +72,11 @@ impl Proof {
         self.last_sent
     }
 
+    /// How long the last write took, there and back.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.last_answered.saturating_duration_since(self.last_sent)
+    }
+
     /// From when on another write proves the last one.
     pub(super) fn due(&self) -> Instant {
         self.last_answered + self.session / SPACING

@@ -49,12 +49,18 @@ impl Party {
         Self::of(&store(url).await)
     }
 
-    async fn acquire_for(&self, ttl: Duration) -> Result<Acquired> {
+    fn request(&self, ttl: Duration, timeout: Duration) -> Acquire {
         let (name, token, mode) = (job(), self.token, Mode::Exclusive);
         let fencing = Some(Fencing { block: 1, retention: None });
-        self.store
-            .acquire(Acquire { name, token, mode, count: 1, ttl, fencing, timeout: LONG })
-            .await
+        Acquire { name, token, mode, count: 1, ttl, fencing, timeout }
+    }
+
+    async fn acquire_for(&self, ttl: Duration) -> Result<Acquired> {
+        self.store.acquire(self.request(ttl, LONG)).await
+    }
+
+    async fn acquire_within(&self, limit: Duration) -> Result<Acquired> {
+        self.store.acquire(self.request(LEASE, limit)).await
     }
 
     async fn acquire(&self) -> Result<Acquired> {
@@ -495,4 +501,138 @@ async fn a_connection_that_is_not_to_be_had_is_asked_for_again_soon() {
         }
     };
     within(LONG, ready).await;
+}
+
+/// Nobody needs to sweep what was never made, however many have asked.
+#[tokio::test]
+async fn who_has_made_nothing_is_told_that_nothing_was_done() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let party = Party::at(&relay.url()).await;
+    let asked = async || {
+        let error = party.acquire_within(SESSION / 40).await.expect_err("no answer");
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::NotExecuted));
+    };
+    // It is asked whether the name is free, and does not answer.
+    relay.set(Flow::Hold);
+    asked().await;
+    // It is not asked.
+    let reconnects = party.store.reconnects().expect("it tells");
+    relay.set(Flow::Refuse);
+    let before = relay.times_of(LIST).len();
+    for _ in 0..10 {
+        asked().await;
+    }
+    relay.set(Flow::Pass);
+    within(LONG, reconnects.notified()).await;
+    granted(party.acquire().await);
+    let lists = relay.times_of(LIST).len() - before;
+    assert!(lists <= 4, "{lists} lists for one lock");
+}
+
+#[tokio::test]
+async fn a_request_outlives_the_runtime_that_asked() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let url = relay.url();
+    let party = runtime.spawn(async move { Party::at(&url).await }).await.expect("it runs");
+    relay.set(Flow::Hold);
+    let mut request = party.store.acquire(party.request(LEASE, LONG));
+    let asking = std::thread::spawn(move || {
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let other = other.expect("a runtime");
+        other.block_on(async {
+            tokio::select! {
+                _ = &mut request => panic!("nobody answers"),
+                () = tokio::time::sleep(SESSION / 40) => {}
+            }
+        });
+        drop(other);
+        request
+    });
+    let request = asking.join().expect("it has asked");
+    relay.set(Flow::Pass);
+    granted(within(LONG, request).await);
+    runtime.shutdown_background();
+}
+
+#[tokio::test]
+async fn who_is_refused_halfway_is_told_that_there_may_be_a_node() {
+    let server = ZooKeeper::start_with("enforceQuota=true");
+    let look = Look::at(&server.hosts()).await;
+    let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
+    granted(holder.acquire().await);
+    let mut wakeups = waiter.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    look.until_nodes("job", 2).await;
+    let quota = "/zookeeper/quota/leasehold/locks";
+    let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    look.0.mkdir(quota, &open).await.expect("made");
+    let limits = b"count=-1,bytes=-1=;byteHardLimit=10;countHardLimit=-1";
+    look.0.create(&format!("{quota}/zookeeper_limits"), limits, &open).await.expect("made");
+    let stats = format!("{quota}/zookeeper_stats");
+    look.0.create(&stats, b"count=0,bytes=0", &open).await.expect("made");
+    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    within(LONG, wakeups.recv()).await;
+    let error = waiter.acquire().await.expect_err("over quota");
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::Rejected, Fate::Unknown));
+    drop(wakeups);
+    // As the engine does then.
+    assert_eq!(waiter.release(0).await, Released::Done { listeners: 0 });
+    look.until_nodes("job", 0).await;
+}
+
+#[tokio::test]
+async fn two_round_trips_fit_into_an_acquire_also_to_a_server_that_is_far_away() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    party.release(0).await;
+    pipe.set(Pace { latency: Duration::from_millis(80), ..Pace::default() });
+    // It is known after the next write.
+    tokio::time::sleep(SESSION / 2).await;
+    granted(party.acquire_within(Duration::from_millis(250)).await);
+}
+
+#[tokio::test]
+async fn who_subscribes_need_not_wait_for_the_place_in_the_line() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&relay.url()).await);
+    let look = Look::at(&server.hosts()).await;
+    granted(holder.acquire().await);
+    relay.set(Flow::Hold);
+    let mut wakeups = waiter.store.subscribe(&job()).await.expect("on its way").expect("woken");
+    relay.set(Flow::Pass);
+    look.until_nodes("job", 2).await;
+    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    within(LONG, wakeups.recv()).await;
+    granted(waiter.acquire().await);
+}
+
+#[tokio::test]
+async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    let renewal = |name, number| Renewal {
+        name,
+        token: if number == 1 { party.token } else { Token::new(Uuid::new_v4(), number) },
+        ttl: LEASE,
+        fence_retention: None,
+    };
+    let mut batch = vec![renewal(job(), 1)];
+    batch.extend((2..200).map(|n| renewal(Name::new(format!("job:{n}")).expect("a name"), n)));
+    let count = batch.len();
+    // One after the other, their answers take 8 s.
+    pipe.set(Pace { latency: SESSION / 200, ..Pace::default() });
+    let renewed = party.store.renew(batch, SESSION * 5 / 8).await.expect("in time");
+    assert_eq!(renewed.verdicts.len(), count);
+    assert!(matches!(renewed.verdicts[0], Ok(None)), "{:?}", renewed.verdicts[0]);
+    let gone = |verdict: &Result<_>| matches!(verdict, Ok(Some(Absence::Gone)));
+    assert!(renewed.verdicts[1..].iter().all(gone));
 }

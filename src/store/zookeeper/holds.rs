@@ -160,3 +160,19 @@ async fn give_back(own: &Own, directory: &str, token: Token) {
     };
     own.session.see_through(delete).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_ends_before_all_others_makes_the_next_pass_due_earlier() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut entries = Entries { own: HashMap::new(), due: Instant::MAX };
+        assert!(entries.hasten(at(30)));
+        assert!(!entries.hasten(at(30)));
+        assert!(!entries.hasten(at(31)));
+        assert_eq!(entries.due, at(30));
+        assert!(entries.hasten(at(29)));
+    }
+}

@@ -193,8 +193,14 @@ impl Session {
         for round in 0.. {
             let limit = resuming(self.timeout, round);
             for host in hosts(address, Some(lost)) {
+                let sent = self.clock.now();
                 match Link::resume(host, address, self.info.clone(), limit).await {
-                    Ok(link) => return self.goes_on(&link).then_some(link),
+                    Ok(link) if self.goes_on(&link) => {
+                        let answered = self.clock.now();
+                        self.proof.send_modify(|proof| proof.resumed(sent, answered));
+                        return Some(link);
+                    }
+                    Ok(_) => return None,
                     Err(ZkError::SessionExpired | ZkError::AuthFailed) => return None,
                     Err(error) => tracing::debug!(%error, host, "not connected"),
                 }

@@ -591,10 +591,10 @@ async fn two_round_trips_fit_into_an_acquire_also_to_a_server_that_is_far_away()
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
     granted(party.acquire().await);
     party.release(0).await;
-    pipe.set(Pace { latency: Duration::from_millis(80), ..Pace::default() });
+    pipe.set(Pace { latency: Duration::from_millis(60), ..Pace::default() });
     // It is known after the next write.
     tokio::time::sleep(SESSION / 2).await;
-    granted(party.acquire_within(Duration::from_millis(250)).await);
+    granted(party.acquire_within(Duration::from_millis(200)).await);
 }
 
 #[tokio::test]
@@ -626,7 +626,7 @@ async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
         fence_retention: None,
     };
     let mut batch = vec![renewal(job(), 1)];
-    batch.extend((2..200).map(|n| renewal(Name::new(format!("job:{n}")).expect("a name"), n)));
+    batch.extend((2..200).map(|n| renewal(Name::new(&format!("job:{n}")).expect("a name"), n)));
     let count = batch.len();
     // One after the other, their answers take 8 s.
     pipe.set(Pace { latency: SESSION / 200, ..Pace::default() });

@@ -69,7 +69,7 @@ impl Recipe {
         let Ok(session) = self.sessions.current() else { return request.timeout };
         // A nested one must not outlive its hold.
         let most = if request.count == 1 { request.timeout * 2 } else { request.timeout };
-        (session.round_trip() * 3).clamp(request.timeout, most)
+        (session.round_trip() * 4).clamp(request.timeout, most)
     }
 
     pub(super) fn check_ttl(&self, ttl: Duration) -> Result<()> {

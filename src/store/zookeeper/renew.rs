@@ -4,6 +4,7 @@ use super::errors::{Found, find, in_time, sorted};
 use super::holds::Own;
 use super::names::line;
 use super::recipe::Recipe;
+use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{Absence, Name, Renewal, Renewed};
 use std::sync::Arc;
@@ -39,7 +40,7 @@ impl Recipe {
                     None => Ok(false),
                 });
             }
-            let verdicts = self.renewed(&batch, &own, there, limit / 4).await;
+            let verdicts = self.renewed(&batch, &own, there, asked + limit * 3 / 4).await;
             let sent = session.map_or(asked, |session| session.confirmed(asked));
             Ok(Renewed { sent, verdicts })
         })
@@ -55,7 +56,7 @@ impl Recipe {
         batch: &[Renewal],
         own: &[Option<Own>],
         there: Vec<Result<bool>>,
-        limit: Duration,
+        until: Instant,
     ) -> Vec<Result<Option<Absence>>> {
         let extended = batch.iter().zip(own).zip(there).map(|((renewal, own), there)| {
             let Renewal { name, token, ttl, .. } = renewal;
@@ -74,6 +75,7 @@ impl Recipe {
             batch.iter().zip(&extended).filter(|(_, extended)| matches!(extended, Ok(false)));
         // Many are lost together, and must not hold up what the others are told.
         let absences = self.absences(gone.map(|(renewal, _)| &renewal.name));
+        let limit = until.saturating_duration_since(self.clock.now());
         let absences = tokio::time::timeout(limit, absences).await;
         let mut absences = absences.unwrap_or_default().into_iter();
         let verdict = |extended| match extended {

@@ -1,17 +1,17 @@
 //! Until when a session is surely alive, by what its servers have acknowledged.
 //!
-//! The leader alone expires sessions, a time-out after it last heard of them. A member tells it of the
+//! The leader alone expires sessions, a timeout after it last heard of them. A member tells it of the
 //! sessions that it heard from with its next ping, half a tick later, and not with the write that it passes
 //! on. So an acknowledged write says nothing yet about itself; but when the *next* one is acknowledged, sent
 //! at least half a tick later over the same ordered channel, the leader has heard of the one before.
 //!
 //! 1. A write is proven when another one, sent [`SPACING`] after its answer or later, is acknowledged.
-//! 2. The session lives until the send time of the last proven write + its time-out, at least.
+//! 2. The session lives until the send time of the last proven write + its timeout, at least.
 //! 3. The session's own creation is proven at once: the leader itself did it.
 //! 4. That a server goes on with the session is proven by the next write there, however soon: the server has asked
 //!    the leader, and the write says that it was the leader.
 //!
-//! A tick is not told to clients. A time-out of three ticks or more makes half of one at most a sixth of it.
+//! A tick is not told to clients. A timeout of three ticks or more makes half of one at most a sixth of it.
 //!
 //! Rule 1 needs a leader that pings in time. One that stands still from before a ping until after the second write,
 //! acknowledges that before it pings, and is cut off from the member in between, has heard half a tick less.
@@ -21,9 +21,9 @@ use crate::clock::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Of the time-out: writes that are a fifth of it apart have half a tick between them, and a margin.
+/// Of the timeout: writes that are a fifth of it apart have half a tick between them, and a margin.
 const SPACING: u32 = 5;
-/// How much of the time-out the one before the last write may take: the rest is for the lease.
+/// How much of the timeout the one before the last write may take: the rest is for the lease.
 const PERIODS: u32 = 4;
 
 /// How long a lease may be believed after a write, if each follows the one before in time.
@@ -54,7 +54,7 @@ struct Write {
 }
 
 impl Proof {
-    /// Of a session of this time-out whose creation was asked for at `created`.
+    /// Of a session of this timeout whose creation was asked for at `created`.
     pub(super) fn new(session: Duration, created: Instant) -> Self {
         let waiting = VecDeque::new();
         Self { session, proven: created, last_sent: created, last_answered: created, waiting }

@@ -365,3 +365,62 @@ async fn after_close_what_was_not_released_ends_by_itself() {
     lease.unlock().await.expect("released");
     drop(leases);
 }
+
+#[tokio::test]
+async fn a_waiter_whose_future_is_not_polled_keeps_nobody_waiting_for_long() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let (holder, idle) = (connect(&server.url()).await, connect(&server.url()).await);
+    let next = builder().poll_bound(LONG * 4).connect(&server.url()).await;
+    let next = next.expect("the server is there");
+    let lease = holder.lock("job").lock().await.expect("free");
+    let mut lock = idle.lock("job");
+    let mut waiting = Box::pin(lock.lock());
+    tokio::select! {
+        _ = &mut waiting => panic!("it is held"),
+        () = look.until_nodes("job", 2) => {}
+    }
+    lease.unlock().await.expect("released");
+    for _ in 0..2 {
+        let lease = within(LONG, next.lock("job").lock()).await.expect("in the end");
+        // The other is in the line again, behind it.
+        look.until_nodes("job", 2).await;
+        lease.unlock().await.expect("released");
+    }
+    let lease = within(LONG, waiting).await.expect("in the end");
+    lease.unlock().await.expect("released");
+    look.until_nodes("job", 0).await;
+}
+
+/// The servers do so too, a minute later, and not more than 10 000 in a minute.
+#[tokio::test]
+async fn directories_of_names_that_are_not_used_again_are_cleared_away() {
+    let server = ZooKeeper::start();
+    let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
+    let kept = leases.lock("kept").lock().await.expect("free");
+    for number in 0..150 {
+        let lease = leases.lock(format!("job:{number}")).lock().await.expect("free");
+        lease.unlock().await.expect("released");
+    }
+    look.until_children("/leasehold/locks", 1).await;
+    kept.check().expect("held");
+    kept.unlock().await.expect("released");
+}
+
+#[tokio::test]
+async fn who_is_refused_or_has_nothing_left_leaves_no_session() {
+    let server = ZooKeeper::start();
+    let sessions = || server.number(0, "zk_global_sessions");
+    assert_eq!(sessions(), 0);
+    for _ in 0..3 {
+        let longer = builder().ttl(Duration::from_millis(100_001));
+        longer.connect(&server.url()).await.expect_err("it is refused");
+    }
+    common::eventually(T / 2, || sessions() == 0).await;
+    let leases = builder().ttl(40 * T).connect(&server.url()).await.expect("the server is there");
+    let lease = leases.lock("job").lock().await.expect("free");
+    assert_eq!(sessions(), 1);
+    lease.unlock().await.expect("released");
+    leases.close().await.expect("nothing is left to release");
+    common::eventually(T / 2, || sessions() == 0).await;
+}

@@ -7,7 +7,7 @@ use common::relay::{Flow, Relay};
 use common::zookeeper::{Look, ZooKeeper};
 use common::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
-use leasehold::{Lease, LeaseManager};
+use leasehold::{Lease, LeaseManager, Loss};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -223,4 +223,75 @@ async fn a_holder_on_a_member_that_is_cut_off_is_told_before_the_next_is_let_in(
         let lease = within(LONG, holder.lock(&name).lock()).await.expect("free");
         lease.unlock().await.expect("released");
     }
+}
+
+/// As a frozen member, or a machine that has lost its power; the session is another's in time.
+#[tokio::test]
+async fn a_silent_server_costs_no_lease_as_long_as_there_is_another() {
+    let server = ZooKeeper::start();
+    let (silent, other) = (Relay::to_server(server.port(0)), Relay::to_server(server.port(0)));
+    let url = format!("{},127.0.0.1:{}", silent.url(), other.port());
+    let ttl = 3 * T;
+    let mut held = Vec::new();
+    for number in 0..12 {
+        let leases = connect(&url, ttl).await;
+        let lease = leases.lock(format!("job:{number}")).lock().await.expect("free");
+        held.push((leases, lease));
+    }
+    let by_the_other = other.connections();
+    assert!(by_the_other < held.len(), "chance has it that some are on either");
+    silent.set(Flow::Hold);
+    common::eventually(LONG, || other.connections() >= held.len()).await;
+    tokio::time::sleep(ttl).await;
+    for (_, lease) in &held {
+        lease.check().expect("held");
+    }
+}
+
+#[tokio::test]
+async fn a_silent_server_keeps_nobody_from_connecting_to_another() {
+    let server = ZooKeeper::start();
+    let silent = Relay::to_server(server.port(0));
+    silent.set(Flow::Hold);
+    let url = format!("{},127.0.0.1:{}", silent.url(), server.port(0));
+    let connects: Vec<_> = (0..8)
+        .map(|_| {
+            let url = url.clone();
+            tokio::spawn(async move { connect(&url, 20 * T).await })
+        })
+        .collect();
+    for connecting in connects {
+        within(LONG, connecting).await.expect("it is connected");
+    }
+}
+
+#[tokio::test]
+async fn after_an_outage_it_is_connected_again_in_a_fraction_of_the_time() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let leases = connect(&relay.url(), 15 * T).await;
+    let lease = leases.lock("job").lock().await.expect("free");
+    let outage = Duration::from_secs(8);
+    relay.set(Flow::Refuse);
+    tokio::time::sleep(outage).await;
+    relay.set(Flow::Pass);
+    // Doubled without a bound, its pauses would be as long as the outage.
+    let free = within(outage / 2, leases.lock("other").lock()).await.expect("free");
+    lease.check().expect("held");
+    free.unlock().await.expect("released");
+    lease.unlock().await.expect("released");
+}
+
+/// Its holders count on the timeout that it began with.
+#[tokio::test]
+async fn a_session_that_is_given_another_timeout_is_given_up_and_its_holders_are_told() {
+    let server = ZooKeeper::start();
+    let leases = connect(&server.url(), 5 * T).await;
+    let lease = leases.lock("job").lock().await.expect("free");
+    server.restart_with(&format!("maxSessionTimeout={}", T.as_millis()));
+    assert_eq!(within(LONG, lease.lost()).await, Loss::Gone);
+    let rival = connect(&server.url(), T).await;
+    let next = within(LONG, rival.lock("job").lock()).await.expect("free");
+    assert!(leases.lock("job").try_lock().await.is_err(), "there is no session of this timeout");
+    next.unlock().await.expect("released");
 }

@@ -214,3 +214,29 @@ async fn no_password_is_told_to_anyone() {
     }
     assert!(trace.events().iter().any(|event| event.field("name") == "job"), "nothing was traced");
 }
+
+/// The session that was given up is not kept alive until there is another: there may never be one.
+#[tokio::test]
+async fn what_was_held_goes_also_when_no_new_session_is_to_be_had() {
+    let server = ZooKeeper::start();
+    let operator = Client::connector().with_auth("digest", b"root:secret-4");
+    let operator = operator.connect(&server.hosts()).await.expect("a session");
+    let own = CreateMode::Persistent.with_acls(Acls::creator_all());
+    let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    operator.mkdir("/leasehold", &own).await.expect("made");
+    for path in ["/leasehold/locks", "/leasehold/sessions"] {
+        operator.create(path, b"", &open).await.expect("made");
+    }
+    let look = Look::at(&server.hosts()).await;
+    let leases = connect(&server.url()).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("free");
+    for node in operator.list_children("/leasehold/sessions").await.expect("it is there") {
+        let path = format!("/leasehold/sessions/{node}");
+        operator.delete(&path, None).await.expect("deleted");
+    }
+    operator.delete("/leasehold/sessions", None).await.expect("deleted");
+    assert_eq!(within(T * 2, lease.lost()).await, Loss::Gone);
+    look.until_nodes("job", 0).await;
+    // Only those who look have one, however often another was tried.
+    common::eventually(T, || server.number(0, "zk_global_sessions") <= 3).await;
+}

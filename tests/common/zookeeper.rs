@@ -29,6 +29,8 @@ pub struct ZooKeeper {
     members: Vec<Member>,
     /// After how many ticks of silence the members of an ensemble give each other up.
     sync_limit: u32,
+    /// More lines for the configuration.
+    extra: String,
 }
 
 /// What the members of an ensemble reach each other by.
@@ -108,8 +110,15 @@ impl ZooKeeper {
     /// One server.
     #[track_caller]
     pub fn start() -> Self {
+        Self::start_with("")
+    }
+
+    /// One server with more lines in its configuration.
+    #[track_caller]
+    pub fn start_with(extra: &str) -> Self {
         for _ in 0..5 {
-            let servers = Self::prepare(1);
+            let mut servers = Self::prepare(1);
+            servers.extra = extra.to_owned();
             servers.configure(0, &[]);
             servers.launch(0);
             if servers.wait_for(&[0]) {
@@ -178,17 +187,17 @@ impl ZooKeeper {
             Member { dir, port: free_port(), process: Mutex::new(None) }
         });
         let members = members.collect();
-        Self { dir, members, sync_limit: SLOWLY }
+        Self { dir, members, sync_limit: SLOWLY, extra: String::new() }
     }
 
     /// Writes a member's configuration, with the ports by which it finds all members, itself included.
     fn configure(&self, member: usize, ports: &[Ports]) {
         let Member { dir, port, .. } = &self.members[member];
-        let sync_limit = self.sync_limit;
+        let Self { sync_limit, extra, .. } = self;
         let mut text = format!(
             "tickTime={}\ninitLimit=50\nsyncLimit={sync_limit}\ndataDir={}\nclientPort={port}\n\
              clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n\
-             4lw.commands.whitelist=*\nmaxSessionTimeout=100000\n",
+             4lw.commands.whitelist=*\nmaxSessionTimeout=100000\n{extra}\n",
             TICK.as_millis(),
             dir.join("data").display(),
         );
@@ -217,6 +226,16 @@ impl ZooKeeper {
             .stdout(log.try_clone().expect("one more handle on the log"))
             .stderr(log);
         *self.process(member) = Some(spawn(command).expect("java starts"));
+    }
+
+    /// Restarts the one server with one more line in its configuration, which counts more than one before.
+    pub fn restart_with(&self, line: &str) {
+        self.kill(0);
+        let config = self.members[0].dir.join("zoo.cfg");
+        let text = fs::read_to_string(&config).expect("a configuration");
+        fs::write(&config, format!("{text}{line}\n")).expect("a configuration");
+        self.launch(0);
+        assert!(self.wait_for(&[0]), "it starts again");
     }
 
     /// Waits until these members serve clients; false if one has ended.

@@ -12,6 +12,7 @@ use super::connect::Address;
 use super::link::{Dial, sorted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Wakeups;
+use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::error::ErrorKind as Silence;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
@@ -23,6 +24,7 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
+use tracing::Level;
 
 /// How long a subscription outlives its last waiter: the next one is often there at once.
 const LINGER: Duration = Duration::from_secs(1);
@@ -283,7 +285,9 @@ impl Line {
         let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
         match self.client.custom_raw(ping, Vec::<Value>::new()).await {
             Err(error) if *error.kind() == Silence::Timeout => {
-                tracing::debug!("the connection for wake-ups is silent");
+                trace::later(Level::DEBUG, || {
+                    || tracing::debug!("the connection for wake-ups is silent")
+                });
                 // On a stalled server this itself hangs.
                 let _ = timeout(self.attempt * 2, self.client.force_reconnection()).await;
             }

@@ -12,7 +12,7 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
 const LONGEST_PREFIX: usize = 256;
 
-/// A checked URL, and the session time-out to ask for. Its secrets are never shown.
+/// A checked URL, and the session timeout to ask for. Its secrets are never shown.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     /// As the client library takes them.

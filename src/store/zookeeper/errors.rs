@@ -26,6 +26,10 @@ pub(super) fn sorted(error: ZkError) -> Error {
         ZkError::BadArguments(_) | ZkError::InvalidAcl | ZkError::MarshallingError => {
             (ErrorKind::Invalid, "ZooKeeper does not understand the request")
         }
+        ZkError::NoChildrenForEphemerals => (
+            ErrorKind::Invalid,
+            "the URL's path leads below an ephemeral node, which has none; choose another path",
+        ),
         ZkError::SessionExpired | ZkError::ClientClosed => (
             ErrorKind::Unavailable,
             "the session with ZooKeeper has ended; a new one is being made",
@@ -44,7 +48,7 @@ pub(super) async fn find<T>(request: impl Future<Output = Result<T, ZkError>>) -
     }
 }
 
-/// Bounds what the client would keep waiting for 1.4 sessions.
+/// Bounds what would wait for as long as there is no link.
 pub(super) async fn in_time<T>(
     limit: Duration,
     work: impl Future<Output = Result<T>>,
@@ -74,6 +78,7 @@ mod tests {
             (ZkError::BadArguments(&"path"), ErrorKind::Invalid, "does not understand"),
             (ZkError::InvalidAcl, ErrorKind::Invalid, "does not understand"),
             (ZkError::MarshallingError, ErrorKind::Invalid, "does not understand"),
+            (ZkError::NoChildrenForEphemerals, ErrorKind::Invalid, "choose another path"),
             (ZkError::SessionExpired, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
             (ZkError::ClientClosed, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
             (ZkError::ConnectionLoss, ErrorKind::Unavailable, "connection to ZooKeeper failed"),

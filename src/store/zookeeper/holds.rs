@@ -2,7 +2,7 @@
 //!
 //! A session is kept alive for all leases together, so the server ends none of them alone. This does: an
 //! entry that is not renewed within the time to live that was asked for is deleted here. Should the whole
-//! process end, so does its session.
+//! process end, so does its session. It may come late, by a fiftieth of the longest time to live.
 
 use super::names::{Names, Who};
 use super::session::Session;
@@ -11,6 +11,7 @@ use crate::store::{Name, Token};
 use crate::trace;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::Level;
 
@@ -30,56 +31,86 @@ pub(super) struct Own {
 
 type Key = (Name, Token);
 
+/// All entries are looked at in one pass, and so seldom: this part of the time to live lies between two.
+const PASSES: u32 = 50;
+
 #[derive(Debug)]
 pub(super) struct Holds {
     clock: Clock,
-    own: Mutex<HashMap<Key, Own>>,
-    /// An entry came that may be the first to end.
+    /// From one pass to the next, at least.
+    rest: Duration,
+    entries: Mutex<Entries>,
+    /// The next pass is due earlier.
     earlier: Notify,
 }
 
+#[derive(Debug)]
+struct Entries {
+    own: HashMap<Key, Own>,
+    /// When the next pass is due: no entry ends before.
+    due: Instant,
+}
+
+impl Entries {
+    /// Whether an entry that ends at `expires` makes the next pass due earlier.
+    fn hasten(&mut self, expires: Instant) -> bool {
+        let earlier = expires < self.due;
+        self.due = self.due.min(expires);
+        earlier
+    }
+}
+
 impl Holds {
-    pub(super) fn new(clock: Clock) -> Self {
-        Self { clock, own: Mutex::default(), earlier: Notify::new() }
+    /// For leases of this time to live.
+    pub(super) fn new(clock: Clock, longest: Duration) -> Self {
+        let entries = Mutex::new(Entries { own: HashMap::new(), due: Instant::MAX });
+        Self { clock, rest: longest / PASSES, entries, earlier: Notify::new() }
     }
 
     pub(super) fn find(&self, name: &Name, token: Token) -> Option<Own> {
-        self.lock().get(&(name.clone(), token)).cloned()
+        self.lock().own.get(&(name.clone(), token)).cloned()
     }
 
     pub(super) fn put(&self, name: &Name, token: Token, own: Own) {
-        self.lock().insert((name.clone(), token), own);
-        self.earlier.notify_one();
+        let mut entries = self.lock();
+        let earlier = entries.hasten(own.expires);
+        entries.own.insert((name.clone(), token), own);
+        drop(entries);
+        if earlier {
+            self.earlier.notify_one();
+        }
     }
 
     /// Changes an entry, if it is still there; whether it is.
     pub(super) fn change(&self, name: &Name, token: Token, change: impl FnOnce(&mut Own)) -> bool {
-        let mut own = self.lock();
-        let Some(entry) = own.get_mut(&(name.clone(), token)) else { return false };
-        let expires = entry.expires;
+        let mut entries = self.lock();
+        let Some(entry) = entries.own.get_mut(&(name.clone(), token)) else { return false };
         change(entry);
-        if entry.expires < expires {
+        let expires = entry.expires;
+        let earlier = entries.hasten(expires);
+        drop(entries);
+        if earlier {
             self.earlier.notify_one();
         }
         true
     }
 
     pub(super) fn remove(&self, name: &Name, token: Token) {
-        self.lock().remove(&(name.clone(), token));
+        self.lock().own.remove(&(name.clone(), token));
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().own.is_empty()
     }
 
     /// Forgets all without deleting anything.
     pub(super) fn forget(&self) {
-        self.lock().clear();
+        self.lock().own.clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Own>> {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         // No code between lock and unlock can leave the map half changed.
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Deletes what has outlived its time to live, for ever.
@@ -93,22 +124,31 @@ impl Holds {
                 });
                 tokio::spawn(async move { give_back(&own, &directory, token).await });
             }
-            let first = self.lock().values().map(|own| own.expires).min();
-            let first = async {
-                match first {
-                    Some(first) => self.clock.sleep_until(first).await,
-                    None => std::future::pending().await,
+            self.clock.sleep_until(now + self.rest).await;
+            loop {
+                let due = self.lock().due;
+                tokio::select! {
+                    () = self.clock.sleep_until(due) => break,
+                    () = self.earlier.notified() => {}
                 }
-            };
-            tokio::select! {
-                () = first => {}
-                () = self.earlier.notified() => {}
             }
         }
     }
 
+    /// The one pass over all entries.
     fn take_expired(&self, now: Instant) -> Vec<(Key, Own)> {
-        self.lock().extract_if(|_, own| own.expires <= now).collect()
+        let mut entries = self.lock();
+        let mut due = Instant::MAX;
+        let expired = entries.own.extract_if(|_, own| {
+            let expired = own.expires <= now;
+            if !expired {
+                due = due.min(own.expires);
+            }
+            expired
+        });
+        let expired = expired.collect();
+        entries.due = due;
+        expired
     }
 }
 
@@ -123,4 +163,20 @@ async fn give_back(own: &Own, directory: &str, token: Token) {
         Ok(())
     };
     own.session.see_through(delete).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_ends_before_all_others_makes_the_next_pass_due_earlier() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut entries = Entries { own: HashMap::new(), due: Instant::MAX };
+        assert!(entries.hasten(at(30)));
+        assert!(!entries.hasten(at(30)));
+        assert!(!entries.hasten(at(31)));
+        assert_eq!(entries.due, at(30));
+        assert!(entries.hasten(at(29)));
+    }
 }

@@ -4,15 +4,20 @@
 //! watches the one before it. One session serves all leases of a manager.
 //!
 //! What is promised and what it costs is in the documentation of [`crate::store`]; why a lease is believed for
-//! so long, in `proof.rs`; how one is taken, in `recipe.rs`; how one waits, in `place.rs`.
+//! so long, in `proof.rs`; how one is taken, in `recipe.rs`; how one waits, in `place.rs`; how a session outlives
+//! its connections, in `session.rs` and `link.rs`.
 
 mod address;
+mod directories;
 mod errors;
 mod holds;
+mod link;
 mod names;
+mod nodes;
 mod place;
 mod proof;
 mod recipe;
+mod renew;
 mod session;
 mod sessions;
 mod user;
@@ -24,7 +29,7 @@ use super::{
     StoreFuture, Wakeups,
 };
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use async_trait::async_trait;
 use errors::{in_time, no_session};
 use holds::Holds;
@@ -32,10 +37,12 @@ use place::Place;
 use recipe::Recipe;
 use sessions::Sessions;
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
+use tracing::Instrument;
 
 /// How many leases one renewal looks at.
 const BATCH_SIZE: usize = 1000;
@@ -59,7 +66,7 @@ impl ZooKeeperStore {
         let reconnects = Arc::new(Notify::new());
         let sessions = Sessions::start(address, clock.clone(), Arc::clone(&reconnects)).await?;
         let closed = sessions.closed.clone();
-        let holds = Arc::new(Holds::new(clock.clone()));
+        let holds = Arc::new(Holds::new(clock.clone(), longest));
         let (expiring, in_names) = (Arc::clone(&holds), names.clone());
         tokio::spawn(async move {
             tokio::select! {
@@ -77,6 +84,23 @@ impl ZooKeeperStore {
             runtime: Handle::current(),
             busy: Mutex::new(Some(busy)),
             idle: tokio::sync::Mutex::new(idle),
+        })
+    }
+
+    /// Runs a request where the session lives: there its timers last as long as the session does, whatever becomes of
+    /// the runtime that asks.
+    fn run<T, F>(&self, request: impl FnOnce(Arc<Recipe>) -> F) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let request = request(Arc::clone(&self.recipe)).in_current_span();
+        let runtime = self.runtime.clone();
+        Box::pin(async move {
+            runtime.spawn(request).await.unwrap_or_else(|error| {
+                let gone = "the runtime of the session with ZooKeeper has ended, or a request has panicked";
+                Err(Error::new(ErrorKind::Unavailable, gone).with_source(error))
+            })
         })
     }
 
@@ -109,29 +133,28 @@ impl Store for ZooKeeperStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let recipe = Arc::clone(&self.recipe);
-        Box::pin(async move { recipe.acquire(request).await })
+        self.run(|recipe| async move { recipe.acquire(request).await })
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let recipe = Arc::clone(&self.recipe);
-        Box::pin(async move { recipe.release(request).await })
+        self.run(|recipe| async move { recipe.release(request).await })
     }
 
     fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        let recipe = Arc::clone(&self.recipe);
-        Box::pin(async move { recipe.renew(batch, timeout).await })
+        self.run(|recipe| async move { recipe.renew(batch, timeout).await })
     }
 
     async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        in_time(self.attempt * 2, self.recipe.inspect(name)).await
+        let (name, limit) = (name.clone(), self.attempt * 2);
+        self.run(move |recipe| async move { in_time(limit, recipe.inspect(&name)).await }).await
     }
 
     async fn force_release(&self, name: &Name) -> Result<bool> {
-        in_time(self.attempt * 2, self.recipe.force(name)).await
+        let (name, limit) = (name.clone(), self.attempt * 2);
+        self.run(move |recipe| async move { in_time(limit, recipe.force(&name)).await }).await
     }
 
-    /// Gets into the line; a later acquire of this store takes the place over.
+    /// Begins to get into the line; a later acquire of this store takes the place over.
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
         self.recipe.sessions.current()?;
         let Some(busy) = self.busy().clone() else { return Err(no_session()) };
@@ -143,10 +166,6 @@ impl Store for ZooKeeperStore {
             place.keep(&recipe.sessions).await;
             drop(busy);
         });
-        let mut placed = kept.place.placed.subscribe();
-        let placed =
-            async { placed.wait_for(|placed| *placed).await.map(drop).map_err(|_| no_session()) };
-        in_time(self.attempt * 2, placed).await?;
         Ok(Some(Wakeups::new(Arc::clone(&kept.place.notify), kept)))
     }
 
@@ -162,12 +181,8 @@ impl Store for ZooKeeperStore {
         self.busy().take();
         let mut idle = self.idle.lock().await;
         let _ = tokio::time::timeout(self.attempt, idle.recv()).await;
-        if let Ok(session) = self.recipe.sessions.current()
-            && self.recipe.holds.is_empty()
-        {
-            let _ = tokio::time::timeout(self.attempt, session.retire()).await;
-        }
-        self.recipe.sessions.closed.cancel();
+        self.recipe.sessions.close(self.recipe.holds.is_empty());
+        let _ = tokio::time::timeout(self.attempt, self.recipe.sessions.until_ended()).await;
         self.recipe.holds.forget();
     }
 }

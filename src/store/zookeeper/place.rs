@@ -8,13 +8,15 @@
 //!    succeeded or the session is over.
 //! 3. At most one node of a place stays: after a creation of unknown outcome, all but the first go.
 //! 4. Only the node directly before it is watched, so a release wakes one waiter.
-//! 5. Who was found to be first stays first: numbers only grow.
+//! 5. Who was found to be first stays first: numbers only grow. But who then does not take the turn, while another
+//!    waits, goes to the end of the line: a future that is not polled keeps nobody waiting for long.
 //! 6. Who waits again after it has taken over its place, because the hold came to nothing, gets a new one: nobody
 //!    would wake it otherwise. Its new node has another name, lest it finds the old one and takes it over twice.
 //! 7. A place that was lost (its session ended, or somebody deleted the node) goes to the end of the line. A node
 //!    of an old session may be there for a while; it is not taken for the place, for it goes with that session.
 
-use super::errors::{Found, find, in_time};
+use super::errors::{Found, find, in_time, no_session};
+use super::link::Pauses;
 use super::names::Who;
 use super::session::Session;
 use super::sessions::Sessions;
@@ -22,7 +24,7 @@ use crate::error::Result;
 use crate::trace;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 use uuid::Uuid;
@@ -43,8 +45,6 @@ pub(super) struct Place {
     /// Wakes the waiter.
     pub(super) notify: Arc<Notify>,
     state: Mutex<State>,
-    /// Whether it has been in the line.
-    pub(super) placed: watch::Sender<bool>,
     /// What was taken over turned out to be gone.
     again: Notify,
     pub(super) left: CancellationToken,
@@ -75,7 +75,6 @@ impl Place {
             attempt,
             notify: Arc::default(),
             state: Mutex::new(State::new(Uuid::new_v4())),
-            placed: watch::Sender::new(false),
             again: Notify::new(),
             left: CancellationToken::new(),
         })
@@ -113,6 +112,7 @@ impl Place {
     /// Keeps the place until it is left.
     pub(super) async fn keep(&self, sessions: &Sessions) {
         let mut session = None;
+        let mut pauses = Pauses::new(self.attempt / 8, self.attempt);
         let waiting = async {
             loop {
                 let current = sessions.next().await;
@@ -123,7 +123,7 @@ impl Place {
                         trace::later(Level::DEBUG, || {
                             move || tracing::debug!(%error, "a place in the line is to be found again")
                         });
-                        tokio::time::sleep(self.attempt / 8).await;
+                        tokio::time::sleep(pauses.next()).await;
                     }
                     () = current.until_over() => self.lose(),
                     () = self.again.notified() => self.lose(),
@@ -150,7 +150,6 @@ impl Place {
                     self.lose();
                     let node = self.settle(session).await?;
                     self.lock().node = Some(node.clone());
-                    self.placed.send_replace(true);
                     node
                 }
             };
@@ -162,7 +161,7 @@ impl Place {
                 Before::Nobody => {
                     self.lock().first = true;
                     self.notify.notify_one();
-                    return std::future::pending().await;
+                    self.until_missed(session).await?;
                 }
                 Before::Node(path) => self.until_gone(session, &path).await?,
             }
@@ -204,14 +203,51 @@ impl Place {
         }))
     }
 
+    /// Waits until it was told to be the first for too long, and did not take its turn while another waits:
+    /// its future is not polled. Then it leaves, and goes to the end of the line.
+    async fn until_missed(&self, session: &Session) -> Result<()> {
+        loop {
+            tokio::time::sleep(self.attempt).await;
+            if self.lock().is_taken() {
+                // Until it is to be had again.
+                return std::future::pending().await;
+            }
+            let line = in_time(self.attempt, session.line(&self.directory)).await;
+            if line.is_ok_and(|line| line.len() > 1)
+                && let Some(node) = self.miss()
+            {
+                trace::later(Level::DEBUG, || {
+                    let directory = self.directory.clone();
+                    move || tracing::debug!(%directory, "a turn was not taken")
+                });
+                return in_time(self.attempt, session.delete(&node.path)).await.map(drop);
+            }
+        }
+    }
+
+    /// Forgets its node, unless it was taken.
+    fn miss(&self) -> Option<Node> {
+        let mut state = self.lock();
+        let node = state.node.take()?;
+        state.first = false;
+        Some(node)
+    }
+
     async fn until_gone(&self, session: &Session, path: &str) -> Result<()> {
         loop {
-            let watch = find(session.client.get_and_watch_data(path));
+            let link = in_time(self.attempt, session.link()).await?;
+            let watch = find(link.client.get_and_watch_data(path));
             let Found::Yes((_, _, watcher)) = in_time(self.attempt, watch).await? else {
                 return Ok(());
             };
+            let event = tokio::select! {
+                biased;
+                // The next link knows nothing of it.
+                () = link.gone() => return Err(no_session()),
+                event = watcher.changed() => event,
+            };
             // Its hold count is written to it.
-            if watcher.changed().await.event_type != EventType::NodeDataChanged {
+            if event.event_type != EventType::NodeDataChanged {
                 return Ok(());
             }
         }

@@ -1,23 +1,29 @@
 //! Until when a session is surely alive, by what its servers have acknowledged.
 //!
-//! The leader alone expires sessions, a time-out after it last heard of them. A member tells it of the
+//! The leader alone expires sessions, a timeout after it last heard of them. A member tells it of the
 //! sessions that it heard from with its next ping, half a tick later, and not with the write that it passes
 //! on. So an acknowledged write says nothing yet about itself; but when the *next* one is acknowledged, sent
 //! at least half a tick later over the same ordered channel, the leader has heard of the one before.
 //!
 //! 1. A write is proven when another one, sent [`SPACING`] after its answer or later, is acknowledged.
-//! 2. The session lives until the send time of the last proven write + its time-out, at least.
+//! 2. The session lives until the send time of the last proven write + its timeout, at least.
 //! 3. The session's own creation is proven at once: the leader itself did it.
+//! 4. That a server goes on with the session is proven by the next write there, however soon: the server has asked
+//!    the leader, and the write says that it was the leader.
 //!
-//! A tick is not told to clients. A time-out of three ticks or more makes half of one at most a sixth of it.
+//! A tick is not told to clients. A timeout of three ticks or more makes half of one at most a sixth of it.
+//!
+//! Rule 1 needs a leader that pings in time. One that stands still from before a ping until after the second write,
+//! acknowledges that before it pings, and is cut off from the member in between, has heard half a tick less.
+//! The grace of a lease covers half of that; no case of it was ever seen.
 
 use crate::clock::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Of the time-out: writes that are a fifth of it apart have half a tick between them, and a margin.
+/// Of the timeout: writes that are a fifth of it apart have half a tick between them, and a margin.
 const SPACING: u32 = 5;
-/// How much of the time-out the one before the last write may take: the rest is for the lease.
+/// How much of the timeout the one before the last write may take: the rest is for the lease.
 const PERIODS: u32 = 4;
 
 /// How long a lease may be believed after a write, if each follows the one before in time.
@@ -43,11 +49,12 @@ pub(super) struct Proof {
 #[derive(Clone, Copy, Debug)]
 struct Write {
     sent: Instant,
-    answered: Instant,
+    /// From when on another one proves it.
+    ripe: Instant,
 }
 
 impl Proof {
-    /// Of a session of this time-out whose creation was asked for at `created`.
+    /// Of a session of this timeout whose creation was asked for at `created`.
     pub(super) fn new(session: Duration, created: Instant) -> Self {
         let waiting = VecDeque::new();
         Self { session, proven: created, last_sent: created, last_answered: created, waiting }
@@ -55,16 +62,21 @@ impl Proof {
 
     /// A write was acknowledged.
     pub(super) fn acknowledge(&mut self, sent: Instant, answered: Instant) {
-        let spacing = self.session / SPACING;
         while let Some(write) = self.waiting.front()
-            && write.answered + spacing <= sent
+            && write.ripe <= sent
         {
             self.proven = self.proven.max(write.sent);
             self.waiting.pop_front();
         }
-        self.waiting.push_back(Write { sent, answered });
+        self.waiting.push_back(Write { sent, ripe: answered + self.session / SPACING });
         self.last_sent = self.last_sent.max(sent);
         self.last_answered = self.last_answered.max(answered);
+    }
+
+    /// A server goes on with the session.
+    pub(super) fn resumed(&mut self, sent: Instant, answered: Instant) {
+        self.waiting.clear();
+        self.waiting.push_back(Write { sent, ripe: answered });
     }
 
     /// When the last acknowledged write was sent.
@@ -72,9 +84,14 @@ impl Proof {
         self.last_sent
     }
 
+    /// How long the last write took, there and back.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.last_answered.saturating_duration_since(self.last_sent)
+    }
+
     /// From when on another write proves the last one.
     pub(super) fn due(&self) -> Instant {
-        self.last_answered + self.session / SPACING
+        self.waiting.back().map_or(self.last_answered, |write| write.ripe)
     }
 
     /// Whether a lease that is renewed at `now` is not due at once again: that is a third of the
@@ -126,6 +143,19 @@ mod tests {
         assert_eq!(proof.confirmed(at(9999)), at(500), "a fifth after the answer at 255");
         proof.acknowledge(at(700), at(701));
         assert_eq!(proof.confirmed(at(9999)), at(455 + 250));
+    }
+
+    #[test]
+    fn after_a_reconnect_one_write_is_enough() {
+        let mut proof = Proof::new(SESSION, at(0));
+        proof.acknowledge(at(250), at(255));
+        proof.resumed(at(700), at(720));
+        assert_eq!(proof.confirmed(at(9999)), at(250), "nothing says that there is a quorum");
+        assert_eq!(proof.due(), at(720));
+        proof.acknowledge(at(721), at(725));
+        assert_eq!(proof.confirmed(at(9999)), at(700 + 250));
+        assert!(proof.is_fresh(at(725)) && proof.is_new(at(725)));
+        assert_eq!(proof.due(), at(925));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Taking, giving back and renewing.
+//! Taking and giving back.
 //!
 //! # Invariants
 //!
@@ -12,17 +12,15 @@
 //!    place in the line is had by subscribing ([`Place`]), and the next acquire of this process takes it over.
 //! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
 
-use super::errors::{Found, find, in_time, no_session, sorted};
+use super::errors::{Found, find, in_time, no_session};
 use super::holds::{Holds, Own};
 use super::names::{Child, Names, Who, parse_record, record};
 use super::place::Place;
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, ErrorKind, Result};
-use crate::store::{
-    Absence, Acquire, Acquired, Holding, Name, Release, Released, Renewal, Renewed, Token,
-};
+use crate::error::{Error, Fate, Result};
+use crate::store::{Acquire, Acquired, Holding, Name, Release, Released, Token};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,7 +39,7 @@ pub(super) struct Recipe {
 impl Drop for Recipe {
     /// The last request is answered, the last place left.
     fn drop(&mut self) {
-        self.sessions.closed.cancel();
+        self.sessions.close(self.holds.is_empty());
     }
 }
 
@@ -53,14 +51,28 @@ impl Recipe {
     pub(super) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
         self.check_ttl(request.ttl)?;
         let asked = self.clock.now();
-        in_time(request.timeout, async {
-            let session = self.sessions.fresh(request.timeout).await?;
+        let limit = self.limit(&request);
+        let verdict = in_time(limit, async {
+            let session = self.sessions.fresh(limit).await?;
             Attempt { recipe: self, request: &request, session, asked }.run().await
+        });
+        verdict.await.map_err(|error| match self.holds.find(&request.name, request.token) {
+            None => error.with_fate(Fate::NotExecuted),
+            // Refused halfway, there may still be a node.
+            Some(own) if !own.granted => error.with_fate(Fate::Unknown),
+            Some(_) => error,
         })
-        .await
     }
 
-    fn check_ttl(&self, ttl: Duration) -> Result<()> {
+    /// Two round trips must fit, also those of a server that is far away.
+    fn limit(&self, request: &Acquire) -> Duration {
+        let Ok(session) = self.sessions.current() else { return request.timeout };
+        // A nested one must not outlive its hold.
+        let most = if request.count == 1 { request.timeout * 2 } else { request.timeout };
+        (session.round_trip() * 4).clamp(request.timeout, most)
+    }
+
+    pub(super) fn check_ttl(&self, ttl: Duration) -> Result<()> {
         if ttl <= self.longest {
             return Ok(());
         }
@@ -68,17 +80,6 @@ impl Recipe {
             "a time to live of {ttl:?} is longer than the {:?} that the session allows",
             self.longest
         )))
-    }
-
-    /// What is there instead of a hold.
-    async fn absence(&self, session: &Session, name: &Name) -> Absence {
-        match session.line(&self.names.lock(name)).await {
-            Ok(line) if !line.is_empty() => Absence::Taken,
-            // Another user's by now.
-            Err(error) if error.kind() == ErrorKind::Denied => Absence::Taken,
-            // That there is no hold is known, also when this cannot be.
-            _ => Absence::Gone,
-        }
     }
 
     pub(super) async fn release(&self, request: Release) -> Result<Released> {
@@ -89,7 +90,7 @@ impl Recipe {
                 // Whoever is next in the line is told by its watch.
                 return Ok(Released::Done { listeners: 0 });
             }
-            Ok(Released::NotYours(self.absence(&session, &request.name).await))
+            Ok(Released::NotYours(self.absence(&request.name).await))
         })
         .await
     }
@@ -120,65 +121,13 @@ impl Recipe {
         if own.doubtful {
             there |= self.sweep(&own.session, name, *token).await?;
         }
+        own.session.directories.left(&self.names.lock(name));
         self.holds.remove(name, *token);
         Ok(there)
     }
 
     async fn sweep(&self, session: &Session, name: &Name, token: Token) -> Result<bool> {
         session.sweep(&self.names.lock(name), Who::Acquire(token)).await
-    }
-
-    pub(super) async fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> Result<Renewed> {
-        let asked = self.clock.now();
-        in_time(limit, async {
-            let own: Vec<Option<Own>> =
-                batch.iter().map(|renewal| self.renewable(renewal)).collect();
-            let live = own.iter().flatten().find(|own| !own.session.is_over());
-            let session = live.map(|own| Arc::clone(&own.session));
-            if let Some(session) = &session {
-                session.confirm(limit).await?;
-            }
-            // All leave together.
-            let looks: Vec<_> = own
-                .iter()
-                .map(|own| {
-                    let own = own.as_ref()?;
-                    own.path.as_ref().map(|path| own.session.client.check_stat(path))
-                })
-                .collect();
-            let mut verdicts = Vec::with_capacity(batch.len());
-            for ((renewal, own), look) in batch.iter().zip(&own).zip(looks) {
-                let there = match (own, look) {
-                    (Some(own), Some(look)) if !own.session.is_over() => look.await.map_err(sorted),
-                    _ => Ok(None),
-                };
-                verdicts.push(self.renewed(renewal, there.map(|stat| stat.is_some())).await);
-            }
-            let sent = session.map_or(asked, |session| session.confirmed(asked));
-            Ok(Renewed { sent, verdicts })
-        })
-        .await
-    }
-
-    fn renewable(&self, renewal: &Renewal) -> Option<Own> {
-        self.holds.find(&renewal.name, renewal.token).filter(|own| own.granted)
-    }
-
-    async fn renewed(&self, renewal: &Renewal, there: Result<bool>) -> Result<Option<Absence>> {
-        let Renewal { name, token, ttl, .. } = renewal;
-        if there? {
-            self.check_ttl(*ttl)?;
-            let expires = self.clock.now() + *ttl;
-            if self.holds.change(name, *token, |own| own.expires = expires) {
-                return Ok(None);
-            }
-        }
-        self.holds.remove(name, *token);
-        match self.sessions.current() {
-            Ok(session) => Ok(Some(self.absence(&session, name).await)),
-            // Its session is over, and it with it.
-            Err(_) => Ok(Some(Absence::Gone)),
-        }
     }
 
     pub(super) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
@@ -188,14 +137,13 @@ impl Recipe {
         Ok(held.map(|(holder, count)| Holding::new(holder, count, None)))
     }
 
-    /// Deletes the first in the line, also if it does not know yet that it is.
+    /// Deletes the first in the line, also if it does not know yet that it is; whether there was one.
     pub(super) async fn force(&self, name: &Name) -> Result<bool> {
         let session = self.sessions.current()?;
-        let Some((path, data)) = self.first(&session, name).await? else {
-            return Ok(false);
-        };
-        let deleted = session.delete(&path).await?;
-        Ok(deleted && parse_record(&data).is_some())
+        match self.first(&session, name).await? {
+            Some((path, _)) => session.delete(&path).await,
+            None => Ok(false),
+        }
     }
 
     async fn first(&self, session: &Session, name: &Name) -> Result<Option<(String, Vec<u8>)>> {
@@ -204,7 +152,9 @@ impl Recipe {
             let line = session.line_now(&directory).await?;
             let Some(first) = line.first() else { return Ok(None) };
             let path = format!("{directory}/{}", first.name);
-            if let Found::Yes((data, _)) = find(session.client.get_data(&path)).await? {
+            if let Found::Yes((data, _)) =
+                find(session.link().await?.client.get_data(&path)).await?
+            {
                 return Ok(Some((path, data)));
             }
         }
@@ -238,7 +188,7 @@ impl Attempt<'_> {
             holds.remove(name, *token);
         }
         if *count > 1 {
-            return Ok(Acquired::NotYours(self.recipe.absence(&self.session, name).await));
+            return Ok(Acquired::NotYours(self.recipe.absence(name).await));
         }
         match own {
             Some(own) if !own.granted => self.retry(own).await,

@@ -1,28 +1,41 @@
-//! One session with ZooKeeper: its connection, and the writes that prove it alive.
+//! One session with ZooKeeper: the link that carries it, and the writes that prove it alive.
+//!
+//! # Invariants
+//!
+//! 1. One link at a time, and nothing is sent without one: a request waits for it.
+//! 2. A link that the servers give another timeout than the session began with is not used, and the session is over:
+//!    its holders counted on the first one.
+//! 3. A session that is over has no link, so the servers end it a timeout later.
 
 use super::address::Address;
+use super::directories::{self, Directories};
 use super::errors::{Found, find, in_time, no_session, sorted};
-use super::names::{Child, Who, line};
+use super::link::{Link, Pauses, hosts, opening, resuming};
 use super::proof::{Proof, period};
-use super::user::User;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::trace;
 use std::fmt;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 use uuid::Uuid;
-use zookeeper_client::{Acls, Client, CreateMode, Error as ZkError, SessionState};
+use zookeeper_client::{Acls, CreateMode, Error as ZkError, SessionInfo};
 
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
+/// How many directories are deleted at once.
+const CLEARED_AT_ONCE: usize = 100;
 
 pub(super) struct Session {
-    pub(super) client: Client,
+    pub(super) info: SessionInfo,
+    /// `None` between two.
+    link: watch::Sender<Option<Arc<Link>>>,
     /// Who has rights to what it makes.
-    acls: Acls<'static>,
+    pub(super) acls: Acls<'static>,
     /// The node that is written to.
     heartbeat: String,
     clock: Clock,
@@ -30,34 +43,66 @@ pub(super) struct Session {
     proof: watch::Sender<Proof>,
     /// Somebody needs a proof now.
     asked: Notify,
+    pub(super) directories: Directories,
     /// Fires when nothing of this session counts any more.
     over: CancellationToken,
 }
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Session").field(&self.client.session_id()).finish()
+        f.debug_tuple("Session").field(&self.info.id()).finish()
     }
 }
 
 impl Session {
+    /// Opens a session at the first server that gives one.
     pub(super) async fn open(address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let limit = address.session.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1);
-        in_time(limit, Self::connect(address, clock)).await
+        let until = clock.now() + limit;
+        let mut pauses = Pauses::of_rounds(address.session);
+        loop {
+            let mut failure = no_session();
+            for host in hosts(address, None) {
+                match Self::open_at(host, address, clock).await {
+                    Err(error) if error.is_unavailable() => failure = error,
+                    verdict => return verdict,
+                }
+            }
+            let pause = pauses.next();
+            if clock.now() + pause >= until {
+                return Err(failure);
+            }
+            tokio::time::sleep(pause).await;
+        }
     }
 
-    async fn connect(address: &Address, clock: &Clock) -> Result<Arc<Self>> {
-        let timeout = address.session;
+    async fn open_at(host: &str, address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let created = clock.now();
-        // Detached: a handle that is closed leaves its leases to their time to live.
-        let mut connector = Client::connector().with_session_timeout(timeout).with_detached();
-        let mut acls = Acls::anyone_all();
-        if let Some(user) = &address.user {
-            connector = connector.with_auth(User::SCHEME, user.secret());
-            acls = Acls::creator_all();
+        let link = Arc::new(Link::open(host, address).await.map_err(sorted)?);
+        let limit = opening(address.session);
+        match in_time(limit, Self::begin(&link, address, created, clock)).await {
+            Ok(session) => {
+                link.keep();
+                session.link.send_replace(Some(link));
+                Ok(Arc::new(session))
+            }
+            Err(error) => {
+                // Nothing is in it; it need not last until it ends by itself.
+                let _ = tokio::time::timeout(limit, link.close()).await;
+                Err(error)
+            }
         }
-        let client = connector.connect(&address.hosts).await.map_err(sorted)?;
+    }
+
+    async fn begin(
+        link: &Link,
+        address: &Address,
+        created: Instant,
+        clock: &Clock,
+    ) -> Result<Self> {
+        let (client, timeout) = (&link.client, address.session);
         check_timeout(timeout, client.session_timeout())?;
+        let acls = address.user.as_ref().map_or(Acls::anyone_all(), |_| Acls::creator_all());
         for path in [address.names.locks(), address.names.sessions()] {
             // An operator may have made it in a directory where this user may make nothing.
             if client.check_stat(&path).await.map_err(sorted)?.is_none() {
@@ -71,52 +116,60 @@ impl Session {
         client.create(&heartbeat, b"", &while_alive).await.map_err(sorted)?;
         let mut proof = Proof::new(timeout, created);
         proof.acknowledge(sent, clock.now());
-        Ok(Arc::new(Self {
-            client,
+        Ok(Self {
+            info: client.session().clone(),
+            link: watch::Sender::new(None),
             acls,
             heartbeat,
             clock: clock.clone(),
             timeout,
             proof: watch::Sender::new(proof),
             asked: Notify::new(),
+            directories: Directories::default(),
             over: CancellationToken::new(),
-        }))
+        })
     }
 
-    /// Keeps it proven until it is over; tells of each time that it was connected anew.
-    pub(super) async fn keep(&self, reconnected: impl Fn()) {
-        let mut states = self.client.state_watcher();
-        let mut state = self.client.state();
+    /// Keeps it connected and proven until it is over; tells of each time that it was connected again.
+    pub(super) async fn keep(&self, address: &Address, reconnected: impl Fn()) {
+        let mut again = false;
+        while let Some(link) = self.carrier() {
+            if !self.prove_by(&link, again).await {
+                break;
+            }
+            link.cut();
+            self.link.send_replace(None);
+            let Some(next) = self.connect_again(address, &link.host).await else { break };
+            self.link.send_replace(Some(Arc::new(next)));
+            reconnected();
+            again = true;
+        }
+        self.end();
+    }
+
+    /// Keeps it proven; whether the link was lost then, and not the session.
+    async fn prove_by(&self, link: &Link, mut wanted: bool) -> bool {
+        let mut lost = pin!(link.until_lost());
         let mut failed_at: Option<Instant> = None;
-        let mut wanted = false;
-        // It may have ended before anybody looked.
-        while !state.is_terminated() {
+        loop {
             let due = {
                 let proof = self.proof.borrow();
                 let usual = proof.last_sent() + period(self.timeout);
                 if wanted { usual.min(proof.due()) } else { usual }
             };
             let due = failed_at.map_or(due, |at| at + self.timeout / 20);
-            let connected = state == SessionState::SyncConnected;
             tokio::select! {
-                changed = states.changed() => {
-                    state = changed;
-                    if state == SessionState::SyncConnected {
-                        reconnected();
-                        (wanted, failed_at) = (true, None);
-                    }
-                    continue;
-                }
+                () = &mut lost => return true,
                 () = self.asked.notified() => {
                     wanted = true;
                     continue;
                 }
-                () = self.clock.sleep_until(due), if connected => {}
+                () = self.clock.sleep_until(due) => {}
             }
-            match self.beat().await {
+            match self.beat(link).await {
                 Ok(Found::Yes(())) => (wanted, failed_at) = (false, None),
                 // Nobody but the end of the session deletes it.
-                Ok(Found::NoNode) => break,
+                Ok(Found::NoNode) => return false,
                 Err(error) => {
                     trace::later(
                         Level::DEBUG,
@@ -126,23 +179,121 @@ impl Session {
                 }
             }
         }
-        self.end();
     }
 
-    /// From now on nothing of it counts.
-    pub(super) fn end(&self) {
-        self.over.cancel();
-    }
-
-    async fn beat(&self) -> Result<Found<()>> {
+    async fn beat(&self, link: &Link) -> Result<Found<()>> {
         let sent = self.clock.now();
-        let write = find(self.client.set_data(&self.heartbeat, b"", None));
+        let write = find(link.client.set_data(&self.heartbeat, b"", None));
         if let Found::NoNode = in_time(period(self.timeout), write).await? {
             return Ok(Found::NoNode);
         }
         let answered = self.clock.now();
         self.proof.send_modify(|proof| proof.acknowledge(sent, answered));
         Ok(Found::Yes(()))
+    }
+
+    /// Connects it again, however long that takes; `None` when the session is over.
+    async fn connect_again(&self, address: &Address, lost: &str) -> Option<Link> {
+        let mut pauses = Pauses::of_rounds(self.timeout);
+        for round in 0.. {
+            let limit = resuming(self.timeout, round);
+            for host in hosts(address, Some(lost)) {
+                let sent = self.clock.now();
+                match Link::resume(host, address, self.info.clone(), limit).await {
+                    Ok(link) if self.goes_on(&link) => {
+                        let answered = self.clock.now();
+                        self.proof.send_modify(|proof| proof.resumed(sent, answered));
+                        return Some(link);
+                    }
+                    Ok(_) => return None,
+                    Err(ZkError::SessionExpired | ZkError::AuthFailed) => return None,
+                    Err(error) => trace::later(Level::DEBUG, || {
+                        let host = host.to_string();
+                        move || tracing::debug!(%error, host, "not connected")
+                    }),
+                }
+            }
+            if round == 0 {
+                trace::later(Level::WARN, || {
+                    let session = format!("{self:?}");
+                    move || {
+                        tracing::warn!(
+                            session,
+                            "no connection to ZooKeeper; trying until there is one"
+                        )
+                    }
+                });
+            }
+            tokio::time::sleep(pauses.next()).await;
+        }
+        None
+    }
+
+    fn goes_on(&self, link: &Link) -> bool {
+        let (timeout, given) = (self.timeout, link.client.session_timeout());
+        if given != timeout {
+            trace::later(Level::WARN, || {
+                let session = format!("{self:?}");
+                move || {
+                    tracing::warn!(
+                        session,
+                        "the servers give {given:?} now, and not {timeout:?} any more: the session is given up"
+                    );
+                }
+            });
+        }
+        given == timeout && link.client.session_id() == self.info.id()
+    }
+
+    /// Deletes the directories of names that are not used any more, for ever.
+    pub(super) async fn clear(&self) {
+        loop {
+            tokio::time::sleep(directories::PERIOD).await;
+            for due in self.directories.due().chunks(CLEARED_AT_ONCE) {
+                let Ok(link) = self.link().await else { return };
+                // All leave together. What is used, gone, or another user's stays as it is.
+                let deleted: Vec<_> =
+                    due.iter().map(|directory| link.client.delete(directory, None)).collect();
+                for deleted in deleted {
+                    let _ = deleted.await;
+                }
+            }
+        }
+    }
+
+    /// What carries it now.
+    pub(super) fn carrier(&self) -> Option<Arc<Link>> {
+        self.link.borrow().clone()
+    }
+
+    /// By what to ask the servers; waits for it.
+    pub(super) async fn link(&self) -> Result<Arc<Link>> {
+        if let Some(link) = self.carrier() {
+            return Ok(link);
+        }
+        let mut links = self.link.subscribe();
+        tokio::select! {
+            () = self.until_over() => Err(no_session()),
+            link = links.wait_for(Option::is_some) => {
+                link.ok().and_then(|link| link.clone()).ok_or_else(no_session)
+            }
+        }
+    }
+
+    /// From now on nothing of it counts, and the servers end it in time.
+    pub(super) fn end(&self) {
+        self.over.cancel();
+        if let Some(link) = self.link.send_replace(None) {
+            link.cut();
+        }
+    }
+
+    /// Ends it on the servers too.
+    pub(super) async fn close(&self) {
+        self.over.cancel();
+        if let Some(link) = self.link.send_replace(None) {
+            link.close().await;
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -156,6 +307,11 @@ impl Session {
     /// What to call the time of sending for who asked at `asked`.
     pub(super) fn confirmed(&self, asked: Instant) -> Instant {
         self.proof.borrow().confirmed(asked)
+    }
+
+    /// How long the last write took, there and back.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.proof.borrow().round_trip()
     }
 
     /// Makes sure that a recent write was acknowledged; if possible, that renewing now is enough for a while.
@@ -187,85 +343,6 @@ impl Session {
         }
     }
 
-    /// The nodes in a directory, in their order; none if there is no directory.
-    pub(super) async fn line(&self, directory: &str) -> Result<Vec<Child>> {
-        match find(self.client.list_children(directory)).await? {
-            Found::Yes(children) => Ok(line(children)),
-            Found::NoNode => Ok(Vec::new()),
-        }
-    }
-
-    /// As [`Session::line`], with all that was written before, wherever.
-    pub(super) async fn line_now(&self, directory: &str) -> Result<Vec<Child>> {
-        let sync = self.client.sync(directory);
-        // Both leave together, and are answered in this order.
-        let list = self.line(directory);
-        let (sync, list) = tokio::join!(sync, list);
-        match sync {
-            Ok(()) | Err(ZkError::NoNode) => list,
-            Err(error) => Err(sorted(error)),
-        }
-    }
-
-    /// Puts a node at the end of a line; returns its path and its creation's transaction.
-    pub(super) async fn enqueue(
-        &self,
-        directory: &str,
-        who: Who,
-        data: &str,
-    ) -> Result<(String, u64)> {
-        let prefix = who.path(directory);
-        let in_line = CreateMode::EphemeralSequential.with_acls(self.acls);
-        loop {
-            match find(self.client.create(&prefix, data.as_bytes(), &in_line)).await? {
-                Found::Yes((stat, sequence)) => {
-                    return Ok((format!("{prefix}{sequence}"), czxid(stat.czxid)));
-                }
-                Found::NoNode => self.make(directory).await?,
-            }
-        }
-    }
-
-    /// The creation's transaction of a node, if it is there and of this session.
-    ///
-    /// A session may be given up here before the servers end it, and with it its nodes.
-    pub(super) async fn has_made(&self, path: &str) -> Result<Option<u64>> {
-        let stat = self.client.check_stat(path).await.map_err(sorted)?;
-        let stat = stat.filter(|stat| stat.ephemeral_owner == self.client.session_id().0);
-        Ok(stat.map(|stat| czxid(stat.czxid)))
-    }
-
-    /// Makes the directory of a lock.
-    pub(super) async fn make(&self, directory: &str) -> Result<()> {
-        let while_used = CreateMode::Container.with_acls(self.acls);
-        match self.client.create(directory, b"", &while_used).await {
-            Ok(_) | Err(ZkError::NodeExists) => Ok(()),
-            // Somebody has emptied the tree.
-            Err(ZkError::NoNode) => self.client.mkdir(directory, &while_used).await.map_err(sorted),
-            Err(error) => Err(sorted(error)),
-        }
-    }
-
-    /// Whether it was there.
-    pub(super) async fn delete(&self, path: &str) -> Result<bool> {
-        Ok(matches!(find(self.client.delete(path, None)).await?, Found::Yes(())))
-    }
-
-    /// Whether it was there.
-    pub(super) async fn write(&self, path: &str, data: &str) -> Result<bool> {
-        let write = self.client.set_data(path, data.as_bytes(), None);
-        Ok(matches!(find(write).await?, Found::Yes(_)))
-    }
-
-    /// Deletes all nodes of one owner, wherever the answers to their creation went; whether there were any.
-    pub(super) async fn sweep(&self, directory: &str, who: Who) -> Result<bool> {
-        let mut found = false;
-        for child in self.line_now(directory).await?.iter().filter(|child| child.is_of(who)) {
-            found |= self.delete(&format!("{directory}/{}", child.name)).await?;
-        }
-        Ok(found)
-    }
-
     /// Repeats what must be done in the end, until it is, or until the session is over and with it what is to
     /// be done.
     pub(super) async fn see_through<F>(&self, mut work: impl FnMut() -> F)
@@ -286,16 +363,6 @@ impl Session {
             }
         }
     }
-
-    /// Ends it when it has nothing more to keep: the other side forgets it a time-out later.
-    pub(super) async fn retire(&self) {
-        let _ = self.delete(&self.heartbeat).await;
-    }
-}
-
-/// Transaction numbers are positive.
-fn czxid(czxid: i64) -> u64 {
-    u64::try_from(czxid).unwrap_or_default()
 }
 
 fn check_timeout(asked: Duration, given: Duration) -> Result<()> {

@@ -2,23 +2,32 @@
 
 use super::address::Address;
 use super::errors::no_session;
+use super::link::Pauses;
 use super::session::Session;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::trace;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Level;
+
+/// Between two tries for a session that was refused.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 type Current = Option<Arc<Session>>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Sessions {
-    /// `None` once closed: a session whose connection is open does not end by itself.
+    /// `None` between two, and once closed: a session whose connection is open does not end by itself.
     current: watch::Receiver<Current>,
     pub(super) closed: CancellationToken,
+    /// Whether the session of the moment is to be ended on the servers when this is closed.
+    empty: Arc<AtomicBool>,
+    /// Fires when the last session was left, or its runtime has ended.
+    ended: CancellationToken,
 }
 
 impl Sessions {
@@ -30,21 +39,37 @@ impl Sessions {
     ) -> Result<Self> {
         let first = Session::open(&address, &clock).await?;
         let (sender, current) = watch::channel(Some(Arc::clone(&first)));
-        let closed = CancellationToken::new();
-        tokio::spawn({
-            let closed = closed.clone();
-            async move {
-                let keep = keep(&address, &clock, &reconnects, &sender, first);
-                tokio::select! {
-                    () = keep => {}
-                    () = closed.cancelled() => {}
-                }
-                if let Some(session) = sender.send_replace(None) {
-                    session.end();
-                }
+        let sessions = Self {
+            current,
+            closed: CancellationToken::new(),
+            empty: Arc::default(),
+            ended: CancellationToken::new(),
+        };
+        let (closed, empty) = (sessions.closed.clone(), Arc::clone(&sessions.empty));
+        let last = Last { sender, _ended: sessions.ended.clone().drop_guard() };
+        tokio::spawn(async move {
+            let keep = keep(&address, &clock, &reconnects, &last.sender, first);
+            tokio::select! {
+                () = keep => {}
+                () = closed.cancelled() => {}
+            }
+            if empty.load(Ordering::Acquire)
+                && let Some(session) = last.sender.send_replace(None)
+            {
+                session.close().await;
             }
         });
-        Ok(Self { current, closed })
+        Ok(sessions)
+    }
+
+    /// Lets go of the session of the moment; if it is empty, the servers need not wait for its end.
+    pub(super) fn close(&self, empty: bool) {
+        self.empty.store(empty, Ordering::Release);
+        self.closed.cancel();
+    }
+
+    pub(super) async fn until_ended(&self) {
+        self.ended.cancelled().await;
     }
 
     /// The session there is.
@@ -76,6 +101,20 @@ impl Sessions {
     }
 }
 
+/// Ends the last session, also when the runtime goes.
+struct Last {
+    sender: watch::Sender<Current>,
+    _ended: DropGuard,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(session) = self.sender.send_replace(None) {
+            session.end();
+        }
+    }
+}
+
 async fn keep(
     address: &Address,
     clock: &Clock,
@@ -84,27 +123,45 @@ async fn keep(
     mut session: Arc<Session>,
 ) {
     loop {
-        session.keep(|| reconnects.notify_one()).await;
-        let ended = Arc::clone(&session);
+        tokio::select! {
+            () = session.keep(address, || reconnects.notify_one()) => {}
+            () = session.clear() => {}
+        }
         trace::later(Level::WARN, || {
+            // Its words, not itself: a log that stalls must not keep it.
+            let session = format!("{session:?}");
             move || {
-                tracing::warn!(session = ?ended, "the session with ZooKeeper has ended, and with it all its leases");
+                tracing::warn!(
+                    session,
+                    "the session with ZooKeeper has ended, and with it all its leases"
+                )
             }
         });
+        // Nobody must keep it, now that it is over.
+        sender.send_replace(None);
+        drop(session);
         // So that the engine asks at once, and is told.
         reconnects.notify_one();
-        drop(session);
-        session = loop {
-            match Session::open(address, clock).await {
-                Ok(session) => break session,
-                Err(error) => trace::later(
-                    Level::WARN,
-                    || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
-                ),
-            }
-            tokio::time::sleep(address.session / 20).await;
-        };
+        session = open(address, clock).await;
         sender.send_replace(Some(Arc::clone(&session)));
         reconnects.notify_one();
+    }
+}
+
+/// Opens the next session, however long that takes. A refusal rarely ends soon, but servers come back at once.
+async fn open(address: &Address, clock: &Clock) -> Arc<Session> {
+    let mut refused = Pauses::new(address.session / 20, address.session.max(LONGEST_PAUSE));
+    let mut unavailable = Pauses::of_rounds(address.session);
+    loop {
+        let error = match Session::open(address, clock).await {
+            Ok(session) => return session,
+            Err(error) => error,
+        };
+        let pauses = if error.is_unavailable() { &mut unavailable } else { &mut refused };
+        trace::later(
+            Level::WARN,
+            || move || tracing::warn!(%error, "no new session with ZooKeeper yet"),
+        );
+        tokio::time::sleep(pauses.next()).await;
     }
 }

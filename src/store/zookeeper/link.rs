@@ -1,0 +1,279 @@
+//! One connection with one server, which carries a session for a while.
+//!
+//! The client library would connect again by itself: after pauses that double without a bound, perhaps first to the
+//! server that was just lost, and for whatever timeout that gives. So each of its clients serves for one connection
+//! here, and the [`Session`](super::session::Session) makes the next.
+//!
+//! # Invariants
+//!
+//! 1. **A lost link does nothing more.** The library's task ends with it, so it never takes the session away from
+//!    the link that follows.
+//! 2. **A kept session is never closed.** The library closes a session with the last handle on its client, and the
+//!    task has one of its own until it has ended, unless [`Link::close`] takes it away.
+//! 3. **[`Link::gone`] fires before the task's parts are dropped:** a watch of the library panics then.
+
+use super::address::Address;
+use super::user::User;
+use spawns_core::{Spawn, Task, enter};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::task::AbortHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+use zookeeper_client::{Client, Error as ZkError, SessionInfo, SessionState};
+
+/// Shorter pauses of a busy machine must not cost a connection.
+const SHORTEST_SILENCE: Duration = Duration::from_millis(500);
+/// How long one server may take to open a session, and to go on with one.
+const OPENING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+const LONGEST_RESUMING: Duration = Duration::from_secs(2);
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// For how long a server may be silent: with one try in vain after it, there is time for another before a lease ends.
+pub(super) fn silence(session: Duration) -> Duration {
+    (session / 5).max(SHORTEST_SILENCE.min(session / 4))
+}
+
+/// How long one server may take to open a session.
+pub(super) fn opening(session: Duration) -> Duration {
+    (session / 6).clamp(OPENING.0, OPENING.1)
+}
+
+/// How long one server may take to go on with a session: longer, when all were asked in vain.
+pub(super) fn resuming(session: Duration, round: u32) -> Duration {
+    let first = (session / 6).max(SHORTEST_SILENCE.min(session / 4));
+    let most = if round == 0 { first } else { session * 2 / 5 };
+    most.min(LONGEST_RESUMING)
+}
+
+/// The client outlives the task that needs it.
+type Anchor = Arc<Mutex<Option<Client>>>;
+
+pub(super) struct Link {
+    pub(super) client: Client,
+    /// Where it leads.
+    pub(super) host: String,
+    gone: CancellationToken,
+    /// Empty: with the last handle the session is closed.
+    anchor: Anchor,
+    task: AbortHandle,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if lock(&self.anchor).is_some() {
+            self.cut();
+        }
+    }
+}
+
+impl Link {
+    /// Connects for a new session, which is closed with the link until it is [kept](Self::keep).
+    pub(super) async fn open(host: &str, address: &Address) -> Result<Self, ZkError> {
+        Self::connect(host, address, None, opening(address.session)).await
+    }
+
+    /// Connects for a session that goes on.
+    pub(super) async fn resume(
+        host: &str,
+        address: &Address,
+        session: SessionInfo,
+        limit: Duration,
+    ) -> Result<Self, ZkError> {
+        let link = Self::connect(host, address, Some(session), limit).await?;
+        link.keep();
+        // This server may be behind the last one: nobody must miss a node that was there.
+        let sync = tokio::time::timeout(limit, link.client.sync("/"));
+        sync.await.map_err(|_| ZkError::Timeout)??;
+        Ok(link)
+    }
+
+    async fn connect(
+        host: &str,
+        address: &Address,
+        session: Option<SessionInfo>,
+        limit: Duration,
+    ) -> Result<Self, ZkError> {
+        let mut connector = Client::connector()
+            .with_session_timeout(address.session)
+            .with_connection_timeout(silence(address.session))
+            .with_fail_eagerly();
+        if let Some(user) = &address.user {
+            connector = connector.with_auth(User::SCHEME, user.secret());
+        }
+        if let Some(session) = session {
+            connector = connector.with_session(session);
+        }
+        let spawner = Spawner::default();
+        let mut connecting = pin!(connector.connect(host));
+        let connecting = poll_fn(|context| {
+            let _scope = enter(&spawner);
+            connecting.as_mut().poll(context)
+        });
+        let client =
+            tokio::time::timeout(limit, connecting).await.map_err(|_| ZkError::Timeout)??;
+        let Spawner { gone, anchor, task } = spawner;
+        let Some(task) = lock(&task).take() else {
+            return Err(ZkError::UnexpectedError("the client has no task".to_owned()));
+        };
+        Ok(Self { client, host: host.to_owned(), gone, anchor, task })
+    }
+
+    /// From now on the session outlives the link.
+    pub(super) fn keep(&self) {
+        *lock(&self.anchor) = Some(self.client.clone());
+    }
+
+    /// Waits until nothing passes any more.
+    pub(super) async fn until_lost(&self) {
+        let mut states = self.client.state_watcher();
+        if self.client.state() != SessionState::SyncConnected {
+            return;
+        }
+        tokio::select! {
+            // Also if it is connected again: that was not us.
+            _ = states.changed() => {}
+            () = self.gone() => {}
+        }
+    }
+
+    /// Waits until all of it ends: to be polled before a watch of its client.
+    pub(super) async fn gone(&self) {
+        self.gone.cancelled().await;
+    }
+
+    /// Ends the connection; the session goes on.
+    pub(super) fn cut(&self) {
+        self.gone.cancel();
+        self.task.abort();
+    }
+
+    /// Ends the connection and the session, as soon as nobody else has the link.
+    pub(super) async fn close(self: Arc<Self>) {
+        let gone = self.gone.clone();
+        drop(lock(&self.anchor).take());
+        drop(self);
+        gone.cancelled().await;
+    }
+}
+
+/// Takes the library's task for the link.
+#[derive(Default)]
+struct Spawner {
+    gone: CancellationToken,
+    anchor: Anchor,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Spawn for Spawner {
+    fn spawn(&self, task: Task) {
+        let gone = self.gone.clone().drop_guard();
+        let future = Box::into_pin(task.future);
+        let serving = Serving { _gone: gone, future, _anchor: Arc::clone(&self.anchor) };
+        *lock(&self.task) = Some(tokio::spawn(serving).abort_handle());
+    }
+}
+
+/// The library's task. Its parts are dropped in this order.
+struct Serving {
+    _gone: DropGuard,
+    future: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _anchor: Anchor,
+}
+
+impl Future for Serving {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.future.as_mut().poll(context)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The servers in an order that is a matter of chance, but for the one that was just lost: that is the last.
+pub(super) fn hosts<'a>(address: &'a Address, lost: Option<&str>) -> Vec<&'a str> {
+    let mut hosts: Vec<&str> = address.hosts.split(',').collect();
+    hosts.sort_by_cached_key(|host| (Some(*host) == lost, Uuid::new_v4()));
+    hosts
+}
+
+/// Pauses between tries: each is twice as long as the one before, up to the longest, less some jitter.
+#[derive(Debug)]
+pub(super) struct Pauses {
+    next: Duration,
+    longest: Duration,
+}
+
+impl Pauses {
+    pub(super) fn new(first: Duration, longest: Duration) -> Self {
+        Self { next: first.min(longest), longest }
+    }
+
+    /// Between one round of all servers and the next.
+    pub(super) fn of_rounds(session: Duration) -> Self {
+        Self::new(PAUSES.0, PAUSES.1.min(session / 10))
+    }
+
+    pub(super) fn next(&mut self) -> Duration {
+        let full = self.next;
+        self.next = (full * 2).min(self.longest);
+        let [random, ..] = Uuid::new_v4().into_bytes();
+        full / 2 + full / 2 * u32::from(random) / 255
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(hosts: &str) -> Address {
+        Address::parse(&format!("zookeeper://{hosts}"), "", Duration::from_secs(6)).unwrap()
+    }
+
+    #[test]
+    fn the_server_that_was_just_lost_is_the_last_to_be_asked() {
+        let address = address("zk1,zk2,zk3:2182");
+        let mut first = std::collections::BTreeSet::new();
+        for _ in 0..100 {
+            let mut order = hosts(&address, Some("zk2"));
+            assert_eq!(order.pop(), Some("zk2"));
+            first.insert(order[0]);
+            order.sort_unstable();
+            assert_eq!(order, ["zk1", "zk3:2182"]);
+        }
+        assert_eq!(first.len(), 2);
+        assert_eq!(hosts(&address, None).len(), 3);
+    }
+
+    #[test]
+    fn a_silent_server_is_given_up_before_a_lease_ends() {
+        for millis in [1_000, 2_000, 3_000, 6_000, 30_000, 40_000] {
+            let session = Duration::from_millis(millis);
+            assert!(silence(session) <= session / 4, "{session:?}");
+            assert!(opening(session) <= Duration::from_secs(1) + session / 6, "{session:?}");
+            assert!(resuming(session, 0) <= session / 4, "{session:?}");
+            assert!(resuming(session, 9) <= LONGEST_RESUMING, "{session:?}");
+        }
+        // A lease has three quarters of the session, less a third for its renewal and a tenth of grace.
+        let session = Duration::from_secs(6);
+        assert!(silence(session) + resuming(session, 0) < session * 3 / 4 * 17 / 30);
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_longest() {
+        let mut pauses = Pauses::of_rounds(Duration::from_secs(30));
+        let mut last = Duration::ZERO;
+        for round in 0..10 {
+            last = pauses.next();
+            let full = (PAUSES.0 * 2u32.pow(round)).min(PAUSES.1);
+            assert!((full / 2..=full).contains(&last), "{round}: {last:?}");
+        }
+        assert!(last >= PAUSES.1 / 2);
+    }
+}

@@ -1,0 +1,122 @@
+//! Renewing: one proof of the session for all leases, and a look at each node.
+
+use super::errors::{Found, find, in_time, sorted};
+use super::holds::Own;
+use super::names::line;
+use super::recipe::Recipe;
+use crate::clock::Instant;
+use crate::error::{ErrorKind, Result};
+use crate::store::{Absence, Name, Renewal, Renewed};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Recipe {
+    pub(super) async fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> Result<Renewed> {
+        let asked = self.clock.now();
+        in_time(limit, async {
+            let own: Vec<Option<Own>> =
+                batch.iter().map(|renewal| self.renewable(renewal)).collect();
+            let live = own.iter().flatten().find(|own| !own.session.is_over());
+            let session = live.map(|own| Arc::clone(&own.session));
+            if let Some(session) = &session {
+                session.confirm(limit).await?;
+            }
+            let link = match &session {
+                Some(session) => Some(session.link().await?),
+                None => None,
+            };
+            // All leave together.
+            let looks: Vec<_> = own
+                .iter()
+                .map(|own| {
+                    let own = own.as_ref().filter(|own| !own.session.is_over())?;
+                    Some(link.as_ref()?.client.check_stat(own.path.as_ref()?))
+                })
+                .collect();
+            let mut there = Vec::with_capacity(batch.len());
+            for look in looks {
+                there.push(match look {
+                    Some(look) => look.await.map_err(sorted).map(|stat| stat.is_some()),
+                    None => Ok(false),
+                });
+            }
+            let verdicts = self.renewed(&batch, &own, there, asked + limit * 3 / 4).await;
+            let sent = session.map_or(asked, |session| session.confirmed(asked));
+            Ok(Renewed { sent, verdicts })
+        })
+        .await
+    }
+
+    fn renewable(&self, renewal: &Renewal) -> Option<Own> {
+        self.holds.find(&renewal.name, renewal.token).filter(|own| own.granted)
+    }
+
+    async fn renewed(
+        &self,
+        batch: &[Renewal],
+        own: &[Option<Own>],
+        there: Vec<Result<bool>>,
+        until: Instant,
+    ) -> Vec<Result<Option<Absence>>> {
+        let extended = batch.iter().zip(own).zip(there).map(|((renewal, own), there)| {
+            let Renewal { name, token, ttl, .. } = renewal;
+            if there? && own.as_ref().is_some_and(|own| !own.session.is_over()) {
+                self.check_ttl(*ttl)?;
+                let expires = self.clock.now() + *ttl;
+                if self.holds.change(name, *token, |own| own.expires = expires) {
+                    return Ok(true);
+                }
+            }
+            self.holds.remove(name, *token);
+            Ok(false)
+        });
+        let extended: Vec<Result<bool>> = extended.collect();
+        let gone =
+            batch.iter().zip(&extended).filter(|(_, extended)| matches!(extended, Ok(false)));
+        // Many are lost together, and must not hold up what the others are told.
+        let absences = self.absences(gone.map(|(renewal, _)| &renewal.name));
+        let limit = until.saturating_duration_since(self.clock.now());
+        let absences = tokio::time::timeout(limit, absences).await;
+        let mut absences = absences.unwrap_or_default().into_iter();
+        let verdict = |extended| match extended {
+            Ok(true) => Ok(None),
+            Ok(false) => Ok(Some(absences.next().unwrap_or(Absence::Gone))),
+            Err(error) => Err(error),
+        };
+        extended.into_iter().map(verdict).collect()
+    }
+
+    /// What is there instead of a hold.
+    pub(super) async fn absence(&self, name: &Name) -> Absence {
+        let absences = self.absences(std::iter::once(name)).await;
+        absences.first().copied().unwrap_or(Absence::Gone)
+    }
+
+    /// What is there instead of holds. That there are none is known, also when this cannot be.
+    async fn absences(&self, names: impl Iterator<Item = &Name>) -> Vec<Absence> {
+        let Ok(link) = self.sessions.current().map(|session| session.carrier()) else {
+            return Vec::new();
+        };
+        let Some(link) = link else { return Vec::new() };
+        // All leave together.
+        let lines: Vec<_> =
+            names.map(|name| link.client.list_children(&self.names.lock(name))).collect();
+        let mut absences = Vec::with_capacity(lines.len());
+        for line in lines {
+            absences.push(instead(find(line).await));
+        }
+        absences
+    }
+}
+
+fn instead(children: Result<Found<Vec<String>>>) -> Absence {
+    match children {
+        Ok(Found::Yes(children)) => match line(children).is_empty() {
+            true => Absence::Gone,
+            false => Absence::Taken,
+        },
+        // Another user's by now.
+        Err(error) if error.kind() == ErrorKind::Denied => Absence::Taken,
+        _ => Absence::Gone,
+    }
+}

@@ -280,7 +280,7 @@ mod tests {
         assert!(inquiry.rests(&a) && !inquiry.rests(&server("b")));
         tokio::time::sleep(REST).await;
         assert!(!inquiry.rests(&a));
-        assert_eq!(inquiry.doubted(), [a.clone()]);
+        assert_eq!(inquiry.doubted(), std::slice::from_ref(&a));
         tokio::time::sleep(DOUBT).await;
         assert!(inquiry.doubted().is_empty());
     }

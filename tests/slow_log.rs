@@ -58,7 +58,8 @@ struct Writer(&'static Log);
 
 impl io::Write for Writer {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(line).into_owned();
+        // After a panic the subscriber's buffer still has what it was about to write.
+        let text = String::from_utf8_lossy(line).lines().last().unwrap_or_default().to_owned();
         let mut state = self.0.state();
         while state.stalled {
             state.stuck = true;

@@ -221,7 +221,7 @@ async fn what_a_log_has_no_time_for_is_counted_and_delays_no_token() {
         told.map(|(_, count)| count.trim().parse::<usize>().expect("a number")).sum()
     };
     let written = || alone.log.count("at risk") + alone.log.count("cause=Expired");
-    eventually(LONG, || written() + dropped() == 2 * LEASES).await;
+    eventually(LONG, || written() + dropped() >= 2 * LEASES).await;
     assert!(dropped() > 0);
 }
 

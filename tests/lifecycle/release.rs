@@ -281,14 +281,18 @@ fn what_is_handed_to_another_runtime_is_renewed_there() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
     };
     let (first, second) = (runtime(), runtime());
-    let ttl = Duration::from_millis(600);
+    // A tenth of it may pass from the grant to the hand-off.
+    let ttl = Duration::from_secs(3);
     let memory = MemoryStore::new();
     let leases =
         first.block_on(async { LeaseManager::builder().ttl(ttl).store(memory.clone()).unwrap() });
     let lease = first.block_on(async { leases.lock("n").lock().await.unwrap() });
     let mut lock = leases.lock("n");
-    let waiter = second.spawn(async move { lock.lock().await.unwrap() });
-    std::thread::sleep(Duration::from_millis(10));
+    let waiter = second.block_on(async {
+        let mut waiter = Box::pin(async move { lock.lock().await.unwrap() });
+        assert!(poll_once(waiter.as_mut()).await.is_pending(), "it is in line");
+        tokio::spawn(waiter)
+    });
     drop(first);
     drop(lease);
     let lease = second.block_on(waiter).unwrap();

@@ -60,7 +60,7 @@ async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_
     let lease = aside.await.expect("it is first again");
     assert!(poll_once(last.as_mut()).await.is_pending());
     drop(lease);
-    last.await.expect("its turn");
+    drop(last.await.expect("its turn"));
 }
 
 #[tokio::test(start_paused = true)]

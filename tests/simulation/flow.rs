@@ -194,16 +194,27 @@ impl Flow {
             }
         };
         waiting.served = outermost && matches!(result, Ok(Some(_)));
-        self.check_answer(start, way, outermost, &result);
+        self.check_answer(start, lock.name(), way, outermost, &result);
         result.ok().flatten()
     }
 
     /// Errors are what the store said, and say so.
-    fn check_answer<T>(&self, start: u64, way: Way, outermost: bool, result: &Result<Option<T>>) {
+    fn check_answer<T>(
+        &self,
+        start: u64,
+        name: &str,
+        way: Way,
+        outermost: bool,
+        result: &Result<Option<T>>,
+    ) {
         let world = Arc::clone(self.world());
+        let name = Name::new(name).expect("a good name");
         let (refused, closing, calm) = {
             let judge = &world.lock().judge;
             let calm = judge.is_calm_for(start, world.plan.settled());
+            // Who is behind a future that nobody polls hears nothing either.
+            let behind = judge.held_up(self.client.id, &name);
+            let calm = calm && start > behind.saturating_add(world.plan.settled());
             let refused = judge.refused.get(&self.task).copied();
             (refused, judge.closing.contains(&self.client.id), calm)
         };
@@ -360,7 +371,7 @@ impl Flow {
                 self.fail(format_args!("with() ended with {error}"));
             }
             Err(error) if !entered => {
-                self.check_answer::<()>(start, Way::Lock, true, &Err(error));
+                self.check_answer::<()>(start, lock.name(), Way::Lock, true, &Err(error));
             }
             _ => {}
         }

@@ -41,7 +41,7 @@ impl Judge {
     }
 
     /// Until when those who want a name in a process may have to wait for a future of its own.
-    pub(super) fn held_up(&self, client: usize, name: &Name) -> u64 {
+    pub fn held_up(&self, client: usize, name: &Name) -> u64 {
         let own = self.alone.iter().filter(|each| (each.client, &each.name) == (client, name));
         own.map(|each| each.until).max().unwrap_or(0)
     }

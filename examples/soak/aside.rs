@@ -1,28 +1,13 @@
 //! Futures that are polled a few times, and then left alone for a while.
 
+use crate::common::polled::polled;
 use crate::diary::Ask;
 use crate::flow::{Flow, Held};
 use crate::history::What;
 use crate::holder::Place;
 use leasehold::{Lease, Lock, Result};
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::pin::pin;
 use tokio::time::sleep;
-
-/// Polls so many times, each time it is woken; what came of it, if that was enough.
-async fn polled<F: Future>(mut future: Pin<&mut F>, times: usize) -> Option<F::Output> {
-    let mut left = times;
-    let poll = poll_fn(move |context| {
-        left -= 1;
-        match future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if left == 0 => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    });
-    poll.await
-}
 
 impl Flow {
     /// Up to three times the time to live.
@@ -39,7 +24,7 @@ impl Flow {
         ask: &Ask,
     ) -> Result<Option<Lease>> {
         let mut lock = pin!(lock.lock());
-        let polls = 1 + self.random.below(3);
+        let polls = 1 + self.random.below(3) as u64;
         if let Some(taken) = polled(lock.as_mut(), polls).await {
             return taken.map(Some);
         }
@@ -51,7 +36,7 @@ impl Flow {
     /// Gives a lease back while a nested call, or its own unlock, is left alone.
     pub async fn end_aside(&mut self, place: &Place, lock: &mut Lock, held: Held) {
         let Held { belief, lease } = held;
-        let (ask, polls) = (belief.ask(), 1 + self.random.below(3));
+        let (ask, polls) = (belief.ask(), 1 + self.random.below(3) as u64);
         let diary = std::sync::Arc::clone(&self.process.diary);
         if self.random.once_in(2) {
             let mut nested = pin!(lock.lock());

@@ -17,6 +17,7 @@ pub mod look;
 #[cfg(target_os = "linux")]
 pub mod namespaces;
 pub mod pipe;
+pub mod polled;
 #[cfg(target_os = "linux")]
 pub mod preload;
 pub mod proxy;

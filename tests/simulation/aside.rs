@@ -3,12 +3,12 @@
 use super::flow::{Flow, Hand, Way};
 use super::judge::Sometimes;
 use super::plan::ms;
+use super::polled::polled;
 use leasehold::{Lease, Lock};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use tokio::time::sleep;
 
 /// How a future is left alone.
@@ -22,20 +22,6 @@ pub struct Aside {
 
 /// More calls than tokio lets a task make without a pause.
 const MANY: usize = 200;
-
-/// Polls so many times, each time it is woken; what came of it, if that was enough.
-async fn polled<F: Future>(mut future: Pin<&mut F>, times: u64) -> Option<F::Output> {
-    let mut left = times;
-    let poll = poll_fn(move |context| {
-        left -= 1;
-        match future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if left == 0 => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    });
-    poll.await
-}
 
 impl Flow {
     pub fn aside(&mut self) -> Aside {

@@ -10,6 +10,8 @@ mod dice;
 mod flow;
 mod judge;
 mod plan;
+#[path = "../common/polled.rs"]
+mod polled;
 mod server;
 mod story;
 mod world;

@@ -275,7 +275,8 @@ async fn a_chain_is_longer_than_the_block_of_fencing_tokens_of_its_grant() {
         tasks.spawn(async move {
             for _ in 0..100 {
                 let lease = lock(&leases, "job").await;
-                room.enter(lease.fence(), Duration::ZERO);
+                let asked = room.turns();
+                room.enter(lease.fence(), asked);
                 // Longer than a fencing token stands for.
                 tokio::time::sleep(millis(1)).await;
                 room.leave();

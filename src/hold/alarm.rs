@@ -3,6 +3,7 @@
 use super::engine::Core;
 use crate::error::Loss;
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -22,6 +23,12 @@ pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
     .await;
 }
 
+/// Wakes those who wait. A waker is the only code of the user's that runs here; if it panics, nobody else is struck.
+pub(super) fn wake(wake: impl FnOnce()) {
+    // The panic hook has told it.
+    let _ = catch_unwind(AssertUnwindSafe(wake));
+}
+
 struct Alarm<'a> {
     core: &'a Arc<Core>,
     /// Still set in Drop only if the poll has panicked.
@@ -38,5 +45,28 @@ impl Drop for Alarm<'_> {
             }
             core.stop.cancel();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::{Builder, LeaseManager};
+
+    #[tokio::test]
+    async fn a_part_that_panics_tells_all_holders_and_says_so() {
+        let engine = Builder::default_in_memory();
+        let core = Arc::clone(&engine.core);
+        let leases = LeaseManager::new(engine);
+        let lease = leases.lock("n").lock().await.unwrap();
+        let token = lease.token();
+        let part = async move { guarded(&core, async { panic!("a part of the engine") }).await };
+        tokio::spawn(part).await.expect_err("it has panicked");
+        assert!(token.is_cancelled());
+        assert_eq!(lease.check().unwrap_err().loss(), Some(Loss::Expired));
+        let error = leases.lock("next").lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("panicked"), "{error}");
     }
 }

@@ -16,6 +16,7 @@
 //!    future that is not polled.
 
 use super::Hold;
+use super::alarm::wake;
 use super::engine::{Core, Settings};
 use super::reaper::Job;
 use super::state::Phase;
@@ -44,7 +45,7 @@ impl Hold {
     fn pass_on(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
         let Some((waiter, hold)) = self.succeed(core, now) else { return false };
         hold.start(core, now);
-        waiter.notify_one();
+        wake(|| waiter.notify_one());
         true
     }
 
@@ -75,7 +76,7 @@ impl Hold {
         drop(inner);
         core.schedule.set(self, scheduled, None);
         if watched {
-            self.changed.notify_waiters();
+            wake(|| self.changed.notify_waiters());
         }
         Some(next)
     }

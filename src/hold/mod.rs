@@ -204,10 +204,10 @@ impl Hold {
         drop(inner);
 
         if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
-            lost.cancel();
+            alarm::wake(|| lost.cancel());
         }
         if watched {
-            self.changed.notify_waiters();
+            alarm::wake(|| self.changed.notify_waiters());
         }
         if let Some((from, until)) = sweep {
             let sweep = reaper::Sweep::late(self.name.clone(), self.token, from, until);

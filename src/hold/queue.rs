@@ -10,6 +10,7 @@
 //!    the next, and it is passed over until it looks again.
 
 use super::Hold;
+use super::alarm::wake;
 use super::handoff::Passed;
 use crate::clock::Instant;
 use crate::store::Name;
@@ -231,7 +232,7 @@ impl Queue {
         drop(line);
         drop(hold);
         if let Some((told, offer)) = offered {
-            told.notify_one();
+            wake(|| told.notify_one());
             drop(offer);
         }
     }

@@ -6,21 +6,31 @@ use leasehold::store::{
     Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
     StoreFuture, Wakeups,
 };
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// Does not renew as it should.
+/// Does one thing not as it should.
 #[derive(Debug)]
 struct Broken {
     store: MemoryStore,
-    renewals: Renewals,
+    breaks: Breaks,
 }
 
 #[derive(Debug)]
-enum Renewals {
-    /// Answers with so many verdicts, whatever was asked.
+enum Breaks {
+    /// Answers a renewal with so many verdicts, whatever was asked.
     Miscount(usize),
-    /// Blocks the thread that asks, until this is unlocked.
+    /// Blocks the thread that asks for a renewal, until this is unlocked.
     Block(Arc<Mutex<()>>),
+    /// Says that names that are free are held, for as long as can be said; so many times.
+    HeldForEver(AtomicUsize),
+    /// Panics when it is asked for a release, so many times; not when that is polled.
+    PanicAtRelease(AtomicUsize),
+}
+
+/// Whether it is still to be done, of so many times.
+fn once_more(times: &AtomicUsize) -> bool {
+    times.fetch_update(SeqCst, SeqCst, |times| times.checked_sub(1)).is_ok()
 }
 
 #[async_trait::async_trait]
@@ -32,18 +42,30 @@ impl Store for Broken {
         self.store.capabilities()
     }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.store.acquire(request)
+        match &self.breaks {
+            Breaks::HeldForEver(times) if once_more(times) => {
+                let remaining = Some(Duration::MAX);
+                Box::pin(std::future::ready(Ok(Acquired::Held { remaining })))
+            }
+            _ => self.store.acquire(request),
+        }
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.store.release(request)
+        match &self.breaks {
+            Breaks::PanicAtRelease(times) if once_more(times) => {
+                panic!("the store was told to panic")
+            }
+            _ => self.store.release(request),
+        }
     }
     fn renew(&self, _: Vec<Renewal>, _: Duration) -> StoreFuture<Renewed> {
-        let verdicts = match &self.renewals {
-            Renewals::Miscount(verdicts) => *verdicts,
-            Renewals::Block(gate) => {
+        let verdicts = match &self.breaks {
+            Breaks::Miscount(verdicts) => *verdicts,
+            Breaks::Block(gate) => {
                 drop(gate.lock());
                 0
             }
+            _ => 1,
         };
         let (sent, verdicts) = (self.clock().now(), (0..verdicts).map(|_| Ok(None)).collect());
         Box::pin(std::future::ready(Ok(Renewed { sent, verdicts })))
@@ -63,8 +85,7 @@ impl Store for Broken {
 #[tokio::test(start_paused = true)]
 async fn verdicts_for_another_number_of_leases_renew_none_and_the_token_fires_at_c() {
     for verdicts in [0, 2] {
-        let renewals = Renewals::Miscount(verdicts);
-        let store = Broken { store: MemoryStore::new(), renewals };
+        let store = Broken { store: MemoryStore::new(), breaks: Breaks::Miscount(verdicts) };
         let leases = LeaseManager::builder().store(store).unwrap();
         let lease = leases.lock("n").lock().await.unwrap();
         let (took, loss) = tokio::time::timeout(T, timed(lease.lost())).await.expect("it is told");
@@ -78,7 +99,7 @@ async fn verdicts_for_another_number_of_leases_renew_none_and_the_token_fires_at
 async fn a_store_that_blocks_its_thread_delays_no_token() {
     let (memory, gate) = (MemoryStore::new(), Arc::new(Mutex::new(())));
     let ttl = Duration::from_secs(1);
-    let store = Broken { store: memory.clone(), renewals: Renewals::Block(Arc::clone(&gate)) };
+    let store = Broken { store: memory.clone(), breaks: Breaks::Block(Arc::clone(&gate)) };
     let here = LeaseManager::builder().ttl(ttl).own_thread(true).store(store).unwrap();
     let there = LeaseManager::builder().ttl(ttl).store(memory).unwrap();
     let lease = here.lock("n").lock().await.unwrap();
@@ -88,4 +109,28 @@ async fn a_store_that_blocks_its_thread_delays_no_token() {
     assert!(token.is_cancelled());
     drop(blocked);
     next.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_to_live_that_no_clock_can_count_is_only_a_long_one() {
+    let breaks = Breaks::HeldForEver(AtomicUsize::new(2));
+    let store = Broken { store: MemoryStore::new(), breaks };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    let (took, lease) = timed(leases.lock("n").lock()).await;
+    drop(lease.unwrap());
+    assert!(took <= Duration::from_secs(2), "the poll bound counts: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_when_it_is_asked_for_a_release_is_asked_again() {
+    let memory = MemoryStore::new();
+    let breaks = Breaks::PanicAtRelease(AtomicUsize::new(1));
+    let store = Broken { store: memory.clone(), breaks };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    drop(leases.lock("n").lock().await.unwrap());
+    let there = LeaseManager::builder().store(memory).unwrap();
+    let (took, lease) = timed(there.lock("n").lock()).await;
+    drop(lease.unwrap());
+    assert!(took < T / 2, "{took:?}");
+    drop(leases.lock("n").lock().await.unwrap());
 }

@@ -106,3 +106,11 @@ async fn a_lease_moves_to_another_task() {
     task.await.unwrap().unwrap();
     assert!(leases.inspect("n").await.unwrap().is_none());
 }
+
+#[test]
+fn each_time_to_live_of_the_documented_range_is_taken_as_it_is() {
+    for seconds in [1, 13 * 3600, 365 * 24 * 3600] {
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(seconds)).own_thread(true);
+        builder.store(MemoryStore::new()).unwrap_or_else(|error| panic!("{seconds} s: {error}"));
+    }
+}

@@ -342,6 +342,10 @@ impl Lease {
     /// - Any other kind: the store did not confirm within one or two attempts (T/10 each). The engine goes on
     ///   trying in the background until the lease expires by itself.
     ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, or in one without timers; the release is done in the background then.
+    ///
     /// # Cancel safety
     ///
     /// Safe: the release is done in the background if this is dropped.

@@ -260,7 +260,7 @@ impl LeaseManager {
     ///
     /// Waiters get [`Closed`](crate::ErrorKind::Closed). The tokens of all leases fire first, with
     /// [`Loss::Closed`]; each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
-    /// 2 s), never before. It takes at most that and three attempts (T/10 each), in which it also waits for the
+    /// 2 s), never before. It takes at most that and four attempts (T/10 each), in which it also waits for the
     /// traces that are to be written. All clones are closed.
     ///
     /// # Errors

@@ -258,6 +258,39 @@ async fn a_slot_that_stays_half_moved_costs_no_lease_and_fails_no_unlock() {
     lease.unlock().await.expect("released");
 }
 
+/// The node refuses what is in that slot, and serves the others.
+#[tokio::test]
+async fn a_slot_that_nobody_serves_costs_no_lease_of_another_slot() {
+    const T: Duration = Duration::from_secs(3);
+    let cluster = own().await;
+    let leases = connect(&cluster, T).await;
+    let (bad, good) = (cluster.name_on(0, "bad"), cluster.name_on(0, "good"));
+    assert_ne!(cluster.slot(&bad), cluster.slot(&good));
+    let lease = lock(&leases, &good).await;
+    for node in &cluster.nodes {
+        node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    // The others go on telling that it is this one's.
+    cluster.nodes[0].command(&["CLUSTER", "DELSLOTS", &cluster.slot(&bad).to_string()]);
+    let mut askers = tokio::task::JoinSet::new();
+    for asker in 0..3 {
+        let mut lock = leases.lock(&format!("{{{bad}}}:{asker}"));
+        askers.spawn(async move {
+            loop {
+                let refused = lock.try_lock().await.expect_err("nobody serves it");
+                assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+    }
+    tokio::time::sleep(T * 3).await;
+    assert_eq!(askers.len(), 3);
+    assert!(askers.try_join_next().is_none(), "they go on asking");
+    lease.check().expect("its slot is served");
+    askers.abort_all();
+    lease.unlock().await.expect("released");
+}
+
 #[tokio::test]
 async fn resharding_under_load_loses_nothing() {
     let cluster = own().await;

@@ -53,12 +53,16 @@ use queue::Turn;
 use round::Round;
 use schedule::Group;
 use state::{Entered, Entry, Next, Op, Phase, State};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
+
+/// How many there have been.
+static HOLDS: AtomicU64 = AtomicU64::new(0);
 
 /// One possession of a name, shared by its leases and the engine.
 ///
@@ -70,6 +74,8 @@ pub(crate) struct Hold {
     pub(crate) token: Token,
     /// Our own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
+    /// No other hold of the process has it; all of one chain of hand-offs have the same token.
+    number: u64,
     inner: Mutex<Inner>,
     /// Fires on loss, never on release; made when first asked for.
     lost: OnceLock<CancellationToken>,
@@ -127,6 +133,7 @@ impl Hold {
             name,
             token,
             fence,
+            number: HOLDS.fetch_add(1, Ordering::Relaxed),
             lost: OnceLock::new(),
             changed: Notify::new(),
             inner: Mutex::new(Inner { scheduled: None, watched: false, state, round: None, turn }),

@@ -140,7 +140,7 @@ impl Schedule {
 
     /// Moves a hold from one time to another; `None` is outside.
     pub(super) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
-        let id = hold.token.number();
+        let id = hold.number;
         let remove =
             |entries: &mut Entries| from.and_then(|from| entries.holds.remove(&(from, id)));
         let removed = match to {
@@ -287,6 +287,19 @@ mod tests {
         assert!(schedule.due(at(39)).holds.is_empty());
         assert_eq!(numbers(&schedule.all()), [5, 6]);
         assert!(schedule.lock().first().is_none());
+    }
+
+    /// As in a hand-off: the next holder may come before the last one has gone.
+    #[test]
+    fn holds_of_one_token_and_time_stand_apart() {
+        let schedule = Schedule::default();
+        let (last, next) = (hold(1), hold(1));
+        schedule.set(&last, None, Some(at(10)));
+        schedule.set(&next, None, Some(at(10)));
+        schedule.set(&last, Some(at(10)), None);
+        let due = schedule.due(at(10)).holds;
+        assert_eq!(due.len(), 1);
+        assert!(Arc::ptr_eq(&due[0].1, &next));
     }
 
     #[test]

@@ -122,11 +122,15 @@ impl Drop for Settlement<'_> {
 }
 
 /// Settles a hold that was left at `now`, retrying a release for one attempt's time. The caller keeps
-/// the time.
-pub(crate) async fn settle(core: &Arc<Core>, hold: &Arc<Hold>, now: Instant) -> Result<()> {
+/// the time. A future that is dropped before its first poll leaves it to the engine, too.
+pub(crate) fn settle<'a>(
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    now: Instant,
+) -> impl Future<Output = Result<()>> + 'a {
     let mut settlement =
         Settlement { core, hold, flight: None, now, limit: None, silent: false, over: false };
-    finish(&mut settlement, || now + core.timing.attempt).await
+    async move { finish(&mut settlement, || now + core.timing.attempt).await }
 }
 
 async fn finish(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Result<()> {

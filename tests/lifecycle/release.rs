@@ -198,6 +198,25 @@ async fn a_panic_gives_back() {
     assert_eq!(took, Duration::ZERO);
 }
 
+/// In real time: there is no runtime to pause.
+#[test]
+fn an_unlock_that_panics_for_want_of_a_runtime_is_done_all_the_same() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let memory = MemoryStore::new();
+    let manager = |store| LeaseManager::builder().own_thread(true).store(store).expect("a manager");
+    let (here, there) = runtime.block_on(async { (manager(memory.clone()), manager(memory)) });
+    let lease = runtime.block_on(here.lock("n").lock()).expect("free");
+    let mut unlocking = Box::pin(lease.unlock());
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let poll = std::panic::AssertUnwindSafe(|| unlocking.as_mut().poll(&mut cx).is_ready());
+    std::panic::catch_unwind(poll).expect_err("there is no timer");
+    drop(unlocking);
+    // Long before the lease would expire.
+    let mut next = there.lock("n");
+    let entered = runtime.block_on(next.lock_timeout(Duration::from_secs(10)));
+    drop(entered.unwrap().expect("released"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_store_keeps_no_name() {
     for call in [Call::Acquire, Call::Release] {

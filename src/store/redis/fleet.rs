@@ -209,7 +209,8 @@ impl Fleet {
 
     fn failed(&self, failure: &Failure, server: &Server) -> Error {
         let error = sorted(failure);
-        if failure.details().starts_with("CLUSTERDOWN") {
+        // Not when it only has no owner for this slot: it serves its own.
+        if failure.details().starts_with("CLUSTERDOWN The cluster is down") {
             self.routes.inquiry.doubt(server);
         }
         if error.is_unavailable() {

@@ -152,11 +152,7 @@ impl Session {
         let mut lost = pin!(link.until_lost());
         let mut failed_at: Option<Instant> = None;
         loop {
-            let due = {
-                let proof = self.proof.borrow();
-                let usual = proof.last_sent() + period(self.timeout);
-                if wanted { usual.min(proof.due()) } else { usual }
-            };
+            let due = self.proof.borrow().next(wanted);
             let due = failed_at.map_or(due, |at| at + self.timeout / 20);
             tokio::select! {
                 () = &mut lost => return true,

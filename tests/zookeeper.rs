@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::pipe::{Pace, Pipe};
 use common::relay::{Flow, Relay, request};
 use common::zookeeper::{Look, ZooKeeper, directory};
 use common::{connect_in_the_end, within};
@@ -390,6 +391,35 @@ async fn a_waiter_whose_future_is_not_polled_keeps_nobody_waiting_for_long() {
     let lease = within(LONG, waiting).await.expect("in the end");
     lease.unlock().await.expect("released");
     look.until_nodes("job", 0).await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_far_away_gets_its_turns_among_near_ones() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let far = connect(&pipe.url().replace("redis", "zookeeper")).await;
+    // Writes that are a quarter of T apart prove nothing of one another then.
+    pipe.set(Pace { latency: Duration::from_millis(70), ..Pace::default() });
+    let mut near = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let leases = connect(&server.url()).await;
+        near.spawn(async move {
+            loop {
+                let lease = leases.lock("job").lock().await.expect("in the end");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                lease.unlock().await.expect("released");
+            }
+        });
+    }
+    let mut last = None;
+    for _ in 0..6 {
+        let lease = within(LONG, far.lock("job").lock()).await.expect("in the end");
+        assert!(lease.fence() > last);
+        last = lease.fence();
+        lease.unlock().await.expect("released");
+    }
+    // Nobody was told of a failure.
+    assert!(near.try_join_next().is_none());
 }
 
 /// The servers do so too, a minute later, and not more than 10 000 in a minute.

@@ -458,6 +458,24 @@ async fn leases_are_renewed_also_while_the_server_answers_slowly() {
 }
 
 #[tokio::test]
+async fn a_renewal_leaves_time_for_its_look_at_the_lease_also_to_a_server_that_is_far_away() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    pipe.set(Pace { latency: SESSION * 7 / 200, ..Pace::default() });
+    // It is known after the next write.
+    tokio::time::sleep(SESSION / 2).await;
+    let (start, mut failures) = (Instant::now(), 0);
+    while start.elapsed() < SESSION {
+        // As much as the engine gives it, and less than two round trips.
+        let renewed = party.renew(LEASE, SESSION / 10).await;
+        failures = if renewed.is_ok() { 0 } else { failures + 1 };
+        assert!(failures < 2, "{renewed:?}, and so the one before");
+    }
+}
+
+#[tokio::test]
 async fn a_proof_that_came_to_nothing_is_tried_again_soon() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));

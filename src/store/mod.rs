@@ -32,7 +32,8 @@
 //! **Not promised:** how long somebody else's hold has left ([`Holding::remaining`] is `None`). A node that an
 //! operator deletes is noticed at the next renewal. A process that is stopped while it is the first to wait
 //! keeps the others waiting until its session ends; one that runs, but does not poll its waiter, for an eighth of the
-//! timeout (250 ms at least), then it goes to the end of the line. [`force_unlock`](crate::LeaseManager::force_unlock)
+//! timeout (250 ms at least), then it goes to the end of the line. A process whose round trips take more than a fourteenth
+//! of the timeout misses some of its turns. [`force_unlock`](crate::LeaseManager::force_unlock)
 //! deletes whatever is the first in the line, and says whether there was anything. Since each grant has one fencing
 //! token, a lock is handed on in memory only with [`fencing(false)`](crate::Builder::fencing). TLS is not supported:
 //! the client library's brings a second cryptography along, which leaves rustls without a default, and code that is
@@ -48,7 +49,7 @@
 //!
 //! **Costs:** a free lock 2 round trips, of which 1 is a write to the quorum; one that was waited for 1 write
 //! after the wake-up; entering again, leaving and the release 1 write each. A session writes once in each
-//! quarter of the time to live, however many leases there are, and also when there are none; each lease
+//! quarter of the time to live (a server that is far away sees fewer), however many leases there are, and also when there are none; each lease
 //! adds a read from the member that it is connected to. The process that released a lock deletes its directory after
 //! 5 to 10 s without a use, which is 1 write more for a name that is used once; what it cannot delete, the servers
 //! clear away, 10 000 in a minute at most (`znode.container.maxPerMinute`).

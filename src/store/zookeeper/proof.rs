@@ -79,11 +79,6 @@ impl Proof {
         self.waiting.push_back(Write { sent, ripe: answered });
     }
 
-    /// When the last acknowledged write was sent.
-    pub(super) fn last_sent(&self) -> Instant {
-        self.last_sent
-    }
-
     /// How long the last write took, there and back.
     pub(super) fn round_trip(&self) -> Duration {
         self.last_answered.saturating_duration_since(self.last_sent)
@@ -92,6 +87,13 @@ impl Proof {
     /// From when on another write proves the last one.
     pub(super) fn due(&self) -> Instant {
         self.waiting.back().map_or(self.last_answered, |write| write.ripe)
+    }
+
+    /// When to send the next write: a period after the last one, at once if a proof is `wanted`, but never so soon
+    /// that it would not prove the last one. A server may be so far away that this takes longer than a period.
+    pub(super) fn next(&self, wanted: bool) -> Instant {
+        let usual = self.last_sent + period(self.session);
+        if wanted { self.due() } else { usual.max(self.due()) }
     }
 
     /// Whether a lease that is renewed at `now` is not due at once again: that is a third of the
@@ -168,6 +170,23 @@ mod tests {
             assert_eq!(proof.confirmed(answered + SESSION), last + period(SESSION));
             assert!(proof.is_new(answered));
             last = sent;
+        }
+    }
+
+    #[test]
+    fn each_write_proves_the_one_before_however_far_the_server_is() {
+        for (wanted, round_trip) in [(false, 1), (false, 49), (false, 70), (true, 70), (false, 240)]
+        {
+            let round_trip = Duration::from_millis(round_trip);
+            let mut proof = Proof::new(SESSION, at(0));
+            let mut last = at(0);
+            for _ in 0..10 {
+                let sent = proof.next(wanted);
+                assert!(wanted || sent >= last + period(SESSION));
+                proof.acknowledge(sent, sent + round_trip);
+                assert_eq!(proof.confirmed(at(99_999)), last + period(SESSION), "{round_trip:?}");
+                last = sent;
+            }
         }
     }
 

@@ -152,11 +152,7 @@ impl Session {
         let mut lost = pin!(link.until_lost());
         let mut failed_at: Option<Instant> = None;
         loop {
-            let due = {
-                let proof = self.proof.borrow();
-                let usual = proof.last_sent() + period(self.timeout);
-                if wanted { usual.min(proof.due()) } else { usual }
-            };
+            let due = self.proof.borrow().next(wanted);
             let due = failed_at.map_or(due, |at| at + self.timeout / 20);
             tokio::select! {
                 () = &mut lost => return true,
@@ -314,12 +310,16 @@ impl Session {
         self.proof.borrow().round_trip()
     }
 
-    /// Makes sure that a recent write was acknowledged; if possible, that renewing now is enough for a while.
+    /// Makes sure that a recent write was acknowledged; if possible, that renewing now is enough for a while. Of the
+    /// `limit`, a round trip and a half are left for what follows.
     pub(super) async fn confirm(&self, limit: Duration) -> Result<()> {
+        let limit = limit.saturating_sub(self.round_trip() * 3 / 2);
         if self.prove(limit / 2, Proof::is_new).await.is_ok() {
             return Ok(());
         }
-        self.prove(limit / 2, |proof, now| now < proof.due()).await
+        // The answer to the next write is not overdue.
+        let on_time = |proof: &Proof, now| now < proof.due() + proof.round_trip() * 3 / 2;
+        self.prove(limit / 2, on_time).await
     }
 
     /// Makes sure that a lease granted now would be worth having.

@@ -154,7 +154,10 @@ impl Builder {
     /// `memory:`.
     ///
     /// There, blocked workers of your runtime cannot lose leases: one thread only watches the clock and fires
-    /// tokens, another serves the connections, so that not even a store that stands still delays a token.
+    /// tokens, another serves the connections, so that not even a store that stands still delays a token. Their log
+    /// is written by a third, also the lines of the Redis client, which logs through the crate `log`: if that is
+    /// bridged to `tracing` before the manager is made. Another logger that blocks there costs renewals. Spans of
+    /// `tracing` are off on these threads.
     ///
     /// Without it both run on the runtime of whoever connects; that is the default in memory, where time is
     /// tokio's, which a test can pause. When that runtime ends, those who wait for a lock or run work under

@@ -4,24 +4,32 @@
 //! threads must not wait, queue their lines here. The queue is bounded; what it has no room for is counted, and
 //! the count is written later.
 //!
+//! What others write on our threads, as fred does through the crate `log`, comes here by [`catch`].
+//!
 //! # Invariants
 //!
 //! 1. **[`later`] runs no code of a subscriber** and waits for nothing that does. It may be called in Drop.
-//! 2. Lines are written in the order in which they came, under the subscriber of the thread that they came from.
+//! 2. Lines are written in the order in which they came, under the subscriber of the thread that they came from;
+//!    those of a thread that catches its lines, under the global one.
 //! 3. No subscriber ends the thread: a panic costs the line that it struck.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::oneshot;
-use tracing::Level;
-use tracing::dispatcher::{Dispatch, get_default, with_default};
+use tracing::dispatcher::{self, DefaultGuard, Dispatch, get_default, with_default};
+use tracing::field::{Field, Value, Visit};
 use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
+use tracing::{Event, Level, Metadata, Subscriber};
 
 /// How many lines wait at most; as many may be under way.
 const FULL: usize = 10_000;
 
 struct Line {
-    subscriber: Dispatch,
+    /// Without one it is the global one.
+    subscriber: Option<Dispatch>,
     write: Box<dyn FnOnce() + Send>,
 }
 
@@ -97,7 +105,11 @@ impl Log {
     }
 
     fn push(&self, write: Box<dyn FnOnce() + Send>) {
-        let line = Line { subscriber: get_default(Clone::clone), write };
+        let subscriber = get_default(|now| (!now.is::<Catcher>()).then(|| now.clone()));
+        self.push_line(Line { subscriber, write });
+    }
+
+    fn push_line(&self, line: Line) {
         match self.started.get() {
             Some(true) => {}
             Some(false) => return,
@@ -147,6 +159,125 @@ impl Line {
     fn write(self) {
         let Self { subscriber, write } = self;
         // The hook has told of a panic already.
-        let _ = catch_unwind(AssertUnwindSafe(|| with_default(&subscriber, write)));
+        let _ = catch_unwind(AssertUnwindSafe(|| match subscriber {
+            Some(subscriber) => with_default(&subscriber, write),
+            None => write(),
+        }));
+    }
+}
+
+/// Has what this thread writes, until the guard goes, written by the thread for it. The bridge from `log` to
+/// `tracing` asks for the thread's subscriber too, so this is also for clients that log; another logger still
+/// writes where it is called. Spans are off here.
+///
+/// Nothing without a subscriber: to set one tells `tracing` for the whole process that there is one.
+pub(crate) fn catch() -> Option<DefaultGuard> {
+    static CATCHER: OnceLock<Dispatch> = OnceLock::new();
+    dispatcher::has_been_set()
+        .then(|| dispatcher::set_default(CATCHER.get_or_init(|| Dispatch::new(Catcher))))
+}
+
+/// Queues events.
+struct Catcher;
+
+impl Subscriber for Catcher {
+    /// What nobody else wants stays as cheap as it is.
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::never()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::OFF)
+    }
+
+    fn enabled(&self, line: &Metadata<'_>) -> bool {
+        line.is_event() && wanted(*line.level())
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let meta = event.metadata();
+        let mut caught = Caught { meta, fields: Vec::new(), target: None };
+        event.record(&mut caught);
+        // In here nobody can ask for the thread's subscriber.
+        LOG.push_line(Line { subscriber: None, write: Box::new(move || caught.write()) });
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// An event with fields of its own.
+struct Caught {
+    meta: &'static Metadata<'static>,
+    fields: Vec<(Field, Box<dyn Value + Send>)>,
+    /// Of a line of `log`.
+    target: Option<String>,
+}
+
+/// For how many fields there is room: a line of `log` has five.
+const FIELDS: usize = 16;
+
+impl Caught {
+    fn push(&mut self, field: &Field, value: impl Value + Send + 'static) {
+        if self.fields.len() < FIELDS {
+            self.fields.push((field.clone(), Box::new(value)));
+        }
+    }
+
+    /// Asks the subscriber as if the line came now. The one of a line of `log` is asked by that line's target, as the
+    /// bridge asks it.
+    fn write(self) {
+        let meta = self.meta;
+        let asked = Metadata::new(
+            meta.name(),
+            self.target.as_deref().unwrap_or(meta.target()),
+            *meta.level(),
+            meta.file(),
+            meta.line(),
+            meta.module_path(),
+            tracing::field::FieldSet::new(&[], meta.callsite()),
+            tracing::metadata::Kind::EVENT,
+        );
+        let Some(any) = meta.fields().iter().next() else { return };
+        let values: [_; FIELDS] = std::array::from_fn(|index| match self.fields.get(index) {
+            Some((field, value)) => (field, Some(&**value as &dyn Value)),
+            None => (&any, None),
+        });
+        get_default(|subscriber| {
+            if subscriber.enabled(&asked) {
+                subscriber.event(&Event::new(meta, &meta.fields().value_set(&values)));
+            }
+        });
+    }
+}
+
+impl Visit for Caught {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.push(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.push(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.push(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "log.target" {
+            self.target = Some(value.to_owned());
+        }
+        self.push(field, value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.push(field, tracing::field::display(format!("{value:?}")));
     }
 }

@@ -380,7 +380,12 @@ pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
     std::thread::Builder::new()
         .name(name.into())
-        .spawn(move || runtime.block_on(work()))
+        .spawn(move || {
+            trace::start();
+            // A client that logs must not cost renewals.
+            let _lines = trace::catch();
+            runtime.block_on(work());
+        })
         .map_err(no_thread)?;
     Ok(())
 }

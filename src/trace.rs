@@ -87,7 +87,7 @@ pub(crate) async fn written() {
 }
 
 /// As [`written`], for tests.
-#[cfg(test)]
+#[cfg(all(test, feature = "redis"))]
 pub(crate) fn flush() {
     while LOG.is_busy() {
         std::thread::yield_now();

@@ -243,7 +243,7 @@ async fn a_slot_that_stays_half_moved_costs_no_lease_and_fails_no_unlock() {
         assert_eq!(lease.state(), LeaseState::Held, "{}", lease.name());
     }
     // A fenced acquire of a free name has to wait for the end of the move, but nobody waits for it.
-    let mut free = fenced.lock(&format!("{{{tag}}}:free"));
+    let mut free = fenced.lock(format!("{{{tag}}}:free"));
     let waiter = tokio::spawn(async move { free.lock().await });
     let mut unlocks = tokio::task::JoinSet::new();
     for lease in leases {
@@ -274,7 +274,7 @@ async fn a_slot_that_nobody_serves_costs_no_lease_of_another_slot() {
     cluster.nodes[0].command(&["CLUSTER", "DELSLOTS", &cluster.slot(&bad).to_string()]);
     let mut askers = tokio::task::JoinSet::new();
     for asker in 0..3 {
-        let mut lock = leases.lock(&format!("{{{bad}}}:{asker}"));
+        let mut lock = leases.lock(format!("{{{bad}}}:{asker}"));
         askers.spawn(async move {
             loop {
                 let refused = lock.try_lock().await.expect_err("nobody serves it");
@@ -682,7 +682,7 @@ async fn the_map_of_a_primary_that_was_replaced_does_not_count() {
     let mut refused = 0;
     let start = Instant::now();
     while served < 30 {
-        match leases.lock(&format!("job:{served}")).try_lock().await {
+        match leases.lock(format!("job:{served}")).try_lock().await {
             Ok(Some(lease)) => {
                 served += 1;
                 lease.unlock().await.expect("released");

@@ -354,7 +354,7 @@ async fn what_is_asked_in_an_outage_never_leaves() {
         connection.command(&["CONFIG", "RESETSTAT"]);
         let mut asked = JoinSet::new();
         for i in 0..ASKED {
-            let mut lock = leases.lock(&format!("asked:{i}"));
+            let mut lock = leases.lock(format!("asked:{i}"));
             asked.spawn(async move {
                 let error = match i % 2 {
                     0 => lock.try_lock().await.expect_err("an outage"),

@@ -7,7 +7,7 @@ use leasehold::store::{
     StoreFuture, Wakeups,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, mpsc};
 
 /// Does one thing not as it should.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ struct Broken {
 enum Breaks {
     /// Answers a renewal with so many verdicts, whatever was asked.
     Miscount(usize),
-    /// Blocks the thread that asks for a renewal, until this is unlocked.
-    Block(Arc<Mutex<()>>),
+    /// Blocks the thread that asks for a renewal, until the other end is dropped.
+    Block(Mutex<mpsc::Receiver<()>>),
     /// Says that names that are free are held, for as long as can be said; so many times.
     HeldForEver(AtomicUsize),
     /// Panics when it is asked for a release, so many times; not when that is polled.
@@ -62,7 +62,7 @@ impl Store for Broken {
         let verdicts = match &self.breaks {
             Breaks::Miscount(verdicts) => *verdicts,
             Breaks::Block(gate) => {
-                drop(gate.lock());
+                let _ = gate.lock().map(|gate| gate.recv());
                 0
             }
             _ => 1,
@@ -97,14 +97,13 @@ async fn verdicts_for_another_number_of_leases_renew_none_and_the_token_fires_at
 /// In real time: a thread that is blocked knows no other. What fires tokens asks no store.
 #[tokio::test]
 async fn a_store_that_blocks_its_thread_delays_no_token() {
-    let (memory, gate) = (MemoryStore::new(), Arc::new(Mutex::new(())));
+    let (memory, (blocked, gate)) = (MemoryStore::new(), mpsc::channel());
     let ttl = Duration::from_secs(1);
-    let store = Broken { store: memory.clone(), breaks: Breaks::Block(Arc::clone(&gate)) };
+    let store = Broken { store: memory.clone(), breaks: Breaks::Block(Mutex::new(gate)) };
     let here = LeaseManager::builder().ttl(ttl).own_thread(true).store(store).unwrap();
     let there = LeaseManager::builder().ttl(ttl).store(memory).unwrap();
     let lease = here.lock("n").lock().await.unwrap();
     let token = lease.token();
-    let blocked = gate.lock().unwrap();
     let next = there.lock("n").lock().await.unwrap();
     assert!(token.is_cancelled());
     drop(blocked);

@@ -307,11 +307,10 @@ fn what_is_handed_to_another_runtime_is_renewed_there() {
         first.block_on(async { LeaseManager::builder().ttl(ttl).store(memory.clone()).unwrap() });
     let lease = first.block_on(async { leases.lock("n").lock().await.unwrap() });
     let mut lock = leases.lock("n");
-    let waiter = second.block_on(async {
-        let mut waiter = Box::pin(async move { lock.lock().await.unwrap() });
-        assert!(poll_once(waiter.as_mut()).await.is_pending(), "it is in line");
-        tokio::spawn(waiter)
-    });
+    let mut waiting = Box::pin(async move { lock.lock().await.unwrap() });
+    let polled = second.block_on(async { poll_once(waiting.as_mut()).await.is_pending() });
+    assert!(polled, "it is in line");
+    let waiter = second.spawn(waiting);
     drop(first);
     drop(lease);
     let lease = second.block_on(waiter).unwrap();

@@ -81,9 +81,10 @@ async fn lasting(cut: Cut) {
 
 /// A cut that heals in time: the lease is renewed, and the rival goes on waiting.
 async fn healing(cut: Cut) {
-    const T: Duration = millis(3_000);
+    // What is left of it after the outage is more than the second after which Linux sends a lost SYN again.
+    const T: Duration = millis(6_000);
     // From a renewal on: the next one, after at most T/3, has no answer within its T/10.
-    const OUTAGE: Duration = millis(1_500);
+    const OUTAGE: Duration = millis(3_000);
     undisturbed(move || async move {
         let network = Network::new();
         let server = server();
@@ -100,7 +101,7 @@ async fn healing(cut: Cut) {
         holder.event(&["state", "job", "AtRisk"]).await;
         let left = server.command(&["PTTL", "job"]).int();
         if cut != Cut::Replies {
-            assert!(left < 1_600, "{cut:?} has lost nothing: {left} ms");
+            assert!(left < 3_200, "{cut:?} has lost nothing: {left} ms");
         }
         network.heal(cut);
         let mut asked = 1;

@@ -213,14 +213,15 @@ impl Hold {
         if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
             alarm::wake(|| lost.cancel());
         }
-        if watched {
-            alarm::wake(|| self.changed.notify_waiters());
-        }
         if let Some((from, until)) = sweep {
             let sweep = reaper::Sweep::late(self.name.clone(), self.token, from, until);
             core.reap(reaper::Job::Sweep(sweep));
         }
         drop(turn);
+        // Last, so that who is told of the end finds the turn free.
+        if watched {
+            alarm::wake(|| self.changed.notify_waiters());
+        }
         if let Some(until) = believed_until {
             self.trace(is, until.saturating_duration_since(now));
         }

@@ -2,8 +2,9 @@
 
 use super::*;
 use leasehold::LeaseState;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use tokio::time::timeout;
 
 /// The renewal that finds it out comes within the period.
@@ -394,4 +395,35 @@ async fn a_grant_after_its_name_was_forced_open_is_verified_and_stays() {
     assert_eq!(setup.calls(Call::Renew), 1);
     ours.unlock().await.unwrap();
     drop(theirs);
+}
+
+/// Asks for the name at the moment when it is woken, and notes whether it may.
+struct Asks {
+    leases: LeaseManager,
+    may: Mutex<Option<bool>>,
+}
+
+impl Wake for Asks {
+    fn wake(self: Arc<Self>) {
+        let mut lock = self.leases.lock("n");
+        let mut asking = Box::pin(lock.try_lock());
+        let poll = asking.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        // Whoever may ask waits for the store.
+        *self.may.lock().unwrap() = Some(poll.is_pending());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_told_of_a_loss_finds_the_turn_free() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+    let asks = Arc::new(Asks { leases: setup.leases.clone(), may: Mutex::new(None) });
+    let waker = Waker::from(Arc::clone(&asks));
+    let mut lost = Box::pin(lease.lost());
+    while lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        sleep(MOMENT).await;
+    }
+    assert_eq!(*asks.may.lock().unwrap(), Some(true));
 }

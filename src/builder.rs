@@ -104,8 +104,14 @@ impl Builder {
     /// 9999; default 127; 0 never.
     ///
     /// Such a hand-off costs no round trip. After as many, or T/10 after the store's grant, whichever comes first,
-    /// the lock is really released, and other processes get their turn. A higher bound gives more
-    /// throughput, a lower one shorter waits elsewhere. Each grant reserves as many fencing tokens and one more, on
+    /// the lock is really released, and other processes get their turn. While waiters of other processes listen, the
+    /// chain of hand-offs ends sooner: when the waiters that were in line at the grant have been served, or after 20 ms,
+    /// whichever is later. After a release that they have heard, this manager stays away for a pause, which grows until
+    /// another holder is seen: up to 50 ms, or to a tenth of the time for which the name was held here (500 ms at most).
+    /// A waiter that needs longer than that from the release to its request may wait for many chains.
+    ///
+    /// A higher bound gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
+    /// another process, of which a chain that has begun knows nothing. Each grant reserves as many fencing tokens and one more, on
     /// Redis 64 at most; holders beyond these have one of the microseconds that have passed since.
     pub fn handoff_bound(mut self, bound: u32) -> Self {
         self.handoff_bound = bound;
@@ -130,13 +136,20 @@ impl Builder {
         self
     }
 
-    /// How long the store remembers the last fencing token of a name that nobody locks. 2 T to 100 years; default
-    /// 24 h, or 2 T if that is longer; `None` for ever, which leaves one key for each name behind.
+    /// How long the store remembers the last fencing token of a name after the last grant or renewal by leasehold. 2 T
+    /// to 100 years; default 24 h, or 2 T if that is longer; `None` for ever, which leaves one key for each name behind.
     ///
-    /// The memory of a token that is ahead of the store's clock outlives it by as much. In memory it ends when the
-    /// clock has passed the token, whatever is set here: they grow all the same.
+    /// The memory of a token that is ahead of the store's clock outlives it by as much. On Redis it may end a hundredth
+    /// earlier. In memory it ends when the clock has passed the token, whatever is set here: they grow all the same.
     ///
-    /// Choose `None` where Java services use `RFencedLock` on the same names: it would start again at 1.
+    /// All managers that share names should have the same. With different ones on Redis, the memory of a name may end when
+    /// the shorter one says, until a lease of a manager with the longer one is renewed.
+    ///
+    /// On Redis, what has no end stays without one: a name that a manager with `None`, or a Java service with an
+    /// `RFencedLock`, has locked first is remembered for ever by all. Choose `None` where Java services use `RFencedLock`
+    /// on the same names. Otherwise the memory of a name that leasehold has locked first ends although Java goes on
+    /// locking it, and Java's tokens start again at 1. Next to leasehold, Java's tokens are larger than an `int`: a
+    /// counter that has begun at 1 goes on from the server's time in microseconds.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
         self.fence_retention = Some(retention);
         self
@@ -192,6 +205,18 @@ impl Builder {
     /// server's `WAIT` does it, for which the user needs the right.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
+        self
+    }
+
+    /// Whether waiters in a Redis Cluster are woken by sharded pub/sub (`SPUBLISH`), whose messages stay with the servers
+    /// of a slot; default true. Redis only; elsewhere than in a cluster it changes nothing.
+    ///
+    /// Set it to false where Java services with Redisson share the names and wake their waiters by plain pub/sub: with
+    /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All
+    /// processes that share names must do the same. Otherwise they do not hear each other, and go by the clock: waiters
+    /// here by [`poll_bound`](Self::poll_bound), those of Redisson by the time that the lease has left.
+    pub fn sharded_pubsub(mut self, on: bool) -> Self {
+        self.remote.plain_pubsub = !on;
         self
     }
 

@@ -170,6 +170,12 @@ impl Error {
         self.0.loss
     }
 
+    /// What happened, without the kind.
+    #[cfg(feature = "redis")]
+    pub(crate) fn message(&self) -> &str {
+        &self.0.message
+    }
+
     pub(crate) fn is_unavailable(&self) -> bool {
         self.kind() == ErrorKind::Unavailable
     }

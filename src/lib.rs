@@ -177,6 +177,7 @@ pub mod clock;
 mod error;
 #[doc = include_str!("faults.md")]
 pub mod faults {}
+mod hints;
 mod hold;
 mod lease;
 mod lock;

@@ -63,7 +63,8 @@ impl LeaseManager {
     ///   share one through [`Builder::store`];
     /// - `redis://user:password@host:6379/0` - one Redis server (every part but the host is optional);
     /// - `rediss://…` - the same over TLS, with the feature `rustls`;
-    /// - `redis+unix:///path/to/socket` - a Unix socket;
+    /// - `redis+unix:///path/to/socket` - a Unix socket, with `redis+unix://user:password@localhost/path` for a user
+    ///   and `?db=3` for a database;
     /// - `redis-sentinel://user:password@host:26379/0?node=host2:26379&sentinelServiceName=mymaster` - the
     ///   primary that these sentinels name; `&sentinelUsername=` and `&sentinelPassword=` if they want a user;
     /// - `redis-cluster://user:password@host:6379?node=host2:6379` - a cluster, of which these nodes are asked;
@@ -73,7 +74,8 @@ impl LeaseManager {
     /// - `redis://a,redis://b,redis://c` - a [`Quorum`](crate::store::Quorum) of 3 to 15 independent servers. A
     ///   minority may be down: it is tried again in the background.
     ///
-    /// Other keys in the query are refused. What a URL cannot say, the [builder](LeaseManager::builder) can.
+    /// Odd characters in users, passwords and paths are percent-encoded. Other keys in the query are refused, and so is
+    /// a `#`. What a URL cannot say, the [builder](LeaseManager::builder) can.
     ///
     /// The connection is tried out with a key of its own, so that a wrong password or a missing right
     /// shows here and not at the first lock.
@@ -83,7 +85,7 @@ impl LeaseManager {
     /// Every server has connections of its own, and only primaries are asked. All keys of a name are in one
     /// slot. In a cluster a call carries the leases of one slot, calls of different slots go out together, and a
     /// server that is down delays nobody else's renewals. Waiters are woken by sharded pub/sub (`SPUBLISH`), as
-    /// Redisson does it; on Sentinel by plain pub/sub.
+    /// Redisson does it by default, or as [`sharded_pubsub`](Builder::sharded_pubsub) says; on Sentinel by plain pub/sub.
     ///
     /// When a slot moves, calls follow it (`MOVED`, `ASK`). While it is moving, held leases are renewed and
     /// released, but a name that nobody holds cannot be locked with a fencing token (`TRYAGAIN`: the server
@@ -246,6 +248,8 @@ impl LeaseManager {
         let hold = lose(core, &name, Loss::Revoked);
         let mut revoked = Revoked { core, hold };
         let held = core.store.force_release(&name).await;
+        // A grant that was sent before that, and is heard of later, is given back.
+        core.queue.forced(&name, core.now());
         let before = if held.is_ok() { revoked.hold.take() } else { revoked.hold.clone() };
         // What was granted to a waiter of this manager meanwhile may have gone with the rest.
         if let Some(hold) = core.queue.hold(&name)

@@ -2,15 +2,17 @@
 
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::hints::Hints;
 use crate::hold::engine::{Core, Engine};
-use crate::hold::queue::{Admission, Place, Turn};
-use crate::hold::reaper::{Attempt, Nested, in_time};
+use crate::hold::place::{Admission, Kept, Place, Turn};
+use crate::hold::reaper::{Attempt, Nested};
 use crate::hold::state::{Entered, Entry};
 use crate::hold::{Grant, Hold};
 use crate::lease::Lease;
-use crate::store::{Acquire, Acquired, Mode, Name, Token, Wakeups};
-use std::future::{Future, pending};
-use std::pin::{Pin, pin};
+use crate::store::{Acquire, Acquired, Mode, Name, Token};
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,6 +22,12 @@ use tracing::Instrument;
 
 /// A server's time to live has a grain of a millisecond; be there just after it ended.
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
+
+/// For how long `try_lock` lets waiters of other processes go first.
+const SHORT_PAUSE: Duration = Duration::from_millis(2);
+
+/// How soon a waiter in line looks again for the first time; each time takes twice as long as the one before.
+const FIRST_GAP: Duration = Duration::from_millis(50);
 
 /// How long the caller waits for somebody else.
 #[derive(Clone, Copy, Debug)]
@@ -59,12 +67,13 @@ pub(crate) async fn acquire(
     let start = core.now();
     // Whether the store has said anything; waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
-    let once = match patience {
-        Patience::Once => true,
-        Patience::For(limit) => limit.is_zero(),
-        Patience::Forever => false,
+    let (once, pause) = match patience {
+        Patience::Once => (true, SHORT_PAUSE),
+        // What is left must do for a request.
+        Patience::For(limit) => (limit.is_zero(), (limit / 2).max(SHORT_PAUSE)),
+        Patience::Forever => (false, Duration::MAX),
     };
-    let seek = Seek { engine, name, once, start, answered: &answered }.run(current);
+    let seek = Seek { engine, name, once, pause, start, answered: &answered }.run(current);
     let mut seek = pin!(
         core.attend(async {
             tokio::select! {
@@ -116,6 +125,8 @@ struct Seek<'a> {
     engine: &'a Arc<Engine>,
     name: &'a Name,
     once: bool,
+    /// For how long it lets others go first, at most.
+    pause: Duration,
     start: Instant,
     answered: &'a AtomicBool,
 }
@@ -151,10 +162,8 @@ impl Seek<'_> {
     /// Waits in line, and takes the name from the store or from the one before us.
     async fn first(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core();
-        // Who waits in line needs no answer, whatever came before.
-        self.answered.store(true, Ordering::Relaxed);
         if self.once {
-            let Some(turn) = core.queue.try_enter(self.name) else {
+            let Some(turn) = core.queue.try_enter(self.name, self.start) else {
                 let silent = is_silent(core, self.name, Instant::ZERO);
                 return if silent { Err(Error::silent()) } else { Ok(None) };
             };
@@ -165,8 +174,9 @@ impl Seek<'_> {
         loop {
             match self.wait_in_line(&mut place).await? {
                 Admission::Turn(turn) => {
-                    let grant = self.take(turn).await?;
-                    return Ok(grant.map(|grant| Hold::begin(core, grant)));
+                    if let Some(grant) = self.take(turn).await? {
+                        return Ok(Some(Hold::begin(core, grant)));
+                    }
                 }
                 Admission::Hold(passed) => {
                     if let Some(hold) = passed.accept() {
@@ -181,18 +191,51 @@ impl Seek<'_> {
     async fn wait_in_line(&self, place: &mut Place) -> Result<Admission> {
         let core = self.core();
         let limit = self.silence_limit();
+        let mut hints = Hints::Unasked;
+        let mut gap = FIRST_GAP;
+        // This needs no answer, whatever came before.
+        self.answered.store(true, Ordering::Relaxed);
         loop {
             let now = core.now();
-            let until = match core.queue.silent_since(self.name) {
-                Some(since) => since.max(self.start) + limit,
-                None => now + limit,
-            };
-            if until <= now {
-                return Err(Error::silent());
+            let mut pause = gap.min(core.timing.look_period());
+            if let Some(since) = core.queue.silent_since(self.name) {
+                let until = since.max(self.start) + limit;
+                if until <= now {
+                    return Err(Error::silent());
+                }
+                pause = pause.min(until.saturating_duration_since(now));
             }
-            match timeout(until.saturating_duration_since(now), place.next()).await {
-                Ok(admission) => return Ok(admission),
-                Err(_) => core.queue.hurry(self.name, core.now(), limit),
+            // Long enough to be worth a subscription, so that a release by force is heard.
+            let listens = gap > FIRST_GAP && core.announces && place.is_first_behind_a_hold(now);
+            let admission = if listens {
+                tokio::select! {
+                    biased;
+                    admission = timeout(pause, place.next(now)) => admission,
+                    never = self.doubt(&mut hints) => match never {},
+                }
+            } else {
+                timeout(pause, place.next(now)).await
+            };
+            if let Ok(admission) = admission {
+                return Ok(admission);
+            }
+            gap = gap.saturating_mul(2);
+        }
+    }
+
+    /// Has the hold before us renewed at each hint, for it may have been forced open elsewhere.
+    async fn doubt<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
+        let core = self.core();
+        loop {
+            let subscribed = hints.is_subscribed();
+            hints.hint(core, self.name).await;
+            // Neither the subscription nor a release of our own, which a new grant follows, is worth a renewal: a hold is
+            // not handed on while one is under way.
+            if let Some(hold) = core.queue.hold(self.name)
+                && subscribed
+                && hold.granted() + FIRST_GAP < core.now()
+            {
+                hold.renew_now(core).await;
             }
         }
     }
@@ -272,14 +315,18 @@ impl Seek<'_> {
         Ok(Some(Lease::new(self.engine, hold)))
     }
 
-    /// Takes the name from the store, alone in this process. `None`: it is held, and we ask once only.
+    /// Takes the name from the store, alone in this process. `None`: it is held, and we ask once only, or we took too
+    /// long between two steps, and another waiter has the turn.
     async fn take(&self, turn: Turn) -> Result<Option<Grant>> {
         let core = self.core();
         let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
         let mut hints = Hints::Unasked;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
+        let attempt_time = core.timing.attempt;
         if let Some(time) = turn.not_before() {
+            let time = time.min(self.start + self.pause);
+            turn.moves_by(time + attempt_time);
             core.clock().sleep_until(time).await;
         }
         self.answered.store(false, Ordering::Relaxed);
@@ -288,22 +335,27 @@ impl Seek<'_> {
             // Silence counts from the first send without an answer, also of those who were first before, not while
             // we sleep.
             let now = core.now();
-            let since = *unanswered.get_or_insert_with(|| core.queue.asked(self.name, now));
+            let Some(since) = turn.asks(now) else { return Ok(None) };
+            let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.token(), 1);
-            let left = until.saturating_duration_since(now);
-            let verdict = match timeout(left, attempt.ask(request)).await {
-                Ok(verdict) => verdict,
-                Err(_) => return Err(Error::silent()),
+            let Some(verdict) = self.answer(&turn, attempt.ask(request), until).await else {
+                return Err(Error::silent());
             };
             match verdict {
                 Ok(Acquired::Granted { sent, fence }) => {
                     let now = core.now();
-                    if core.timing.stale(sent, now) {
+                    let stale = core.timing.stale(sent, now);
+                    let kept = if stale { Kept::Forced } else { turn.keep(sent, now) };
+                    if kept == Kept::Forced {
                         tracing::debug!("granted too late; given back");
                         attempt.give_back(sent);
                         attempt = Attempt::new(core, self.name.clone(), core.draw_token());
                         continue;
+                    }
+                    if kept == Kept::Not {
+                        attempt.give_back(sent);
+                        return Ok(None);
                     }
                     let token = attempt.token();
                     let unsure_until = attempt.taken();
@@ -316,8 +368,8 @@ impl Seek<'_> {
                         return Ok(None);
                     }
                     (unanswered, failures) = (None, 0);
-                    core.queue.answered(self.name);
-                    hints.wait(core, self.name, remaining).await;
+                    core.queue.saw_another(self.name);
+                    self.rest(&turn, &mut hints, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::invalid(
@@ -332,65 +384,49 @@ impl Seek<'_> {
                         return Err(error);
                     }
                     tracing::debug!(%error, "acquire failed; trying again");
+                    turn.moves_by(core.now() + gap + attempt_time);
                     sleep(gap).await;
                 }
                 Err(error) => return Err(error),
             }
         }
     }
-}
 
-/// What a waiter listens to between two attempts.
-enum Hints<'a> {
-    Unasked,
-    Subscribing(Subscribing<'a>),
-    Subscribed(Wakeups),
-    /// The store has no wake-ups, or refused them: the clock alone.
-    Clock,
-}
-
-type Subscribing<'a> = Pin<Box<dyn Future<Output = Result<Option<Wakeups>>> + Send + 'a>>;
-
-impl<'a> Hints<'a> {
-    /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound.
-    ///
-    /// A new subscription is a hint: what was released before that must be seen by one more attempt.
-    async fn wait(&mut self, core: &'a Core, name: &'a Name, remaining: Option<Duration>) {
-        let bound = core.settings.poll_bound;
-        let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
-        tokio::select! {
-            biased;
-            () = self.hint(core, name) => {}
-            () = sleep(pause) => {}
+    /// Waits for an answer, for as long as the store is not silent; meanwhile, it is seen that this is polled.
+    async fn answer<R>(
+        &self,
+        turn: &Turn,
+        request: impl Future<Output = R>,
+        until: Instant,
+    ) -> Option<R> {
+        let core = self.core();
+        let mut request = pin!(request);
+        loop {
+            let now = core.now();
+            let left = until.saturating_duration_since(now);
+            turn.moves_by(now + core.timing.attempt * 3);
+            match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
+                Ok(answer) => return Some(answer),
+                Err(_) if core.now() >= until => return None,
+                Err(_) => {}
+            }
         }
     }
 
-    /// Waits for a hint. Dropping the future loses none, and no subscription that is under way.
-    async fn hint(&mut self, core: &'a Core, name: &'a Name) {
-        if let Self::Unasked = self {
-            let limit = core.timing.attempt;
-            *self = Self::Subscribing(Box::pin(in_time(limit, core.store.subscribe(name))));
-        }
-        match self {
-            Self::Subscribed(wakeups) => wakeups.recv().await,
-            Self::Subscribing(subscribing) => match subscribing.await {
-                Ok(Some(wakeups)) => *self = Self::Subscribed(wakeups),
-                Err(error) if error.is_unavailable() => {
-                    // Wait by the clock this time; subscribe the next.
-                    *self = Self::Unasked;
-                    pending().await
-                }
-                Err(error) => {
-                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; waiting by the clock");
-                    *self = Self::Clock;
-                    pending().await
-                }
-                Ok(None) => {
-                    *self = Self::Clock;
-                    pending().await
-                }
-            },
-            Self::Unasked | Self::Clock => pending().await,
+    /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound; meanwhile, it is seen that
+    /// this is polled.
+    async fn rest<'a>(&'a self, turn: &Turn, hints: &mut Hints<'a>, remaining: Option<Duration>) {
+        let core = self.core();
+        let bound = core.settings.poll_bound;
+        let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
+        let until = core.now() + pause;
+        loop {
+            let now = core.now();
+            let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
+            turn.moves_by(now + step + core.timing.attempt);
+            if step.is_zero() || hints.wait(core, self.name, step).await {
+                return;
+            }
         }
     }
 }

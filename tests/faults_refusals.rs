@@ -64,7 +64,7 @@ const REFUSALS: [Refusal; 6] = [
             &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
         ],
         end: &[&["CONFIG", "SET", "requirepass", ""]],
-        told: &[ErrorKind::Denied, ErrorKind::Unavailable],
+        told: &[ErrorKind::Denied],
     },
     Refusal {
         what: "no room for clients",

@@ -39,11 +39,13 @@ impl Stall {
                 let seconds = time.as_secs_f64().to_string();
                 connection.send(&["DEBUG", "SLEEP", &seconds]).expect("sent");
             }
-            // Not interrupted, as it has not reached its time limit of 5 s.
+            // Not interrupted, as it has not reached its time limit of 5 s. Since Redis 7.2 `TIME` stands still in a
+            // script; the time that its commands have taken goes on.
             Stall::Script => {
-                let spin = "local t = redis.call('TIME') local stop = t[1] * 1000 + t[2] / 1000 + \
-                            ARGV[1] repeat t = redis.call('TIME') until \
-                            t[1] * 1000 + t[2] / 1000 >= stop";
+                let spin = "redis.call('SETBIT', 'zeros', 2 ^ 27, 0) repeat redis.call('BITCOUNT', 'zeros') \
+                            local spent = string.match(redis.call('INFO', 'commandstats'), \
+                            'cmdstat_bitcount:calls=%d+,usec=(%d+)') \
+                            until spent / 1000 >= tonumber(ARGV[1]) redis.call('DEL', 'zeros')";
                 server.connection().send(&["EVAL", spin, "0", &millis]).expect("sent");
             }
         }

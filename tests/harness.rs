@@ -48,9 +48,26 @@ fn a_server_takes_options() {
 }
 
 #[test]
-#[should_panic(expected = "Bad directive")]
+#[should_panic(expected = "argument must be a memory value")]
 fn a_server_that_cannot_start_shows_its_log() {
-    Server::start_with(&["--no-such-option", "1"]);
+    Server::start_with(&["--maxmemory", "plenty"]);
+}
+
+#[test]
+fn a_server_is_of_one_brand_and_version() {
+    let server = Server::start();
+    let info = server.command(&["INFO", "server"]).text();
+    let told = |field: &str| info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim);
+    let (brand, version) = match told("valkey_version:") {
+        Some(version) => ("Valkey", version),
+        None => ("Redis", told("redis_version:").expect("its version")),
+    };
+    let major = version.split('.').next().expect("a number");
+    assert_eq!(server.check_is(&format!("{brand} {major}")), Ok(()));
+    for other in [format!("{brand} 6"), format!("Other {major}")] {
+        let error = server.check_is(&other).expect_err("it is another one");
+        assert!(error.contains(&other) && error.contains(version), "{error}");
+    }
 }
 
 #[test]

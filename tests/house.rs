@@ -87,6 +87,7 @@ fn each_room_knows_only_what_is_below_it() {
         ("store/redis/keys.rs", &["fred"]),
         ("store/redis/lane.rs", &["fred"]),
         ("store/redis/lanes.rs", &["fred"]),
+        ("store/redis/lines.rs", &["fred", "redis::lane"]),
         ("store/redis/slots.rs", &["fred"]),
         ("store/redis/replies.rs", &["fred::"]),
     ];

@@ -395,6 +395,71 @@ async fn one_server_under_two_names_is_refused() {
     assert!(error.to_string().contains("URL 1 and URL 3"), "{error}");
 }
 
+/// The address of node 2 leads to the server of node 1 after the start.
+///
+/// The other two servers are held by another manager, which cannot reach the first.
+#[tokio::test]
+async fn a_server_that_two_addresses_lead_to_votes_once() {
+    const NAMES: usize = 150;
+    let servers = Servers::start(3);
+    let (moved, cut) = (Proxy::start(servers.0[1].port()), Proxy::start(servers.0[0].port()));
+    let [one, two, three] = [0, 1, 2].map(|node: usize| servers.0[node].url());
+    let here = connect(&format!("{one},{},{three}", moved.url())).await;
+    let there = connect(&format!("{},{two},{three}", cut.url())).await;
+    for leases in [&here, &there] {
+        lock(leases, "warm").await.unlock().await.expect("all are old enough");
+    }
+    cut.set(Mode::Refuse);
+    moved.lead_to(servers.0[0].port());
+    let mut held = Vec::new();
+    for at in 0..NAMES {
+        held.push(lock(&there, &format!("job:{at}")).await);
+    }
+    let mut both = 0;
+    for (at, lease) in held.iter().enumerate() {
+        let second = here.lock(format!("job:{at}")).try_lock().await;
+        both += usize::from(matches!(second, Ok(Some(_))) && lease.check().is_ok());
+    }
+    assert_eq!(both, 0, "of {NAMES} names have two holders");
+    // What is free has two servers of three.
+    lock(&here, "other").await.unlock().await.expect("held");
+}
+
+/// The same for a lease that is held: its renewals have one server of three.
+#[tokio::test]
+async fn a_lease_is_not_renewed_twice_at_one_server() {
+    let servers = Servers::start(3);
+    let (moved, cut) = (Proxy::start(servers.0[1].port()), Proxy::start(servers.0[2].port()));
+    let here = connect(&format!("{},{},{}", servers.0[0].url(), moved.url(), cut.url())).await;
+    let there = connect(&servers.urls()).await;
+    for leases in [&here, &there] {
+        lock(leases, "warm").await.unlock().await.expect("all are old enough");
+    }
+    cut.set(Mode::Refuse);
+    let lease = lock(&here, "job").await;
+    assert!(servers.holds(0, "job") && servers.holds(1, "job") && !servers.holds(2, "job"));
+
+    moved.lead_to(servers.0[0].port());
+    let mut other = there.lock("job");
+    let start = Instant::now();
+    let second = loop {
+        if let Ok(Some(second)) = other.lock_timeout(T).await {
+            break second;
+        }
+        assert!(start.elapsed() < LONG);
+    };
+    assert!(lease.check().is_err(), "two holders {:?} after the move", start.elapsed());
+    second.unlock().await.expect("held");
+    let error = here.lock("free").try_lock().await.expect_err("one server of three");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("which votes once"), "{error}");
+    // With the third server there are two again.
+    cut.set(Mode::Pass);
+    let lease = lock(&here, "job").await;
+    held_for(&lease, T * 2).await;
+    lease.unlock().await.expect("held");
+}
+
 /// A user without the right to see the age could never count.
 #[tokio::test]
 async fn a_missing_right_to_info_shows_at_the_start() {

@@ -355,6 +355,57 @@ async fn resharding_under_load_loses_nothing() {
     eventually(LONG, || clients(&cluster) <= before).await;
 }
 
+/// A node that has no slot yet is in no map: calls are sent there for the slot that it is about to get.
+#[tokio::test]
+async fn a_node_that_is_about_to_get_its_first_slot_keeps_its_connections() {
+    let mut cluster = own().await;
+    let adding = tokio::task::spawn_blocking(move || (cluster.add_node(), cluster));
+    let (new, cluster) = adding.await.expect("a node");
+    let leases = LeaseManager::builder().fencing(false).connect(&cluster.url()).await;
+    let leases = leases.expect("a manager");
+    let [asked, moved] = [0, 1].map(|node| cluster.name_on(node, "asked"));
+    let (slot, other) = (cluster.slot(&asked), cluster.slot(&moved));
+    let turns = Arc::new(AtomicU64::new(0));
+    let mut workers = tokio::task::JoinSet::new();
+    for worker in 0..4 {
+        let (leases, asked, turns) = (leases.clone(), asked.clone(), Arc::clone(&turns));
+        workers.spawn(async move {
+            loop {
+                let turn = turns.fetch_add(1, Ordering::Relaxed);
+                let lease = leases.lock(format!("{{{asked}}}:{worker}:{turn}")).try_lock().await;
+                lease.expect("an answer").expect("free").unlock().await.expect("released");
+            }
+        });
+    }
+    // The connections to the new node whose last command begins so, by their ids.
+    let mut connection = cluster.nodes[new].connection();
+    let mut callers = |command: &str| -> Vec<String> {
+        let list = connection.command(&["CLIENT", "LIST"]).text();
+        let callers = list.lines().filter(|line| line.contains(&format!(" cmd={command}")));
+        callers.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+    };
+    cluster.begin_move(slot, 0, new);
+    eventually(LONG, || !callers("eval").is_empty()).await;
+    let before = callers("eval");
+    for (from, to) in [(1, 2), (2, 1), (1, 2)] {
+        cluster.begin_move(other, from, to);
+        cluster.end_move(other, from, to);
+        // Has the map changed.
+        leases.inspect(&moved).await.expect("an answer");
+        let seen = turns.load(Ordering::Relaxed);
+        eventually(LONG, || turns.load(Ordering::Relaxed) > seen + 100).await;
+        let after = callers("");
+        assert!(before.iter().all(|caller| after.contains(caller)), "{before:?} {after:?}");
+    }
+    // Not all know at once who has it now.
+    cluster.end_move(slot, 0, new);
+    let seen = turns.load(Ordering::Relaxed);
+    eventually(LONG, || turns.load(Ordering::Relaxed) > seen + 1000).await;
+    let after = callers("");
+    assert!(before.iter().all(|caller| after.contains(caller)), "{before:?} {after:?}");
+    assert!(workers.try_join_next().is_none(), "a call has failed");
+}
+
 /// How many connections the nodes have, besides those among themselves.
 fn clients(cluster: &Cluster) -> usize {
     let count = |node: &common::Server| {
@@ -385,28 +436,37 @@ impl Counter {
 
 #[tokio::test]
 async fn wake_ups_follow_their_slot() {
+    follow_their_slot(true).await;
+}
+
+/// Here, too, a release is heard by all, but its listeners are counted where the slot is.
+#[tokio::test]
+async fn wake_ups_by_plain_pub_sub_follow_their_slot() {
+    follow_their_slot(false).await;
+}
+
+async fn follow_their_slot(sharded: bool) {
     let cluster = shared().await;
     let patient = || {
         let builder = LeaseManager::builder().ttl(Duration::from_secs(60));
-        builder.poll_bound(Duration::from_secs(60))
+        builder.poll_bound(Duration::from_secs(60)).sharded_pubsub(sharded)
     };
     let holder = patient().connect(&cluster.url()).await.expect("a manager");
     let waiting = patient().connect(&cluster.url()).await.expect("a manager");
-    let name = cluster.name_on(2, "woken");
+    let name = cluster.name_on(2, if sharded { "woken" } else { "plainly-woken" });
+    let question = if sharded { "SHARDNUMSUB" } else { "NUMSUB" };
     let (slot, channel) = (cluster.slot(&name), look::channel(&name));
     let lease = lock(&holder, &name).await;
     let mut waiter = tokio::spawn({
         let mut handle = waiting.lock(&name);
         async move { handle.lock().await.map(|lease| (lease, Instant::now())) }
     });
-    let listeners = |node: usize| {
-        let reply = cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list();
-        reply[1].int()
-    };
+    let listeners =
+        |node: usize| cluster.nodes[node].command(&["PUBSUB", question, &channel]).list()[1].int();
     eventually(LONG, || listeners(2) == 1).await;
     cluster.begin_move(slot, 2, 1);
     cluster.end_move(slot, 2, 1);
-    eventually(LONG, || listeners(1) == 1).await;
+    eventually(LONG, || (listeners(1), listeners(2)) == (1, 0)).await;
     assert!(tokio::time::timeout(Duration::from_millis(50), &mut waiter).await.is_err());
     let released = Instant::now();
     lease.unlock().await.expect("released");

@@ -275,6 +275,39 @@ async fn an_acquire_that_arrives_after_it_was_given_up_is_swept() {
     drop(kept);
 }
 
+/// The answers to what was under way are there when it goes on: the server was not silent.
+#[tokio::test]
+async fn a_stall_of_this_process_costs_no_connection() {
+    // An attempt takes 600 ms.
+    const T: Duration = Duration::from_secs(6);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    // All on this thread, which stalls.
+    let leases = bare().ttl(T).own_thread(false).connect(&proxy.url()).await.expect("a manager");
+    let turns = Arc::new(AtomicUsize::new(0));
+    let mut workers = JoinSet::new();
+    for worker in 0..8 {
+        let (mut lock, turns) = (leases.lock(format!("job:{worker}")), Arc::clone(&turns));
+        workers.spawn(async move {
+            loop {
+                // What was under way may fail.
+                if let Ok(Some(lease)) = lock.try_lock().await {
+                    let _ = lease.unlock().await;
+                }
+                turns.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    let connections = proxy.connections();
+    for stall in 0..7 {
+        let seen = turns.load(Ordering::Relaxed);
+        eventually(LONG, || turns.load(Ordering::Relaxed) > seen + 100).await;
+        assert_eq!(proxy.connections(), connections, "after {stall} stalls");
+        thread::sleep(T / 4);
+    }
+}
+
 /// Silence makes the connection anew, and with it goes what else is on it: the client library has one text for what
 /// it cannot send any more, and it has sent it before.
 #[tokio::test]

@@ -13,6 +13,7 @@ use common::look::{channel, fence_key, others, subscribers};
 use common::trace::Trace;
 use common::{Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss};
+use tokio::task::JoinSet;
 
 const LONG: Duration = Duration::from_secs(10);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
@@ -187,6 +188,22 @@ async fn without_eval_the_scripts_cannot_be_made_known() {
     let error = app().connect(&lease_url(&server)).await.expect_err("unknown scripts");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert!(error.to_string().contains("'eval'"), "{error}");
+    assert_eq!(keys(&server, "*"), [""; 0]);
+}
+
+/// They are known to the server, by an earlier manager, until it forgets them.
+#[tokio::test]
+async fn without_eval_known_scripts_are_not_enough() {
+    let server = Server::start();
+    set_user(&server, &MINIMAL);
+    let leases = app().connect(&lease_url(&server)).await.expect("a manager");
+    lock(&leases, "job").await.unlock().await.expect("a release");
+    leases.close().await.expect("closed");
+    set_user(&server, &[&MINIMAL[..], &["-eval"]].concat());
+    let error = app().connect(&lease_url(&server)).await.expect_err("no right");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("'eval'"), "{error}");
+    assert_eq!(keys(&server, "app:*"), [""; 0]);
 }
 
 #[tokio::test]
@@ -801,8 +818,7 @@ async fn a_password_that_changes_for_a_while_costs_the_connection_but_not_the_ma
     assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
     drop(lease);
     let error = leases.lock("job").lock().await.expect_err("no connection");
-    let expected = [ErrorKind::Denied, ErrorKind::Unavailable];
-    assert!(expected.contains(&error.kind()), "{error}");
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted), "{error}");
     assert!(!shown(&error).contains("secret"), "{}", shown(&error));
     // When it is right again, all is well.
     server.command(&["ACL", "SETUSER", "lease", "resetpass", ">secret"]);
@@ -823,6 +839,77 @@ async fn a_password_that_changes_for_a_while_costs_the_connection_but_not_the_ma
     server.command(&["DEL", "java"]);
     waiter.await.expect("no panic").expect("a lease").unlock().await.expect("a release");
     lease.unlock().await.expect("a release");
+}
+
+/// A server that takes credentials no more says so when a connection is made again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_that_are_refused_at_a_reconnect_are_denied_until_they_are_right_again() {
+    const KILL: &[&str] = &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
+    type Commands = &'static [&'static [&'static str]];
+    let wrong: [(&str, Commands, Commands, &str); 4] = [
+        (
+            "lease:secret@",
+            &[&["ACL", "SETUSER", "lease", "resetpass", ">other"], KILL],
+            &[&["ACL", "SETUSER", "lease", "resetpass", ">secret"]],
+            "WRONGPASS",
+        ),
+        (
+            "lease:secret@",
+            &[&["ACL", "DELUSER", "lease"]],
+            &[&["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all"]],
+            "WRONGPASS",
+        ),
+        (
+            "lease:secret@",
+            &[&["ACL", "SETUSER", "lease", "off"], KILL],
+            &[&["ACL", "SETUSER", "lease", "on"]],
+            "WRONGPASS",
+        ),
+        (
+            "",
+            &[&["CONFIG", "SET", "requirepass", "secret"], KILL],
+            &[&["CONFIG", "SET", "requirepass", ""]],
+            "NOAUTH",
+        ),
+    ];
+    for (credentials, begin, end, word) in wrong {
+        let server = Server::start();
+        set_user(&server, &["~*", "&*", "+@all"]);
+        let url = format!("redis://{credentials}127.0.0.1:{}", server.port());
+        let leases = ttl(millis(10_000)).connect(&url).await.expect("a manager");
+        lock(&leases, "job").await.unlock().await.expect("a release");
+        let mut operator = server.connection();
+        for command in begin {
+            assert_eq!(operator.command(command).error(), None, "{command:?}");
+        }
+        let error = leases.lock("job").lock().await.expect_err("refused");
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted), "{error}");
+        assert!(error.to_string().contains(word), "{begin:?}: {error}");
+        assert!(!shown(&error).contains("secret"), "{}", shown(&error));
+        // Also many who ask at once are told in the time of one.
+        let asked: Vec<_> = (0..1000).map(|at| leases.lock(format!("job:{at}"))).collect();
+        let mut asked: JoinSet<_> =
+            asked.into_iter().map(|mut lock| async move { lock.try_lock().await }).collect();
+        while let Some(verdict) = asked.join_next().await {
+            let error = verdict.expect("no panic").expect_err("refused");
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        }
+        for command in end {
+            assert_eq!(operator.command(command).error(), None, "{command:?}");
+        }
+        let start = Instant::now();
+        let lease = loop {
+            match leases.lock("job").lock().await {
+                Ok(lease) => break lease,
+                Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+            }
+        };
+        lease.unlock().await.expect("a release");
+        // A server that is away is no refusal, whatever was said before.
+        server.kill();
+        let error = leases.lock("job").try_lock().await.expect_err("nobody there");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

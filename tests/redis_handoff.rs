@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::look::{calls, channel};
-use common::{Reply, Resp, Server, eventually, in_line, within};
+use common::{Pace, Pipe, Reply, Resp, Server, eventually, in_line, within};
 use leasehold::{Builder, Lease, LeaseManager};
 use tokio::task::JoinSet;
 
@@ -236,6 +236,31 @@ async fn whoever_has_it_is_renewed_on_the_server() {
     assert_eq!(connection.command(&["HGETALL", "job"]).pairs()[0].1, "1");
     lease.unlock().await.expect("a release");
     assert_eq!(connection.command(&["EXISTS", "job"]), Reply::Int(0));
+}
+
+/// Each waits for longer than a waiter does before it listens, and a renewal takes a round trip.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_listen_are_handed_the_lock_without_a_round_trip() {
+    let server = Server::start();
+    let pipe = Pipe::start(server.port());
+    pipe.set(Pace { latency: millis(10), ..Pace::default() });
+    let leases = LeaseManager::connect(&pipe.url()).await.expect("a manager");
+    let mut connection = server.connection();
+    let before = calls(&mut connection, "evalsha");
+    let mut tasks = JoinSet::new();
+    for _ in 0..2 {
+        let leases = leases.clone();
+        tasks.spawn(async move {
+            for _ in 0..20 {
+                let lease = lock(&leases, "job").await;
+                tokio::time::sleep(millis(55)).await;
+                lease.unlock().await.expect("held");
+            }
+        });
+    }
+    within(LONG, tasks.join_all()).await;
+    let scripts = calls(&mut connection, "evalsha") - before;
+    assert!(scripts <= 10, "{scripts} for 40 holders");
 }
 
 /// A microsecond for each fencing token, and none that the clock has not reached when the next grant can come.

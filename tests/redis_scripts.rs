@@ -292,8 +292,12 @@ fn a_fencing_token_that_is_ahead_of_the_clock_is_remembered_for_longer_by_as_muc
     bench.command(&["SET", &fence, &last]);
     let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
     assert!(is_fence(&items[0]), "{items:?}");
+    assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "it had no time to live");
+    bench.command(&["DEL", "job"]);
+    bench.command(&["SET", &fence, &last, "PX", "1000"]);
+    bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
     kept(&mut bench);
-    bench.command(&["PERSIST", &fence]);
+    bench.command(&["PEXPIRE", &fence, "1000"]);
     let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
     assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
     kept(&mut bench);
@@ -301,6 +305,48 @@ fn a_fencing_token_that_is_ahead_of_the_clock_is_remembered_for_longer_by_as_muc
     bench.command(&["DEL", "job"]);
     bench.batch(&["job", &fence], &["30000", "1", "8", "0", "me", "SF"]);
     assert_eq!(bench.command(&["PTTL", &fence]).int(), -1);
+}
+
+/// As Redisson leaves its counter, and a manager that remembers for ever.
+#[test]
+fn a_fencing_token_without_a_time_to_live_keeps_none() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    for remembered in ["1", "1795382621706818", "8000000000000000"] {
+        bench.command(&["SET", &fence, remembered]);
+        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+        assert!(is_fence(&items[0]), "{remembered}: {items:?}");
+        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: granted");
+        let last = bench.command(&["GET", &fence]).int();
+        assert_eq!(last - items[0].int(), 7, "{remembered}: the block is reserved");
+        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: renewed");
+        bench.command(&["DEL", "job"]);
+    }
+}
+
+/// The tokens tell when it was prolonged: a grant in the same hundredth of the time does not do it again.
+#[test]
+fn the_memory_of_a_fencing_token_is_prolonged_once_in_a_hundredth_of_its_time() {
+    const DAY: i64 = 86_400_000;
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    let day = [GOOD[0], "1", "8", "86400000"];
+    let mut after = |remembered: i64, left: &str| {
+        bench.command(&["SET", &fence, &remembered.to_string(), "PX", left]);
+        let items = bench.batch(&["job", &fence], &[&day[..], &["me", "SF"]].concat());
+        bench.command(&["DEL", "job"]);
+        (items[0].int(), bench.command(&["PTTL", &fence]).int())
+    };
+    let (now, left) = after(1, "1000");
+    assert!((DAY - 60_000..=DAY).contains(&left), "another hundredth: {left}");
+    // 864 s are a hundredth.
+    let start = now - now % (DAY * 10);
+    let (_, left) = after(start, "5000000");
+    assert!(left <= 5_000_000, "the same: {left}");
+    let (_, left) = after(start - 1, "5000000");
+    assert!((DAY - 60_000..=DAY).contains(&left), "the one before: {left}");
 }
 
 /// As many as are asked for, also where that changes within a call.
@@ -415,4 +461,55 @@ fn each_that_is_not_renewed_is_told_apart_and_spoils_no_other() {
     }
     let items = bench.run(RENEW, &["first", "text"], &two).list();
     assert!(items.len() == 2 && fails_with(&items[1], "WRONGTYPE"), "{items:?}");
+}
+
+/// Redisson grants its `RReadWriteLock` over a lock that is held, and marks the hash.
+#[test]
+fn a_read_write_lock_is_no_lock_and_spoils_no_other() {
+    let mut bench = Bench::new();
+    let rw = |bench: &mut Bench| {
+        bench.command(&["DEL", "rw"]);
+        bench.command(&["HSET", "rw", "mode", "write", "java:1:write", "1"]);
+        bench.command(&["PEXPIRE", "rw", "20000"]);
+    };
+    let fence = fence_key("rw");
+    for (bad, settings) in [("A", but(1, "1")), ("F", but(1, "1")), ("A", but(1, "2"))] {
+        rw(&mut bench);
+        let keys = match bad {
+            "F" => vec!["before", "rw", &fence, "after"],
+            _ => vec!["before", "rw", "after"],
+        };
+        let steps = format!("SAS{bad}SA");
+        let args = [&GOOD[..], &settings, &GOOD, &["me,me,me", &steps]].concat();
+        let items = bench.batch(&keys, &args);
+        assert_eq!((&items[0], &items[2]), (&Reply::Int(0), &Reply::Int(0)), "{bad}: {items:?}");
+        assert!(fails_with(&items[1], "WRONGTYPE a read-write lock"), "{bad}: {items:?}");
+        assert_eq!(bench.command(&["HLEN", "rw"]).int(), 2, "{bad}");
+        assert!((1..=20_000).contains(&bench.command(&["PTTL", "rw"]).int()), "{bad}");
+        assert_eq!(bench.command(&["EXISTS", &fence]).int(), 0, "{bad}");
+        bench.command(&["DEL", "before", "after"]);
+    }
+    // Over one that was held, whose holder has it no more.
+    for name in ["before", "after"] {
+        bench.batch(&[name], &[&GOOD[..], &["me", "SA"]].concat());
+    }
+    rw(&mut bench);
+    bench.command(&["HSET", "rw", "me", "1"]);
+    let nested = [&but(1, "2")[..], &["me", "SA"]].concat();
+    assert!(fails_with(&bench.batch(&["rw"], &nested)[0], "WRONGTYPE a read-write lock"));
+    for told in ["WRONGTYPE a read-write lock", ""] {
+        let keys = ["before", "rw", "after"];
+        let reply = bench.run(RENEW, &keys, &["50000", "60000", "me,me,me", "LLL"]).list();
+        assert_eq!((&reply[0], &reply[2]), (&Reply::Int(0), &Reply::Int(0)), "{reply:?}");
+        let said =
+            if told.is_empty() { reply[1] == Reply::Int(-2) } else { fails_with(&reply[1], told) };
+        assert!(said, "{told}: {reply:?}");
+        // It is left to those whose lock it is.
+        assert_eq!(bench.command(&["HLEN", "rw"]).int(), 2);
+        assert_eq!(bench.command(&["HGET", "rw", "java:1:write"]).text(), "1");
+        assert!((1..=20_000).contains(&bench.command(&["PTTL", "rw"]).int()));
+        for name in ["before", "after"] {
+            assert!(bench.command(&["PTTL", name]).int() > 30_000, "{name}");
+        }
+    }
 }

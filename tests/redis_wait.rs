@@ -89,6 +89,70 @@ async fn an_unlock_message_wakes_the_waiter_of_another_process() {
     }
 }
 
+/// T is 30 s: without the message, the waiter gets in after the next renewal, 9 to 10 s after the grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_behind_a_hold_of_its_process_that_is_forced_open_elsewhere_gets_in_at_once() {
+    let server = Server::start();
+    let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
+    let mut connection = server.connection();
+    for by_hand in [false, true] {
+        let start = Instant::now();
+        let lease = lock(&here, "job").await;
+        let mut waiters = JoinSet::new();
+        for _ in 0..20 {
+            let mut lock = here.lock("job");
+            waiters.spawn(async move { lock.lock().await });
+        }
+        eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
+        settled(&server).await;
+        assert!(lease.check().is_ok() && waiters.try_join_next().is_none());
+        if by_hand {
+            // As Redisson's `forceUnlock` does.
+            connection.command(&["DEL", "job"]);
+            connection.command(&["PUBLISH", &channel("job"), "0"]);
+        } else {
+            assert!(there.force_unlock("job").await.expect("an answer"));
+        }
+        let next = within(LONG, waiters.join_next()).await.expect("twenty");
+        assert!(start.elapsed() < Duration::from_secs(8), "it heard nothing");
+        let next = next.expect("no panic").expect("a lease");
+        assert!(lease.check().is_err(), "two believe");
+        next.unlock().await.expect("held");
+        while let Some(next) = within(LONG, waiters.join_next()).await {
+            next.expect("no panic").expect("a lease").unlock().await.expect("held");
+        }
+    }
+}
+
+/// Such as a process that is stopped, or a monitor.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_never_asks_keeps_no_impatient_call_from_a_free_name() {
+    let server = Server::start();
+    let leases = connect(patient(), &server).await;
+    let mut listener = server.connection();
+    listener.subscribe(&channel("job"));
+    let mut refused = 0;
+    for _ in 0..40 {
+        let lease = lock(&leases, "job").await;
+        tokio::time::sleep(millis(60)).await;
+        lease.unlock().await.expect("a release");
+        // Shorter than many pauses.
+        match leases.lock("job").lock_timeout(millis(12)).await {
+            Ok(Some(lease)) => {
+                tokio::time::sleep(millis(60)).await;
+                lease.unlock().await.expect("a release");
+            }
+            Ok(None) => refused += 1,
+            // The pause has left no time for the request; or the machine is slow, which it is not most of the time.
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unavailable);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused <= 10, "{refused} of 40");
+}
+
 /// Several holders of each manager take turns at `job`; panics if two are in at once or if a fencing
 /// token is not larger than the one before it. Returns how often somebody was in.
 async fn take_turns(managers: &[LeaseManager], until: Instant) -> usize {
@@ -347,6 +411,40 @@ async fn a_subscription_that_has_gone_silent_is_replaced_while_somebody_waits() 
     lease.unlock().await.expect("a release");
     let (lease, _) = within(LONG, waiter).await.expect("no panic");
     lease.expect("a lease").unlock().await.expect("a release");
+}
+
+/// What was tried in it is not made up for after it, one reconnect after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_a_waiter_is_subscribed_once_however_long_it_was() {
+    let server = Server::start();
+    lock_by_hand(&server, "job", Duration::from_secs(3_000));
+    for mode in [Mode::Refuse, Mode::BlackHole] {
+        let proxy = Proxy::start(server.port());
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(1));
+        let leases = builder.connect(&proxy.url()).await.expect("a manager");
+        let told = Arc::new(AtomicUsize::new(0));
+        let waiter = tokio::spawn({
+            let (mut lock, told) = (leases.lock("job"), Arc::clone(&told));
+            async move {
+                while lock.lock().await.is_err() {
+                    told.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let mut connection = server.connection();
+        eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
+        proxy.set(mode);
+        eventually(LONG, || told.load(Ordering::Relaxed) >= 5).await;
+        connection.command(&["CONFIG", "RESETSTAT"]);
+        proxy.set(Mode::Pass);
+        eventually(LONG, || calls(&mut connection, "subscribe") >= 1).await;
+        // Signs of life, between which the connection could be made anew many times.
+        let signs = calls(&mut connection, "ping");
+        eventually(LONG, || calls(&mut connection, "ping") >= signs + 4).await;
+        let times = calls(&mut connection, "subscribe");
+        assert!(times <= 2, "{mode:?}: subscribed {times} times");
+        waiter.abort();
+    }
 }
 
 /// A refusal is a sign of life as well; and where nothing is subscribed, nobody asks for one.

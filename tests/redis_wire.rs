@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::{calls, channel, fence_key, subscribers};
+use common::look::{calls, channel, fence_key, renewal, subscribers};
 use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
@@ -266,6 +266,15 @@ async fn the_memory_of_the_fencing_token_can_be_endless_or_none() {
     assert_eq!(pttl(&server, &fence_key("a")), -1);
     drop(lease);
 
+    // For ever stays for ever, whoever comes next; so does the counter of a Java client.
+    let day = connect(&server).await;
+    server.command(&["INCR", &fence_key("java")]);
+    for (name, last) in [("a", server.command(&["GET", &fence_key("a")]).int()), ("java", 1)] {
+        let lease = day.lock(name).lock().await.expect("a lease");
+        assert!(fence_of(&lease) > last, "{name}");
+        assert_eq!(pttl(&server, &fence_key(name)), -1, "{name}");
+    }
+
     let none = connect_with(&server, LeaseManager::builder().fencing(false)).await;
     let lease = none.lock("b").lock().await.expect("a lease");
     assert_eq!(lease.fence(), None);
@@ -365,6 +374,84 @@ async fn a_forced_unlock_by_java_is_noticed_at_the_next_renewal() {
     assert!(start.elapsed() < ttl * 2 / 3, "{:?}", start.elapsed());
     assert!(!exists(&server, "job"));
     drop(lease);
+}
+
+/// As it is, or percent-encoded.
+#[tokio::test]
+async fn a_unix_socket_may_have_any_name() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let socket = dir.path().join("my schöne ☕ 100%.sock");
+    let path = socket.to_str().expect("a path in UTF-8");
+    let server = Server::start();
+    let plain = server.unix_url();
+    let plain = plain.strip_prefix("redis+unix://").expect("the scheme of unix sockets");
+    std::os::unix::fs::symlink(plain, &socket).expect("a link in a directory of our own");
+    let encoded: String = path
+        .bytes()
+        .map(|byte| match byte {
+            b'/' | b'.' => char::from(byte).to_string(),
+            byte => format!("%{byte:02x}"),
+        })
+        .collect();
+    for path in [encoded, path.replace('%', "%25")] {
+        let leases = LeaseManager::connect(&format!("redis+unix://{path}")).await;
+        let lease = leases.expect("a manager").lock("job").lock().await.expect("a lease");
+        assert!(exists(&server, "job"));
+        lease.unlock().await.expect("a release");
+    }
+}
+
+/// A key of a read-write lock as Redisson writes it.
+fn read_write(server: &Server, key: &str) {
+    server.command(&["HSET", key, "mode", "write", &format!("{JAVA}:write"), "1"]);
+}
+
+#[tokio::test]
+async fn a_read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    read_write(&server, "job");
+    server.command(&["PEXPIRE", "job", "30000"]);
+    let start = Instant::now();
+    for error in [
+        leases.lock("job").lock().await.expect_err("no lock"),
+        leases.lock("job").try_lock().await.expect_err("no lock"),
+        leases.lock("job").lock_timeout(LONG).await.expect_err("no lock"),
+        leases.inspect("job").await.expect_err("no lock"),
+        leases.force_unlock("job").await.expect_err("no lock"),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+        assert_eq!(error.fate(), leasehold::Fate::NotExecuted, "{error}");
+    }
+    assert!(start.elapsed() < LONG, "nothing is waited for: {:?}", start.elapsed());
+    assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
+    assert!(!exists(&server, &fence_key("job")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_under_a_read_write_lock_of_redissons_is_lost_and_no_other() {
+    let server = Server::start();
+    let ttl = millis(3_000);
+    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let mut outer = leases.lock("nested");
+    let nested = outer.lock().await.expect("a lease");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let other = leases.lock("other").lock().await.expect("a lease");
+    read_write(&server, "job");
+    read_write(&server, "nested");
+    let error = outer.lock().await.expect_err("it is not held alone");
+    assert!([ErrorKind::WrongType, ErrorKind::Lost].contains(&error.kind()), "{error}");
+    for lease in [&nested, &lease] {
+        assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
+    }
+    assert_eq!(server.command(&["HLEN", "job"]).int(), 2, "what is left is Redisson's");
+    other.check().expect("it has nothing to do with that");
+    renewal(&server, "other", LONG).await;
+    for lease in [nested, lease] {
+        assert_eq!(lease.unlock().await.expect_err("lost").loss(), Some(Loss::Taken));
+    }
+    assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
+    drop(other);
 }
 
 #[tokio::test]
@@ -542,14 +629,18 @@ fn captured(server: &Server, proxy: &Proxy) -> (HashMap<String, String>, Vec<Cal
             called.push((digest, words.collect()));
         } else if let Some(rest) = request.strip_prefix("EVAL ") {
             // The same call once more, now with its text.
-            let (digest, words) = called.last().expect("EVALSHA comes first").clone();
+            let (digest, words) = called.last_mut().expect("EVALSHA comes first");
             let text = rest
                 .strip_suffix(&words.join(" "))
                 .and_then(|text| text.strip_suffix(' '))
                 .expect("the same words as before");
             let loaded = server.command(&["SCRIPT", "LOAD", text]).text();
-            assert_eq!(loaded, digest);
-            scripts.insert(digest, text.to_owned());
+            // To see whether texts are let in, `connect` sends one under a name that no server knows.
+            if *digest == "0".repeat(40) {
+                digest.clone_from(&loaded);
+            }
+            assert_eq!(loaded, *digest);
+            scripts.insert(loaded, text.to_owned());
         }
     }
     (scripts, called)

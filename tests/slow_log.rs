@@ -146,15 +146,32 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens() {
     assert!(alone.log.is_stuck());
 }
 
+/// Two managers on one server, of which the first goes through a proxy.
+#[cfg(feature = "redis")]
+struct OnRedis {
+    _server: Server,
+    proxy: Proxy,
+    here: LeaseManager,
+    there: LeaseManager,
+}
+
+#[cfg(feature = "redis")]
+impl OnRedis {
+    async fn start() -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let builder = LeaseManager::builder().ttl(T);
+        let here = builder.clone().connect(&proxy.url()).await.expect("up");
+        let there = builder.connect(&server.url()).await.expect("up");
+        Self { _server: server, proxy, here, there }
+    }
+}
+
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
     let alone = alone();
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let builder = LeaseManager::builder().ttl(T);
-    let here = builder.clone().connect(&proxy.url()).await.expect("up");
-    let there = builder.connect(&server.url()).await.expect("up");
+    let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;
     let token = held.token();
     alone.log.state().stalled = true;
@@ -177,11 +194,7 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_client_logs_delays_no_renewal() {
     let alone = alone();
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let builder = LeaseManager::builder().ttl(T);
-    let here = builder.clone().connect(&proxy.url()).await.expect("up");
-    let there = builder.connect(&server.url()).await.expect("up");
+    let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;
     alone.log.state().stalled = true;
     // Which it tells as a warning.

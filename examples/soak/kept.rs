@@ -16,7 +16,13 @@ struct Key<'a> {
     name: &'a str,
     number: u64,
     span: Span,
+    setting: Setting,
+    /// What its process knows of.
+    own: Vec<&'a Lease>,
 }
+
+/// The rule that is broken, since when, and how.
+type Found = (&'static str, u64, String);
 
 /// `Crash` of `Crash(1)`.
 pub fn base(kind: &str) -> &str {
@@ -24,7 +30,7 @@ pub fn base(kind: &str) -> &str {
 }
 
 impl Case<'_> {
-    fn keys(&self) -> Vec<Key<'_>> {
+    fn keys(&self) -> impl Iterator<Item = Key<'_>> {
         let managers: HashMap<&str, &str> = self
             .history
             .iter()
@@ -33,27 +39,23 @@ impl Case<'_> {
                 _ => None,
             })
             .collect();
-        let keys = self.history.iter().filter_map(|event| {
+        self.history.iter().filter_map(move |event| {
             let What::Kept { until, name, id, number } = &event.what else { return None };
             let who = managers.get(id.as_str())?;
-            Some(Key { who, name, number: *number, span: (event.at, *until) })
-        });
-        keys.collect()
+            let span = (event.at, *until);
+            let own = self.leases.iter().filter(|lease| lease.who == *who && lease.name == *name);
+            let (setting, own) = (self.setting(name), own.collect());
+            Some(Key { who, name, number: *number, span, setting, own })
+        })
     }
 
     /// No key stays of which its process knows nothing, or which nobody has.
     pub(super) fn keys_of_nobody(&mut self) {
         let mut found = Vec::new();
         for key in self.keys() {
-            let setting = self.setting(key.name);
-            let own: Vec<&Lease> = self
-                .leases
-                .iter()
-                .filter(|lease| lease.who == key.who && lease.name == key.name)
-                .collect();
-            found.extend(self.unknown(&key, &setting, &own));
-            found.extend(self.untaken(&key, &setting, &own));
-            found.extend(self.idle(&key, &setting, &own));
+            found.extend(self.unknown(&key));
+            found.extend(self.untaken(&key));
+            found.extend(self.idle(&key));
         }
         for (rule, at, text) in found {
             self.find(rule, at, text);
@@ -61,12 +63,8 @@ impl Case<'_> {
     }
 
     /// Neither a lease nor a wish for one is known.
-    fn unknown(
-        &self,
-        key: &Key<'_>,
-        setting: &Setting,
-        own: &[&Lease],
-    ) -> Option<(&'static str, u64, String)> {
+    fn unknown(&self, key: &Key<'_>) -> Option<Found> {
+        let Key { setting, own, .. } = key;
         let end = self.end();
         let mut known: Vec<Span> = own
             .iter()
@@ -82,17 +80,12 @@ impl Case<'_> {
         let unknown = longest_uncovered(key.span, &known);
         let trouble = self.trouble(key.who, setting, unknown);
         let bound = 2 * setting.attempt() + REACTION + trouble.stalled;
-        (unknown.1 - unknown.0 > bound && !trouble.faulty)
-            .then(|| key.found("orphan", unknown, "knows nothing of it"))
+        key.longer_than(bound, unknown, "orphan", "knows nothing of it").filter(|_| !trouble.faulty)
     }
 
     /// It was granted to a token that no lease has: swept, at the latest some attempts after it was done.
-    fn untaken(
-        &self,
-        key: &Key<'_>,
-        setting: &Setting,
-        own: &[&Lease],
-    ) -> Option<(&'static str, u64, String)> {
+    fn untaken(&self, key: &Key<'_>) -> Option<Found> {
+        let Key { setting, own, .. } = key;
         if !self.told_tokens.contains(key.who)
             || own.iter().any(|lease| lease.number == Some(key.number))
         {
@@ -118,17 +111,12 @@ impl Case<'_> {
         let untaken = longest_uncovered(key.span, &excused);
         let stalled = self.trouble(key.who, setting, untaken).stalled;
         let bound = setting.ttl / 5 + 2 * setting.attempt() + REACTION + stalled;
-        (untaken.1 - untaken.0 > bound)
-            .then(|| key.found("orphan", untaken, "no lease of it was ever there"))
+        key.longer_than(bound, untaken, "orphan", "no lease of it was ever there")
     }
 
     /// It is kept alive, and no flow of control has a lease of it.
-    fn idle(
-        &self,
-        key: &Key<'_>,
-        setting: &Setting,
-        own: &[&Lease],
-    ) -> Option<(&'static str, u64, String)> {
+    fn idle(&self, key: &Key<'_>) -> Option<Found> {
+        let Key { setting, own, .. } = key;
         let end = self.end();
         let had = own
             .iter()
@@ -143,7 +131,7 @@ impl Case<'_> {
         let stalled = self.trouble(key.who, setting, idle).stalled;
         // Until a renewal is due, and a request of its own is answered; then the time to live.
         let bound = setting.ttl * 4 / 3 + 2 * setting.attempt() + REACTION + stalled;
-        (idle.1 - idle.0 > bound).then(|| key.found("idle", idle, "nobody there has it"))
+        key.longer_than(bound, idle, "idle", "nobody there has it")
     }
 
     /// Nobody loses a lease while nothing is broken, nor is told that a manager is closed.
@@ -190,10 +178,13 @@ fn had_until(lease: &Lease, setting: &Setting) -> Option<u64> {
 }
 
 impl Key<'_> {
-    fn found(&self, rule: &'static str, span: Span, why: &str) -> (&'static str, u64, String) {
-        let ms = (span.1 - span.0) / 1_000_000;
-        let Self { who, name, number, .. } = self;
-        (rule, span.0, format!("{name}: {who} has it by token {number} for {ms} ms, and {why}"))
+    fn longer_than(&self, bound: u64, span: Span, rule: &'static str, why: &str) -> Option<Found> {
+        let length = span.1 - span.0;
+        (length > bound).then(|| {
+            let (ms, Self { who, name, number, .. }) = (length / 1_000_000, self);
+            let text = format!("{name}: {who} has it by token {number} for {ms} ms, and {why}");
+            (rule, span.0, text)
+        })
     }
 }
 

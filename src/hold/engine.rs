@@ -9,9 +9,7 @@ use super::worker::{self, Inbox};
 use super::{alarm::guarded, spare};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
-use crate::store::{
-    Acquire, Acquired, Capabilities, Fencing, Release, Released, Store, StoreFuture, Token,
-};
+use crate::store::{Acquire, Acquired, Fencing, Release, Released, Store, StoreFuture, Token};
 use crate::trace;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -71,6 +69,7 @@ pub(crate) struct Core {
     /// watchdog never asks the store.
     pub(super) batch_size: usize,
     pub(super) sharded: bool,
+    pub(crate) announces: bool,
     /// The work is done on the runtime of whoever locks.
     pub(crate) on_caller: bool,
     /// Tells that the place of watchdog and worker has become vacant, and that it was taken.
@@ -108,34 +107,34 @@ impl Core {
         mut settings: Settings,
         on_caller: bool,
     ) -> Arc<Self> {
-        let Capabilities { fence_blocks, longest_fence_block, renewal_batch, sharded, .. } =
-            store.capabilities();
-        if let (Some(fencing), false) = (&mut settings.fencing, fence_blocks) {
+        let can = store.capabilities();
+        if let (Some(fencing), false) = (&mut settings.fencing, can.fence_blocks) {
             // Each holder has a fencing token of its own, or there is no hand-off.
             fencing.block = 1;
             settings.handoff_bound = 0;
         }
         if let Some(fencing) = &mut settings.fencing {
-            fencing.block = fencing.block.min(longest_fence_block);
+            fencing.block = fencing.block.min(can.longest_fence_block);
         }
         let (jobs, jobs_waiting) = mpsc::unbounded_channel();
         let (calls, calls_waiting) = mpsc::unbounded_channel();
         let inbox = Inbox { calls: calls_waiting, jobs: jobs_waiting };
         let manager = Uuid::new_v4();
         Arc::new(Self {
+            queue: Arc::new(Queue::new(store.clock(), &timing)),
             clock: store.clock(),
             store,
             timing,
             settings,
             schedule: Schedule::default(),
-            queue: Arc::default(),
             closed: CancellationToken::new(),
             stop: CancellationToken::new(),
             stopped: CancellationToken::new(),
             reconnected: Notify::new(),
             verify: Notify::new(),
-            batch_size: renewal_batch.max(1),
-            sharded,
+            batch_size: can.renewal_batch.max(1),
+            sharded: can.sharded,
+            announces: can.announces && can.wakeups,
             on_caller,
             vacated: Notify::new(),
             taken: Notify::new(),
@@ -471,7 +470,7 @@ mod tests {
     fn a_hold_goes_with_its_engine() {
         let core = core();
         let name = Name::new("n").unwrap();
-        let turn = core.queue.try_enter(&name).unwrap();
+        let turn = core.queue.try_enter(&name, core.now()).unwrap();
         let (now, token) = (core.now(), core.draw_token());
         let grant = Grant { name, token, fence: None, sent: now, now, unsure_until: None, turn };
         let hold = Arc::downgrade(&Hold::begin(&core, grant));

@@ -64,7 +64,7 @@ impl Hold {
         {
             return None;
         }
-        let next = core.queue.hand_over(&self.name, || {
+        let next = core.queue.hand_over(&self.name, inner.state.is_young(now), || {
             let state = inner.state.pass(max_hold.map(|max| now + max), now + core.timing.attempt);
             let turn = inner.turn.take();
             let fence = self.fence.map(|fence| fence + 1);

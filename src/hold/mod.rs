@@ -32,6 +32,8 @@
 mod alarm;
 pub(crate) mod engine;
 pub(crate) mod handoff;
+mod pause;
+pub(crate) mod place;
 pub(crate) mod queue;
 pub(crate) mod reaper;
 mod renewal;
@@ -49,7 +51,7 @@ use crate::error::{Error, Loss, Result};
 use crate::store::{Absence, Name, Token};
 use crate::trace;
 use engine::Core;
-use queue::Turn;
+use place::Turn;
 use round::Round;
 use schedule::Group;
 use state::{Entered, Entry, Next, Op, Phase, State};
@@ -116,8 +118,11 @@ impl Hold {
         let mut state = State::granted(sent, renew, max_until, unsure_until);
         state.came(now);
         let hold = Self::new(name, token, fence, state, Some(turn));
-        core.queue.install(&hold);
+        let forced = core.queue.install(&hold, sent);
         hold.start(core, now);
+        if forced {
+            hold.update(core, State::renew_at);
+        }
         hold
     }
 
@@ -278,6 +283,11 @@ impl Hold {
     /// `D`, by the last confirmation.
     pub(crate) fn deadline(&self, core: &Core) -> Instant {
         self.lock().state.deadline(&core.timing)
+    }
+
+    /// When the store was asked for what is handed from hold to hold.
+    pub(crate) fn granted(&self) -> Instant {
+        self.lock().state.chain_began()
     }
 
     /// When the last confirmed grant or renewal was sent.

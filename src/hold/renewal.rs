@@ -56,21 +56,27 @@ impl Hold {
     /// in the time of an attempt it is lost.
     pub(crate) async fn verify(self: &Arc<Self>, core: &Arc<Core>) {
         let start = core.now();
-        let verified = self.until(|_| {
-            let sure = self.confirmed() >= start || self.remaining(core).is_zero();
-            if !sure {
-                self.update(core, State::renew_at);
-            }
-            sure.then_some(())
-        });
         tokio::select! {
             biased;
-            () = verified => {}
+            () = self.renew_now(core) => {}
             () = core.clock().sleep_until(start + core.timing.attempt) => {
                 self.lose(core, Loss::Revoked);
                 self.owe(core);
             }
         }
+    }
+
+    /// Has it renewed at once. Waits until the store has confirmed it by a renewal that leaves from now on, or it is over.
+    pub(crate) async fn renew_now(self: &Arc<Self>, core: &Arc<Core>) {
+        let start = core.now();
+        self.until(|_| {
+            let sure = self.confirmed() >= start || self.remaining(core).is_zero();
+            if !sure {
+                self.update(core, State::renew_at);
+            }
+            sure.then_some(())
+        })
+        .await;
     }
 
     /// A renewal was not answered in time.

@@ -2,6 +2,7 @@
 
 use super::Hold;
 use super::engine::Core;
+use super::pause::Heard;
 use super::reaper::{Job, caught, in_time};
 use super::state::{Next, Op};
 use crate::clock::Instant;
@@ -11,11 +12,6 @@ use crate::trace;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::Level;
-
-/// For stores that answer at once; the others have to be woken up first.
-const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(100);
-/// A stall of the server is no reason to wait for as long again.
-const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(50);
 
 /// An operation that was sent, if one was.
 type Flight = Option<(Op, StoreFuture<Released>)>;
@@ -70,8 +66,8 @@ impl Settlement<'_> {
         let sent = std::mem::replace(&mut self.now, self.core.now());
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
-                if op == Op::Release && listeners > 0 {
-                    self.give_way(sent);
+                if op == Op::Release {
+                    self.give_way(sent, listeners);
                 }
                 None
             }
@@ -100,13 +96,15 @@ impl Settlement<'_> {
         }
     }
 
-    /// Waiters elsewhere were told; ours, who needs no telling, would always be faster. So it waits for
-    /// one round trip more, jittered.
-    fn give_way(&self, sent: Instant) {
-        let round_trip = self.now.saturating_duration_since(sent);
-        let round_trip = round_trip.clamp(SHORTEST_ROUND_TRIP, LONGEST_ROUND_TRIP);
-        let wait = round_trip.mul_f64(1.0 + self.core.jitter());
-        self.core.queue.give_way(&self.hold.name, self.now, self.now + wait);
+    /// Waiters elsewhere were told; ours, which needs no message, is to leave them the time to ask.
+    fn give_way(&self, sent: Instant, listeners: u64) {
+        let heard = (listeners > 0).then(|| Heard {
+            now: self.now,
+            round_trip: self.now.saturating_duration_since(sent),
+            ours: sent.saturating_duration_since(self.hold.granted()),
+            jitter: self.core.jitter(),
+        });
+        self.core.queue.released(&self.hold.name, self.now, heard);
     }
 }
 

@@ -84,6 +84,11 @@ impl Timing {
         if failed { (self.ttl / 10).min(LONGEST_GAP) } else { self.ttl / 10 }
     }
 
+    /// How often a waiter in line looks whether the one with the turn still moves.
+    pub(crate) fn look_period(&self) -> Duration {
+        self.ttl / 16
+    }
+
     /// `D`: until when a grant or renewal that was sent at `sent` may be believed.
     pub(crate) fn deadline(&self, sent: Instant) -> Instant {
         sent + self.to_deadline

@@ -5,7 +5,7 @@
 
 use super::Hold;
 use super::engine::Core;
-use super::reaper::{Job, Work};
+use super::reaper::{Job, Work, caught, made};
 use super::round::Confirmed;
 use super::watchdog::{Batch, Call, Renewing, warm};
 use crate::clock::Instant;
@@ -103,8 +103,9 @@ async fn renew(core: &Arc<Core>, call: Call) {
         Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
     };
     let requests: Vec<Renewal> = batch.iter().map(request).collect();
+    let mut request = made(|| core.store.renew(requests, timeout));
     // A store that keeps its contract answers before.
-    let answer = tokio::time::timeout(timeout * 2, core.store.renew(requests, timeout));
+    let answer = tokio::time::timeout(timeout * 2, caught(&mut request));
     let Ok(renewed) = answer.await else { return };
 
     let (sent, verdicts) = match renewed {

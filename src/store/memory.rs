@@ -237,7 +237,8 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+        // A release counts all that have subscribed; those of its own manager would be taken for waiters elsewhere.
+        Capabilities { announces: false, ..Capabilities::default() }
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {

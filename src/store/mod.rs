@@ -56,6 +56,8 @@
 
 mod memory;
 pub(crate) mod name;
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
+mod percent;
 mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -181,7 +183,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Names the server behind the store, by a text that no other server has; `None` if it has none.
     ///
-    /// A [`Quorum`] that is made from URLs refuses two nodes that name the same.
+    /// A [`Quorum`] that is made from URLs refuses two nodes that name the same. Every quorum asks again after a
+    /// reconnect, to say which nodes are one server.
     async fn server_id(&self) -> Result<Option<String>> {
         Ok(None)
     }
@@ -207,6 +210,10 @@ pub struct Capabilities {
     pub time_left: bool,
     /// [`Store::subscribe`] gives wake-ups; without them waiters poll.
     pub wakeups: bool,
+    /// Each release of a name, also one by force, wakes all that have subscribed to it, whether they have asked for it
+    /// or not. Then the first in line behind a hold of its own process subscribes too, and the hold is renewed at once
+    /// when it was forced open elsewhere. Without that it is noticed by the next renewal that is due.
+    pub announces: bool,
     /// How many renewals one [`Store::renew`] takes at most.
     pub renewal_batch: usize,
     /// [`Store::shard`] has more than one answer.
@@ -221,6 +228,7 @@ impl Default for Capabilities {
             longest_fence_block: u32::MAX,
             time_left: true,
             wakeups: true,
+            announces: true,
             renewal_batch: 100,
             sharded: false,
         }

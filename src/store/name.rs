@@ -91,19 +91,26 @@ impl fmt::Debug for Name {
 pub struct Token {
     manager: Uuid,
     number: u64,
-    /// Which attempt of a quorum's; 0 elsewhere.
+    /// At which node of a quorum, counted from 1; 0 elsewhere.
+    node: u8,
+    /// Which attempt of a quorum's; 0 for the first, and elsewhere.
     round: u32,
 }
 
 impl Token {
     /// The `number`-th token of a manager.
     pub fn new(manager: Uuid, number: u64) -> Self {
-        Self { manager, number, round: 0 }
+        Self { manager, number, node: 0, round: 0 }
     }
 
     /// The same hold's token for one attempt to take it at the nodes of a quorum.
     pub(crate) fn in_round(self, round: u32) -> Self {
         Self { round, ..self }
+    }
+
+    /// The same hold's token at one node of a quorum, counted from 1.
+    pub(crate) fn at_node(self, node: u8) -> Self {
+        Self { node, ..self }
     }
 
     pub(crate) fn manager(self) -> Uuid {
@@ -117,6 +124,10 @@ impl Token {
     /// What comes behind `<manager>:`, without spaces.
     pub(crate) fn write_rest(self, to: &mut impl fmt::Write) -> fmt::Result {
         to.write_str(digits(self.number, &mut [0; 20]))?;
+        if self.node > 0 {
+            to.write_str(".")?;
+            to.write_str(digits(self.node.into(), &mut [0; 20]))?;
+        }
         if self.round > 0 { write!(to, ".{}", self.round) } else { Ok(()) }
     }
 }
@@ -181,6 +192,9 @@ mod tests {
         let token = Token::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
         assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
         assert_eq!(format!("{token:?}"), "9abc…:7");
+        let rest = |token: Token| token.to_string().split_off(37);
+        assert_eq!(rest(token.at_node(15)), "7.15");
+        assert_eq!(rest(token.at_node(2).in_round(3)), "7.2.3");
     }
 
     proptest! {

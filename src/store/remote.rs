@@ -7,6 +7,8 @@ use std::time::Duration;
 #[derive(Clone, Default)]
 pub(crate) struct Remote {
     pub(crate) replicas: Option<Replicas>,
+    /// In a cluster, too, messages go to all servers.
+    pub(crate) plain_pubsub: bool,
     /// Certificates of authorities, in PEM.
     pub(crate) ca: Option<Vec<u8>>,
     /// A chain of certificates and its key, in PEM.
@@ -23,12 +25,12 @@ pub(crate) struct Replicas {
 impl Remote {
     /// For stores that are not Redis: nothing of this may be set.
     pub(crate) fn refuse(&self) -> Result<()> {
-        if self.replicas.is_none() && !self.has_tls() {
+        if self.replicas.is_none() && !self.plain_pubsub && !self.has_tls() {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::Unsupported,
-            "replicas and TLS are settings for Redis; this store has neither",
+            "replicas, sharded_pubsub and TLS are settings for Redis; this store has none of them",
         ))
     }
 
@@ -42,6 +44,7 @@ impl fmt::Debug for Remote {
         // Never the key.
         f.debug_struct("Remote")
             .field("replicas", &self.replicas)
+            .field("plain_pubsub", &self.plain_pubsub)
             .field("ca", &self.ca.is_some())
             .field("identity", &self.identity.is_some())
             .finish()

@@ -64,7 +64,6 @@ impl Mode {
 /// threads may be blocked.
 pub struct Proxy {
     port: u16,
-    upstream_port: u16,
     control: watch::Sender<Control>,
     record: Arc<Mutex<Record>>,
     thread: Option<JoinHandle<()>>,
@@ -73,6 +72,8 @@ pub struct Proxy {
 #[derive(Clone, Copy)]
 struct Control {
     mode: Mode,
+    /// Where a connection leads that begins now.
+    upstream_port: u16,
     /// A connection lives as long as the number it began under.
     generation: u64,
     /// How often the subscribed connections were made black holes.
@@ -117,7 +118,8 @@ impl Proxy {
             .expect("a free port for the proxy");
         listener.set_nonblocking(true).expect("a non-blocking listener");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let initial = Control { mode: Mode::Pass, generation: 0, silenced: 0, stopped: false };
+        let mode = Mode::Pass;
+        let initial = Control { mode, upstream_port, generation: 0, silenced: 0, stopped: false };
         let (control, watcher) = watch::channel(initial);
         let record = Arc::new(Mutex::new(Record::default()));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -129,10 +131,10 @@ impl Proxy {
             .spawn({
                 let record = Arc::clone(&record);
                 // Dropping the runtime at the end closes every connection.
-                move || runtime.block_on(accept(listener, upstream_port, watcher, record))
+                move || runtime.block_on(accept(listener, watcher, record))
             })
             .expect("a thread for the proxy");
-        Self { port, upstream_port, control, record, thread: Some(thread) }
+        Self { port, control, record, thread: Some(thread) }
     }
 
     pub fn port(&self) -> u16 {
@@ -148,6 +150,15 @@ impl Proxy {
         self.control.send_modify(|control| {
             control.mode = mode;
             control.generation += u64::from(mode == Mode::Refuse);
+        });
+    }
+
+    /// Closes all connections there are; new ones lead to the server on another port, as after a change of a
+    /// name's address.
+    pub fn lead_to(&self, upstream_port: u16) {
+        self.control.send_modify(|control| {
+            control.upstream_port = upstream_port;
+            control.generation += 1;
         });
     }
 
@@ -194,7 +205,7 @@ impl Proxy {
     pub fn replay(&self, needle: &str) -> Vec<String> {
         let frames = self.record().frames.clone();
         let has = |frame: &&Vec<u8>| contains(frame, needle);
-        let address = (Ipv4Addr::LOCALHOST, self.upstream_port);
+        let address = (Ipv4Addr::LOCALHOST, self.control.borrow().upstream_port);
         let mut server = std::net::TcpStream::connect(address).expect("a second connection");
         let mut replies = Vec::new();
         for frame in frames.iter().filter(has) {
@@ -277,7 +288,6 @@ fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
 
 async fn accept(
     listener: std::net::TcpListener,
-    upstream_port: u16,
     control: watch::Receiver<Control>,
     record: Arc<Mutex<Record>>,
 ) {
@@ -293,7 +303,7 @@ async fn accept(
                 Err(_) => continue,
             },
         };
-        let Control { mode, generation, .. } = *control.borrow();
+        let Control { mode, upstream_port, generation, .. } = *control.borrow();
         if mode == Mode::Refuse {
             continue;
         }

@@ -278,7 +278,19 @@ impl Server {
                 Failure::Other(format!("{problem}; its log:\n{log}"))
             });
         }
-        Ok(())
+        // Set by tests/servers.
+        match env::var("LEASEHOLD_SERVER") {
+            Ok(expected) => self.check_is(&expected).map_err(Failure::Other),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Checks by its log that the server is of a brand and a major version, such as `Valkey 8`.
+    pub fn check_is(&self, expected: &str) -> Result<(), String> {
+        let said = format!("{}.", expected.replace(' ', " version="));
+        let log = self.log();
+        let is = log.contains(&said);
+        is.then_some(()).ok_or_else(|| format!("the server is not {expected}; its log:\n{log}"))
     }
 
     /// Whether the server answers a PING.

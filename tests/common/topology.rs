@@ -270,18 +270,49 @@ impl Cluster {
     }
 
     #[track_caller]
+    fn start_node(options: &[&str]) -> Server {
+        let bus = free_port().to_string();
+        let own = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+        // A replica counts once it has heard of its primary, a ping at least.
+        let quick = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"];
+        let partial = ["--cluster-require-full-coverage", "no"];
+        Server::start_with(&[&own[..], &quick, &partial, options].concat())
+    }
+
+    /// Adds a node that has no slots, and tells its index.
+    #[track_caller]
+    pub fn add_node(&mut self) -> usize {
+        self.nodes.push(Self::start_node(&[]));
+        let last = self.nodes.len() - 1;
+        self.meet(&self.nodes[last]);
+        let known = self.nodes.len().to_string();
+        until("all know the new node", || {
+            self.nodes.iter().all(|node| self.info(node, "cluster_known_nodes") == known)
+        });
+        last
+    }
+
+    fn meet(&self, node: &Server) {
+        let bus = node.command(&["CONFIG", "GET", "cluster-port"]).pairs().remove(0).1;
+        let words = ["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string(), &bus];
+        assert_eq!(self.nodes[0].command(&words), Reply::Text("OK".to_owned()));
+    }
+
+    #[track_caller]
     fn start_with(options: &[&str]) -> Self {
-        let nodes: Vec<Server> = (0..6)
-            .map(|_| {
-                let bus = free_port().to_string();
-                let own = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-                let quick = ["--repl-diskless-sync-delay", "0"];
-                let partial = ["--cluster-require-full-coverage", "no"];
-                Server::start_with(&[&own[..], &quick, &partial, options].concat())
-            })
-            .collect();
+        let nodes: Vec<Server> = (0..6).map(|_| Self::start_node(options)).collect();
         let cluster = Self { nodes };
         let ok = |reply: Reply| assert_eq!(reply, Reply::Text("OK".to_owned()));
+        let set = |name: &str, value: &str| {
+            cluster.nodes.iter().for_each(|node| ok(node.command(&["CONFIG", "SET", name, value])));
+        };
+        // Nodes hear of each other within half of this time. Nobody is to be replaced for being slow now.
+        let soon = [("cluster-node-timeout", "1000"), ("cluster-replica-no-failover", "yes")];
+        let later = soon.map(|(name, soon)| {
+            let value = cluster.nodes[0].command(&["CONFIG", "GET", name]).pairs().remove(0).1;
+            set(name, soon);
+            (name, value)
+        });
         for (index, (first, last)) in
             [(0, 5460), (5461, 10922), (10923, 16383)].into_iter().enumerate()
         {
@@ -292,11 +323,7 @@ impl Cluster {
         for (index, node) in cluster.nodes.iter().enumerate() {
             ok(node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]));
         }
-        for node in &cluster.nodes[1..] {
-            let bus = node.command(&["CONFIG", "GET", "cluster-port"]).pairs().remove(0).1;
-            let port = node.port().to_string();
-            ok(cluster.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]));
-        }
+        cluster.nodes[1..].iter().for_each(|node| cluster.meet(node));
         until("the nodes know each other", || {
             cluster.nodes.iter().all(|node| cluster.info(node, "cluster_known_nodes") == "6")
         });
@@ -307,6 +334,8 @@ impl Cluster {
                 replica.command(&["CLUSTER", "REPLICATE", &id]) == Reply::Text("OK".to_owned())
             });
         }
+        until("the cluster is ready", || cluster.is_ready());
+        later.iter().for_each(|(name, value)| set(name, value));
         until("the cluster is ready", || cluster.is_ready());
         cluster
     }

@@ -1,6 +1,7 @@
 //! A store that breaks its contract must cost a lease at worst, never let one be believed for ever.
 
 use super::*;
+use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
@@ -26,6 +27,8 @@ enum Breaks {
     HeldForEver(AtomicUsize),
     /// Panics when it is asked for a release, so many times; not when that is polled.
     PanicAtRelease(AtomicUsize),
+    /// The same for a renewal.
+    PanicAtRenewal(AtomicUsize),
 }
 
 /// Whether it is still to be done, of so many times.
@@ -64,6 +67,9 @@ impl Store for Broken {
             Breaks::Block(gate) => {
                 let _ = gate.lock().map(|gate| gate.recv());
                 0
+            }
+            Breaks::PanicAtRenewal(times) if once_more(times) => {
+                panic!("the store was told to panic")
             }
             _ => 1,
         };
@@ -132,4 +138,27 @@ async fn a_store_that_panics_when_it_is_asked_for_a_release_is_asked_again() {
     drop(lease.unwrap());
     assert!(took < T / 2, "{took:?}");
     drop(leases.lock("n").lock().await.unwrap());
+}
+
+/// When it is asked, or when that is polled.
+#[tokio::test(start_paused = true)]
+async fn after_a_panic_of_the_store_a_lease_is_renewed_as_soon_as_after_a_failure() {
+    for (asked, polled) in
+        [(0, None), (0, Some(Fault::Fail(unavailable()))), (0, Some(Fault::Panic)), (1, None)]
+    {
+        let breaks = Breaks::PanicAtRenewal(AtomicUsize::new(asked));
+        let (store, faults) = FaultyStore::new(Broken { store: MemoryStore::new(), breaks });
+        let case = format!("{asked} {polled:?}");
+        let fails = asked > 0 || polled.is_some();
+        if let Some(fault) = polled {
+            faults.add(Rule::new(fault).on(Call::Renew).times(1));
+        }
+        let leases = LeaseManager::builder().store(store).unwrap();
+        let lease = leases.lock("n").lock().await.unwrap();
+        faults.until_calls(Call::Renew, 1).await;
+        let (took, ()) = timed(faults.until_calls(Call::Renew, 2)).await;
+        assert_eq!(took <= T / 60, fails, "{case}: {took:?}");
+        settle().await;
+        assert_eq!(lease.state(), LeaseState::Held, "{case}");
+    }
 }

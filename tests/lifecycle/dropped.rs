@@ -107,6 +107,20 @@ async fn inspect_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grant_that_is_heard_of_after_it_was_taken_away_by_force_is_no_lease() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut lock = setup.leases.lock("n");
+    let mut waiting = Box::pin(lock.lock());
+    assert!(poll_once(waiting.as_mut()).await.is_pending());
+    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    setup.faults.heal();
+    let lease = waiting.await.expect("granted once more");
+    lease.check().expect("held");
+    assert_eq!(setup.recorded("n").await, Some(1), "the store knows it");
+}
+
+#[tokio::test(start_paused = true)]
 async fn force_unlock_of_what_another_process_holds_takes_nothing_of_ours() {
     at_every_await(async |setup, cut| {
         let theirs = setup.held_elsewhere("n").await;

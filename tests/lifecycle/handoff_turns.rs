@@ -106,7 +106,9 @@ fn crowds_of_two_processes_take_turns() {
         sleep(T).await;
         let (ours, theirs) = (here.turns(), there.turns());
         assert!(ours.abs_diff(theirs) <= (ours + theirs) / 10, "{ours} and {theirs}");
-        assert!(setup.calls(Call::Acquire) <= 3 * ours / 8 + 10, "a chain is more than one");
+        // A chain is of seven holders: after 20 ms all who were there at its grant have been served.
+        let asked = setup.calls(Call::Acquire);
+        assert!(asked <= 3 * ours / 7 + 10, "{asked} requests for {ours} turns");
         here.go().await;
         there.go().await;
     });

@@ -1,7 +1,8 @@
 //! Futures that nobody polls: what they were handed, and what they have begun, keeps a name no longer than T.
 
 use super::*;
-use std::pin::pin;
+use std::pin::Pin;
+use tokio::task::JoinHandle;
 
 /// Begins a call that takes a while, and puts it aside.
 macro_rules! put_aside {
@@ -20,13 +21,33 @@ async fn gets_in(leases: &LeaseManager, name: &str) -> Lease {
     lease.expect("no error").expect("the name is free")
 }
 
+type Waiting = Pin<Box<dyn Future<Output = Result<Lease>>>>;
+
+/// Puts waiters in line, to be polled no more.
+async fn in_line(leases: &LeaseManager, count: usize) -> Vec<Waiting> {
+    let mut waiters = Vec::new();
+    for _ in 0..count {
+        let mut lock = leases.lock("n");
+        let mut aside: Waiting = Box::pin(async move { lock.lock().await });
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        waiters.push(aside);
+    }
+    waiters
+}
+
+/// A waiter behind those in line that is polled.
+async fn next_in_line(leases: &LeaseManager) -> JoinHandle<Lease> {
+    let mut lock = leases.lock("n");
+    let next = tokio::spawn(async move { lock.lock().await.expect("its turn") });
+    settle().await;
+    next
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_handed_to_a_future_that_nobody_polls_is_taken_back() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut second = setup.leases.lock("n");
-    let mut aside = pin!(second.lock());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let aside = in_line(&setup.leases, 1).await.remove(0);
     lease.unlock().await.expect("held");
     let theirs = gets_in(&setup.other(), "n").await;
     assert_eq!(setup.calls(Call::Renew), 0, "nobody has it");
@@ -42,19 +63,13 @@ async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_
  {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut late = setup.leases.lock("n");
-    let mut aside = pin!(late.lock());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
-    let next = tokio::spawn({
-        let leases = setup.leases.clone();
-        async move { gets_in(&leases, "n").await }
-    });
-    settle().await;
-    let mut last = setup.leases.lock("n");
-    let mut last = pin!(last.lock());
-    assert!(poll_once(last.as_mut()).await.is_pending());
+    let mut aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    let mut last = in_line(&setup.leases, 1).await.remove(0);
     lease.unlock().await.expect("held");
-    let next = next.await.expect("no panic");
+    let (took, next) = timed(next).await;
+    assert!(took <= T, "{took:?}");
+    let next = next.expect("no panic");
     assert!(poll_once(aside.as_mut()).await.is_pending(), "the next has it");
     next.unlock().await.expect("held");
     let lease = aside.await.expect("it is first again");
@@ -67,18 +82,142 @@ async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_
 async fn a_turn_that_came_to_a_future_that_nobody_polls_goes_to_the_next_in_line() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
-    let mut late = setup.leases.lock("n");
-    let mut aside = pin!(late.lock());
-    assert!(poll_once(aside.as_mut()).await.is_pending());
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    lease.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    assert!(took <= T, "{took:?}");
+    drop(lease.expect("no panic"));
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_futures_that_nobody_polls_keep_those_behind_them_no_longer_than_one() {
+    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let mut aside = in_line(&setup.leases, 20).await;
+    let next = next_in_line(&setup.leases).await;
+    lease.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    assert!(took <= T, "{took:?}");
+    let last = in_line(&setup.leases, 1).await.remove(0);
+    drop(lease.expect("no panic"));
+    // All of them are in line again when they are polled, in the order in which they came.
+    drop(timed(aside.remove(0)).await.1.expect("its turn"));
+    drop(aside);
+    drop(last.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_has_a_free_name_that_was_offered_to_a_future_that_nobody_polls() {
+    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let mut aside = in_line(&setup.leases, 3).await;
+    lease.unlock().await.expect("held");
+    tokio::time::sleep(T).await;
+    let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
+    assert!(poll_once(aside[0].as_mut()).await.is_pending());
+    drop(lease);
+    drop(aside.remove(0).await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_put_aside_between_two_requests_keeps_no_one_from_a_free_name() {
+    let setup = Setup::new();
+    let theirs = setup.other().lock("n").lock().await.expect("free");
+    // It was told that the name is held.
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    theirs.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    let lease = lease.expect("no panic");
+    assert!(took <= T, "{took:?}");
+    let (took, again) = timed(setup.leases.lock("n").lock_timeout(MOMENT)).await;
+    assert!(took <= 2 * MOMENT && again.expect("no error").is_none(), "{took:?}");
+    drop(lease);
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_has_a_free_name_behind_a_waiter_that_is_put_aside_between_two_requests() {
+    let setup = Setup::new();
+    let theirs = setup.other().lock("n").lock().await.expect("free");
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    theirs.unlock().await.expect("held");
+    tokio::time::sleep(T).await;
+    let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
+    drop(lease);
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_poll_bound_keeps_no_one_behind_a_waiter_that_is_put_aside() {
+    let ttl = Duration::from_secs(1);
+    let builder = LeaseManager::builder().ttl(ttl).poll_bound(Duration::from_secs(60));
+    let setup = Setup::with(builder);
+    let theirs = setup.other().lock("n").lock().await.expect("free");
+    let _aside = in_line(&setup.leases, 1).await;
     let next = tokio::spawn({
         let leases = setup.leases.clone();
         async move { leases.lock("n").lock().await }
     });
     settle().await;
-    lease.unlock().await.expect("held");
+    theirs.unlock().await.expect("held");
     let (took, lease) = timed(next).await;
-    assert!(took <= 2 * T, "{took:?}");
+    assert!(took <= ttl, "{took:?}");
     drop(lease.expect("no panic").expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_futures_put_aside_an_outage_is_told_as_soon() {
+    for aside in 0..4 {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+        let aside = in_line(&setup.leases, aside).await;
+        let short = tokio::spawn({
+            let leases = setup.leases.clone();
+            async move { leases.lock("n").lock_timeout(T * 3 / 5).await }
+        });
+        let mut lock = setup.leases.lock("n");
+        let (took, result) = timed(lock.lock()).await;
+        assert_eq!(failed(result), ErrorKind::Unavailable);
+        assert!(took <= T + MOMENT, "{took:?} behind {}", aside.len());
+        let short = short.await.expect("no panic");
+        assert_eq!(failed(short), ErrorKind::Unavailable, "behind {}", aside.len());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_a_future_put_aside_hears_of_late_is_its_own_if_no_other_has_one() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut aside = Box::pin(lock.lock());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    // It has the grant, and does not know. The next one takes the turn, and asks in vain.
+    tokio::time::sleep(T / 3).await;
+    assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
+    setup.faults.heal();
+    let lease = aside.await.expect("granted");
+    lease.check().expect("held");
+    assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
+    lease.unlock().await.expect("held");
+    drop(setup.leases.lock("n").try_lock().await.expect("no error").expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_a_future_put_aside_hears_of_too_late_is_no_lease() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut aside = Box::pin(lock.lock());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    tokio::time::sleep(T).await;
+    let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
+    setup.faults.heal();
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    lease.check().expect("held");
+    lease.unlock().await.expect("held");
     drop(aside.await.expect("its turn"));
 }
 

@@ -171,6 +171,40 @@ async fn a_restarted_node_does_not_help_a_second_holder_to_a_majority() {
     drop(second);
 }
 
+/// Two nodes that are one server vote once, and the error says so; it does not seem to be held by another.
+#[tokio::test(start_paused = true)]
+async fn one_server_that_is_two_nodes_votes_once() {
+    let mut nodes = Nodes::new(3);
+    nodes.0[1] = nodes.0[0].clone();
+    let (leases, faults) = nodes.process();
+    let lease = leases.lock("job").lock().await.expect("two servers of three");
+    sleep(3 * T).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert!(leases.lock("job").try_lock().await.expect("an answer").is_none(), "held");
+    lease.unlock().await.expect("held");
+
+    faults[2].add(down());
+    let error = leases.lock("job").try_lock().await.expect_err("one server of three");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let text = error.to_string();
+    assert!(text.contains("leads to the server of node") && text.contains("granted"), "{text}");
+    settle().await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
+}
+
+/// The same for a lease: renewals at one server do not add up.
+#[tokio::test(start_paused = true)]
+async fn one_server_that_is_two_nodes_renews_once() {
+    let mut nodes = Nodes::new(3);
+    nodes.0[1] = nodes.0[0].clone();
+    let (leases, faults) = nodes.process();
+    let lease = leases.lock("job").lock().await.expect("two servers of three");
+    faults[2].add(down());
+    let (time, loss) = tokio::time::timeout(T, timed(lease.lost())).await.expect("lost");
+    assert_eq!(loss, Loss::Expired);
+    assert!(time <= C && time + 2 * MOMENT >= C, "{time:?}");
+}
+
 /// The same for renewals: a key that was made on a young node does not prolong a lease.
 #[tokio::test(start_paused = true)]
 async fn a_young_node_does_not_prolong_a_lease() {

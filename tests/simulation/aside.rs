@@ -29,26 +29,24 @@ impl Flow {
         Aside { polls: self.odd.between(1, 3), time, again: self.odd.percent(50) }
     }
 
-    /// Polls a future that takes or gives back a name, leaves it alone, and then ends it. `in_line`: it
-    /// may be the one that those behind it wait for.
+    /// Polls a future that takes or gives back a name, leaves it alone, and then ends it.
     pub async fn left_alone<F: Future>(
         &self,
         mut future: Pin<&mut F>,
         name: &str,
         aside: Aside,
-        in_line: bool,
     ) -> Option<F::Output> {
         if let Some(output) = polled(future.as_mut(), aside.polls).await {
             return Some(output);
         }
-        self.is_alone(name, aside, in_line).await;
+        self.is_alone(name, aside).await;
         if aside.again { Some(future.await) } else { None }
     }
 
-    async fn is_alone(&self, name: &str, aside: Aside, in_line: bool) {
+    async fn is_alone(&self, name: &str, aside: Aside) {
         let world = self.world();
         let (now, who) = (world.now(), (self.client.id, self.task));
-        let until = if in_line { u64::MAX } else { now + world.plan.ttl };
+        let until = now + world.plan.ttl;
         let which = world.lock().judge.left_alone(now, who, name, until);
         sleep(ms(aside.time)).await;
         let now = world.now();
@@ -66,7 +64,7 @@ impl Flow {
                 Some(Err(_)) => return,
                 None => drop(hands),
             }
-            self.is_alone(&name, aside, false).await;
+            self.is_alone(&name, aside).await;
             if aside.again
                 && let Ok(lease) = nested.await
             {
@@ -79,7 +77,7 @@ impl Flow {
                 return;
             }
             drop(hands);
-            self.is_alone(&name, aside, false).await;
+            self.is_alone(&name, aside).await;
             if aside.again {
                 // Done, or lost meanwhile.
                 let _ = unlock.await;

@@ -190,7 +190,7 @@ impl Flow {
             Way::Aside(aside) => {
                 let name = lock.name().to_owned();
                 let lock = pin!(lock.lock());
-                self.left_alone(lock, &name, aside, outermost).await?.map(Some)
+                self.left_alone(lock, &name, aside).await?.map(Some)
             }
         };
         waiting.served = outermost && matches!(result, Ok(Some(_)));

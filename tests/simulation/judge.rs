@@ -450,7 +450,11 @@ impl Judge {
     pub fn acquire_sent(&mut self, now: u64, hold: HoldId, count: u32, task: Option<u64>) {
         if count == 1 {
             if let Some(task) = task {
-                self.seeking.insert(task, hold);
+                let before = self.seeking.insert(task, hold);
+                if let Some(before) = before.filter(|before| *before != hold) {
+                    // It was granted too late, or its future was not polled for a while.
+                    self.known(before).sought = now;
+                }
             }
             return;
         }

@@ -30,7 +30,7 @@ const MANY: usize = 10;
 
 /// Seeds that once failed, and what they found, some of it breaks made on purpose. A change of what a seed
 /// decides makes other stories of them.
-const MUSEUM: [(u64, &str); 9] = [
+const MUSEUM: [(u64, &str); 10] = [
     (
         0,
         "an abandoned acquire was not swept; a nested count was relative; a fence was passed on as it was",
@@ -42,6 +42,7 @@ const MUSEUM: [(u64, &str); 9] = [
     (11, "a renewal's verdict was ignored"),
     (19, "close released nothing"),
     (29, "an unlock that nobody polled kept its process waiting for the name"),
+    (35, "a waiter that was not polled kept the turn"),
     (66, "a reply after the loss was accepted"),
 ];
 

@@ -274,6 +274,8 @@ impl Story {
                 }
             }
         }
+        // What the last dropped futures had sent arrives, and is given back.
+        sleep(ms(2 * world.plan.attempt() + world.plan.slack())).await;
         // Keys may be kept for one T, for another if the server's clock was set back.
         let limit = ttl * 3 / 2 + ttl * u64::from(world.plan.faults.step > 0);
         let limit = limit + world.plan.poll + world.plan.slack();

@@ -5,6 +5,11 @@ use super::{Phase, Renewal, State};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
+use std::time::Duration;
+
+/// For so long a chain of hand-offs may go on while waiters elsewhere listen, also when those who were there at its start
+/// have been served.
+const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
 
 /// Whether the holder may enter once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +133,16 @@ impl State {
             && now < self.granted + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max)
+    }
+
+    /// When the store was asked for what is handed on since.
+    pub(in crate::hold) fn chain_began(&self) -> Instant {
+        self.granted
+    }
+
+    /// Whether so little time has passed since the store's grant that waiters elsewhere do not mind.
+    pub(in crate::hold) fn is_young(&self, now: Instant) -> bool {
+        now < self.granted + SHORTEST_CHAIN
     }
 
     /// Whether the next holder in a chain has a fencing token of its own, of a grant that reserved `block`. One that

@@ -1,6 +1,7 @@
 //! How a name is taken: rounds in which all nodes are asked at once.
 
 use super::holds::Held;
+use super::same::abstain;
 use super::tally::{Tally, absence, say_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
@@ -97,6 +98,7 @@ impl Inner {
         // Before the first send: the deadline counts from here.
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
+            let token = node.token(token);
             let request = Acquire { token, fencing: None, timeout: limit, ..request.clone() };
             node.acquire(request, sent, decided.clone(), answers)
         });
@@ -114,6 +116,7 @@ impl Inner {
         let passed = self.clock.now().saturating_duration_since(sent);
         let more = if told(&tally) { (passed * 2).max(SHORTEST_WAIT) } else { Duration::ZERO };
         tally.collect(more.min(request.timeout), clear).await;
+        abstain(&self.nodes, &mut tally);
         let votes = tally.votes(granted);
         let now = self.clock.now();
         if votes.yes >= majority && !stale(request.ttl, sent, now) {
@@ -142,6 +145,7 @@ impl Inner {
         let (token, limit) = (self.holds.token_of(request.token), node_limit(request.timeout));
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
+            let token = node.token(token);
             let request = Acquire { token, fencing: None, timeout: limit, ..request.clone() };
             node.enter(request, sent, answers)
         });

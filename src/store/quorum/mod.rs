@@ -5,6 +5,9 @@ mod holds;
 mod node;
 mod opening;
 mod place;
+mod release;
+mod renew;
+mod same;
 mod tally;
 mod wake;
 
@@ -12,14 +15,13 @@ pub(crate) use opening::Opening;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Absence, Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed,
-    Store, StoreFuture, Token, Wakeups,
+    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Wakeups,
 };
 use crate::clock::Clock;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
-use crate::trace;
 use async_trait::async_trait;
 use holds::Holds;
 use node::Node;
@@ -27,11 +29,10 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tally::{Answers, Tally, absence, majority, say_released, say_renewed};
+use tally::{Answers, Tally, majority};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::Level;
 
 const NODES: std::ops::RangeInclusive<usize> = 3..=15;
 /// No node gets less time for its answer, unless the request has less.
@@ -41,8 +42,11 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 
 /// A store made of N independent stores: what a majority of them grants is granted.
 ///
-/// Independent means: no replication between them, and none of them shares a fate (power, host, operator's
-/// mistake) with another, and no two are the same server: in a list of URLs that is refused. 3 nodes survive the failure of one, 5 that of two. An even number survives no more
+/// Independent means: no replication between them, none of them shares a fate (power, host, operator's mistake)
+/// with another, and no two are the same server. A list of URLs that names a server twice is refused. If the addresses
+/// of two nodes lead to one server later, by DNS or a proxy, that server votes once, and the log and errors name the two.
+///
+/// 3 nodes survive the failure of one, 5 that of two. An even number survives no more
 /// than the odd one below it.
 ///
 /// ```
@@ -76,7 +80,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 ///   counts again when it has been up for the time to live. So restarts one after the other cost no lease, if
 ///   T and one renewal (T/3) lie between them.
 /// - What did not become a majority is released on every node, as is a late grant, until it is confirmed or
-///   has expired. The next attempt has another token at the nodes (`<uuid>:<number>.<attempt>`), so that a
+///   has expired. The next attempt has another token at the nodes (`<uuid>:<number>.<node>.<attempt>`), so that a
 ///   late release cannot undo a later grant. A key of one's own that is left at a node is released there
 ///   before the name is asked for again: it never votes against its owner.
 /// - When several ask at once and none gets a majority, they give back and try again after a random
@@ -91,6 +95,9 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 ///   holder has just a majority, the node can help another one in. Use `noeviction`.
 /// - **A wiped majority.** When the leases are lost on a majority of the nodes, all holders are told at the next
 ///   renewal; nothing new is granted for T after the restart.
+/// - **Addresses that move to a server that was no node before**, or to several servers in turn. Such a server counts
+///   by its own age, though it knows nothing of what the one before it has granted: stop the old one, and give its
+///   address to the new one T later.
 /// - **Clocks** that are stepped, on a node or here; and pauses between `check` and a write.
 /// - **Different times to live.** All who share names must use the same T, since a node counts again after
 ///   the T of whoever asks.
@@ -218,129 +225,6 @@ impl Inner {
         tally.collect(LOOK_LIMIT, |_| false).await;
         tally
     }
-
-    async fn release(self: Arc<Self>, request: Release) -> Result<Released> {
-        let (outer, timeout) = (request.token, request.timeout);
-        let limit = node_limit(timeout);
-        let gives_back = request.count == 0;
-        let held = self.holds.update(outer, |held| match request.count {
-            0 => held.releasing = true,
-            count => held.count = count,
-        });
-        let token = held.map_or(outer, |held| held.token);
-        let owed = held.map(|held| (self.clock.now() + held.ttl, held.ttl));
-        let mut tally = self.ask(|node, answers| {
-            let request = Release { token, timeout: limit, ..request.clone() };
-            async move {
-                if gives_back {
-                    node.release(request, owed, answers).await;
-                } else {
-                    node.record(request, answers).await;
-                }
-            }
-        });
-        let done = |verdict: &Released| matches!(verdict, Released::Done { .. });
-        let majority = tally.majority();
-        tally
-            .collect(timeout, |tally| {
-                let votes = tally.votes(done);
-                votes.yes >= majority || votes.no >= majority
-            })
-            .await;
-        let votes = tally.votes(done);
-        if votes.yes + votes.no < majority {
-            return Err(tally.no_majority(say_released));
-        }
-        if gives_back {
-            self.holds.remove(outer);
-        }
-        if votes.no >= majority {
-            let absences = tally.verdicts().filter_map(|verdict| match verdict {
-                Released::NotYours(absence) => Some(*absence),
-                Released::Done { .. } => None,
-            });
-            return Ok(Released::NotYours(absence(absences, votes, majority)));
-        }
-        // Some had it, and no majority had lost it.
-        let listeners = tally.verdicts().map(|verdict| match verdict {
-            Released::Done { listeners } => *listeners,
-            Released::NotYours(_) => 0,
-        });
-        Ok(Released::Done { listeners: listeners.max().unwrap_or_default() })
-    }
-
-    async fn renew(self: Arc<Self>, batch: Vec<Renewal>, timeout: Duration) -> Result<Renewed> {
-        let limit = node_limit(timeout);
-        let tokens: Vec<Token> =
-            batch.iter().map(|renewal| self.holds.token_of(renewal.token)).collect();
-        let (decision, decided) = watch::channel(None);
-        let sent = self.clock.now();
-        let mut tally = self.ask(|node, answers| {
-            let asked = (Arc::clone(&self.holds), batch.clone(), tokens.clone());
-            node.renew(asked, (sent, limit), decided.clone(), answers)
-        });
-        let majority = tally.majority();
-        let clear = |tally: &Tally<_>| {
-            (0..batch.len()).all(|item| {
-                let (renewed, lost) = count(tally, item);
-                renewed >= majority || lost >= majority
-            })
-        };
-        tally.collect(timeout, clear).await;
-        let verdicts: Vec<Result<Option<Absence>>> =
-            (0..batch.len()).map(|item| verdict(&tally, item, majority)).collect();
-        let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
-        for (renewal, renewed) in batch.iter().zip(renewed.iter()) {
-            if *renewed {
-                let until = sent + renewal.ttl;
-                self.holds.update(renewal.token, |held| held.until = held.until.max(until));
-            }
-        }
-        decision.send_replace(Some(renewed));
-        Ok(Renewed { sent, verdicts })
-    }
-}
-
-type Verdicts = Vec<Result<Option<Absence>>>;
-
-/// How many nodes renewed an item of a batch, and at how many it is not there.
-fn count(tally: &Tally<Verdicts>, item: usize) -> (usize, usize) {
-    let mut counts = (0, 0);
-    for verdicts in tally.verdicts() {
-        match verdicts[item] {
-            Ok(None) => counts.0 += 1,
-            Ok(Some(_)) => counts.1 += 1,
-            Err(_) => {}
-        }
-    }
-    counts
-}
-
-fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Option<Absence>> {
-    let (renewed, lost) = count(tally, item);
-    if renewed >= majority {
-        return Ok(None);
-    }
-    let (mut one, _) = Tally::new(tally.answers.len());
-    one.answers = tally
-        .answers
-        .iter()
-        .map(|answer| match answer {
-            None => None,
-            Some(Ok(verdicts)) => Some(verdicts[item].clone()),
-            Some(Err(error)) => Some(Err(error.clone())),
-        })
-        .collect();
-    let nodes = one.no_majority(say_renewed);
-    if lost >= majority {
-        trace::later(Level::WARN, || {
-            let nodes = nodes.clone();
-            move || tracing::warn!(%nodes, "a majority no longer has it")
-        });
-        let absences = one.verdicts().copied().flatten();
-        return Ok(Some(absence(absences, one.votes(Option::is_none), majority)));
-    }
-    Err(nodes)
 }
 
 /// A call on a store that borrows it.
@@ -370,6 +254,7 @@ impl Store for Quorum {
             longest_fence_block: 1,
             time_left: all().all(|node| node.time_left),
             wakeups: all().any(|node| node.wakeups),
+            announces: all().all(|node| node.announces),
             renewal_batch: all().map(|node| node.renewal_batch).min().unwrap_or(1),
             sharded: false,
         }

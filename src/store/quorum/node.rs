@@ -14,8 +14,8 @@ use crate::store::{
     StoreFuture, Token,
 };
 use crate::trace;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
@@ -34,6 +34,8 @@ pub(super) struct Node {
     closing: CancellationToken,
     /// Its last answer to an acquire was none; nobody waits long for the next.
     silent: AtomicBool,
+    /// The id of its server when it was asked last.
+    pub(super) server: Mutex<Option<String>>,
 }
 
 /// What a node said of its age: the `number`th answer, which came at `at`.
@@ -61,8 +63,14 @@ impl Node {
         closing: CancellationToken,
     ) -> Self {
         let (lines, asked, age) = (Lines::default(), AtomicU64::new(0), AsyncMutex::new(None));
-        let silent = AtomicBool::new(false);
-        Self { index, store, clock, lines, asked, age, closing, silent }
+        let (silent, server) = Default::default();
+        Self { index, store, clock, lines, asked, age, closing, silent, server }
+    }
+
+    /// The token of a hold at this node. Each node has its own: a server that the addresses of two nodes lead to
+    /// has it from one of them, and votes once.
+    pub(super) fn token(&self, token: Token) -> Token {
+        token.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
     }
 
     pub(super) fn is_silent(&self) -> bool {
@@ -220,7 +228,7 @@ impl Node {
         let asked: Vec<Renewal> = batch
             .iter()
             .zip(tokens)
-            .map(|(renewal, token)| Renewal { token, ..renewal.clone() })
+            .map(|(renewal, token)| Renewal { token: self.token(token), ..renewal.clone() })
             .collect();
         let (verdict, late) = bounded(limit, self.store.renew(asked, limit)).await;
         let verdicts = self.weigh(verdict, count, (ttl, sent, limit)).await;
@@ -270,7 +278,7 @@ impl Node {
         let mut place = self.place(&name).await;
         // A release that comes from here on waits in line behind us.
         let Some(hold) = holds.living(token) else { return };
-        let (token, mode) = (hold.token, Mode::Exclusive);
+        let (token, mode) = (self.token(hold.token), Mode::Exclusive);
         let until = self.clock.now() + ttl;
         let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: limit };
         place.sending(token, until);

@@ -1,6 +1,7 @@
 //! Wake-ups and reconnects, from any node.
 
 use super::node::Node;
+use super::same::look_for_one_server;
 use super::tally::Tally;
 use crate::error::Result;
 use crate::store::{Name, Wakeups};
@@ -109,15 +110,25 @@ impl Reconnects {
         }
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         *listeners = JoinSet::new();
+        let look = Arc::new(Notify::new());
         for told in told {
-            let notify = Arc::clone(&self.notify);
+            let (notify, look) = (Arc::clone(&self.notify), Arc::clone(&look));
             listeners.spawn(async move {
                 loop {
                     told.notified().await;
                     notify.notify_one();
+                    // Its address may lead to another server now.
+                    look.notify_one();
                 }
             });
         }
+        let nodes = nodes.to_vec();
+        listeners.spawn(async move {
+            loop {
+                look_for_one_server(&nodes).await;
+                look.notified().await;
+            }
+        });
         Some(Arc::clone(&self.notify))
     }
 }

@@ -34,6 +34,7 @@ pub(crate) struct Address {
     pub(super) attempt: Duration,
     pub(super) ttl: Duration,
     pub(super) replicas: Option<Replicas>,
+    pub(super) plain_pubsub: bool,
 }
 
 impl fmt::Debug for Address {
@@ -53,12 +54,12 @@ impl Address {
         }
         let url::Parsed { config, topology } = url::parse(url)?;
         let prefix = prefix.to_owned();
-        Ok(Self { config, topology, prefix, ttl, attempt, replicas: None })
+        Ok(Self { config, topology, prefix, ttl, attempt, replicas: None, plain_pubsub: false })
     }
 
     /// With what a URL cannot say.
     pub(crate) fn with(mut self, remote: &Remote) -> Result<Self> {
-        self.replicas = remote.replicas;
+        (self.replicas, self.plain_pubsub) = (remote.replicas, remote.plain_pubsub);
         if remote.has_tls() {
             tls::configure(&mut self.config, remote)?;
         }
@@ -105,10 +106,8 @@ impl Address {
             internal_command_timeout: self.connect_timeout(),
             // A script whose reply was lost must not be sent again behind our back.
             max_command_attempts: 1,
-            unresponsive: UnresponsiveConfig {
-                max_timeout: Some((self.ttl / 6).max(self.attempt * 2)),
-                interval: (self.ttl / 30).clamp(Duration::from_millis(10), Duration::from_secs(1)),
-            },
+            // Its look for silence takes a stall of this process for one; see `link.rs` and `wakeups.rs` for ours.
+            unresponsive: UnresponsiveConfig { max_timeout: None, ..UnresponsiveConfig::default() },
             tcp: TcpConfig {
                 nodelay: Some(true),
                 // What was not sent when a connection is given up must not arrive later.

@@ -1,7 +1,7 @@
 //! Runs scripts on whichever server of a fleet has their keys.
 
 use super::connect::Address;
-use super::link::{Node, sorted};
+use super::link::{Node, is_unsent, sorted};
 use super::replies::{self, Element};
 use super::routes::Routes;
 use super::scripts::{Failure, Ready, Script};
@@ -20,6 +20,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const PAUSE: Duration = Duration::from_millis(15);
 /// For how long a failure to connect counts for all who want to.
 const RECENT: Duration = Duration::from_millis(100);
+/// For how long a server that calls were sent on to keeps its connection, though it is not in the map: it may be about to
+/// get its first slot, or have it by the word of few.
+const KEPT: Duration = Duration::from_secs(10);
 /// How often in a row a call follows a redirection at once.
 const REDIRECTIONS: usize = 5;
 
@@ -43,6 +46,8 @@ struct Nodes(Mutex<HashMap<Server, Arc<Place>>>);
 struct Place {
     node: OnceCell<Node>,
     failed: Mutex<Option<(Instant, Error)>>,
+    /// When a call was sent on to it last.
+    redirected: Mutex<Option<Instant>>,
 }
 
 impl Place {
@@ -66,6 +71,17 @@ impl Place {
         };
         self.node.get_or_try_init(connect).await.cloned()
     }
+
+    fn redirected(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.redirected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call was sent on to it a while ago at most.
+    fn is_new(&self) -> bool {
+        let mut redirected = self.redirected();
+        *redirected = redirected.filter(|at| at.elapsed() < KEPT);
+        redirected.is_some()
+    }
 }
 
 impl Nodes {
@@ -73,17 +89,22 @@ impl Nodes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the connections to all servers but these.
-    async fn keep_only(&self, servers: &[Server]) {
+    fn redirected(&self, server: &Server) {
+        *self.lock().entry(server.clone()).or_default().redirected() = Some(Instant::now());
+    }
+
+    /// Closes the connections to all servers but some.
+    async fn keep_only(&self, keep: impl Fn(&Server, &Place) -> bool) {
         let mut gone = JoinSet::new();
-        self.lock().retain(|server, node| {
-            let kept = servers.contains(server);
-            if !kept && let Some(node) = node.node.get().cloned() {
+        self.lock().retain(|server, place| {
+            let kept = keep(server, place);
+            if !kept && let Some(node) = place.node.get().cloned() {
                 gone.spawn(async move { node.close().await });
             }
             kept
         });
-        gone.join_all().await;
+        // Unlike `join_all`, no panic when the runtime ends in the middle.
+        while gone.join_next().await.is_some() {}
     }
 }
 
@@ -185,10 +206,12 @@ impl Fleet {
             redirections += 1;
             let pause = match refusal {
                 Refusal::Moved(slot, server) => {
+                    self.nodes.redirected(&server);
                     self.routes.moved(slot, &server);
                     redirections > REDIRECTIONS
                 }
                 Refusal::Ask(server) => {
+                    self.nodes.redirected(&server);
                     ask = Some(server);
                     redirections > REDIRECTIONS
                 }
@@ -213,7 +236,7 @@ impl Fleet {
         if failure.details().starts_with("CLUSTERDOWN The cluster is down") {
             self.routes.inquiry.doubt(server);
         }
-        if error.is_unavailable() {
+        if error.is_unavailable() || is_unsent(&error) {
             self.routes.want();
         }
         error
@@ -236,6 +259,7 @@ impl Fleet {
             let wanted = nodes.lock().get(&server).is_some_and(|known| Arc::ptr_eq(known, &place));
             if !wanted {
                 node.close().await;
+                return Err(unserved());
             }
             Ok(node)
         });
@@ -244,7 +268,7 @@ impl Fleet {
 
     pub(super) async fn close(&self) {
         self.ended.cancel();
-        self.nodes.keep_only(&[]).await;
+        self.nodes.keep_only(|_, _| false).await;
     }
 }
 
@@ -252,13 +276,17 @@ impl Fleet {
 async fn prune(routes: Arc<Routes>, nodes: Arc<Nodes>, ended: CancellationToken) {
     let mut changes = routes.changes();
     loop {
+        let some_are_new = nodes.lock().values().any(|place| place.redirected().is_some());
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { break },
             () = ended.cancelled() => break,
+            // They are not that for ever.
+            () = sleep(KEPT), if some_are_new => {}
         }
-        nodes.keep_only(&routes.servers()).await;
+        let servers = routes.servers();
+        nodes.keep_only(|server, place| place.is_new() || servers.contains(server)).await;
     }
-    nodes.keep_only(&[]).await;
+    nodes.keep_only(|_, _| false).await;
 }
 
 fn refusal(reply: &Result<Vec<Element>, Failure>, asked: &Server) -> Option<Refusal> {

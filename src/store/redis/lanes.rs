@@ -4,7 +4,8 @@
 //! as much again as half the round trip on loopback. So each runtime gets a connection of its own when
 //! it first asks, and until that is up, or where it cannot be, the lane at home serves.
 
-use super::lane::{Lane as OneLane, Lines};
+use super::lane::Lane as OneLane;
+use super::lines::Lines;
 use super::link::{Dial, Link};
 use super::requests::Wire;
 use super::slots::SlotLanes;

@@ -10,8 +10,8 @@ use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::ClientState;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
@@ -99,30 +99,87 @@ struct Condition {
     renewing: AtomicBool,
     /// Told when that may have changed, or what fred says.
     changed: Notify,
+    /// Why the last attempt to connect failed, if there is no connection since.
+    failure: Mutex<Option<Failure>>,
+    /// How many calls were answered.
+    answers: AtomicU64,
+    /// When a time limit was last seen to be over long ago, for this process had stood still; and the answers by then.
+    stalled: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Condition {
+    fn failure(&self) -> MutexGuard<'_, Option<Failure>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call that ran into its time limit shows that the server is silent. A limit that is noticed late shows
+    /// that this process stood still, and the reply may be there by now: that of a call sent after this counts, if
+    /// nothing was answered since.
+    fn is_silence(&self, sent: Instant, limit: Duration) -> bool {
+        let now = Instant::now();
+        if now.saturating_duration_since(sent) <= limit + limit / 4 {
+            return true;
+        }
+        let answers = self.answers.load(Ordering::Relaxed);
+        let mut stalled = self.stalled.lock().unwrap_or_else(PoisonError::into_inner);
+        match *stalled {
+            Some((at, before)) if before == answers => sent > at,
+            _ => {
+                *stalled = Some((now, answers));
+                false
+            }
+        }
+    }
+
     fn end_renewing(&self) {
         self.renewing.store(false, Ordering::Release);
         self.changed.notify_waiters();
     }
 }
 
-/// Between two looks at fred, which tells of a new connection a moment before it is in use.
+/// Between two looks at fred.
 const MOMENT: Duration = Duration::from_millis(1);
+
+/// Whether fred may have a connection; it says so for a moment longer than it does.
+pub(super) fn is_connected(client: &impl ClientLike) -> bool {
+    !matches!(client.state(), ClientState::Connecting | ClientState::Disconnected)
+}
+
+/// Waits until a new connection is in use, of which fred tells a moment before.
+pub(super) async fn in_use(client: &impl ClientLike) {
+    while client.state() == ClientState::Connecting {
+        sleep(MOMENT).await;
+    }
+}
 
 impl Node {
     /// Each reconnect is told, until the client ends.
     pub(super) fn new(client: Client, attempt: Duration, reconnects: &Arc<Notify>) -> Self {
         let (told, mut events) = (Arc::clone(reconnects), client.reconnect_rx());
+        let mut failures = client.error_rx();
         let node = Self { client, condition: Arc::default(), attempt };
         let watched = node.clone();
         tokio::spawn(async move {
-            while !matches!(events.recv().await, Err(RecvError::Closed)) {
-                told.notify_one();
-                while watched.client.state() == ClientState::Connecting {
-                    sleep(MOMENT).await;
+            loop {
+                let connected = tokio::select! {
+                    biased;
+                    failure = failures.recv() => match failure {
+                        // Of an attempt to connect: it names no server.
+                        Ok((failure, None)) => {
+                            *watched.condition.failure() = Some(failure);
+                            continue;
+                        }
+                        Ok((_, Some(_))) | Err(RecvError::Lagged(_)) => continue,
+                        Err(RecvError::Closed) => return,
+                    },
+                    connected = events.recv() => connected,
+                };
+                if matches!(connected, Err(RecvError::Closed)) {
+                    return;
                 }
+                *watched.condition.failure() = None;
+                told.notify_one();
+                in_use(&watched.client).await;
                 watched.condition.changed.notify_waiters();
             }
         });
@@ -146,17 +203,22 @@ impl Node {
             // Boxed, so that the usual call's future stays small.
             left = Box::pin(self.when_up(timeout)).await?;
         }
+        let sent = Instant::now();
         let reply = script.run(&self.client, call, left, asking).await;
-        if reply.as_ref().is_err_and(|error| *error.kind() == Kind::Timeout) {
-            self.renew_connection();
+        match &reply {
+            Ok(_) => _ = self.condition.answers.fetch_add(1, Ordering::Relaxed),
+            Err(error)
+                if *error.kind() == Kind::Timeout && self.condition.is_silence(sent, left) =>
+            {
+                self.renew_connection();
+            }
+            Err(_) => {}
         }
         reply
     }
 
-    /// Whether fred may have a connection; it says so for a moment longer than it does.
     fn is_up(&self) -> bool {
-        !self.condition.renewing.load(Ordering::Acquire)
-            && !matches!(self.client.state(), ClientState::Connecting | ClientState::Disconnected)
+        !self.condition.renewing.load(Ordering::Acquire) && is_connected(&self.client)
     }
 
     /// Waits for a connection, for at most half of the time, so that those in line behind a call that waited in vain
@@ -175,7 +237,7 @@ impl Node {
         };
         match timeout(limit / 2, up).await {
             Ok(()) => Ok(limit.saturating_sub(start.elapsed())),
-            Err(_) => Err(Failure::new(Kind::Routing, NOT_CONNECTED)),
+            Err(_) => Err(unsent(self.condition.failure().as_ref())),
         }
     }
 
@@ -197,8 +259,21 @@ impl Node {
     }
 }
 
-/// Our own words for a call that waited for a connection and was not given to fred.
-const NOT_CONNECTED: &str = "leasehold: no connection";
+/// Our own words for a call that waited for a connection and was not given to fred. Why there is none comes after them.
+const NOT_CONNECTED: &str = "leasehold: no connection. ";
+
+/// What is said of such a call.
+const NOTHING_SENT: &str = "there is no connection to the server; nothing was sent";
+
+fn unsent(why: Option<&Failure>) -> Failure {
+    let (kind, text) = why.map_or((Kind::Routing, ""), |why| (why.kind().clone(), why.details()));
+    Failure::new(kind, format!("{NOT_CONNECTED}{text}"))
+}
+
+/// Whether a call was not sent for want of a connection, so that no other would be.
+pub(super) fn is_unsent(error: &Error) -> bool {
+    error.fate() == Fate::NotExecuted && error.message().starts_with(NOTHING_SENT)
+}
 
 /// fred's words for what it had sent before the connection was lost, and for what it had not: neither is known to
 /// have been refused.
@@ -207,12 +282,14 @@ const LOST: [&str; 2] = ["Too many failed write attempts", "Failed to route comm
 /// Sorts a failure of fred's: first by the server's words, then by what fred knows.
 pub(super) fn sorted(error: &fred::error::Error) -> Error {
     let text = error.details();
-    if text == NOT_CONNECTED {
-        return Error::new(
-            ErrorKind::Unavailable,
-            "there is no connection to the server; nothing was sent",
-        )
-        .with_fate(Fate::NotExecuted);
+    if let Some(why) = text.strip_prefix(NOT_CONNECTED) {
+        if why.is_empty() {
+            return Error::new(ErrorKind::Unavailable, NOTHING_SENT).with_fate(Fate::NotExecuted);
+        }
+        // A refused password is no outage, also when it is refused later.
+        let why = sorted(&Failure::new(error.kind().clone(), why.to_owned()));
+        let message = format!("{NOTHING_SENT}: {}", why.message());
+        return Error::new(why.kind(), message).with_fate(Fate::NotExecuted).with_source(why);
     }
     let sorted = replies::sort(text);
     if sorted.fate() == Fate::NotExecuted || sorted.kind() != ErrorKind::Unavailable {
@@ -310,6 +387,45 @@ mod tests {
             assert_eq!((error.kind(), error.fate()), (sorted, fate), "{kind:?} {text}");
             assert!(error.to_string().contains(says), "{kind:?}: {error}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_that_is_noticed_late_is_no_silence_the_first_time() {
+        let (condition, limit) = (Condition::default(), Duration::from_millis(100));
+        let after = async |percent: u32| {
+            let sent = Instant::now();
+            sleep(limit * percent / 100).await;
+            condition.is_silence(sent, limit)
+        };
+        let first = Instant::now();
+        assert!(after(100).await && after(125).await, "in time");
+        assert!(!after(300).await, "this process stood still");
+        assert!(!condition.is_silence(first, limit), "one of the same stall");
+        assert!(after(100).await, "in time");
+        assert!(after(150).await, "nothing was answered after the stall either");
+        condition.answers.fetch_add(1, Ordering::Relaxed);
+        assert!(!after(150).await, "another stall");
+    }
+
+    #[test]
+    fn without_a_connection_the_last_failure_to_connect_says_why() {
+        use ErrorKind::{Denied, Invalid, Unavailable};
+        let words = "WRONGPASS invalid username-password pair or user is disabled.";
+        for (kind, text, sorted, says) in [
+            (Kind::Auth, words, Denied, "(WRONGPASS invalid"),
+            (Kind::Unknown, "NOAUTH Authentication required.", Denied, "(NOAUTH "),
+            (Kind::Unknown, "ERR DB index is out of range", Invalid, "no database of this number"),
+            (Kind::IO, "ConnectionRefused", Unavailable, "nobody listens"),
+            (Kind::IO, "Broken pipe: secret", Unavailable, "the connection to the server failed"),
+        ] {
+            let failure = Failure::new(kind, text.to_owned());
+            let error = super::sorted(&unsent(Some(&failure)));
+            assert_eq!((error.kind(), error.fate()), (sorted, Fate::NotExecuted), "{text}");
+            assert!(is_unsent(&error) && error.message().contains(says), "{text}: {error}");
+            assert!(!error.message().contains("secret"), "{error}");
+            assert!(!is_unsent(&super::sorted(&failure)), "{text}: it was sent");
+        }
+        assert!(is_unsent(&super::sorted(&unsent(None))));
     }
 
     #[test]

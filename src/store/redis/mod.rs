@@ -13,6 +13,7 @@ mod fleet;
 mod keys;
 mod lane;
 mod lanes;
+mod lines;
 mod link;
 mod renewals;
 mod replies;
@@ -37,14 +38,14 @@ use crate::error::{Error, Result};
 use crate::trace;
 use async_trait::async_trait;
 use keys::Keys;
-use lane::BATCH_SIZE;
 use lanes::Lanes;
+use lines::BATCH_SIZE;
 use link::{Dial, Link};
 use renewals::Caller;
 use replies::Element;
 use requests::Wire;
 use routes::Routes;
-use scripts::{AGE, Call, INSPECT, PLAIN, SHARDED, Scripts, slot};
+use scripts::{AGE, BY_TEXT, Call, INSPECT, PLAIN, SHARDED, Script, Scripts, slot};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -182,6 +183,7 @@ impl RedisStore {
             result => drop(result?),
         }
         let again = self.acquire(acquire).await;
+        let by_text = self.run_on(&BY_TEXT, &name).await;
         let renewal = Renewal { name: name.clone(), token, ttl, fence_retention: None };
         let renewed = self.renew(vec![renewal], timeout).await;
         let release = Release { name: name.clone(), token, count: 0, timeout };
@@ -190,10 +192,19 @@ impl RedisStore {
         let gone = self.release(release).await;
         let forced = self.force_release(&name).await;
         again?;
+        by_text?;
         renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
         released?;
         gone?;
         forced.map(drop)
+    }
+
+    /// Runs a script that has the key of `name` and no arguments.
+    async fn run_on(&self, script: &'static Script, name: &Name) -> Result<Vec<Element>> {
+        let mut call = Call::default();
+        call.key(&self.keys.lock(name));
+        let (link, attempt) = (self.locks.clone(), self.attempt);
+        self.at_home(async move { link.run(script, call, attempt).await }).await
     }
 
     /// For how many seconds the server has been up, and the id of this run of it.
@@ -273,27 +284,14 @@ impl Store for RedisStore {
     }
 
     async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        let mut call = Call::default();
-        call.key(&self.keys.lock(name));
-        let (link, attempt) = (self.locks.clone(), self.attempt);
-        self.at_home(async move {
-            let reply = link.run(&INSPECT, call, attempt).await?;
-            replies::holding(&reply)
-        })
-        .await
+        replies::holding(&self.run_on(&INSPECT, name).await?)
     }
 
     async fn force_release(&self, name: &Name) -> Result<bool> {
-        let mut call = Call::default();
-        call.key(&self.keys.lock(name));
-        let (link, attempt, force) = (self.locks.clone(), self.attempt, &self.scripts.force);
-        self.at_home(async move {
-            match link.run(force, call, attempt).await?.first() {
-                Some(Element::Int(deleted)) => Ok(*deleted > 0),
-                _ => Err(replies::nonsense()),
-            }
-        })
-        .await
+        match self.run_on(&self.scripts.force, name).await?.first() {
+            Some(Element::Int(deleted)) => Ok(*deleted > 0),
+            _ => Err(replies::nonsense()),
+        }
     }
 
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {

@@ -107,7 +107,7 @@ impl Routes {
             wanted: Notify::new(),
             reconnects: Arc::clone(reconnects),
             inquiry,
-            sharded,
+            sharded: sharded && !address.plain_pubsub,
         });
         tokio::spawn(until(end.clone(), keep(Arc::clone(&routes))));
         if let Topology::Sentinel(sentinels) = &address.topology {

@@ -4,7 +4,7 @@
 //! leaves as calls of up to a hundred. Slots know nothing of each other, so a server that is down holds up
 //! only its own.
 
-use super::lane::{BATCH_SIZE, Item, Lines, Waiting, in_place, run_alone};
+use super::lines::{BATCH_SIZE, Item, Lines, Waiting, in_place, run_alone};
 use super::requests::Request;
 use super::scripts::slot;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};

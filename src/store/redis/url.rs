@@ -1,6 +1,7 @@
 //! URLs, taken apart and checked. Errors never echo them: they may hold a password.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::percent::decode;
 use fred::types::config::{Config, Server, ServerConfig};
 
 /// What a URL says.
@@ -34,6 +35,13 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
             "the URL has no scheme; write redis://host:6379, redis+unix:///path or memory:",
         ));
     };
+    // What follows it would be ignored: a piece of a password, most likely.
+    if rest.contains('#') {
+        return Err(Error::invalid(
+            "the URL has a '#', which has no meaning here; leave out what begins with it, or write %23 where it is \
+             part of a password or path",
+        ));
+    }
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let single = |config| Parsed { config, topology: Topology::Single };
     let tls = scheme.starts_with("rediss") || scheme.starts_with("valkeys");
@@ -156,13 +164,23 @@ fn parse_unix(rest: &str, query: &str) -> Result<Config> {
             ));
         }
     };
-    let invalid =
-        || Error::invalid("the URL names no socket; write redis+unix:///path/to/redis.sock");
-    if rest.split_once('/').is_none_or(|(_, path)| path.is_empty()) {
-        return Err(invalid());
-    }
-    let mut config =
-        Config::from_url_unix(&format!("redis+unix://{rest}")).map_err(|_| invalid())?;
+    let Some((credentials, path)) = rest.split_once('/').filter(|(_, path)| !path.is_empty())
+    else {
+        return Err(Error::invalid(
+            "the URL names no socket; write redis+unix:///path/to/redis.sock",
+        ));
+    };
+    let unreadable = || {
+        Error::invalid(
+            "the URL cannot be parsed; write redis+unix:///path/to/redis.sock or \
+             redis+unix://user:password@localhost/path/to/redis.sock, and percent-encode odd characters, a '%' as %25",
+        )
+    };
+    // fred would leave the path encoded.
+    let mut config = Config::from_url_unix(&format!("redis+unix://{credentials}/socket"))
+        .map_err(|_| unreadable())?;
+    let path = format!("/{}", decode(path).ok_or_else(unreadable)?);
+    config.server = ServerConfig::new_unix_socket(path);
     config.database = db;
     Ok(config)
 }
@@ -213,10 +231,12 @@ fn database_of(rest: &str) -> Result<Option<u8>> {
 
 /// `None` for 0, where one is anyway: `SELECT` needs a right of its own.
 fn database(text: &str) -> Result<Option<u8>> {
-    match text.parse() {
-        Ok(0) => Ok(None),
-        Ok(number) => Ok(Some(number)),
-        Err(_) => Err(Error::invalid("the URL's database is not a number from 0 to 255")),
+    match text.parse::<u8>() {
+        // "+3" and "015" may be meant for something else.
+        Ok(number) if number.to_string() == text => Ok(Some(number).filter(|number| *number > 0)),
+        _ => Err(Error::invalid(
+            "the URL's database is not a number from 0 to 255; write digits alone, without a sign or leading zeros",
+        )),
     }
 }
 
@@ -239,7 +259,17 @@ mod tests {
         assert!(parsed("redis://[::1]:6379/").is_ok());
         let unix = parsed("redis+unix:///run/redis.sock?db=2").unwrap();
         assert_eq!(unix.database, Some(2));
-        assert!(parsed("redis+unix://u:p@localhost/run/redis.sock").is_ok());
+        let unix = parsed("redis+unix://u:p%23@localhost/run/redis.sock").unwrap();
+        assert_eq!(unix.password.as_deref(), Some("p#"));
+        for (path, expected) in [
+            ("/run/my%20redis/a%c3%b6%25%3F%23", "/run/my redis/aö%?#"),
+            ("/run/my redis/aö", "/run/my redis/aö"),
+            ("/run/../x//y", "/run/../x//y"),
+        ] {
+            let unix = parsed(&format!("redis+unix://{path}")).unwrap();
+            assert_eq!(unix.server, ServerConfig::new_unix_socket(expected));
+        }
+        assert_eq!(parsed("redis://host/0").unwrap().database, None);
     }
 
     #[test]
@@ -252,6 +282,22 @@ mod tests {
             ("redis://u:hunter2@host:port", "cannot be parsed"),
             ("redis://host/x", "database is not a number"),
             ("redis://host/256", "database is not a number"),
+            ("redis://host/+3", "database is not a number"),
+            ("redis://host/015", "database is not a number"),
+            ("redis://host/00", "database is not a number"),
+            ("redis-cluster://host/00", "database is not a number"),
+            ("redis-sentinel://host/+0?sentinelServiceName=m", "database is not a number"),
+            ("redis+unix:///a?db=+3", "database is not a number"),
+            ("redis+unix:///a?db=", "database is not a number"),
+            ("redis://host#hunter2", "has a '#'"),
+            ("redis://host/3#hunter2", "has a '#'"),
+            ("redis://u:6379#hunter2@host", "has a '#'"),
+            ("redis+unix:///a#hunter2", "has a '#'"),
+            ("redis-cluster://u:p@host?node=h2:1#hunter2", "has a '#'"),
+            ("redis-sentinel://host?sentinelServiceName=m#hunter2", "has a '#'"),
+            ("redis+unix:///a%2", "a '%' as %25"),
+            ("redis+unix:///a%FF", "a '%' as %25"),
+            ("redis+unix://u:hunter2:@:/a", "cannot be parsed"),
             ("redis://u:hunter2@host?password=hunter2", "query key \"password\""),
             ("redis://host?db=3", "query key \"db\""),
             ("redis://app:hun?ter2hunter2@db.internal:6379/0", "a query that is not known"),

@@ -6,11 +6,14 @@
 //!
 //! A subscription is silent by nature, so nobody would notice that its connection is dead: while channels are
 //! subscribed, the clerk asks for a sign of life now and then.
+//!
+//! Nothing is given to fred while it has no connection: it would keep all of it until the end of the outage. What is
+//! waited for is subscribed anew after a reconnect, and a new connection has nothing to be given up.
 
 use super::clerks::Clerks;
 use super::connect::Address;
-use super::link::{Dial, sorted};
-use crate::error::{Error, ErrorKind, Result};
+use super::link::{Dial, in_use, is_connected, sorted};
+use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::Wakeups;
 use crate::trace;
 use fred::clients::SubscriberClient;
@@ -256,6 +259,7 @@ async fn keep(mut line: Line, mut orders: mpsc::UnboundedReceiver<Order>) {
                 if let Err(RecvError::Closed) = event {
                     break;
                 }
+                in_use(&line.client).await;
                 for channel in line.forget() {
                     let _ = line.subscribe(&channel).await;
                 }
@@ -282,9 +286,13 @@ impl Line {
 
     /// Asks for a sign of life, and replaces the connection if there is none. A refusal is one, too.
     async fn probe(&self) {
+        if !is_connected(&self.client) {
+            return;
+        }
         let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
         match self.client.custom_raw(ping, Vec::<Value>::new()).await {
-            Err(error) if *error.kind() == Silence::Timeout => {
+            // Without a connection one is being made already.
+            Err(error) if *error.kind() == Silence::Timeout && is_connected(&self.client) => {
                 trace::later(Level::DEBUG, || {
                     || tracing::debug!("the connection for wake-ups is silent")
                 });
@@ -308,6 +316,10 @@ impl Line {
     }
 
     async fn subscribe(&mut self, channel: &str) -> Result<()> {
+        if !is_connected(&self.client) {
+            let error = Error::new(ErrorKind::Unavailable, "there is no connection for wake-ups");
+            return Err(error.with_fate(Fate::NotExecuted));
+        }
         self.here.insert(channel.to_owned());
         let confirmed = async {
             match self.sharded {
@@ -349,7 +361,8 @@ impl Line {
             moved
         };
         // With its slot, a server gives a sharded channel up by itself.
-        if !self.here.remove(channel) || moved && self.sharded {
+        let gone = moved && self.sharded || !is_connected(&self.client);
+        if !self.here.remove(channel) || gone {
             return;
         }
         let given_up = async {

@@ -125,6 +125,8 @@ impl Store for ZooKeeperStore {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
+            // To subscribe is to have a place in its line.
+            announces: false,
             fence_blocks: false,
             time_left: false,
             renewal_batch: BATCH_SIZE,

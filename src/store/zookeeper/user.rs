@@ -1,6 +1,7 @@
 //! Who this is to the servers.
 
 use crate::error::{Error, Result};
+use crate::store::percent::decode;
 use std::fmt;
 
 const HINT: &str = "write zookeeper://user:password@host and percent-encode odd characters";
@@ -45,25 +46,6 @@ impl fmt::Debug for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("User")
     }
-}
-
-/// `None` for what is no percent-encoded UTF-8.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        let byte = match byte {
-            b'%' => 16 * digit(bytes.next()?)? + digit(bytes.next()?)?,
-            byte => byte,
-        };
-        decoded.push(byte);
-    }
-    String::from_utf8(decoded).ok()
-}
-
-fn digit(byte: u8) -> Option<u8> {
-    let digit = char::from(byte).to_digit(16)?;
-    u8::try_from(digit).ok()
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 -- KEYS   lock    hash of one field: token -> hold count
 --        fence   string: the last reserved fencing token; only if some are to be reserved
 -- ARGV   token; and from `set`: ttl in ms, the count that is to be, how many fencing tokens to reserve,
---        for how long in ms to remember the last of them (0: for ever), from when the clock has passed it
+--        for how long in ms to remember the last of them (0: for ever), from when the clock has passed it; a
+--        hundredth less, and for ever where the key has no time to live
 -- Reply  the first fencing token (0: none)   granted
 --        -1 or -2                            nested only: gone, or taken
 --        -3 or less                          held: -4 less the holder's time to live in ms, -3 if that never ends
+--        an error                            WRONGTYPE, also for a read-write lock, whose holders are not alone
 --
 -- Twice is harmless: count and time to live are absolute, the second run finds its own token and
 -- reads the fencing token that the first has reserved.
@@ -37,20 +39,9 @@ local function grown(text)
   end
 end
 
--- Remembers the last reserved fencing token, and tells which it was before. One that is ahead of the clock, by so
--- many microseconds, is remembered for longer by as much.
-local function remember(fence, last, ahead)
-  doing = 'SET'
-  if retention ~= '0' then
-    local kept = retention
-    if ahead >= 1000 then
-      kept = format('%d', retention + ahead / 1000)
-    end
-    return call('SET', fence, last, 'PX', kept, 'GET')
-  end
-  return call('SET', fence, last, 'GET')
-end
-
+-- Reserves a block of fencing tokens, and tells the first. The last of them is remembered for `retention`; one that is
+-- ahead of the clock, by so many microseconds, for longer by as much. A key without a time to live keeps none: the
+-- counter of a Redisson `RFencedLock`, which others go on from, or what a manager remembers for ever.
 local function reserve(fence)
   if not now then
     doing = 'TIME'
@@ -58,22 +49,40 @@ local function reserve(fence)
     now = time[1] * 1000000 + time[2]
   end
   newest = newest or format('%d', now + block - 1)
-  local text = remember(fence, newest, block)
-  if not text then
-    return now
+  local forever, text = retention == '0', nil
+  doing = 'SET'
+  if forever then
+    text = call('SET', fence, newest, 'GET')
+  else
+    text = call('SET', fence, newest, 'KEEPTTL', 'GET')
   end
   local last = grown(text)
-  if not last then
-    -- What is not ours stays; all but its time to live.
-    call('SET', fence, text)
+  if text and not last then
+    -- What is not ours stays.
+    call('SET', fence, text, 'KEEPTTL')
     error('WRONGTYPE the key of the fencing token holds no number that can grow', 0)
   end
-  if last < now then
-    return now
+  local first, ahead = now, block
+  if last and last >= now then
+    -- The last block was reserved a moment ago, or the clock went back.
+    first, ahead = last + 1, last + block - now
+    call('SET', fence, format('%d', last + block), 'KEEPTTL')
   end
-  -- The last block was reserved a moment ago, or the clock went back.
-  remember(fence, format('%d', last + block), last + block - now)
-  return last + 1
+  if forever then
+    return first
+  end
+  local kept, span = retention, retention * 10
+  if ahead >= 1000 then
+    kept = format('%d', retention + ahead / 1000)
+  end
+  if not text then
+    call('SET', fence, newest, 'PX', kept)
+  elseif ahead >= 1000 or last - last % span ~= now - now % span then
+    -- Once in a hundredth of the time will do, by the tokens, which are microseconds: it costs a command.
+    doing = 'PEXPIRE'
+    call('PEXPIRE', fence, kept, 'XX')
+  end
+  return first
 end
 
 local function acquire(lock, fence, token)
@@ -100,6 +109,10 @@ local function acquire(lock, fence, token)
   end
 
   doing = 'HEXISTS'
+  if call('HEXISTS', lock, 'mode') == 1 then
+    -- Redisson grants one over a lock, which is not ours alone any more.
+    error(READ_WRITE, 0)
+  end
   if call('HEXISTS', lock, token) == 0 then
     if count ~= '1' then
       return -2

@@ -30,3 +30,6 @@ end
 
 local LONGEST_TTL = 31536000000
 local LONGEST_COUNT = 4294967295
+
+-- The field by which a hash is known to be a Redisson `RReadWriteLock` is `mode`.
+local READ_WRITE = 'WRONGTYPE a read-write lock is under the name'

@@ -38,11 +38,20 @@ local function run()
         fence = keys[key]
       end
       doing = 'HEXISTS'
-      if call('HEXISTS', lock, head .. tail()) == 1 then
+      local token = head .. tail()
+      if call('HEXISTS', lock, token) == 1 then
+        if call('HEXISTS', lock, 'mode') == 1 then
+          -- Redisson grants one over a lock, which is left to it: with a field of ours in it, a writer's last unlock
+          -- would wake nobody.
+          doing = 'HDEL'
+          call('HDEL', lock, token)
+          error(READ_WRITE, 0)
+        end
         doing = 'PEXPIRE'
         call('PEXPIRE', lock, ttl)
         if fence then
-          -- A token that is ahead of the clock is remembered for longer by as much.
+          -- A token that is ahead of the clock is remembered for longer by as much, and one that is remembered
+          -- for ever stays so.
           local last, kept = tonumber(try('GET', fence) or nil), retention
           if not now then
             doing = 'TIME'
@@ -52,7 +61,7 @@ local function run()
           if last and last >= now + 1000 then
             kept = format('%d', retention + (last - now) / 1000)
           end
-          call('PEXPIRE', fence, kept)
+          call('PEXPIRE', fence, kept, 'XX')
         end
         reply[item] = 0
       else

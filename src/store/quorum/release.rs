@@ -1,0 +1,60 @@
+//! Releases by a majority.
+
+use super::tally::{absence, say_released};
+use super::{Inner, node_limit};
+use crate::error::Result;
+use crate::store::{Release, Released};
+use std::sync::Arc;
+
+impl Inner {
+    pub(super) async fn release(self: Arc<Self>, request: Release) -> Result<Released> {
+        let (outer, timeout) = (request.token, request.timeout);
+        let limit = node_limit(timeout);
+        let gives_back = request.count == 0;
+        let held = self.holds.update(outer, |held| match request.count {
+            0 => held.releasing = true,
+            count => held.count = count,
+        });
+        let token = held.map_or(outer, |held| held.token);
+        let owed = held.map(|held| (self.clock.now() + held.ttl, held.ttl));
+        let mut tally = self.ask(|node, answers| {
+            let token = node.token(token);
+            let request = Release { token, timeout: limit, ..request.clone() };
+            async move {
+                if gives_back {
+                    node.release(request, owed, answers).await;
+                } else {
+                    node.record(request, answers).await;
+                }
+            }
+        });
+        let done = |verdict: &Released| matches!(verdict, Released::Done { .. });
+        let majority = tally.majority();
+        tally
+            .collect(timeout, |tally| {
+                let votes = tally.votes(done);
+                votes.yes >= majority || votes.no >= majority
+            })
+            .await;
+        let votes = tally.votes(done);
+        if votes.yes + votes.no < majority {
+            return Err(tally.no_majority(say_released));
+        }
+        if gives_back {
+            self.holds.remove(outer);
+        }
+        if votes.no >= majority {
+            let absences = tally.verdicts().filter_map(|verdict| match verdict {
+                Released::NotYours(absence) => Some(*absence),
+                Released::Done { .. } => None,
+            });
+            return Ok(Released::NotYours(absence(absences, votes, majority)));
+        }
+        // Some had it, and no majority had lost it.
+        let listeners = tally.verdicts().map(|verdict| match verdict {
+            Released::Done { listeners } => *listeners,
+            Released::NotYours(_) => 0,
+        });
+        Ok(Released::Done { listeners: listeners.max().unwrap_or_default() })
+    }
+}

@@ -1,0 +1,90 @@
+//! Renewals by a majority, item by item of a batch.
+
+use super::tally::{Tally, absence, say_renewed};
+use super::{Inner, node_limit};
+use crate::error::Result;
+use crate::store::{Absence, Renewal, Renewed, Token};
+use crate::trace;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tracing::Level;
+
+impl Inner {
+    pub(super) async fn renew(
+        self: Arc<Self>,
+        batch: Vec<Renewal>,
+        timeout: Duration,
+    ) -> Result<Renewed> {
+        let limit = node_limit(timeout);
+        let tokens: Vec<Token> =
+            batch.iter().map(|renewal| self.holds.token_of(renewal.token)).collect();
+        let (decision, decided) = watch::channel(None);
+        let sent = self.clock.now();
+        let mut tally = self.ask(|node, answers| {
+            let asked = (Arc::clone(&self.holds), batch.clone(), tokens.clone());
+            node.renew(asked, (sent, limit), decided.clone(), answers)
+        });
+        let majority = tally.majority();
+        let clear = |tally: &Tally<_>| {
+            (0..batch.len()).all(|item| {
+                let (renewed, lost) = count(tally, item);
+                renewed >= majority || lost >= majority
+            })
+        };
+        tally.collect(timeout, clear).await;
+        let verdicts: Vec<Result<Option<Absence>>> =
+            (0..batch.len()).map(|item| verdict(&tally, item, majority)).collect();
+        let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
+        for (renewal, renewed) in batch.iter().zip(renewed.iter()) {
+            if *renewed {
+                let until = sent + renewal.ttl;
+                self.holds.update(renewal.token, |held| held.until = held.until.max(until));
+            }
+        }
+        decision.send_replace(Some(renewed));
+        Ok(Renewed { sent, verdicts })
+    }
+}
+
+type Verdicts = Vec<Result<Option<Absence>>>;
+
+/// How many nodes renewed an item of a batch, and at how many it is not there.
+fn count(tally: &Tally<Verdicts>, item: usize) -> (usize, usize) {
+    let mut counts = (0, 0);
+    for verdicts in tally.verdicts() {
+        match verdicts[item] {
+            Ok(None) => counts.0 += 1,
+            Ok(Some(_)) => counts.1 += 1,
+            Err(_) => {}
+        }
+    }
+    counts
+}
+
+fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Option<Absence>> {
+    let (renewed, lost) = count(tally, item);
+    if renewed >= majority {
+        return Ok(None);
+    }
+    let (mut one, _) = Tally::new(tally.answers.len());
+    one.answers = tally
+        .answers
+        .iter()
+        .map(|answer| match answer {
+            None => None,
+            Some(Ok(verdicts)) => Some(verdicts[item].clone()),
+            Some(Err(error)) => Some(Err(error.clone())),
+        })
+        .collect();
+    let nodes = one.no_majority(say_renewed);
+    if lost >= majority {
+        trace::later(Level::WARN, || {
+            let nodes = nodes.clone();
+            move || tracing::warn!(%nodes, "a majority no longer has it")
+        });
+        let absences = one.verdicts().copied().flatten();
+        return Ok(Some(absence(absences, one.votes(Option::is_none), majority)));
+    }
+    Err(nodes)
+}

@@ -1,0 +1,71 @@
+//! Nodes whose addresses lead to one server.
+//!
+//! Such a server votes once whatever is known here, for each node has tokens of its own. What is known here is said,
+//! to the log and in errors: without it a node that meets the key of its twin would seem to be held by another.
+
+use super::LOOK_LIMIT;
+use super::node::Node;
+use super::tally::Tally;
+use crate::error::{Error, ErrorKind, Fate};
+use crate::store::Acquired;
+use crate::trace;
+use std::sync::{Arc, PoisonError};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::Level;
+
+impl Node {
+    fn server(&self) -> Option<String> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn is_same_server(&self, other: &Self) -> bool {
+        self.index != other.index && self.server().is_some_and(|id| other.server() == Some(id))
+    }
+}
+
+/// Asks all nodes which servers they lead to.
+pub(super) async fn look_for_one_server(nodes: &[Arc<Node>]) {
+    let mut asked = JoinSet::new();
+    for node in nodes.iter().map(Arc::clone) {
+        asked.spawn(async move {
+            let id = timeout(LOOK_LIMIT, node.store.server_id()).await;
+            let id = id.ok().and_then(Result::ok).flatten();
+            *node.server.lock().unwrap_or_else(PoisonError::into_inner) = id;
+        });
+    }
+    while asked.join_next().await.is_some() {}
+    for (at, node) in nodes.iter().enumerate() {
+        for other in nodes[..at].iter().filter(|other| other.is_same_server(node)) {
+            let (first, second) = (other.index + 1, node.index + 1);
+            trace::later(Level::ERROR, || {
+                move || {
+                    tracing::error!(
+                        "node {first} and node {second} lead to one server, which votes once"
+                    )
+                }
+            });
+        }
+    }
+}
+
+/// A node that meets the key of another node, which leads to the same server, has no vote.
+pub(super) fn abstain(nodes: &[Arc<Node>], tally: &mut Tally<Acquired>) {
+    let answer = |tally: &Tally<Acquired>, node: &Node| match tally.answers[node.index] {
+        Some(Ok(answer)) => Some(answer),
+        _ => None,
+    };
+    let granted = |node: &&Arc<Node>| matches!(answer(tally, node), Some(Acquired::Granted { .. }));
+    let granted: Vec<_> = nodes.iter().filter(granted).collect();
+    for node in nodes {
+        if matches!(answer(tally, node), Some(Acquired::Held { .. }))
+            && let Some(twin) = granted.iter().find(|other| other.is_same_server(node))
+        {
+            let twin = twin.index + 1;
+            let message =
+                format!("its address leads to the server of node {twin}, which votes once");
+            let error = Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted);
+            tally.answers[node.index] = Some(Err(error));
+        }
+    }
+}

@@ -60,7 +60,8 @@ pub async fn connect_in_the_end(builder: leasehold::Builder, url: &str) -> lease
 /// Waits until `condition` holds; panics, naming the caller's line, if it does not within `limit`.
 ///
 /// The limit is real time even under a paused tokio clock: what is waited for happens in other
-/// processes and threads, which know nothing of that clock.
+/// processes and threads, which know nothing of that clock. A paused clock skips the wait between two looks, so
+/// the thread sleeps instead: else its looks may keep a lock from the thread that they wait for.
 #[track_caller]
 pub fn eventually(
     limit: Duration,
@@ -74,7 +75,11 @@ pub fn eventually(
                 start.elapsed() < limit,
                 "what {caller} waits for did not come true within {limit:?}"
             );
+            let looked = Instant::now();
             tokio::time::sleep(Duration::from_millis(5)).await;
+            if looked.elapsed() < Duration::from_millis(1) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }

@@ -132,7 +132,7 @@ impl Lease {
         let hold = Arc::clone(&self.hold);
         async move {
             let loss = match core {
-                Some(core) => core.attend(hold.when_lost()).await,
+                Some(core) => core.attend(pin!(hold.when_lost())).await,
                 None => hold.when_lost().await,
             };
             consume_budget().await;
@@ -236,7 +236,7 @@ impl Lease {
             // before this line is seen by the next look, what comes later wakes us.
             let changed = self.hold.changed();
             if self.check().is_ok() && self.remaining() < min {
-                core.attend(changed).await;
+                core.attend(pin!(changed)).await;
             }
         }
     }
@@ -383,8 +383,8 @@ impl Lease {
         }
         core.ensure_running();
         // A request may have to wait for the one before it, so two attempts in all.
-        let settle = core.attend(settle(core, hold, now));
-        let result = match timeout(core.timing.attempt * 2, settle).await {
+        let settle = pin!(settle(core, hold, now));
+        let result = match timeout(core.timing.attempt * 2, core.attend(settle)).await {
             Ok(result) => result,
             Err(_) => return Err(Error::silent()),
         };

@@ -10,6 +10,7 @@ use crate::lock::{Holder, Lock};
 use crate::store::{Holding, Name};
 use crate::trace;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 
@@ -302,9 +303,10 @@ impl LeaseManager {
         let mut failed = Vec::new();
         let mut released = 0;
         for hold in holds {
+            let over = pin!(hold.until_over());
             let in_time = tokio::select! {
                 biased;
-                () = core.attend(hold.until_over()) => true,
+                () = core.attend(over) => true,
                 () = core.clock().sleep_until(until) => hold.is_over(),
             };
             match hold.release_error() {
@@ -319,10 +321,10 @@ impl LeaseManager {
             () = core.clock().sleep_until(until) => {}
         }
         core.stop.cancel();
-        let ended = async {
+        let ended = pin!(async {
             core.stopped.cancelled().await;
             trace::written().await;
-        };
+        });
         tokio::select! {
             biased;
             () = core.attend(ended) => {}

@@ -12,7 +12,7 @@ use crate::lease::Lease;
 use crate::store::{Acquire, Acquired, Mode, Name, Token};
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -73,24 +73,24 @@ pub(crate) async fn acquire(
         Patience::For(limit) => (limit.is_zero(), (limit / 2).max(SHORT_PAUSE)),
         Patience::Forever => (false, Duration::MAX),
     };
-    let seek = Seek { engine, name, once, pause, start, answered: &answered }.run(current);
-    let mut seek = pin!(
-        core.attend(async {
-            tokio::select! {
-                biased;
-                result = seek => result,
-                () = core.closed.cancelled() => Err(core.closed_error()),
-            }
-        })
-        .instrument(span.clone())
-    );
+    // Each is pinned where it is made: a future that is moved into another one takes its room there again.
+    let seek = Seek { engine, name, once, pause, start, answered: &answered };
+    let mut seek = pin!(seek.run(current).instrument(span.clone()));
+    let open = pin!(async {
+        tokio::select! {
+            biased;
+            result = seek.as_mut() => result,
+            () = core.closed.cancelled() => Err(core.closed_error()),
+        }
+    });
+    let attended = core.attend(open);
     let result = match patience {
-        Patience::For(limit) if !once => match timeout(limit, seek.as_mut()).await {
+        Patience::For(limit) if !once => match timeout(limit, attended).await {
             Ok(result) => result,
             Err(_) if answered.load(Ordering::Relaxed) && !is_silent(core, name, start) => Ok(None),
             Err(_) => Err(Error::silent()),
         },
-        _ => seek.await,
+        _ => attended.await,
     };
     if !span.is_disabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
@@ -140,7 +140,8 @@ impl Seek<'_> {
         self.core().check_open()?;
         self.core().ensure_running();
         if let Some(hold) = current.clone() {
-            if let Some(lease) = self.enter(hold).await? {
+            // In a box, as is all that few calls come to, so that the others stay small.
+            if let Some(lease) = Box::pin(self.enter(hold)).await? {
                 return Ok(Some(lease));
             }
             *current = None;
@@ -211,7 +212,7 @@ impl Seek<'_> {
                 tokio::select! {
                     biased;
                     admission = timeout(pause, place.next(now)) => admission,
-                    never = self.doubt(&mut hints) => match never {},
+                    never = Box::pin(self.doubt(&mut hints)) => match never {},
                 }
             } else {
                 timeout(pause, place.next(now)).await
@@ -339,11 +340,12 @@ impl Seek<'_> {
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.token(), 1);
-            let Some(verdict) = self.answer(&turn, attempt.ask(request), until).await else {
+            let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
+            let Some(verdict) = verdict else {
                 return Err(Error::silent());
             };
             match verdict {
-                Ok(Acquired::Granted { sent, fence }) => {
+                Ok(Acquired::Granted { sent, fence, reached }) => {
                     let now = core.now();
                     let stale = core.timing.stale(sent, now);
                     let kept = if stale { Kept::Forced } else { turn.keep(sent, now) };
@@ -360,7 +362,16 @@ impl Seek<'_> {
                     let token = attempt.token();
                     let unsure_until = attempt.taken();
                     let name = self.name.clone();
-                    return Ok(Some(Grant { name, token, fence, sent, now, unsure_until, turn }));
+                    return Ok(Some(Grant {
+                        name,
+                        token,
+                        fence,
+                        reached,
+                        sent,
+                        now,
+                        unsure_until,
+                        turn,
+                    }));
                 }
                 Ok(Acquired::Held { remaining }) => {
                     self.answered.store(true, Ordering::Relaxed);
@@ -396,11 +407,10 @@ impl Seek<'_> {
     async fn answer<R>(
         &self,
         turn: &Turn,
-        request: impl Future<Output = R>,
+        mut request: Pin<&mut impl Future<Output = R>>,
         until: Instant,
     ) -> Option<R> {
         let core = self.core();
-        let mut request = pin!(request);
         loop {
             let now = core.now();
             let left = until.saturating_duration_since(now);

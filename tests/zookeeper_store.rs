@@ -102,7 +102,7 @@ fn job() -> Name {
 #[track_caller]
 fn granted(verdict: Result<Acquired>) -> (leasehold::clock::Instant, u64) {
     match verdict {
-        Ok(Acquired::Granted { sent, fence: Some(fence) }) => (sent, fence),
+        Ok(Acquired::Granted { sent, fence: Some(fence), .. }) => (sent, fence),
         other => panic!("{other:?}"),
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::{Acquire, Acquired, Fencing, Release, Released, Store, StoreFuture, Token};
 use crate::trace;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
@@ -264,8 +264,9 @@ impl Core {
 
     /// Waits for `work`, and takes the engine's place on this runtime if it becomes vacant meanwhile: else nobody
     /// might do what is waited for.
-    pub(crate) async fn attend<F: Future>(self: &Arc<Self>, work: F) -> F::Output {
-        let mut work = pin!(work);
+    ///
+    /// It is pinned by the caller: a future that is moved in would take its room twice.
+    pub(crate) async fn attend<F: Future>(self: &Arc<Self>, mut work: Pin<&mut F>) -> F::Output {
         if !self.on_caller {
             return work.await;
         }
@@ -472,7 +473,16 @@ mod tests {
         let name = Name::new("n").unwrap();
         let turn = core.queue.try_enter(&name, core.now()).unwrap();
         let (now, token) = (core.now(), core.draw_token());
-        let grant = Grant { name, token, fence: None, sent: now, now, unsure_until: None, turn };
+        let grant = Grant {
+            name,
+            token,
+            fence: None,
+            reached: false,
+            sent: now,
+            now,
+            unsure_until: None,
+            turn,
+        };
         let hold = Arc::downgrade(&Hold::begin(&core, grant));
         assert!(hold.upgrade().is_some());
         drop(core);

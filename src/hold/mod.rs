@@ -102,6 +102,8 @@ pub(crate) struct Grant {
     pub(crate) name: Name,
     pub(crate) token: Token,
     pub(crate) fence: Option<u64>,
+    /// The store's clock has reached the fencing token.
+    pub(crate) reached: bool,
     pub(crate) sent: Instant,
     /// When it came.
     pub(crate) now: Instant,
@@ -112,11 +114,13 @@ pub(crate) struct Grant {
 impl Hold {
     /// Begins the life of a hold: one lease, watched, and known under its name.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant { name, token, fence, sent, now, unsure_until, turn } = grant;
+        let Grant { name, token, fence, reached, sent, now, unsure_until, turn } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
-        state.came(now);
+        // The first token is ahead of the store's clock by a block at most.
+        let ahead = core.settings.fencing.filter(|_| !reached).map_or(0, |fencing| fencing.block);
+        state.reached(now + Duration::from_micros(ahead.into()));
         let hold = Self::new(name, token, fence, state, Some(turn));
         let forced = core.queue.install(&hold, sent);
         hold.start(core, now);

@@ -41,8 +41,7 @@ impl Queue {
 
     /// A place in the line of a name, from the first [`Place::next`] on.
     pub(crate) fn place(self: &Arc<Self>, name: &Name) -> Place {
-        let (queue, told) = (Arc::clone(self), Arc::new(Notify::new()));
-        Place { queue, name: name.clone(), ticket: None, told }
+        Place { queue: Arc::clone(self), name: name.clone(), ticket: None, told: None }
     }
 }
 
@@ -95,12 +94,14 @@ impl Turn {
         if slot.turn != self.number && slot.due.is_none() {
             return Kept::Not;
         }
-        if slot.forced.take_if(|forced| *forced >= sent).is_some() {
+        if slot.rivals().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some()) {
             return Kept::Forced;
         }
         (slot.turn, slot.due) = (self.number, None);
-        slot.served_at = served_at;
-        let offer = slot.offer.take();
+        if served_at.is_some() || slot.see_rivals().is_some() {
+            slot.make_rivals().served_at = served_at;
+        }
+        let offer = slot.take_offer();
         drop(line);
         drop(offer);
         Kept::Yes
@@ -124,7 +125,8 @@ pub(crate) struct Place {
     queue: Arc<Queue>,
     name: Name,
     ticket: Option<u64>,
-    told: Arc<Notify>,
+    /// Made when it has to wait.
+    told: Option<Arc<Notify>>,
 }
 
 impl Place {
@@ -135,7 +137,7 @@ impl Place {
             if let Some(admission) = self.look(now) {
                 return admission;
             }
-            self.told.notified().await;
+            self.told.get_or_insert_default().notified().await;
         }
     }
 
@@ -144,7 +146,8 @@ impl Place {
         let since = self.queue.looked_since(now);
         let line = self.queue.lock();
         let slot = line.slots.get(&self.name).filter(|slot| slot.hold.is_some());
-        let mut waiters = slot.iter().flat_map(|slot| &slot.waiters);
+        let rivals = slot.and_then(Slot::see_rivals);
+        let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
         let first = waiters.find(|(_, waiter)| waiter.looked >= since);
         first.is_some_and(|(ticket, _)| Some(*ticket) == self.ticket)
     }
@@ -160,12 +163,14 @@ impl Place {
                 break Some(Admission::Turn(turn));
             };
             let ticket = *self.ticket.get_or_insert(number);
-            let waiter = || Waiter { told: Arc::clone(&self.told), looked: now };
-            slot.waiters.entry(ticket).or_insert_with(waiter).looked = now;
-            match slot.offer.take_if(|(to, _)| *to == ticket) {
+            let rivals = slot.make_rivals();
+            let told = self.told.get_or_insert_default();
+            let waiter = || Waiter { told: Arc::clone(told), looked: now };
+            rivals.waiters.entry(ticket).or_insert_with(waiter).looked = now;
+            match rivals.offer.take_if(|(to, _)| *to == ticket) {
                 Some((_, Offer::Hold(passed))) => break Some(Admission::Hold(passed)),
                 Some((_, Offer::Turn)) => {
-                    slot.waiters.remove(&ticket);
+                    rivals.waiters.remove(&ticket);
                     let number = slot.turn;
                     let turn = queue.turn(&line, &self.name, number, now);
                     break Some(Admission::Turn(turn));
@@ -186,9 +191,10 @@ impl Drop for Place {
         let Some(ticket) = self.ticket else { return };
         let mut line = self.queue.lock();
         let Some(slot) = line.slots.get_mut(&self.name) else { return };
-        slot.waiters.remove(&ticket);
-        let offer = slot.offer.take_if(|(to, _)| *to == ticket);
         let turn = slot.turn;
+        let Some(rivals) = slot.rivals() else { return };
+        rivals.waiters.remove(&ticket);
+        let offer = rivals.offer.take_if(|(to, _)| *to == ticket);
         drop(line);
         match offer {
             Some((_, Offer::Turn)) => self.queue.pass(&self.name, turn),

@@ -58,16 +58,23 @@ impl Line {
 
 pub(super) struct Slot {
     pub(super) hold: Option<Arc<Hold>>,
-    /// Those in line, by their tickets.
-    pub(super) waiters: BTreeMap<u64, Waiter>,
-    /// What the waiter of this ticket is to have when it looks.
-    pub(super) offer: Option<(u64, Offer)>,
     /// The number of the current turn.
     pub(super) turn: u64,
     /// By when whoever has the current turn moves, if it is polled. `None`: a hold has it.
     pub(super) due: Option<Instant>,
     /// Since when the store has not answered a request for this name.
     pub(super) silent_since: Option<Instant>,
+    /// What a name that one flow of control locks does not need: most names are such.
+    rivals: Option<Box<Rivals>>,
+}
+
+/// What others do about a name.
+#[derive(Default)]
+pub(super) struct Rivals {
+    /// Those in line, by their tickets.
+    pub(super) waiters: BTreeMap<u64, Waiter>,
+    /// What the waiter of this ticket is to have when it looks.
+    pub(super) offer: Option<(u64, Offer)>,
     /// When the name was last forced open from here.
     pub(super) forced: Option<Instant>,
     /// While waiters elsewhere listen: the last ticket that there was when the store granted the name.
@@ -76,16 +83,26 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn new(turn: u64, due: Instant) -> Self {
-        Self {
-            hold: None,
-            waiters: BTreeMap::new(),
-            offer: None,
-            turn,
-            due: Some(due),
-            silent_since: None,
-            forced: None,
-            served_at: None,
-        }
+        Self { hold: None, turn, due: Some(due), silent_since: None, rivals: None }
+    }
+
+    /// What there is to change of the rivals.
+    pub(super) fn rivals(&mut self) -> Option<&mut Rivals> {
+        self.rivals.as_deref_mut()
+    }
+
+    /// What there is to see of the rivals.
+    pub(super) fn see_rivals(&self) -> Option<&Rivals> {
+        self.rivals.as_deref()
+    }
+
+    pub(super) fn make_rivals(&mut self) -> &mut Rivals {
+        self.rivals.get_or_insert_default()
+    }
+
+    /// Voids what was offered.
+    pub(super) fn take_offer(&mut self) -> Option<(u64, Offer)> {
+        self.rivals()?.offer.take()
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
@@ -94,7 +111,8 @@ impl Slot {
 
     /// The first waiter that has looked since `since`. Those before it are out of the line.
     pub(super) fn first(&mut self, since: Instant) -> Option<(u64, Arc<Notify>)> {
-        while let Some(first) = self.waiters.first_entry() {
+        let waiters = &mut self.rivals()?.waiters;
+        while let Some(first) = waiters.first_entry() {
             if first.get().looked >= since {
                 return Some((*first.key(), Arc::clone(&first.get().told)));
             }
@@ -159,12 +177,13 @@ impl Queue {
         let mut line = self.lock();
         let slot = line.slots.get_mut(name)?;
         let (ticket, told) = slot.first(Instant::ZERO)?;
-        if !early && slot.served_at.is_some_and(|last| ticket > last) {
+        let rivals = slot.rivals()?;
+        if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;
         }
         let (next, passed) = next();
         // What was offered before has come to nothing.
-        let offer = slot.offer.replace((ticket, Offer::Hold(passed)));
+        let offer = rivals.offer.replace((ticket, Offer::Hold(passed)));
         // What was there is alive in the hands of whoever passes it on.
         slot.hold = Some(Arc::clone(&next));
         drop(line);
@@ -175,12 +194,12 @@ impl Queue {
     /// The waiter that was offered `hold` has not looked in time.
     pub(crate) fn missed(&self, hold: &Arc<Hold>) {
         let mut line = self.lock();
-        let Some(slot) = line.slots.get_mut(&hold.name) else { return };
-        let missed = slot
+        let Some(rivals) = line.slots.get_mut(&hold.name).and_then(Slot::rivals) else { return };
+        let missed = rivals
             .offer
             .take_if(|(_, offer)| matches!(offer, Offer::Hold(passed) if passed.is(hold)));
         if let Some((ticket, _)) = &missed {
-            slot.waiters.remove(ticket);
+            rivals.waiters.remove(ticket);
         }
         drop(line);
         drop(missed);
@@ -193,13 +212,13 @@ impl Queue {
         let Some(slot) = line.slots.get_mut(&hold.name) else { return false };
         slot.hold = Some(Arc::clone(hold));
         slot.silent_since = None;
-        slot.forced >= Some(sent)
+        slot.see_rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
     }
 
     /// A name was forced open from here, at the latest at `now`.
     pub(crate) fn forced(&self, name: &Name, now: Instant) {
         if let Some(slot) = self.lock().slots.get_mut(name) {
-            slot.forced = Some(now);
+            slot.make_rivals().forced = Some(now);
         }
     }
 
@@ -262,8 +281,10 @@ impl Queue {
     /// Takes the turn away from a future that is not polled.
     pub(super) fn take_away(&self, line: &mut Line, name: &Name, now: Instant) -> Ended {
         if let Some(slot) = line.slots.get_mut(name) {
-            if let Some((ticket, Offer::Turn)) = slot.offer {
-                slot.waiters.remove(&ticket);
+            if let Some(rivals) = slot.rivals()
+                && let Some((ticket, Offer::Turn)) = rivals.offer
+            {
+                rivals.waiters.remove(&ticket);
             }
             // All that have not looked lately at once, or each of them would have to be waited for.
             slot.first(self.looked_since(now));
@@ -274,12 +295,12 @@ impl Queue {
     /// Ends the current turn of a name, and offers the next one to the first waiter.
     fn end_turn(&self, line: &mut Line, name: &Name, now: Instant) -> Ended {
         let Some(slot) = line.slots.get_mut(name) else { return Ended::default() };
-        let (hold, offer) = (slot.hold.take(), slot.offer.take());
+        let (hold, offer) = (slot.hold.take(), slot.take_offer());
         let mut told = None;
         if let Some((ticket, first)) = slot.first(Instant::ZERO) {
             line.numbers += 1;
             (slot.turn, slot.due) = (line.numbers, Some(now + self.attempt));
-            slot.offer = Some((ticket, Offer::Turn));
+            slot.make_rivals().offer = Some((ticket, Offer::Turn));
             told = Some(first);
         } else {
             line.slots.remove(name);

@@ -239,9 +239,9 @@ impl<'a> Attempt<'a> {
     }
 
     /// Asks the store once.
-    pub(crate) async fn ask(&mut self, request: Acquire) -> Result<Acquired> {
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Result<Acquired>> {
         self.flight = Some(self.core.acquire(request));
-        self.land().await
+        self.land()
     }
 
     async fn land(&mut self) -> Result<Acquired> {
@@ -294,9 +294,9 @@ impl<'a> Nested<'a> {
     }
 
     /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
-    pub(crate) async fn ask(&mut self, request: Acquire) -> Entered {
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Entered> {
         self.flight = Some(self.core.acquire(request));
-        self.land().await
+        self.land()
     }
 
     async fn land(&mut self) -> Entered {

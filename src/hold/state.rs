@@ -94,9 +94,10 @@ pub(crate) struct State {
     recorded: Option<u32>,
     /// How often it was passed on since the store granted it.
     passed: u32,
-    /// When the store's grant was asked for, and when it came.
+    /// When the store's grant was asked for.
     granted: Instant,
-    came: Instant,
+    /// By when the store's clock had surely reached the first fencing token of the grant.
+    reached: Instant,
     /// The loss was ours to decide: when to release at the latest.
     owed: Option<Instant>,
     /// Earlier sends of the grant whose fate is unknown may run until then.
@@ -120,7 +121,7 @@ impl State {
             attempts: 0,
             failures: 0,
             granted: sent,
-            came: sent,
+            reached: sent,
             passed: 0,
             live: 1,
             recorded: Some(1),
@@ -247,9 +248,9 @@ impl State {
         self.live > 0 && !self.offered
     }
 
-    /// The store's grant came at `now`.
-    pub(super) fn came(&mut self, now: Instant) {
-        self.came = now;
+    /// The store's clock has reached the first fencing token at `time`.
+    pub(super) fn reached(&mut self, time: Instant) {
+        self.reached = time;
     }
 
     /// Belief ends. With `owed` the key is still ours, to be released by then.
@@ -790,10 +791,10 @@ mod tests {
     fn a_fencing_token_that_was_not_reserved_must_lie_behind_the_stores_clock() {
         let micros = |micros| Instant::ZERO + Duration::from_micros(micros);
         let mut state = held();
-        state.came(micros(1_000));
+        state.reached(micros(1_001));
         assert!(!state.has_fence(micros(1_000), 1));
         assert!(state.has_fence(micros(1_000), 2), "reserved by the grant");
-        // The first after it needs two microseconds more than the block, by a clock that is 1 % slower.
+        // The first after it needs more than a microsecond, by a clock that is 1 % slower.
         assert!(!state.has_fence(micros(1_002), 1));
         assert!(state.has_fence(micros(1_004), 1));
         let next = state.pass(None, at(0));
@@ -801,7 +802,7 @@ mod tests {
         assert!(!next.has_fence(micros(1_000), 2));
         assert!(!next.has_fence(micros(1_004), 2));
         assert!(next.has_fence(micros(1_006), 2));
-        assert!(!next.has_fence(at(0), 2), "before it came");
+        assert!(!next.has_fence(at(0), 2), "before it is reached");
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl State {
             Ok(entry) => {
                 entry.count = request.count;
                 entry.expires = expires;
-                Acquired::Granted { sent: now, fence: entry.fence }
+                Acquired::Granted { sent: now, fence: entry.fence, reached: false }
             }
             Err(absence) if request.count > 1 => Acquired::NotYours(absence),
             Err(Absence::Taken) => {
@@ -167,7 +167,7 @@ impl State {
                 let fence = request.fencing.map(|fencing| self.fence(&request.name, fencing, now));
                 let (token, count) = (request.token, request.count);
                 self.holds.insert(request.name.clone(), Entry { token, count, fence, expires });
-                Acquired::Granted { sent: now, fence }
+                Acquired::Granted { sent: now, fence, reached: false }
             }
         }
     }

@@ -281,6 +281,9 @@ pub enum Acquired {
         sent: Instant,
         /// The first reserved fencing token.
         fence: Option<u64>,
+        /// Where fencing tokens are a number of microseconds: whether the store's clock has surely reached the first
+        /// one. Elsewhere it does not matter.
+        reached: bool,
     },
     /// An outermost acquire found another holder.
     Held {

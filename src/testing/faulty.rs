@@ -320,8 +320,8 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
             &[&name],
             move |inner| inner.acquire(request),
             |reply, before| match reply {
-                Acquired::Granted { sent, fence } => {
-                    Acquired::Granted { sent: sent.min(before), fence }
+                Acquired::Granted { sent, fence, reached } => {
+                    Acquired::Granted { sent: sent.min(before), fence, reached }
                 }
                 other => other,
             },

@@ -98,7 +98,7 @@ impl Server {
         match self.own(&request.name, request.token, now) {
             Ok(entry) => {
                 (entry.count, entry.expires) = (request.count, expires);
-                (Acquired::Granted { sent, fence: entry.fence }, Deed::Again)
+                (Acquired::Granted { sent, fence: entry.fence, reached: false }, Deed::Again)
             }
             Err(absence) if request.count > 1 => (Acquired::NotYours(absence), Deed::Nothing),
             Err(Absence::Taken) => {
@@ -118,7 +118,7 @@ impl Server {
                 let (token, count) = (request.token, request.count);
                 let entry = Entry { token, hold, count, fence, expires, granted: now };
                 self.data.holds.insert(request.name.clone(), entry);
-                (Acquired::Granted { sent, fence }, Deed::Created)
+                (Acquired::Granted { sent, fence, reached: false }, Deed::Created)
             }
         }
     }

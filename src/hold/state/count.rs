@@ -146,12 +146,11 @@ impl State {
     }
 
     /// Whether the next holder in a chain has a fencing token of its own, of a grant that reserved `block`. One that
-    /// was not reserved must lie behind the store's clock, which may be 1 % slower, and at the grant may have been
-    /// behind the first token by a block.
+    /// was not reserved must lie behind the store's clock, which may be 1 % slower.
     pub(in crate::hold) fn has_fence(&self, now: Instant, block: u32) -> bool {
         let next = self.passed.saturating_add(1);
-        let passed = now.saturating_duration_since(self.came).mul_f64(0.99).as_micros();
-        next < block || passed > u128::from(next) + u128::from(block)
+        let passed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
+        next < block || passed > u128::from(next)
     }
 
     /// Ends it for its holder; returns what the next one has of it, to be accepted before the renewal that is
@@ -166,7 +165,7 @@ impl State {
             renewal,
             offered: true,
             granted: self.granted,
-            came: self.came,
+            reached: self.reached,
             passed: self.passed + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)

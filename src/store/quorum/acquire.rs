@@ -124,7 +124,7 @@ impl Inner {
             let held = Held { token, count: 1, ttl, until, releasing: false };
             self.holds.insert(request.token, held, now);
             decision.send_replace(Some(true));
-            return Round::Over(Ok(Acquired::Granted { sent, fence: None }));
+            return Round::Over(Ok(Acquired::Granted { sent, fence: None, reached: false }));
         }
         // What was granted, or will be, is given back by those who asked for it.
         self.holds.remove(request.token);
@@ -163,7 +163,7 @@ impl Inner {
                 held.count = request.count;
                 held.until = held.until.max(until);
             });
-            return Ok(Acquired::Granted { sent, fence: None });
+            return Ok(Acquired::Granted { sent, fence: None, reached: false });
         }
         if votes.no >= majority {
             let absences = tally.verdicts().filter_map(|verdict| match verdict {
@@ -204,7 +204,7 @@ mod tests {
     fn a_majority_may_be_free_when_the_fastest_are() {
         let held = |seconds| Ok(Acquired::Held { remaining: Some(Duration::from_secs(seconds)) });
         let here = Clock::system().now();
-        let granted = || Ok(Acquired::Granted { sent: here, fence: None });
+        let granted = || Ok(Acquired::Granted { sent: here, fence: None, reached: false });
         let undying = || Ok(Acquired::Held { remaining: None });
         let lost = || Err(Error::new(ErrorKind::Unavailable, "out of order"));
         for (answers, expected) in [

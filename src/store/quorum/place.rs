@@ -203,7 +203,7 @@ mod tests {
     }
 
     fn granted(clock: &Clock) -> Result<Acquired> {
-        Ok(Acquired::Granted { sent: clock.now(), fence: None })
+        Ok(Acquired::Granted { sent: clock.now(), fence: None, reached: false })
     }
 
     async fn take(node: &Node, name: &Name, token: Token) {

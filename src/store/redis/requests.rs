@@ -187,7 +187,9 @@ impl Request for Acquire {
     fn read(&self, _wire: &Wire, sent: Instant, reply: &Element) -> Result<Acquired> {
         match reply.code()? {
             Code::Done(first) if (first > 0) == self.fencing.is_some() => {
-                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first) })
+                // By `acquire.lua`.
+                let reached = first % 2 == 0;
+                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached })
             }
             Code::Done(_) => Err(replies::nonsense()),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
@@ -371,14 +373,15 @@ mod tests {
         let (wire, sent) = (wire(None), crate::clock::Clock::system().now());
         let fenced = Acquire { fencing: Some(Fencing { block: 1, retention: None }), ..acquire(1) };
         let asked = |acquire: &Acquire, said| match acquire.read(&wire, sent, &Element::Int(said)) {
-            Ok(Acquired::Granted { fence, .. }) => format!("granted {fence:?}"),
+            Ok(Acquired::Granted { fence, reached, .. }) => format!("granted {fence:?} {reached}"),
             Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
             Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
             Err(error) => format!("{:?}", error.kind()),
         };
         for (said, plain, with_fence) in [
-            (7, "Invalid", "granted Some(7)"),
-            (0, "granted None", "Invalid"),
+            (7, "Invalid", "granted Some(7) false"),
+            (8, "Invalid", "granted Some(8) true"),
+            (0, "granted None true", "Invalid"),
             (-1, "Gone", "Gone"),
             (-2, "Taken", "Taken"),
             (-3, "held None", "held None"),
@@ -430,7 +433,7 @@ mod tests {
     async fn what_too_few_replicas_have_is_not_granted_but_a_hold_goes_on() {
         let error = Error::new(ErrorKind::Rejected, "too few");
         let sent = crate::clock::Clock::system().now();
-        let granted = || Acquired::Granted { sent, fence: None };
+        let granted = || Acquired::Granted { sent, fence: None, reached: true };
         assert!(acquire(1).unconfirmed(granted(), &error).is_err());
         assert!(acquire(2).unconfirmed(granted(), &error).is_ok());
         let held = Acquired::Held { remaining: None };

@@ -226,7 +226,11 @@ impl Attempt<'_> {
             *entry = Own { granted: true, expires, ..own };
         });
         // It took so long that it was swept.
-        if known { Ok(Acquired::Granted { sent, fence }) } else { Err(no_session()) }
+        if known {
+            Ok(Acquired::Granted { sent, fence, reached: false })
+        } else {
+            Err(no_session())
+        }
     }
 
     async fn first_try(&self) -> Result<Acquired> {

@@ -149,7 +149,7 @@ pub(super) struct Grant {
 #[track_caller]
 pub(super) fn granted(verdict: Result<Acquired>) -> Grant {
     match verdict {
-        Ok(Acquired::Granted { sent, fence }) => Grant { sent, fence },
+        Ok(Acquired::Granted { sent, fence, .. }) => Grant { sent, fence },
         other => panic!("expected a grant, the store says {other:?}"),
     }
 }

@@ -5,7 +5,7 @@
 -- ARGV   token; and from `set`: ttl in ms, the count that is to be, how many fencing tokens to reserve,
 --        for how long in ms to remember the last of them (0: for ever), from when the clock has passed it; a
 --        hundredth less, and for ever where the key has no time to live
--- Reply  the first fencing token (0: none)   granted
+-- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
 --        -1 or -2                            nested only: gone, or taken
 --        -3 or less                          held: -4 less the holder's time to live in ms, -3 if that never ends
 --        an error                            WRONGTYPE, also for a read-write lock, whose holders are not alone
@@ -48,7 +48,8 @@ local function reserve(fence)
     local time = call('TIME')
     now = time[1] * 1000000 + time[2]
   end
-  newest = newest or format('%d', now + block - 1)
+  local even = now - now % 2
+  newest = newest or format('%d', even + block - 1)
   local forever, text = retention == '0', nil
   doing = 'SET'
   if forever then
@@ -62,16 +63,16 @@ local function reserve(fence)
     call('SET', fence, text, 'KEEPTTL')
     error('WRONGTYPE the key of the fencing token holds no number that can grow', 0)
   end
-  local first, ahead = now, block
-  if last and last >= now then
+  local first = even
+  if last and last >= even then
     -- The last block was reserved a moment ago, or the clock went back.
-    first, ahead = last + 1, last + block - now
-    call('SET', fence, format('%d', last + block), 'KEEPTTL')
+    first = last + 1 + last % 2
+    call('SET', fence, format('%d', first + block - 1), 'KEEPTTL')
   end
   if forever then
     return first
   end
-  local kept, span = retention, retention * 10
+  local kept, span, ahead = retention, retention * 10, first + block - now
   if ahead >= 1000 then
     kept = format('%d', retention + ahead / 1000)
   end

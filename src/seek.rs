@@ -139,13 +139,14 @@ impl Seek<'_> {
     async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Lease>> {
         self.core().check_open()?;
         self.core().ensure_running();
-        if let Some(hold) = current.clone() {
+        // Most of the time the last one is over.
+        if let Some(hold) = current.clone().filter(|hold| !hold.is_left()) {
             // In a box, as is all that few calls come to, so that the others stay small.
             if let Some(lease) = Box::pin(self.enter(hold)).await? {
                 return Ok(Some(lease));
             }
-            *current = None;
         }
+        *current = None;
         let Some(hold) = self.first().await? else {
             return Ok(None);
         };

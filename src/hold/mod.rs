@@ -307,6 +307,12 @@ impl Hold {
         self.lock().state.is_over()
     }
 
+    /// Whether it is over, and has no lease that knows nothing of it.
+    pub(crate) fn is_left(&self) -> bool {
+        let inner = self.lock();
+        inner.state.is_over() && inner.state.live() == 0
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         self.lock().state.is_busy()
     }

@@ -50,25 +50,32 @@ local function reserve(fence)
   end
   newest = newest or format('%d', now + block - 1)
   local forever, text = retention == '0', nil
-  doing = 'SET'
   if forever then
-    text = call('SET', fence, newest, 'GET')
+    doing = 'GET'
+    text = call('GET', fence)
   else
+    doing = 'SET'
     text = call('SET', fence, newest, 'KEEPTTL', 'GET')
   end
   local last = grown(text)
   if text and not last then
-    -- What is not ours stays.
-    call('SET', fence, text, 'KEEPTTL')
+    -- What is not ours stays, and so does its time to live.
+    if not forever then
+      call('SET', fence, text, 'KEEPTTL')
+    end
     error('WRONGTYPE the key of the fencing token holds no number that can grow', 0)
   end
+  doing = 'SET'
   local first, ahead = now, block
   if last and last >= now then
     -- The last block was reserved a moment ago, or the clock went back.
     first, ahead = last + 1, last + block - now
-    call('SET', fence, format('%d', last + block), 'KEEPTTL')
+    if not forever then
+      call('SET', fence, format('%d', last + block), 'KEEPTTL')
+    end
   end
   if forever then
+    call('SET', fence, format('%d', first + block - 1))
     return first
   end
   local kept, span = retention, retention * 10

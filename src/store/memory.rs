@@ -400,7 +400,8 @@ mod tests {
         take_many(&mut state, 0..2_000, at(990));
         state.holds.clear();
         assert_eq!(take(&mut state, "n", at(990)), 1_000_001);
-        let store = MemoryStore { clock: Clock::tokio(), state: Arc::new(Mutex::new(state)) };
+        let store = MemoryStore::new();
+        *store.lock() = state;
         store.restart();
         let after = take(&mut store.lock(), "n", at(991));
         assert_eq!(after, 1_000_011);

@@ -214,7 +214,10 @@ impl Builder {
     /// Set it to false where Java services with Redisson share the names and wake their waiters by plain pub/sub: with
     /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All
     /// processes that share names must do the same. Otherwise they do not hear each other, and go by the clock: waiters
-    /// here by [`poll_bound`](Self::poll_bound), those of Redisson by the time that the lease has left.
+    /// here by [`poll_bound`](Self::poll_bound), those of Redisson by the time that the lease has left. Nor are they heard
+    /// of: while many in another process want the name, it is hardly ever free when a waiter like that looks, and nobody
+    /// there makes room for it. Nothing tells of different settings. A missing right to the channel has the same effect,
+    /// and is told by a warning in the log, when connecting and at each release.
     pub fn sharded_pubsub(mut self, on: bool) -> Self {
         self.remote.plain_pubsub = !on;
         self

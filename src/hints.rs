@@ -40,7 +40,7 @@ impl<'a> Hints<'a> {
     pub(crate) async fn hint(&mut self, core: &'a Core, name: &'a Name) {
         if let Self::Unasked = self {
             let limit = core.timing.attempt;
-            *self = Self::Subscribing(Box::pin(in_time(limit, core.store.subscribe(name))));
+            *self = Self::Subscribing(Box::pin(in_time(limit, core.subscribe(name))));
         }
         match self {
             Self::Subscribed(wakeups) => wakeups.recv().await,

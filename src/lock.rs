@@ -122,7 +122,8 @@ impl Lock {
     /// Takes the lock if it is free now; `None` if it is not.
     ///
     /// One attempt. It never overtakes: when someone of this process holds the name or waits for it,
-    /// the answer is `None` without asking the store. Just after this process has released a name for which waiters of
+    /// the answer is `None` without asking the store. If a request of theirs has had no answer for an attempt, it waits for that
+    /// first, for two attempts at most, for it may be this process that stood still. Just after this process has released a name for which waiters of
     /// other processes listen, the attempt comes up to 2 ms later, so that they can go first.
     ///
     /// # Errors

@@ -213,7 +213,7 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.store.inspect(&Name::new(name.as_ref())?).await
+        core.inspect(&Name::new(name.as_ref())?).await
     }
 
     /// Takes `name` away from whoever holds it, and wakes a waiter; whether somebody held it.
@@ -248,7 +248,7 @@ impl LeaseManager {
         let name = Name::new(name.as_ref())?;
         let hold = lose(core, &name, Loss::Revoked);
         let mut revoked = Revoked { core, hold };
-        let held = core.store.force_release(&name).await;
+        let held = core.force_release(&name).await;
         // A grant that was sent before that, and is heard of later, is given back.
         core.queue.forced(&name, core.now());
         let before = if held.is_ok() { revoked.hold.take() } else { revoked.hold.clone() };

@@ -1,16 +1,17 @@
 //! How a name is taken: alone, again, or after waiting.
 
+mod line;
+
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hints::Hints;
 use crate::hold::engine::{Core, Engine};
-use crate::hold::place::{Admission, Kept, Place, Turn};
+use crate::hold::place::{Admission, Kept, Turn};
 use crate::hold::reaper::{Attempt, Nested};
 use crate::hold::state::{Entered, Entry};
 use crate::hold::{Grant, Hold};
 use crate::lease::Lease;
 use crate::store::{Acquire, Acquired, Mode, Name, Token};
-use std::convert::Infallible;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -165,19 +166,17 @@ impl Seek<'_> {
     async fn first(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core();
         if self.once {
-            let Some(turn) = core.queue.try_enter(self.name, self.start) else {
-                let silent = is_silent(core, self.name, Instant::ZERO);
-                return if silent { Err(Error::silent()) } else { Ok(None) };
+            return match core.queue.try_enter(self.name, self.start) {
+                Some(turn) => self.begin(turn).await,
+                None => Box::pin(self.behind_a_silence()).await,
             };
-            let grant = self.take(turn).await?;
-            return Ok(grant.map(|grant| Hold::begin(core, grant)));
         }
         let mut place = core.queue.place(self.name);
         loop {
             match self.wait_in_line(&mut place).await? {
                 Admission::Turn(turn) => {
-                    if let Some(grant) = self.take(turn).await? {
-                        return Ok(Some(Hold::begin(core, grant)));
+                    if let Some(hold) = self.begin(turn).await? {
+                        return Ok(Some(hold));
                     }
                 }
                 Admission::Hold(passed) => {
@@ -189,57 +188,10 @@ impl Seek<'_> {
         }
     }
 
-    /// Waits in line, for as long as the store is not silent: the first in line may hear nothing either.
-    async fn wait_in_line(&self, place: &mut Place) -> Result<Admission> {
-        let core = self.core();
-        let limit = self.silence_limit();
-        let mut hints = Hints::Unasked;
-        let mut gap = FIRST_GAP;
-        // This needs no answer, whatever came before.
-        self.answered.store(true, Ordering::Relaxed);
-        loop {
-            let now = core.now();
-            let mut pause = gap.min(core.timing.look_period());
-            if let Some(since) = core.queue.silent_since(self.name) {
-                let until = since.max(self.start) + limit;
-                if until <= now {
-                    return Err(Error::silent());
-                }
-                pause = pause.min(until.saturating_duration_since(now));
-            }
-            // Long enough to be worth a subscription, so that a release by force is heard.
-            let listens = gap > FIRST_GAP && core.announces && place.is_first_behind_a_hold(now);
-            let admission = if listens {
-                tokio::select! {
-                    biased;
-                    admission = timeout(pause, place.next(now)) => admission,
-                    never = Box::pin(self.doubt(&mut hints)) => match never {},
-                }
-            } else {
-                timeout(pause, place.next(now)).await
-            };
-            if let Ok(admission) = admission {
-                return Ok(admission);
-            }
-            gap = gap.saturating_mul(2);
-        }
-    }
-
-    /// Has the hold before us renewed at each hint, for it may have been forced open elsewhere.
-    async fn doubt<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
-        let core = self.core();
-        loop {
-            let subscribed = hints.is_subscribed();
-            hints.hint(core, self.name).await;
-            // Neither the subscription nor a release of our own, which a new grant follows, is worth a renewal: a hold is
-            // not handed on while one is under way.
-            if let Some(hold) = core.queue.hold(self.name)
-                && subscribed
-                && hold.granted() + FIRST_GAP < core.now()
-            {
-                hold.renew_now(core).await;
-            }
-        }
+    /// Takes the name from the store.
+    async fn begin(&self, turn: Turn) -> Result<Option<Arc<Hold>>> {
+        let grant = self.take(turn).await?;
+        Ok(grant.map(|grant| Hold::begin(self.core(), grant)))
     }
 
     /// For how long no answer from the store is taken.

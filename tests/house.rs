@@ -63,7 +63,7 @@ fn each_room_knows_only_what_is_below_it() {
             ],
         ),
         (
-            "seek.rs",
+            "seek",
             &[
                 "store::memory",
                 "MemoryStore",

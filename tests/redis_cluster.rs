@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Cluster, Server, Stub, eventually, look, within};
+use common::{Cluster, Server, Stub, eventually, look, rights, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -627,46 +627,61 @@ async fn a_killed_primary_costs_no_lease_that_its_replica_has() {
     next.unlock().await.expect("released");
 }
 
-/// The rights that the documentation names, and no others.
+/// The rights that the README names, and no others; those to plain pub/sub only where that is used.
 #[tokio::test]
-async fn the_documented_rights_are_enough_for_a_cluster() {
+async fn the_rights_of_the_readme_are_enough_for_a_cluster() {
     let cluster = own().await;
-    let words = "ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
-                 ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha \
-                 +hset +hdel +hexists +exists +hgetall +pexpire +pttl +time +get +set +del \
-                 +cluster|slots +asking +spublish +ssubscribe +sunsubscribe";
-    for node in &cluster.nodes {
-        node.command(&words.split_whitespace().collect::<Vec<_>>());
+    let (one, more) = (rights::of_one_server(), rights::of_a_cluster());
+    let (plain, sharded) =
+        (rights::of_plain_pubsub(), ["+spublish", "+ssubscribe", "+sunsubscribe"]);
+    let all = [one, more].concat();
+    for (user, without) in [("plain", &sharded[..]), ("sharded", &plain)] {
+        let rights = all.iter().filter(|word| !without.contains(word));
+        let mut words = vec!["ACL", "SETUSER", user, "on", ">secret"];
+        words.extend(rights);
+        assert_eq!(words.len(), 5 + all.len() - 3, "{words:?}");
+        for node in &cluster.nodes {
+            assert_eq!(node.command(&words).error(), None, "{words:?}");
+        }
     }
-    let url = cluster.url().replace("//127", "//lease:secret@127");
-    let builder = || {
-        let builder = LeaseManager::builder().prefix("app:").ttl(Duration::from_secs(120));
-        builder.fencing(false)
-    };
-    let leases = builder().connect(&url).await.expect("a manager");
-    let rivals = builder().connect(&url).await.expect("a manager");
     let key = cluster.name_on(0, "app:job");
-    let name = key.strip_prefix("app:").expect("the prefix");
-    let lease = lock(&leases, name).await;
-    let waiter = tokio::spawn({
-        let mut handle = rivals.lock(name);
-        async move { handle.lock().await }
-    });
-    let channel = look::channel(&key);
-    let shards = |node: usize| {
-        cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
-    };
-    eventually(LONG, || shards(0) == 1).await;
-    lease.unlock().await.expect("released");
-    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
-    assert!(rivals.inspect(name).await.expect("an answer").is_some());
-    assert!(leases.force_unlock(name).await.expect("done"));
-    drop(lease);
+    let (name, channel) = (key.strip_prefix("app:").expect("the prefix"), look::channel(&key));
     let slot = cluster.slot(&key);
-    cluster.begin_move(slot, 0, 1);
-    lock(&leases, name).await.unlock().await.expect("released by ASK");
-    cluster.end_move(slot, 0, 1);
-    lock(&leases, name).await.unlock().await.expect("released after MOVED");
+    for (user, numbers) in [("plain", "NUMSUB"), ("sharded", "SHARDNUMSUB")] {
+        let url = cluster.url().replace("//127", &format!("//{user}:secret@127"));
+        let builder = || {
+            let builder = LeaseManager::builder().prefix("app:").ttl(Duration::from_secs(120));
+            builder.sharded_pubsub(user == "sharded")
+        };
+        let leases = builder().connect(&url).await.expect("a manager");
+        let rivals = builder().connect(&url).await.expect("a manager");
+        let lease = lock(&leases, name).await;
+        let waiter = tokio::spawn({
+            let mut handle = rivals.lock(name);
+            async move { handle.lock().await }
+        });
+        let heard = || {
+            let on = |node: &Server| node.command(&["PUBSUB", numbers, &channel]).list()[1].int();
+            cluster.nodes.iter().map(on).sum::<i64>()
+        };
+        eventually(LONG, || heard() == 1).await;
+        lease.unlock().await.expect("released");
+        let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+        assert!(rivals.inspect(name).await.expect("an answer").is_some());
+        assert!(leases.force_unlock(name).await.expect("done"));
+        drop(lease);
+        // With a fencing token it would have to wait for the end of the move.
+        let unfenced = builder().fencing(false).connect(&url).await.expect("a manager");
+        cluster.begin_move(slot, 0, 1);
+        lock(&unfenced, name).await.unlock().await.expect("released by ASK");
+        cluster.end_move(slot, 0, 1);
+        lock(&leases, name).await.unlock().await.expect("released after MOVED");
+        for manager in [leases, rivals, unfenced] {
+            manager.close().await.expect("nothing to release");
+        }
+        cluster.begin_move(slot, 1, 0);
+        cluster.end_move(slot, 1, 0);
+    }
     // What was refused is what the client asks for and goes on without.
     let known = ["info", "client|id", "ping", "pubsub|shardnumsub"];
     for node in &cluster.nodes {
@@ -675,10 +690,11 @@ async fn the_documented_rights_are_enough_for_a_cluster() {
             let object = refused.iter().find(|(name, _)| name == "object").expect("an object");
             assert!(known.contains(&object.1.as_str()), "{refused:?}");
         }
-        node.command(&["ACL", "SETUSER", "lease", "-cluster|slots"]);
+        node.command(&["ACL", "SETUSER", "sharded", "-cluster|slots"]);
     }
-    let error = builder().connect(&url).await.expect_err("no right to ask");
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    let url = cluster.url().replace("//127", "//sharded:secret@127");
+    let error = LeaseManager::builder().prefix("app:").connect(&url).await;
+    assert_eq!(error.expect_err("no right to ask").kind(), ErrorKind::Denied);
 }
 
 /// A primary that is cut off from its cluster, but not from us, goes on telling the old map, and refuses calls once it

@@ -339,6 +339,18 @@ async fn the_minimal_rights_are_enough_for_everything() {
     }
 }
 
+/// Names with braces need the two that the README tells apart.
+#[test]
+fn the_least_rights_of_these_tests_are_those_of_the_readme() {
+    let braces = ["~redisson_lock_token:app:*", "&redisson_lock__channel:app:*"];
+    let mut least = MINIMAL.to_vec();
+    least.retain(|word| !braces.contains(word));
+    let mut told = common::rights::of_one_server();
+    least.sort_unstable();
+    told.sort_unstable();
+    assert_eq!(least, told);
+}
+
 #[tokio::test]
 async fn a_url_with_database_0_needs_no_right_to_select() {
     let server = Server::start();

@@ -375,6 +375,55 @@ fn what_is_no_fencing_token_is_put_back() {
     }
 }
 
+/// By a grant, whatever is to be remembered, and by a renewal of a lock that was granted before.
+#[test]
+fn what_is_no_fencing_token_keeps_its_time_to_live_or_that_it_has_none() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    let stays = |bench: &mut Bench, case: &str, left: bool| {
+        assert_eq!(bench.command(&["GET", &fence]).text(), "somebody's", "{case}");
+        let is = bench.command(&["PTTL", &fence]).int();
+        assert!(if left { (1..=20_000).contains(&is) } else { is == -1 }, "{case}: {is}");
+    };
+    for left in [true, false] {
+        let time = if left { &["PX", "20000"][..] } else { &[] };
+        for retention in ["0", "60000"] {
+            let case = format!("{left} {retention}");
+            bench.command(&[&["SET", &fence, "somebody's"], time].concat());
+            let settings = but(3, retention);
+            let items = bench.batch(&["job", &fence], &[&settings[..], &["me", "SF"]].concat());
+            assert!(fails_with(&items[0], "WRONGTYPE"), "{case}: {items:?}");
+            stays(&mut bench, &case, left);
+        }
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+        stays(&mut bench, "renewed", left);
+        bench.command(&["DEL", "job"]);
+    }
+}
+
+/// One that is to be remembered for ever goes on behind the last, and its key has no time to live from then on.
+#[test]
+fn fencing_tokens_that_are_remembered_for_ever_go_on_behind_the_last_block() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    let ever = but(3, "0");
+    let keys = ["job", &fence, "job", "job", &fence];
+    let items = bench.batch(&keys, &[&ever[..], &["one,one,two", "SFRF"]].concat());
+    assert!(is_fence(&items[0]), "{items:?}");
+    assert_eq!(items[2].int(), items[0].int() + 8, "{items:?}");
+    for remembered in ["1", "8000000000000000"] {
+        bench.command(&["DEL", "job"]);
+        bench.command(&["SET", &fence, remembered, "PX", "20000"]);
+        let items = bench.batch(&["job", &fence], &[&ever[..], &["me", "SF"]].concat());
+        assert!(is_fence(&items[0]), "{remembered}: {items:?}");
+        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}");
+        let last = bench.command(&["GET", &fence]).text().parse::<i64>().expect("a number");
+        assert_eq!(last - items[0].int(), 7, "{remembered}");
+    }
+}
+
 /// Less than a block can be found where somebody has set it, and none where it was evicted.
 #[test]
 fn who_enters_again_gets_a_fencing_token_whatever_is_remembered() {

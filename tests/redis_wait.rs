@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::look::{calls, channel, subscribers};
+use common::trace::{Trace, Traced};
 use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager};
 use tokio::task::{JoinHandle, JoinSet};
+use tracing::Level;
 
 const LONG: Duration = Duration::from_secs(10);
 /// Far above what any test waits for: who wakes before it was woken by something else.
@@ -305,6 +307,7 @@ async fn polls(server: &Server, bound: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_channels_right_the_waiter_polls() {
     const BOUND: Duration = millis(200);
+    let trace = Trace::of_all_threads();
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels"]);
     let url = server.url_as("deaf", "secret", 0);
@@ -313,16 +316,24 @@ async fn without_the_channels_right_the_waiter_polls() {
         .connect(&url)
         .await
         .expect("messages are a hint only");
-    for _ in 0..2 {
-        lock_by_hand(&server, "job", Duration::from_secs(30));
-        let waiter = wait_for(&leases, "job");
+    // Its try-out could not be heard.
+    let warns = |event: &&Traced| {
+        event.level == Level::WARN && event.message().contains("refused to wake waiters")
+    };
+    let warnings = || trace.events().iter().filter(warns).count();
+    let told = warnings();
+    assert!(told > 0);
+    for round in 1..=2 {
+        lock_by_hand(&server, "unheard", Duration::from_secs(30));
+        let waiter = wait_for(&leases, "unheard");
         polls(&server, BOUND).await;
         assert!(!waiter.is_finished());
-        server.command(&["DEL", "job"]);
+        server.command(&["DEL", "unheard"]);
         let (lease, _) = within(LONG, waiter).await.expect("no panic");
         // Its release cannot be published, and is one all the same.
         lease.expect("a lease").unlock().await.expect("a release");
-        assert_eq!(server.command(&["EXISTS", "job"]), Reply::Int(0));
+        assert_eq!(server.command(&["EXISTS", "unheard"]), Reply::Int(0));
+        assert!(warnings() >= told + round);
     }
 }
 

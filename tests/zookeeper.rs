@@ -4,11 +4,13 @@ mod common;
 
 use common::pipe::{Pace, Pipe};
 use common::relay::{Flow, Relay, request};
+use common::trace::{Trace, Traced};
 use common::zookeeper::{Look, ZooKeeper, directory};
 use common::{connect_in_the_end, within};
 use leasehold::clock::Clock;
 use leasehold::{Builder, ErrorKind, LeaseManager};
 use std::time::Duration;
+use tracing::Level;
 
 /// Ten of the server's ticks.
 const T: Duration = Duration::from_secs(2);
@@ -453,4 +455,27 @@ async fn who_is_refused_or_has_nothing_left_leaves_no_session() {
     lease.unlock().await.expect("released");
     leases.close().await.expect("nothing is left to release");
     common::eventually(T / 2, || sessions() == 0).await;
+}
+
+/// The servers' tick is not told, but the shortest timeout is, which is two of them.
+#[tokio::test]
+async fn a_time_to_live_of_less_than_three_ticks_is_warned_of() {
+    let trace = Trace::of_all_threads();
+    let server = ZooKeeper::start_with("tickTime=500");
+    let warned = |ttl: Duration| {
+        let warns = |event: &Traced| {
+            event.level == Level::WARN
+                && event.message().contains(&format!("a time to live of {ttl:?} is near"))
+        };
+        trace.events().iter().any(warns)
+    };
+    let sessions = || server.number(0, "zk_global_sessions");
+    for (millis, short) in [(1_000, true), (1_400, true), (1_600, false), (20_000, false)] {
+        let ttl = Duration::from_millis(millis);
+        let leases = builder().ttl(ttl).connect(&server.url()).await.expect("the server is there");
+        common::eventually(LONG, || sessions() == 1 && warned(ttl) == short).await;
+        leases.close().await.expect("nothing is held");
+        common::eventually(LONG, || sessions() == 0).await;
+        assert_eq!(warned(ttl), short);
+    }
 }

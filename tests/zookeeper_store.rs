@@ -20,7 +20,7 @@ use leasehold::{ErrorKind, Fate, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
-use zookeeper_client::{Acls, CreateMode};
+use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 
 /// Of the session; a lease is believed for three quarters of it.
 const SESSION: Duration = Duration::from_secs(4);
@@ -369,6 +369,34 @@ async fn all_nodes_of_a_token_go_when_its_hold_does() {
         }
         look.until_nodes("job", 0).await;
     }
+}
+
+/// The directory may have been closed to those who list it: what was deleted before that is not there any more.
+#[tokio::test]
+async fn a_release_that_is_refused_halfway_is_told_as_unknown() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
+    granted(party.acquire().await);
+    party.release(0).await;
+    relay.lose_reply_of(request::CREATE);
+    party.acquire().await.expect_err("no answer");
+    granted(party.acquire().await);
+    let no_list = Permission::WRITE | Permission::CREATE | Permission::DELETE | Permission::ADMIN;
+    for (rights, refused) in [(no_list, true), (Permission::ALL, false)] {
+        let acl = [Acl::new(rights, AuthId::anyone())];
+        look.0.set_acl(&directory("job"), &acl, None).await.expect("changed");
+        let (name, token) = (job(), party.token);
+        let request = Release { name, token, count: 0, timeout: LONG };
+        let released = party.store.release(request).await;
+        if refused {
+            let error = released.expect_err("it may not look for others");
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::Unknown));
+        } else {
+            assert_eq!(released.expect("an answer"), Released::NotYours(Absence::Gone));
+        }
+    }
+    assert_eq!(look.nodes("job").await.len(), 0);
 }
 
 /// As one of a session that has ended may be.

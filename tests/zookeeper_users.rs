@@ -240,3 +240,38 @@ async fn what_was_held_goes_also_when_no_new_session_is_to_be_had() {
     // Only those who look have one, however often another was tried.
     common::eventually(T, || server.number(0, "zk_global_sessions") <= 3).await;
 }
+
+/// Servers that want SASL, or an authentication of some scheme, and close the session of who has none.
+#[tokio::test]
+async fn a_server_that_wants_another_authentication_is_told_as_a_refusal() {
+    let sasl = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n\
+                sessionRequireClientSASLAuth=true";
+    let digest = "enforce.auth.enabled=true\nenforce.auth.schemes=digest";
+    for (settings, with_user) in [(sasl, false), (sasl, true), (digest, false), (digest, true)] {
+        let server = ZooKeeper::start_with(settings);
+        let url = if with_user { url_as(&server, ANNA, "") } else { server.url() };
+        if settings == digest && with_user {
+            let leases = connect(&url).await.expect("what it wants");
+            let lease = leases.lock("job").lock().await.expect("free");
+            lease.unlock().await.expect("released");
+            continue;
+        }
+        let error = connect(&url).await.expect_err("it is refused");
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted));
+        assert!(error.to_string().contains("wants an authentication"), "{error}");
+        assert!(!shown(&error).contains("secret"), "{}", shown(&error));
+    }
+}
+
+/// It closes the connection without a word, so it is told as one that cannot be reached.
+#[tokio::test]
+async fn that_a_server_may_take_no_more_connections_is_told_when_it_opens_no_session() {
+    let server = ZooKeeper::start_with("maxClientCnxns=1");
+    let look = Look::at(&server.hosts()).await;
+    let error = connect(&server.url()).await.expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("maxClientCnxns"), "{error}");
+    drop(look);
+    let leases = common::connect_in_the_end(LeaseManager::builder().ttl(T), &server.url()).await;
+    leases.lock("job").lock().await.expect("free").unlock().await.expect("released");
+}

@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -92,8 +93,11 @@ pub(crate) async fn in_time<T>(
     tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(Error::silent()))
 }
 
+/// A request to the store, which may borrow what it asks about.
+type Request<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
 /// Awaits a request; a panic of the store is a failure like others, of which the fate is unknown.
-pub(super) async fn caught<T>(request: &mut StoreFuture<T>) -> Result<T> {
+pub(super) async fn caught<T>(request: &mut Request<'_, T>) -> Result<T> {
     poll_fn(|cx| {
         catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(cx)))
             .unwrap_or_else(|_| Poll::Ready(Err(panicked())))
@@ -102,9 +106,14 @@ pub(super) async fn caught<T>(request: &mut StoreFuture<T>) -> Result<T> {
 }
 
 /// The same for the call that makes the request.
-pub(super) fn made<T: Send + 'static>(request: impl FnOnce() -> StoreFuture<T>) -> StoreFuture<T> {
+pub(super) fn made<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Request<'a, T> {
     catch_unwind(AssertUnwindSafe(request))
         .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked()))))
+}
+
+/// Makes a request and awaits it, both as above.
+pub(super) async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
+    caught(&mut made(request)).await
 }
 
 fn panicked() -> Error {

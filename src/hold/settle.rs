@@ -175,8 +175,10 @@ pub(super) async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fl
     };
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
+    // What went before may not have been answered.
+    let silent = core.queue.silent_since(&hold.name).is_some();
     let mut settlement =
-        Settlement { core, hold, flight: flight.take(), now, limit, silent: false, over: false };
+        Settlement { core, hold, flight: flight.take(), now, limit, silent, over: false };
     match finish(&mut settlement, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}

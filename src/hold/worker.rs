@@ -5,14 +5,15 @@
 
 use super::Hold;
 use super::engine::Core;
-use super::reaper::{Job, Work, caught, made};
+use super::reaper::{Job, Work, asked, caught, made};
 use super::round::Confirmed;
 use super::watchdog::{Batch, Call, Renewing, warm};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Renewal, Renewed};
+use crate::store::{Name, Renewal, Renewed};
 use crate::trace;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -70,7 +71,7 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
 async fn renew_apart(core: &Arc<Core>, call: Call) {
     let mut shards: HashMap<usize, Batch> = HashMap::new();
     for renewing in call.batch.iter() {
-        let shard = core.store.shard(&renewing.hold.name);
+        let shard = shard(core, &renewing.hold.name);
         shards.entry(shard).or_default().push(renewing.clone());
     }
     let mut calls = JoinSet::new();
@@ -84,6 +85,11 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
     }
     core.schedule.remove(call.key);
     while calls.join_next().await.is_some() {}
+}
+
+/// A hint, so that a store that panics here loses nothing but that.
+fn shard(core: &Core, name: &Name) -> usize {
+    catch_unwind(AssertUnwindSafe(|| core.store.shard(name))).unwrap_or_default()
 }
 
 /// Without an answer it stays in the schedule, for the watchdog to see.
@@ -173,7 +179,7 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
     let until = core.now() + core.timing.attempt;
     tokio::select! {
         biased;
-        () = core.store.close() => {}
+        _ = asked(|| Box::pin(async { Ok(core.store.close().await) })) => {}
         () = core.clock().sleep_until(until) => {}
     }
     // What is still not released will not be; its turn must not keep the queue alive.

@@ -13,8 +13,11 @@
 //!
 //! **The time to live** is the session's timeout: others wait for as long after a crash. The servers must give
 //! exactly what [`ttl`](crate::Builder::ttl) asks for, else `connect` says what they give; by default that is from
-//! 2 to 20 of their ticks, 4 s to 40 s. It must be at least 1 s and, which nobody can check from outside, at
-//! least 3 ticks (6 s by default), with the same limits on all members. Do not change the limits while clients run:
+//! 2 to 20 of their ticks, 4 s to 40 s. It must be at least 1 s and at least 3 ticks (6 s by default; 6 ticks where
+//! clients connect to observers that follow an observer master, by `observerMasterPort`: what such an observer has heard
+//! reaches the leader a tick late, not half of one), with the same limits on all members. Ticks are not told to clients: below
+//! 10 s `connect` looks for the shortest timeout that the servers give, by default 2 ticks, and a warning in the log says
+//! when T is less than 1.5 times that; more nobody can check from outside. Do not change the limits while clients run:
 //! a session that is given another timeout at a reconnect is given up, and its holders are told at once. A lease is
 //! believed for three quarters of it: until the send time of the last acknowledged write *but one* plus the
 //! timeout. For an acknowledged write proves that there is a quorum, but the leader, which ends sessions, surely

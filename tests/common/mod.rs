@@ -23,6 +23,7 @@ pub mod preload;
 pub mod proxy;
 pub mod relay;
 pub mod resp;
+pub mod rights;
 pub mod server;
 #[cfg(target_os = "linux")]
 pub mod step_clock;

@@ -1,12 +1,12 @@
 //! A store that breaks its contract must cost a lease at worst, never let one be believed for ever.
 
 use super::*;
-use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
     StoreFuture, Wakeups,
 };
+use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, mpsc};
 
@@ -29,6 +29,10 @@ enum Breaks {
     PanicAtRelease(AtomicUsize),
     /// The same for a renewal.
     PanicAtRenewal(AtomicUsize),
+    /// Panics whenever it is asked for the part that keeps a name.
+    PanicAtShard,
+    /// Panics when it is closed.
+    PanicAtClose,
 }
 
 /// Whether it is still to be done, of so many times.
@@ -42,7 +46,15 @@ impl Store for Broken {
         self.store.clock()
     }
     fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
+        let mut can = self.store.capabilities();
+        can.sharded = matches!(self.breaks, Breaks::PanicAtShard);
+        can
+    }
+    fn shard(&self, name: &Name) -> usize {
+        match &self.breaks {
+            Breaks::PanicAtShard => panic!("the store was told to panic"),
+            _ => self.store.shard(name),
+        }
     }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         match &self.breaks {
@@ -85,7 +97,9 @@ impl Store for Broken {
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
         self.store.subscribe(name).await
     }
-    async fn close(&self) {}
+    async fn close(&self) {
+        assert!(!matches!(self.breaks, Breaks::PanicAtClose), "the store was told to panic");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,4 +175,75 @@ async fn after_a_panic_of_the_store_a_lease_is_renewed_as_soon_as_after_a_failur
         settle().await;
         assert_eq!(lease.state(), LeaseState::Held, "{case}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_when_it_is_asked_where_a_name_is_loses_no_lease() {
+    let store = Broken { store: MemoryStore::new(), breaks: Breaks::PanicAtShard };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    let lease = leases.lock("n").lock().await.unwrap();
+    sleep(T * 2).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_at_a_look_is_told_as_a_failure_and_harms_nothing() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::Inspect).times(1));
+    let error = setup.leases.inspect("n").await.unwrap_err();
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
+    assert!(setup.leases.inspect("n").await.unwrap().is_some());
+    sleep(T * 2).await;
+    lease.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_at_a_release_by_force_is_told_as_a_failure_and_may_be_tried_again() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("theirs").await;
+    let ours = setup.leases.lock("ours").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::ForceRelease).times(2));
+    for name in ["theirs", "ours"] {
+        let error = setup.leases.force_unlock(name).await.unwrap_err();
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
+    }
+    assert_eq!(ours.check().unwrap_err().loss(), Some(Loss::Revoked));
+    drop(ours);
+    let (took, again) = timed(setup.leases.lock("ours").lock()).await;
+    drop(again.unwrap());
+    assert!(took <= GRACE, "what was ours is owed to the store: {took:?}");
+    assert!(setup.leases.force_unlock("theirs").await.unwrap());
+    drop(theirs);
+}
+
+/// The waiter goes by the clock, and subscribes again the next time. So does one behind a hold of its own process.
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_at_a_subscription_costs_a_waiter_no_more_than_a_failure_does() {
+    let setup = Setup::new();
+    let lease = setup.held_elsewhere("n").await;
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::Subscribe).times(1));
+    let mut lock = setup.leases.lock("n");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let again = setup.faults.until_calls(Call::Subscribe, 2);
+    tokio::time::timeout(T, again).await.expect("the waiter subscribes again");
+    settle().await;
+    let (took, next) = timed(async {
+        lease.unlock().await.unwrap();
+        waiter.await.unwrap().unwrap()
+    })
+    .await;
+    assert!(took <= MOMENT * 200, "the second one is heard: {took:?}");
+    drop(next);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_when_it_is_closed_leaves_the_manager_closed_and_no_more() {
+    let memory = MemoryStore::new();
+    let store = Broken { store: memory.clone(), breaks: Breaks::PanicAtClose };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    drop(leases.lock("n").lock().await.unwrap());
+    leases.close().await.unwrap();
+    assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);
+    assert!(memory.is_empty());
 }

@@ -525,3 +525,60 @@ async fn a_slow_subscription_is_not_begun_again_at_each_attempt() {
     theirs.unlock().await.unwrap();
     drop(waiting.await.unwrap().unwrap());
 }
+
+/// A release is under way for longer than an attempt, and one before it has failed.
+async fn unanswered_unlock(setup: &Setup) {
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Release));
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(1));
+    tokio::spawn(lease.unlock());
+    setup.faults.until_calls(Call::Release, 2).await;
+    // As a process that stands still.
+    tokio::time::advance(ATTEMPT * 3 / 2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_stall_try_lock_waits_for_the_answer_to_an_unlock() {
+    let setup = Setup::new();
+    unanswered_unlock(&setup).await;
+    let mut lock = setup.leases.lock("n");
+    let heal = async {
+        sleep(MOMENT * 10).await;
+        setup.faults.heal();
+    };
+    let ((took, lease), ()) = tokio::join!(timed(lock.try_lock()), heal);
+    let lease = lease.expect("the store answers").expect("free");
+    assert!(took < ATTEMPT / 10, "{took:?}");
+    lease.check().unwrap();
+    // Nobody takes the store for silent any more.
+    assert!(setup.leases.lock("n").try_lock().await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_an_unlock_that_is_not_answered_try_lock_fails_at_its_own_limit() {
+    let setup = Setup::new();
+    unanswered_unlock(&setup).await;
+    for _ in 0..2 {
+        let (took, result) = timed(setup.leases.lock("n").try_lock()).await;
+        assert_eq!(failed(result), ErrorKind::Unavailable);
+        assert!((ATTEMPT..=ATTEMPT * 2).contains(&took), "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_before_it_in_line_has_the_name_when_the_unlock_is_answered() {
+    let setup = Setup::new();
+    unanswered_unlock(&setup).await;
+    let mut first = setup.leases.lock("n");
+    let first = tokio::spawn(async move { first.lock().await });
+    settle().await;
+    let mut lock = setup.leases.lock("n");
+    let heal = async {
+        sleep(MOMENT * 10).await;
+        setup.faults.heal();
+    };
+    let ((took, lease), ()) = tokio::join!(timed(lock.try_lock()), heal);
+    assert!(lease.expect("the store answers").is_none());
+    assert!(took < ATTEMPT / 10, "{took:?}");
+    first.await.unwrap().unwrap().check().unwrap();
+}

@@ -15,7 +15,12 @@ pub(super) enum Found<T> {
 /// shows as [`ZkError::Custom`].
 pub(super) fn sorted(error: ZkError) -> Error {
     let (kind, message) = match error {
-        ZkError::NoAuth | ZkError::AuthFailed => (
+        ZkError::AuthFailed => (
+            ErrorKind::Denied,
+            "ZooKeeper refuses the session: it wants an authentication that it was not given. A user and a password \
+                 in the URL are one by the scheme digest; there is no other here, as SASL",
+        ),
+        ZkError::NoAuth => (
             ErrorKind::Denied,
             "ZooKeeper refuses access: these nodes are another user's. Check user and password in the URL, \
                  have the right given to them, or choose another path or name",
@@ -33,6 +38,11 @@ pub(super) fn sorted(error: ZkError) -> Error {
         ZkError::SessionExpired | ZkError::ClientClosed => (
             ErrorKind::Unavailable,
             "the session with ZooKeeper has ended; a new one is being made",
+        ),
+        ZkError::NoHosts => (
+            ErrorKind::Unavailable,
+            "no ZooKeeper server opens a session: it cannot be reached, does not serve, or takes no more connections \
+                 from this address (maxClientCnxns)",
         ),
         _ => (ErrorKind::Unavailable, "the connection to ZooKeeper failed"),
     };
@@ -71,7 +81,7 @@ mod tests {
     fn each_error_of_the_client_has_its_kind_and_fate() {
         for (error, kind, hint) in [
             (ZkError::NoAuth, ErrorKind::Denied, "Check user and password"),
-            (ZkError::AuthFailed, ErrorKind::Denied, "Check user and password"),
+            (ZkError::AuthFailed, ErrorKind::Denied, "wants an authentication"),
             (ZkError::NotReadOnly, ErrorKind::Rejected, "refuses to write"),
             (ZkError::QuotaExceeded, ErrorKind::Rejected, "refuses to write"),
             (ZkError::Throttled, ErrorKind::Rejected, "refuses to write"),
@@ -81,6 +91,7 @@ mod tests {
             (ZkError::NoChildrenForEphemerals, ErrorKind::Invalid, "choose another path"),
             (ZkError::SessionExpired, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
             (ZkError::ClientClosed, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
+            (ZkError::NoHosts, ErrorKind::Unavailable, "maxClientCnxns"),
             (ZkError::ConnectionLoss, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
             (ZkError::Timeout, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
         ] {

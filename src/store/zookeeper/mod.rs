@@ -20,6 +20,7 @@ mod recipe;
 mod renew;
 mod session;
 mod sessions;
+mod ticks;
 mod user;
 
 pub(crate) use address::Address;

@@ -119,7 +119,9 @@ impl Recipe {
             there = own.session.delete(path).await?;
         }
         if own.doubtful {
-            there |= self.sweep(&own.session, name, *token).await?;
+            // Refused halfway, what is deleted stays so.
+            let swept = self.sweep(&own.session, name, *token).await;
+            there |= swept.map_err(|error| error.with_fate(Fate::Unknown))?;
         }
         own.session.directories.left(&self.names.lock(name));
         self.holds.remove(name, *token);

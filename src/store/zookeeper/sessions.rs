@@ -4,6 +4,7 @@ use super::address::Address;
 use super::errors::no_session;
 use super::link::Pauses;
 use super::session::Session;
+use super::ticks;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::trace;
@@ -50,7 +51,8 @@ impl Sessions {
         tokio::spawn(async move {
             let keep = keep(&address, &clock, &reconnects, &last.sender, first);
             tokio::select! {
-                () = keep => {}
+                // Nobody waits for the second.
+                _ = async { tokio::join!(keep, ticks::check(&address)) } => {}
                 () = closed.cancelled() => {}
             }
             if empty.load(Ordering::Acquire)

@@ -51,25 +51,32 @@ local function reserve(fence)
   local even = now - now % 2
   newest = newest or format('%d', even + block - 1)
   local forever, text = retention == '0', nil
-  doing = 'SET'
   if forever then
-    text = call('SET', fence, newest, 'GET')
+    doing = 'GET'
+    text = call('GET', fence)
   else
+    doing = 'SET'
     text = call('SET', fence, newest, 'KEEPTTL', 'GET')
   end
   local last = grown(text)
   if text and not last then
-    -- What is not ours stays.
-    call('SET', fence, text, 'KEEPTTL')
+    -- What is not ours stays, and so does its time to live.
+    if not forever then
+      call('SET', fence, text, 'KEEPTTL')
+    end
     error('WRONGTYPE the key of the fencing token holds no number that can grow', 0)
   end
+  doing = 'SET'
   local first = even
   if last and last >= even then
     -- The last block was reserved a moment ago, or the clock went back.
     first = last + 1 + last % 2
-    call('SET', fence, format('%d', first + block - 1), 'KEEPTTL')
+    if not forever then
+      call('SET', fence, format('%d', first + block - 1), 'KEEPTTL')
+    end
   end
   if forever then
+    call('SET', fence, format('%d', first + block - 1))
     return first
   end
   local kept, span, ahead = retention, retention * 10, first + block - now

@@ -51,9 +51,9 @@ local function run()
         call('PEXPIRE', lock, ttl)
         if fence then
           -- A token that is ahead of the clock is remembered for longer by as much, and one that is remembered
-          -- for ever stays so.
+          -- for ever stays so. What is none is not ours.
           local last, kept = tonumber(try('GET', fence) or nil), retention
-          if not now then
+          if last and not now then
             doing = 'TIME'
             local time = call('TIME')
             now, doing = time[1] * 1000000 + time[2], 'PEXPIRE'
@@ -61,7 +61,9 @@ local function run()
           if last and last >= now + 1000 then
             kept = format('%d', retention + (last - now) / 1000)
           end
-          call('PEXPIRE', fence, kept, 'XX')
+          if last then
+            call('PEXPIRE', fence, kept, 'XX')
+          end
         end
         reply[item] = 0
       else

@@ -4,6 +4,8 @@ use super::engine::Core;
 use super::reaper::{asked, made};
 use crate::error::Result;
 use crate::store::{Acquire, Acquired, Holding, Name, Release, Released, StoreFuture, Wakeups};
+use crate::trace;
+use tracing::Level;
 
 impl Core {
     /// Asks the store for a name.
@@ -29,5 +31,18 @@ impl Core {
     /// Asks the store for the wake-ups of a name.
     pub(crate) async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
         asked(|| self.store.subscribe(name)).await
+    }
+
+    /// Ends the store's connections.
+    pub(super) async fn close_store(&self) {
+        let closed = asked(|| {
+            Box::pin(async {
+                self.store.close().await;
+                Ok(())
+            })
+        });
+        if let Err(error) = closed.await {
+            trace::later(Level::WARN, || move || tracing::warn!(%error, "not closed"));
+        }
     }
 }

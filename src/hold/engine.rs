@@ -1,7 +1,7 @@
 //! What all leases of a manager share, and where its work runs.
 
 use super::queue::Queue;
-use super::reaper::{Job, asked, made};
+use super::reaper::Job;
 use super::schedule::Schedule;
 use super::timing::Timing;
 use super::watchdog::{self, Call};
@@ -9,10 +9,7 @@ use super::worker::{self, Inbox};
 use super::{alarm::guarded, spare};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
-use crate::store::{
-    Acquire, Acquired, Fencing, Holding, Name, Release, Released, Store, StoreFuture, Token,
-    Wakeups,
-};
+use crate::store::{Fencing, Store, Token};
 use crate::trace;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -175,31 +172,6 @@ impl Core {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Asks the store for a name.
-    pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        made(|| self.store.acquire(request))
-    }
-
-    /// Has the store release a name.
-    pub(crate) fn release(&self, request: Release) -> StoreFuture<Released> {
-        made(|| self.store.release(request))
-    }
-
-    /// Asks the store who holds a name.
-    pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        asked(|| self.store.inspect(name)).await
-    }
-
-    /// Has the store take a name away from whoever holds it.
-    pub(crate) async fn force_release(&self, name: &Name) -> Result<bool> {
-        asked(|| self.store.force_release(name)).await
-    }
-
-    /// Asks the store for the wake-ups of a name.
-    pub(crate) async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        asked(|| self.store.subscribe(name)).await
     }
 
     /// Gives work to the reaper: from any thread, inside a runtime or out.
@@ -470,7 +442,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::hold::{Grant, Hold};
-    use crate::store::MemoryStore;
+    use crate::store::{MemoryStore, Name};
 
     fn core() -> Arc<Core> {
         let timing = Timing::DEFAULT;

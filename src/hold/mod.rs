@@ -30,6 +30,7 @@
 //! no lock held.
 
 mod alarm;
+mod ask;
 pub(crate) mod engine;
 pub(crate) mod handoff;
 mod pause;

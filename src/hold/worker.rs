@@ -5,7 +5,7 @@
 
 use super::Hold;
 use super::engine::Core;
-use super::reaper::{Job, Work, asked, caught, made};
+use super::reaper::{Job, Work, caught, made};
 use super::round::Confirmed;
 use super::watchdog::{Batch, Call, Renewing, warm};
 use crate::clock::Instant;
@@ -179,7 +179,7 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
     let until = core.now() + core.timing.attempt;
     tokio::select! {
         biased;
-        _ = asked(|| Box::pin(async { Ok(core.store.close().await) })) => {}
+        () = core.close_store() => {}
         () = core.clock().sleep_until(until) => {}
     }
     // What is still not released will not be; its turn must not keep the queue alive.

@@ -214,7 +214,7 @@ impl Flow {
         }
     }
 
-    async fn end(&mut self, place: &Place, held: Held) {
+    pub async fn end(&mut self, place: &Place, held: Held) {
         let Held { belief, lease } = held;
         let ask = belief.ask();
         drop(belief);

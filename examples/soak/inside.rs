@@ -47,11 +47,12 @@ impl Inside {
     /// As the parent says it: `<kind> <ms>`.
     pub fn begin(&self, words: &str) -> Option<()> {
         let (kind, lasts) = words.split_once(' ')?;
-        let kind = *Kind::INSIDE.iter().find(|known| format!("{known:?}") == kind)?;
+        let mut known = Kind::INSIDE.into_iter().chain([Kind::Flood]);
+        let kind = known.find(|known| format!("{known:?}") == kind)?;
         let wrong = Some((kind, Instant::now() + Duration::from_millis(lasts.parse().ok()?)));
         match kind {
             Kind::EndRuntime | Kind::UnwindRuntime => drop(self.guests.send_replace(wrong)),
-            Kind::Crowd => drop(self.crowd.send_replace(wrong)),
+            Kind::Crowd | Kind::Flood => drop(self.crowd.send_replace(wrong)),
             _ => *self.log.lock().unwrap_or_else(PoisonError::into_inner) = wrong,
         }
         Some(())

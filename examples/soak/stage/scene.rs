@@ -82,7 +82,7 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
     (Process::LoseOneReply, 3),
     (Process::LoseOneRequest, 2),
     (Process::Kill, 3),
-    (Process::Freeze, 6),
+    (Process::Freeze, 7),
     (Process::Silence, 2),
     (Process::BlockLog, 2),
     (Process::SlowLog, 1),
@@ -90,6 +90,7 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
     (Process::EndRuntime, 2),
     (Process::UnwindRuntime, 2),
     (Process::Crowd, 2),
+    (Process::Flood, 1),
 ];
 
 /// Two servers of their own, side by side.

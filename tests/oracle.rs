@@ -386,6 +386,14 @@ fn a_lease_that_expires_for_nothing_and_a_manager_that_nobody_closed_are_found()
     accepts(&format!("{}\n4000 soak fault 4900ms p0.1 BlackHole", lost("expired")));
     accepts(&format!("{}\n4900 p2.1 stalled 400", lost("expired")));
     accepts(&lost("maxhold"));
+    let unreleased = lost("x").replace(
+        "5000 p0.1 fired 0 4900ms x",
+        "4900 p0.1 released 0 4899ms\n5000 p0.1 unreleased 0 unavailable",
+    );
+    finds("needless loss", &unreleased);
+    finds("needless loss", &format!("{unreleased}\n3500 soak fault 5000ms kept HalfMoveSlot(1)"));
+    accepts(&format!("{unreleased}\n4000 soak fault 4900ms kept Freeze(0)"));
+    accepts(&unreleased.replace("unavailable", "lost-gone"));
     finds("contradiction", &lost("closed"));
 }
 

@@ -24,14 +24,7 @@ impl Case<'_> {
             };
             let waits = self.waits_for_others(on, server);
             let longest = longest_covered(span, &waits);
-            let lives = self.leases.iter().map(|lease| lease.who.as_str());
-            let lives: std::collections::BTreeSet<&str> =
-                lives.filter(|who| slot(who) == on).collect();
-            let held_up: u64 = lives
-                .into_iter()
-                .map(|who| self.trouble(who, setting, longest))
-                .map(|trouble| trouble.stalled + trouble.broken_for)
-                .sum();
+            let held_up = self.held_up(on, setting, longest);
             let bound = setting.ttl / 3 + NOTICE + REACTION + held_up;
             if longest.1 - longest.0 > bound {
                 let ms = (longest.1 - longest.0) / 1_000_000;
@@ -42,6 +35,30 @@ impl Case<'_> {
             }
         }
         self.findings.extend(found);
+    }
+
+    /// For how long of a span the way of a slot's processes to a server was broken, or they stood still.
+    fn held_up(&self, on: &str, setting: &Setting, span: Span) -> u64 {
+        let reconnects = 2 * setting.attempt() + REACTION;
+        let mut broken: Vec<Span> = self
+            .faults
+            .iter()
+            .filter(|(whose, kind, _)| {
+                (slot(whose) == on || *whose == setting.server) && self.excuses(kind)
+            })
+            .map(|(.., fault)| (fault.0, fault.1 + reconnects))
+            .collect();
+        broken
+            .extend(self.stalls.iter().filter(|(who, _)| slot(who) == on).flat_map(|(_, all)| all));
+        broken.sort_unstable();
+        let (mut sum, mut from) = (0, span.0);
+        for (begin, end) in broken {
+            if let Some(part) = overlap((begin.max(from), end), span) {
+                sum += part.1 - part.0;
+                from = part.1;
+            }
+        }
+        sum
     }
 
     /// When a slot's process waited for names of a server that others had.

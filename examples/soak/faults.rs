@@ -162,7 +162,7 @@ impl Plan {
         // Dealt by turns in time, so that all lanes together see each kind soon.
         let mut deck = Deck::new(scene.process_faults);
         let mut lanes = vec![Vec::new(); processes];
-        deal(&mut lanes, length, 600..5000, &mut random, |random, _| {
+        deal(&mut lanes, length, 600..4500, &mut random, |random, _| {
             let kind = deck.deal(random);
             let reach = if random.once_in(2) || scene.lines == 0 {
                 Reach::All
@@ -178,7 +178,8 @@ impl Plan {
                 | Process::LoseOneCreation
                 | Process::LoseOneDeletion
                 | Process::LoseOneWrite => random.millis(50..300),
-                Process::Silence => random.millis(50..300),
+                // For as long as it may go unnoticed, and more.
+                Process::Silence => random.millis(4000..5000),
                 // Much longer than what was asked for in it is swept.
                 Process::Flood => random.millis(7000..8000),
                 _ if Process::INSIDE.contains(&kind) => random.millis(2000..6000),

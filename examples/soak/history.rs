@@ -88,6 +88,8 @@ events! {
     Fired = "fired" { ask: u64, last_ok: u64, cause: String }
     /// About to unlock, drop or forget the lease: nothing was sent yet.
     Released = "released" { ask: u64, last_ok: u64 }
+    /// To unlock it failed.
+    Unreleased = "unreleased" { ask: u64, why: String }
     /// The future of the call is not polled from now on.
     Aside = "aside" { ask: u64 }
     /// About to be left to expire, or to a future that nobody polls.

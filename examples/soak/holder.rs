@@ -35,6 +35,8 @@ const OWN_THREAD: u64 = 500;
 const FIRST_RUNTIME: u64 = 502;
 /// The part of the seed that says whether replicas must have a grant.
 const REPLICAS: u64 = 503;
+/// The part of the seed that says how much is logged: a log that is broken is to be used.
+const WHOLE_LOG: u64 = 504;
 /// The part of the seed of the one that takes two names of one slot.
 const TOGETHER: u64 = 501;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
@@ -101,7 +103,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
     let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
     watch_for_stalls(Arc::clone(&diary));
-    let inside = Inside::start();
+    let inside = Inside::start(Random::part(seed, WHOLE_LOG).once_in(2));
     let orders = listen(Arc::clone(&inside));
     // In some processes the watchdogs are guests themselves.
     let own_thread = !Random::part(seed, OWN_THREAD).once_in(3);

@@ -144,8 +144,12 @@ impl Case<'_> {
                 let text = format!("{}: {} is told that it is closed", lease.name, lease.who);
                 found.push(("contradiction", *at, text));
             }
-            let Some((at, _)) = lease.fired.as_ref().filter(|(_, cause)| cause == "expired") else {
-                continue;
+            let lost = lease.fired.as_ref().filter(|(_, cause)| cause == "expired");
+            let unreleased = lease.unreleased.as_ref().filter(|(_, why)| why == "unavailable");
+            let (at, what) = match (lost, unreleased) {
+                (Some((at, _)), _) => (at, "lost its lease"),
+                (None, Some((at, _))) => (at, "cannot release its lease"),
+                _ => continue,
             };
             let setting = self.setting(&lease.name);
             let span = (at.saturating_sub(setting.ttl), *at);
@@ -158,7 +162,7 @@ impl Case<'_> {
             let stalled: u64 =
                 stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
             if self.rules.keeps_leases && !broken && stalled < setting.ttl / 20 {
-                let text = format!("{}: {} lost its lease for nothing", lease.name, lease.who);
+                let text = format!("{}: {} {what} for nothing", lease.name, lease.who);
                 found.push(("needless loss", *at, text));
             }
         }

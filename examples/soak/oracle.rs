@@ -31,7 +31,9 @@
 //!   had, for longer than that and two sweeps.
 //! - *idle*: no key is kept alive that no flow of control has: it is gone a time to live later, and what a renewal
 //!   and a request on their way may add.
-//! - *needless loss*: no lease expires while nothing is broken. What goes wrong *inside* a process, a log that blocks or
+//! - *silence*: a subscription that says nothing more is replaced within T/3 and a second while somebody waits.
+//! - *memory*: what a process keeps in an outage does not grow with its length.
+//! - *needless loss*: no lease expires, and no release fails, while nothing is broken. What goes wrong *inside* a process, a log that blocks or
 //!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
 //! - *left over*: no lock key, no key without a time to live, no channel.
 //! - *count*: at rest, the store has the hold counts that are believed.

@@ -30,13 +30,13 @@ impl Flow {
                 held.extend(self.take(place).await.map(|held| (place, held)));
             }
             if held.len() == places.len() {
-                let how_long = places[0].ttl.mul_f64(1.0 + self.random.below(100) as f64 / 100.0);
+                let how_long = places[0].ttl.mul_f64(1.5 + self.random.below(150) as f64 / 100.0);
                 self.keep(&mut held, how_long).await;
             }
             for (place, held) in held {
                 self.end(place, held).await;
             }
-            let pause = self.random.millis(20..500);
+            let pause = self.random.millis(20..200);
             sleep(pause).await;
         }
     }

@@ -599,3 +599,15 @@ fn a_history_is_read_as_it_was_written_but_for_a_line_cut_off_by_a_kill() {
     let written: String = events.iter().map(|event| format!("{event}\n")).collect();
     assert_eq!(written, lines);
 }
+
+#[test]
+fn zz_replay() {
+    for path in std::env::var("REPLAY").unwrap_or_default().split_whitespace() {
+        let text = std::fs::read_to_string(format!("{path}/history")).unwrap();
+        let history = history::read(&text);
+        let start = history[0].at;
+        let verdict = judge(&history);
+        println!("== {path}: {}", verdict.findings.len());
+        for f in verdict.findings.iter().take(8) { println!("  {}: {} at {:.3}", f.rule, f.text, f.at.saturating_sub(start) as f64 / 1e9); }
+    }
+}

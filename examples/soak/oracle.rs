@@ -50,7 +50,8 @@
 //!
 //! Behind sentinels, what was granted while one primary *replaced* another may be unknown to the new one: the
 //! documentation says so. Overlaps with a lease that was granted from a second before that until its end are excused
-//! until then + T, as after a wipe; older leases have no such excuse.
+//! until then + T, as after a wipe; older leases have no such excuse. Where one *succeeded* another that goes on
+//! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it.
 //!
 //! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
 //! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and

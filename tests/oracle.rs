@@ -385,6 +385,8 @@ fn a_lease_that_expires_for_nothing_and_a_manager_that_nobody_closed_are_found()
     );
     accepts(&format!("{}\n4000 soak fault 4900ms p0.1 BlackHole", lost("expired")));
     accepts(&format!("{}\n4900 p2.1 stalled 400", lost("expired")));
+    let frozen = "4500 soak fault 4900ms p2.1 Freeze\n4900 p2.1 stalled 400";
+    finds("needless loss", &format!("{}\n{frozen}", lost("expired")));
     accepts(&lost("maxhold"));
     let unreleased = lost("x").replace(
         "5000 p0.1 fired 0 4900ms x",
@@ -598,16 +600,4 @@ fn a_history_is_read_as_it_was_written_but_for_a_line_cut_off_by_a_kill() {
     let events = history::read(&format!("{lines}5 p0.1 granted 0 1"));
     let written: String = events.iter().map(|event| format!("{event}\n")).collect();
     assert_eq!(written, lines);
-}
-
-#[test]
-fn zz_replay() {
-    for path in std::env::var("REPLAY").unwrap_or_default().split_whitespace() {
-        let text = std::fs::read_to_string(format!("{path}/history")).unwrap();
-        let history = history::read(&text);
-        let start = history[0].at;
-        let verdict = judge(&history);
-        println!("== {path}: {}", verdict.findings.len());
-        for f in verdict.findings.iter().take(8) { println!("  {}: {} at {:.3}", f.rule, f.text, f.at.saturating_sub(start) as f64 / 1e9); }
-    }
 }

@@ -166,7 +166,14 @@ impl Case<'_> {
             broken.sort_unstable();
             let whole = longest_uncovered(span, &broken);
             let broken = whole.1 - whole.0 < enough;
-            let stalls = self.stalls.values().flatten();
+            let stalls = self.stalls.iter().flat_map(|(who, stalls)| {
+                // A process that was frozen says nothing of the machine.
+                let frozen = |stall: &Span| {
+                    let mut faults = self.faults_on(who).filter(|(kind, _)| *kind == "Freeze");
+                    faults.any(|(_, fault)| overlap(fault, *stall).is_some())
+                };
+                stalls.iter().filter(move |stall| !frozen(stall))
+            });
             let stalled: u64 =
                 stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
             if self.rules.keeps_leases && !broken && stalled < setting.ttl / 20 {

@@ -157,11 +157,16 @@ impl Case<'_> {
                 _ => continue,
             };
             let span = (from, at);
-            let mut broken: Vec<Span> = self
+            let of_server = self
+                .faults_on(&setting.server)
+                .map(|(kind, fault)| (kind, (fault.0, fault.1 + self.aftermath(kind))));
+            let of_process = self
                 .faults_on(&lease.who)
-                .chain(self.faults_on(&setting.server))
+                .map(|(kind, fault)| (kind, (fault.0, fault.1 + SECOND / 2)));
+            let faults = of_server.chain(of_process);
+            let mut broken: Vec<Span> = faults
                 .filter(|(kind, _)| self.excuses(kind) && !HARMLESS.contains(&base(kind)))
-                .map(|(kind, fault)| (fault.0, fault.1 + self.aftermath(kind)))
+                .map(|(_, fault)| fault)
                 .collect();
             broken.sort_unstable();
             let whole = longest_uncovered(span, &broken);
@@ -186,7 +191,7 @@ impl Case<'_> {
         }
     }
 
-    /// How long renewals may be held up after a fault: a server that comes back may take a while to serve.
+    /// How long renewals may be held up after a fault of a server: one that comes back may take a while to serve.
     fn aftermath(&self, kind: &str) -> u64 {
         let away = kind.starts_with("Crash") || kind.starts_with("Freeze");
         if away { self.rules.recovery.max(SECOND / 2) } else { SECOND / 2 }

@@ -385,7 +385,17 @@ fn a_lease_that_expires_for_nothing_and_a_manager_that_nobody_closed_are_found()
     );
     accepts(&format!("{}\n4000 soak fault 4900ms p0.1 BlackHole", lost("expired")));
     accepts(&format!("{}\n4900 p2.1 stalled 400", lost("expired")));
+    let frozen = "4500 soak fault 4900ms p2.1 Freeze\n4900 p2.1 stalled 400";
+    finds("needless loss", &format!("{}\n{frozen}", lost("expired")));
     accepts(&lost("maxhold"));
+    let unreleased = lost("x").replace(
+        "5000 p0.1 fired 0 4900ms x",
+        "4900 p0.1 released 0 4899ms\n5000 p0.1 unreleased 0 unavailable",
+    );
+    finds("needless loss", &unreleased);
+    finds("needless loss", &format!("{unreleased}\n3500 soak fault 5000ms kept HalfMoveSlot(1)"));
+    accepts(&format!("{unreleased}\n4000 soak fault 4900ms kept Freeze(0)"));
+    accepts(&unreleased.replace("unavailable", "lost-gone"));
     finds("contradiction", &lost("closed"));
 }
 
@@ -510,6 +520,77 @@ fn what_a_replaced_primary_alone_had_granted_is_excused_for_a_time_to_live_and_c
     finds("overlap", &replaced(900, 2100));
     finds("overlap", &replaced(2500, 3995));
     finds("overlap", &replaced(2500, 4100));
+}
+
+#[test]
+fn who_is_awake_is_told_of_a_primary_that_took_over_from_one_that_goes_on() {
+    let succeeded =
+        |granted, rival| replaced(granted, rival).replace("soak replaced", "soak succeeded");
+    accepts(&succeeded(2500, 2900));
+    finds("overlap", &succeeded(900, 2100));
+    finds("overlap", &succeeded(2500, 3100));
+    for asleep in ["2100 soak fault 2500ms p0.1 Freeze", "2500 p0.1 stalled 400"] {
+        accepts(&format!("{}\n{asleep}", succeeded(2500, 3100)));
+    }
+}
+
+/// Of two who wait until then for a name that another process has, one hears nothing.
+fn unheard(until: u64) -> String {
+    format!(
+        "900 p1.1 wanted 0 ash lock 0
+         901 p1.1 granted 0 100 check
+         950 p0.1 wanted 0 ash lock 0
+         950 p2.1 wanted 0 ash timeout 4000
+         1000 soak silent 6000ms p0 kept
+         {} p1.1 released 0 {}ms
+         {until} p0.1 granted 0 228 check
+         {until} p2.1 gave-up 0 dropped
+         {} p0.1 released 0 {until}ms",
+        until - 1,
+        until - 2,
+        until + 1
+    )
+}
+
+#[test]
+fn a_silent_subscription_that_nobody_replaces_is_found_while_somebody_waits() {
+    accepts(&unheard(2400));
+    finds("silence", &unheard(3000));
+    accepts(&unheard(3000).replace("soak silent 6000ms", "soak silent 2400ms"));
+    accepts(
+        &unheard(3000)
+            .replace("ash lock 0\n         950 p2.1", "ash aside 0\n 951 p0.1 aside 0\n 950 p2.1"),
+    );
+    accepts(&format!("{}\n1500 soak fault 1600ms p0.1 BlackHole", unheard(3000)));
+    accepts(&format!("{}\n2900 p0.1 stalled 900", unheard(3000)));
+    finds("silence", &format!("{}\n1500 soak fault 1600ms p1.1 BlackHole", unheard(3000)));
+    finds("silence", &format!("{}\n1500 soak fault 1600ms p0.1 BlockLog", unheard(3000)));
+    // What its own process has, nobody tells it of.
+    accepts(
+        "900 p0.1 wanted 0 ash lock 0
+         901 p0.1 granted 0 100 check
+         950 p0.1 wanted 1 ash lock 0
+         1000 soak silent 6000ms p0 kept
+         3000 p0.1 released 0 2999ms
+         3001 p0.1 granted 1 101 check
+         3002 p0.1 released 1 3001ms",
+    );
+}
+
+#[test]
+fn memory_that_grows_with_an_outage_is_found() {
+    let flood = |kib: u64| {
+        format!(
+            "1000 soak fault 9000ms p0.1 Flood
+             1100 p0.1 memory 20000
+             4500 p0.1 memory 30000
+             8900 p0.1 memory {kib}
+             8900 p1.1 memory 90000
+             9500 p0.1 memory 90000"
+        )
+    };
+    accepts(&flood(32_000));
+    finds("memory", &flood(40_000));
 }
 
 #[test]

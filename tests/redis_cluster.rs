@@ -512,6 +512,55 @@ async fn a_subscription_that_nobody_needs_any_more_does_not_follow_its_slot() {
     waiting.close().await.expect("closed");
 }
 
+/// Two of three nodes name another owner, as they may for a while when slots and primaries change.
+#[tokio::test]
+async fn a_subscription_is_given_up_also_where_the_slot_is_thought_to_have_moved_and_has_not() {
+    let cluster = Arc::new(own().await);
+    let (holder, waiting) = (
+        connect(&cluster, Duration::from_secs(60)).await,
+        connect(&cluster, Duration::from_secs(3)).await,
+    );
+    let name = cluster.name_on(2, "still-here");
+    let (slot, channel) = (cluster.slot(&name).to_string(), look::channel(&name));
+    let lease = lock(&holder, &name).await;
+    let waiter = tokio::spawn({
+        let mut handle = waiting.lock(&name);
+        async move { handle.lock().await }
+    });
+    let listeners = |node: usize| {
+        cluster.nodes[node].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
+    };
+    eventually(LONG, || listeners(2) == 1).await;
+    let (other, port) = (cluster.id(1), format!(":{}", cluster.nodes[1].port()));
+    let say = || {
+        for (at, node) in cluster.nodes[..2].iter().enumerate() {
+            let reply = node.command(&["EXISTS", &name]);
+            // To say it again would end the subscriptions there.
+            if reply.error().map_or(at != 1, |error| !error.ends_with(&port)) {
+                let words = ["CLUSTER", "SETSLOT", &slot, "NODE", &other];
+                assert_eq!(node.command(&words).text(), "OK");
+            }
+        }
+        // There, too, somebody has the name.
+        cluster.nodes[1].command(&["HSET", &name, "somebody:1", "1"]);
+        cluster.nodes[1].command(&["EXPIRE", &name, "60"]);
+    };
+    // The owner itself puts it right, so it is said again and again.
+    eventually(LONG, || {
+        say();
+        listeners(1) == 1
+    })
+    .await;
+    // A subscription outlives its use by a second.
+    eventually(LONG, || {
+        say();
+        listeners(2) == 0
+    })
+    .await;
+    waiter.abort();
+    drop(lease);
+}
+
 #[tokio::test]
 async fn a_node_that_is_down_delays_nobody_elses_renewals() {
     let cluster = own().await;

@@ -111,6 +111,11 @@ impl Slot {
         who(self.index, self.life().as_ref().map_or(0, |life| life.number))
     }
 
+    /// How all its processes are called.
+    pub fn name(&self) -> String {
+        format!("p{}", self.index)
+    }
+
     fn start(&self) -> Result<(), String> {
         self.start_life(1)
     }

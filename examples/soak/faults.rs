@@ -68,6 +68,8 @@ pub enum Process {
     EndRuntime,
     UnwindRuntime,
     Crowd,
+    /// A crowd that asks during an outage.
+    Flood,
     /// Connections with subscriptions say nothing more.
     Silence,
 }
@@ -160,13 +162,14 @@ impl Plan {
         // Dealt by turns in time, so that all lanes together see each kind soon.
         let mut deck = Deck::new(scene.process_faults);
         let mut lanes = vec![Vec::new(); processes];
-        deal(&mut lanes, length, 600..5000, &mut random, |random, _| {
+        deal(&mut lanes, length, 600..4500, &mut random, |random, _| {
             let kind = deck.deal(random);
             let reach = if random.once_in(2) || scene.lines == 0 {
                 Reach::All
             } else {
                 Reach::One(random.below(scene.lines))
             };
+            let reach = if kind == Process::Flood { Reach::All } else { reach };
             let lasts = match kind {
                 Process::Kill => random.millis(50..1500),
                 Process::Cut
@@ -175,7 +178,10 @@ impl Plan {
                 | Process::LoseOneCreation
                 | Process::LoseOneDeletion
                 | Process::LoseOneWrite => random.millis(50..300),
-                Process::Silence => random.millis(50..300),
+                // For as long as it may go unnoticed, and more.
+                Process::Silence => random.millis(4000..5000),
+                // Much longer than what was asked for in it is swept.
+                Process::Flood => random.millis(7000..8000),
                 _ if Process::INSIDE.contains(&kind) => random.millis(2000..6000),
                 Process::Freeze if random.once_in(5) => random.millis(2000..6000),
                 Process::Freeze => random.millis(300..2000),
@@ -192,7 +198,8 @@ impl Plan {
             let choice = if kind.is_of_a_name() { house.names.len() } else { house.nodes };
             let at = if choice > 1 { random.below(choice) } else { 0 };
             let lasts = match kind {
-                ServerKind::HalfMoveSlot => random.millis(3000..5000),
+                // For as long as a lease lives, which may just have been renewed.
+                ServerKind::HalfMoveSlot => random.millis(4000..5000),
                 // For longer than some leases have.
                 ServerKind::Freeze if random.once_in(5) => random.millis(2000..4000),
                 _ if random.once_in(2) => random.millis(50..350),
@@ -272,6 +279,9 @@ pub fn break_process(
             log.write(at, What::Fault { until, on, kind: format!("{kind:?}") });
             continue;
         }
+        if kind == Process::Flood {
+            slot.tell(&format!("inside {kind:?} {}", fault.lasts.as_millis()));
+        }
         match kind {
             Process::Kill => slot.kill(),
             Process::Freeze => slot.freeze(),
@@ -295,14 +305,18 @@ pub fn break_servers(backend: &Backend, faults: &[Fault], start: Instant, log: &
         sleep_until(start + fault.at);
         let (at, names) = (now(), &backend.names);
         let strike = Strike { kind, at: which, lasts: fault.lasts, names };
-        let Harm { wiped, replaced } = backend.servers.strike(strike);
+        let Harm { wiped, replaced, told } = backend.servers.strike(strike);
         let until = now();
         for name in wiped {
             log.write(at, What::Wiped { until, name });
         }
         if let Some((from, until)) = replaced {
-            for name in names {
-                log.write(from, What::Replaced { until, name: name.clone() });
+            for name in names.iter().cloned() {
+                let what = match told {
+                    true => What::Succeeded { until, name },
+                    false => What::Replaced { until, name },
+                };
+                log.write(from, what);
             }
         }
         let on = backend.house.label.to_owned();

@@ -214,7 +214,7 @@ impl Flow {
         }
     }
 
-    async fn end(&mut self, place: &Place, held: Held) {
+    pub async fn end(&mut self, place: &Place, held: Held) {
         let Held { belief, lease } = held;
         let ask = belief.ask();
         drop(belief);
@@ -232,7 +232,9 @@ impl Flow {
             }
             20..600 => drop(lease),
             _ => {
-                let _ = lease.unlock().await;
+                if let Err(error) = lease.unlock().await {
+                    self.process.diary.write(What::Unreleased { ask, why: error_word(&error) });
+                }
             }
         }
     }

@@ -16,8 +16,9 @@ use tokio::time::sleep;
 const GUESTS: u64 = 4;
 /// The generators of the guests follow those of the other flows.
 const FIRST_PART: u64 = 1000;
-/// A crowd is so many that ask at once, again after a pause.
+/// A crowd is so many that ask at once, again after a pause; in a flood they are more.
 const CROWD: usize = 20;
+const FLOOD: usize = 60;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Lets flows of control live on one runtime after the other, until there is to be rest.
@@ -56,20 +57,40 @@ fn life(process: &Arc<Process>, seed: u64, first: u64) -> Result<(), String> {
 /// Asks for names without waiting, many at once, whenever it is told to.
 pub async fn crowd(process: Arc<Process>, mut random: Random) {
     let (mut comes, mut orders) = (process.inside.crowd.subscribe(), process.orders.clone());
+    let mut asked = 0;
     while *process.orders.borrow() == Order::Work {
-        let until = tokio::select! {
-            _ = comes.changed() => comes.borrow_and_update().map(|(_, until)| until),
+        let came = tokio::select! {
+            _ = comes.changed() => *comes.borrow_and_update(),
             _ = orders.changed() => return,
         };
+        let Some((kind, until)) = came else { continue };
         let mut all = JoinSet::new();
-        while until.is_some_and(|until| Instant::now() < until) {
-            for _ in 0..CROWD {
-                all.spawn(try_once(Arc::clone(&process), random.below(process.places.len())));
+        while Instant::now() < until {
+            match kind {
+                Kind::Flood => (0..FLOOD).for_each(|_| {
+                    asked += 1;
+                    all.spawn(try_another(Arc::clone(&process), asked));
+                }),
+                _ => (0..CROWD).for_each(|_| {
+                    let at = random.below(process.places.len());
+                    all.spawn(try_once(Arc::clone(&process), at));
+                }),
             }
             sleep(PAUSE).await;
+            // What has ended is to take no memory.
+            while let Some(ended) = all.try_join_next() {
+                process.ended(ended);
+            }
         }
         process.all_end(&mut all).await;
     }
+}
+
+/// Tries a name that nobody else wants: of one name, one request at a time is under way.
+async fn try_another(process: Arc<Process>, number: usize) {
+    let place = &process.places[number % process.places.len()];
+    let name = format!("{}-of-{}-{number}", place.name, process.diary.who());
+    let _ = place.leases.lock(name).try_lock().await;
 }
 
 async fn try_once(process: Arc<Process>, at: usize) {

@@ -88,6 +88,8 @@ events! {
     Fired = "fired" { ask: u64, last_ok: u64, cause: String }
     /// About to unlock, drop or forget the lease: nothing was sent yet.
     Released = "released" { ask: u64, last_ok: u64 }
+    /// To unlock it failed.
+    Unreleased = "unreleased" { ask: u64, why: String }
     /// The future of the call is not polled from now on.
     Aside = "aside" { ask: u64 }
     /// About to be left to expire, or to a future that nobody polls.
@@ -104,10 +106,16 @@ events! {
 
     /// From `at` on something is broken; `until` it was mended. `on` is a holder process or a server.
     Fault = "fault" { until: u64, on: String, kind: String }
+    /// A connection of a slot's process to this server, with subscriptions, said nothing more, until it was closed.
+    Silent = "silent" { until: u64, on: String, server: String }
+    /// How much memory the process takes.
+    Memory = "memory" { kib: u64 }
     /// The name may be taken away from whoever holds it, between `at` and `until`.
     Wiped = "wiped" { until: u64, name: String }
     /// Another primary serves the name since `until`, and may not have been told what was granted before.
     Replaced = "replaced" { until: u64, name: String }
+    /// The same, and until then all holders that were awake have been told, though the one before goes on.
+    Succeeded = "succeeded" { until: u64, name: String }
     /// The server had no key of this name, as often as it was looked at.
     Free = "free" { until: u64, name: String }
     /// The server had this token of this manager under the name, as often as it was looked at.

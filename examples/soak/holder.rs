@@ -11,17 +11,18 @@ use crate::diary::Diary;
 use crate::flow::Flow;
 use crate::guests;
 use crate::history::{What, Words, now};
-use crate::inside::Inside;
+use crate::inside::{Inside, unwind};
 use crate::ledger::Ledger;
 use crate::random::Random;
 use leasehold::{Lease, LeaseManager, Lock};
 use std::collections::HashMap;
 use std::io::BufRead;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
 
 /// The hidden first argument of the program.
@@ -30,6 +31,14 @@ pub const HOLDER: &str = "holder";
 const TASKS: u64 = 14;
 /// The part of the seed that says who drives the watchdogs.
 const OWN_THREAD: u64 = 500;
+/// The part of the seed that says how the first runtime ends.
+const FIRST_RUNTIME: u64 = 502;
+/// The part of the seed that says whether replicas must have a grant.
+const REPLICAS: u64 = 503;
+/// The part of the seed that says how much is logged: a log that is broken is to be used.
+const WHOLE_LOG: u64 = 504;
+/// The part of the seed of the one that takes two names of one slot.
+const TOGETHER: u64 = 501;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
 
@@ -94,7 +103,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
     let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
     watch_for_stalls(Arc::clone(&diary));
-    let inside = Inside::start();
+    let inside = Inside::start(Random::part(seed, WHOLE_LOG).once_in(2));
     let orders = listen(Arc::clone(&inside));
     // In some processes the watchdogs are guests themselves.
     let own_thread = !Random::part(seed, OWN_THREAD).once_in(3);
@@ -103,29 +112,56 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
-    runtime.block_on(async {
-        let mut places = Vec::new();
-        for backend in backends {
-            let leases = connect(&backend, own_thread).await;
-            introduce(&leases, who, &diary).await;
-            places.extend(backend.names.into_iter().map(|name| Place {
-                name,
-                ttl: backend.ttl,
-                leases: leases.clone(),
-            }));
-        }
-        let process = Arc::new(Process { diary, places, ledger_port, inside, orders });
-        process.work(seed).await
-    })
+    // Of one who waits for replicas, only one of two primaries can grant.
+    let replicas = Random::part(seed, REPLICAS).once_in(3);
+    let places = settle_in(backends, own_thread, replicas, who, &diary);
+    let places = if own_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
+    let process = Arc::new(Process { diary, places, ledger_port, inside, orders });
+    runtime.block_on(process.work(seed))
+}
+
+/// Drives it on a runtime that then ends, or unwinds: who used the managers first is not who goes on using them.
+fn first_runtime<T>(seed: u64, work: impl Future<Output = T>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let done = runtime.block_on(work);
+    if Random::part(seed, FIRST_RUNTIME).once_in(2) {
+        // With the runtime in it.
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            let _runtime = runtime;
+            unwind();
+        }));
+    }
+    Ok(done)
+}
+
+async fn settle_in(
+    backends: Vec<Backend>,
+    own_thread: bool,
+    replicas: bool,
+    who: &str,
+    diary: &Diary,
+) -> Vec<Place> {
+    let mut places = Vec::new();
+    for backend in backends {
+        let leases = connect(&backend, own_thread, replicas).await;
+        introduce(&leases, who, diary).await;
+        places.extend(backend.names.into_iter().map(|name| Place {
+            name,
+            ttl: backend.ttl,
+            leases: leases.clone(),
+        }));
+    }
+    places
 }
 
 /// What breaks at the start is mended soon: the server may be away just now.
-async fn connect(backend: &Backend, own_thread: bool) -> LeaseManager {
+async fn connect(backend: &Backend, own_thread: bool, replicas: bool) -> LeaseManager {
     /// How long the replicas of a primary may take to have a grant.
     const REPLICATION: Duration = Duration::from_millis(100);
     loop {
         let mut builder = LeaseManager::builder().ttl(backend.ttl).own_thread(own_thread);
-        if backend.replicas > 0 {
+        if replicas && backend.replicas > 0 {
             builder = builder.replicas(backend.replicas, REPLICATION);
         }
         match builder.connect(&backend.url).await {
@@ -149,17 +185,32 @@ async fn introduce(leases: &LeaseManager, who: &str, diary: &Diary) {
     }
 }
 
-/// Tells when this process got no time, so that a slow machine can be told from a fault of the library.
+/// How much memory it takes beside that of its program, in KiB, where the system tells it.
+fn memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Tells when this process got no time, so that a slow machine can be told from a fault of the library; and how much
+/// memory it takes.
 fn watch_for_stalls(diary: Arc<Diary>) {
     const NAP: Duration = Duration::from_millis(5);
     const WORTH_TELLING: u64 = 20_000_000;
+    const LOOKS: u64 = 100_000_000;
     thread::spawn(move || {
-        let mut last = now();
+        let (mut last, mut look) = (now(), 0);
         loop {
             thread::sleep(NAP);
             let time = now();
             if time - last > WORTH_TELLING {
                 diary.write(What::Stalled { ms: (time - last) / 1_000_000 });
+            }
+            if time >= look {
+                look = time + LOOKS;
+                if let Some(kib) = memory() {
+                    diary.write(What::Memory { kib });
+                }
             }
             last = now();
         }
@@ -200,6 +251,7 @@ impl Process {
         for part in 0..TASKS {
             tasks.spawn(self.flow(seed, part)?.live());
         }
+        tasks.spawn(self.flow(seed, TOGETHER)?.live_together());
         tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
         let host = Arc::clone(&self);
         tasks.spawn_blocking(move || guests::live(&host, seed));
@@ -229,9 +281,13 @@ impl Process {
 
     pub async fn all_end(&self, tasks: &mut JoinSet<()>) {
         while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended {
-                self.broken(format!("a task panicked: {error}"));
-            }
+            self.ended(ended);
+        }
+    }
+
+    pub fn ended(&self, ended: Result<(), JoinError>) {
+        if let Err(error) = ended {
+            self.broken(format!("a task panicked: {error}"));
         }
     }
 

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// What a panic that belongs to the run says.
 const ON_PURPOSE: &str = "a panic on purpose";
@@ -26,14 +28,16 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// From now on the log of this process goes through the one that can be broken.
-    pub fn start() -> Arc<Self> {
+    /// From now on the log of this process goes through the one that can be broken; `all` that the library says, or only
+    /// what somebody may want to know.
+    pub fn start(all: bool) -> Arc<Self> {
         let log = Arc::new(Mutex::new(None));
         let lines = Arc::clone(&log);
-        tracing_subscriber::fmt()
-            .with_max_level(LevelFilter::INFO)
-            .with_writer(move || Lines(Arc::clone(&lines)))
-            .init();
+        let level = if all { LevelFilter::TRACE } else { LevelFilter::INFO };
+        let ours = Targets::new().with_default(LevelFilter::INFO).with_target("leasehold", level);
+        let writer = move || Lines(Arc::clone(&lines));
+        let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_filter(ours);
+        tracing_subscriber::registry().with(lines).init();
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if info.payload().downcast_ref::<&str>() != Some(&ON_PURPOSE) {
@@ -47,11 +51,12 @@ impl Inside {
     /// As the parent says it: `<kind> <ms>`.
     pub fn begin(&self, words: &str) -> Option<()> {
         let (kind, lasts) = words.split_once(' ')?;
-        let kind = *Kind::INSIDE.iter().find(|known| format!("{known:?}") == kind)?;
+        let mut known = Kind::INSIDE.into_iter().chain([Kind::Flood]);
+        let kind = known.find(|known| format!("{known:?}") == kind)?;
         let wrong = Some((kind, Instant::now() + Duration::from_millis(lasts.parse().ok()?)));
         match kind {
             Kind::EndRuntime | Kind::UnwindRuntime => drop(self.guests.send_replace(wrong)),
-            Kind::Crowd => drop(self.crowd.send_replace(wrong)),
+            Kind::Crowd | Kind::Flood => drop(self.crowd.send_replace(wrong)),
             _ => *self.log.lock().unwrap_or_else(PoisonError::into_inner) = wrong,
         }
         Some(())

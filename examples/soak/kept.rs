@@ -144,27 +144,57 @@ impl Case<'_> {
                 let text = format!("{}: {} is told that it is closed", lease.name, lease.who);
                 found.push(("contradiction", *at, text));
             }
-            let Some((at, _)) = lease.fired.as_ref().filter(|(_, cause)| cause == "expired") else {
-                continue;
-            };
             let setting = self.setting(&lease.name);
-            let span = (at.saturating_sub(setting.ttl), *at);
-            let broken = self
+            let lost = lease.fired.as_ref().filter(|(_, cause)| cause == "expired");
+            let unreleased = lease.unreleased.as_ref().filter(|(_, why)| why == "unavailable");
+            // A lease is lost if none of its renewals was answered, and such a release was tried again and again.
+            let (from, at, enough, what) = match (lost, unreleased, lease.released) {
+                (Some((at, _)), ..) => {
+                    let renewal = setting.ttl / 3 + 2 * setting.attempt() + REACTION;
+                    (at.saturating_sub(setting.ttl * 9 / 10), *at, renewal, "lost its lease")
+                }
+                (None, Some((at, _)), Some(from)) => (from, *at, at - from, "cannot release it"),
+                _ => continue,
+            };
+            let span = (from, at);
+            let of_server = self
+                .faults_on(&setting.server)
+                .map(|(kind, fault)| (kind, (fault.0, fault.1 + self.aftermath(kind))));
+            let of_process = self
                 .faults_on(&lease.who)
-                .chain(self.faults_on(&setting.server))
+                .map(|(kind, fault)| (kind, (fault.0, fault.1 + SECOND / 2)));
+            let faults = of_server.chain(of_process);
+            let mut broken: Vec<Span> = faults
                 .filter(|(kind, _)| self.excuses(kind) && !HARMLESS.contains(&base(kind)))
-                .any(|(_, fault)| overlap((fault.0, fault.1 + SECOND / 2), span).is_some());
-            let stalls = self.stalls.values().flatten();
+                .map(|(_, fault)| fault)
+                .collect();
+            broken.sort_unstable();
+            let whole = longest_uncovered(span, &broken);
+            let broken = whole.1 - whole.0 < enough;
+            let stalls = self.stalls.iter().flat_map(|(who, stalls)| {
+                // A process that was frozen says nothing of the machine.
+                let frozen = |stall: &Span| {
+                    let mut faults = self.faults_on(who).filter(|(kind, _)| *kind == "Freeze");
+                    faults.any(|(_, fault)| overlap(fault, *stall).is_some())
+                };
+                stalls.iter().filter(move |stall| !frozen(stall))
+            });
             let stalled: u64 =
                 stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
             if self.rules.keeps_leases && !broken && stalled < setting.ttl / 20 {
-                let text = format!("{}: {} lost its lease for nothing", lease.name, lease.who);
-                found.push(("needless loss", *at, text));
+                let text = format!("{}: {} {what} for nothing", lease.name, lease.who);
+                found.push(("needless loss", at, text));
             }
         }
         for (rule, at, text) in found {
             self.find(rule, at, text);
         }
+    }
+
+    /// How long renewals may be held up after a fault of a server: one that comes back may take a while to serve.
+    fn aftermath(&self, kind: &str) -> u64 {
+        let away = kind.starts_with("Crash") || kind.starts_with("Freeze");
+        if away { self.rules.recovery.max(SECOND / 2) } else { SECOND / 2 }
     }
 
     fn end(&self) -> u64 {

@@ -21,6 +21,8 @@ pub struct Lease {
     /// The last `check()` that is known to have been Ok, as the time before it was called.
     pub last_ok: u64,
     pub released: Option<u64>,
+    /// When it could not be released, and why.
+    pub unreleased: Option<(u64, String)>,
     /// When the future that asks was left alone.
     pub aside: Option<u64>,
     /// When it was left to expire.
@@ -99,6 +101,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 by_token: false,
                 last_ok: 0,
                 released: None,
+                unreleased: None,
                 aside: None,
                 forgot: None,
                 fired: None,
@@ -120,6 +123,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
             }
             What::Token { number, .. } => lease.number = Some(*number),
             What::Aside { .. } => lease.aside = Some(at),
+            What::Unreleased { why, .. } => lease.unreleased = Some((at, why.clone())),
             What::Forgot { .. } => lease.forgot = Some(at),
             What::Nested { fence, .. } => lease.nested.push((at, *fence)),
             What::Checked { last_ok, .. } => lease.last_ok = lease.last_ok.max(*last_ok),
@@ -157,7 +161,8 @@ fn ask_of(what: &What) -> Option<u64> {
         | What::AtRisk { ask }
         | What::Safe { ask }
         | What::Fired { ask, .. }
-        | What::Released { ask, .. } => Some(*ask),
+        | What::Released { ask, .. }
+        | What::Unreleased { ask, .. } => Some(*ask),
         _ => None,
     }
 }

@@ -1,9 +1,11 @@
 //! A holder process's own way to one server, which can be broken.
 
+use crate::common::proxy::Silence;
 use crate::common::relay::{Flow, Relay, request};
 use crate::common::{Mode, Proxy};
 use crate::faults::Process;
-use std::time::Duration;
+use crate::history::{nanos, now};
+use std::time::{Duration, Instant};
 
 pub enum Line {
     Redis(Box<Proxy>),
@@ -64,6 +66,14 @@ impl Line {
         }
     }
 
+    /// When connections with subscriptions were silent, from when to when by the clock of the history.
+    pub fn silences(&self) -> Vec<(u64, u64)> {
+        let Self::Redis(proxy) = self else { return Vec::new() };
+        let ago = |at: Instant| now() - nanos(at.elapsed());
+        let spans = proxy.silences().into_iter();
+        spans.map(|Silence { from, until }| (ago(from), until.map_or_else(now, ago))).collect()
+    }
+
     pub fn connections(&self) -> u64 {
         match self {
             Self::Redis(proxy) => proxy.connections() as u64,
@@ -74,7 +84,7 @@ impl Line {
 
 fn break_proxy(proxy: &Proxy, kind: Process) {
     match kind {
-        Process::BlackHole => proxy.set(Mode::BlackHole),
+        Process::BlackHole | Process::Flood => proxy.set(Mode::BlackHole),
         Process::HoldRequests => proxy.set(Mode::HoldRequests),
         Process::HoldReplies => proxy.set(Mode::HoldReplies),
         Process::LoseReplies => proxy.set(Mode::DropReplies),

@@ -36,6 +36,7 @@ mod picture;
 mod random;
 mod report;
 mod stage;
+mod together;
 
 use common::Server;
 use crew::Crew;
@@ -222,6 +223,18 @@ fn play(
         ("reconnects", sum(Line::connections)),
     ] {
         log.write(now(), What::Seen { count, text: Words(text.to_owned()) });
+    }
+    // Each slot has the lines of all servers, in their order.
+    for slot in &crew.slots {
+        let mut lines = slot.lines.iter();
+        for backend in &backends {
+            for (from, until) in
+                lines.by_ref().take(slot.lines.len() / backends.len()).flat_map(Line::silences)
+            {
+                let server = backend.house.label.to_owned();
+                log.write(from, What::Silent { until, on: slot.name(), server });
+            }
+        }
     }
     let mut history = log.take();
     let mut ledger = Ledger::connect(ledger.port(), "soak").map_err(|error| error.to_string())?;

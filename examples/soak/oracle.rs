@@ -31,7 +31,9 @@
 //!   had, for longer than that and two sweeps.
 //! - *idle*: no key is kept alive that no flow of control has: it is gone a time to live later, and what a renewal
 //!   and a request on their way may add.
-//! - *needless loss*: no lease expires while nothing is broken. What goes wrong *inside* a process, a log that blocks or
+//! - *silence*: a subscription that says nothing more is replaced within T/3 and a second while somebody waits.
+//! - *memory*: what a process keeps in an outage does not grow with its length.
+//! - *needless loss*: no lease expires, and no release fails, while nothing is broken. What goes wrong *inside* a process, a log that blocks or
 //!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
 //! - *left over*: no lock key, no key without a time to live, no channel.
 //! - *count*: at rest, the store has the hold counts that are believed.
@@ -48,7 +50,8 @@
 //!
 //! Behind sentinels, what was granted while one primary *replaced* another may be unknown to the new one: the
 //! documentation says so. Overlaps with a lease that was granted from a second before that until its end are excused
-//! until then + T, as after a wipe; older leases have no such excuse.
+//! until then + T, as after a wipe; older leases have no such excuse. Where one *succeeded* another that goes on
+//! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it.
 //!
 //! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
 //! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and
@@ -57,6 +60,8 @@
 //!
 //! All that is excused is counted, and the report says how much it was.
 
+#[path = "bounds.rs"]
+mod bounds;
 #[path = "kept.rs"]
 mod kept;
 #[path = "met.rs"]
@@ -118,6 +123,8 @@ struct Wipe {
     name: String,
     span: Span,
     why: Excuse,
+    /// Whether who was awake knows of it at its end.
+    told: bool,
 }
 
 struct Case<'a> {
@@ -168,6 +175,8 @@ pub fn judge(history: &[Event]) -> Verdict {
     case.waits();
     case.keys_of_nobody();
     case.needless();
+    case.silences();
+    case.floods();
     case.ends();
     let met = case.met();
     case.missing(&met);
@@ -188,11 +197,15 @@ fn wipes(history: &[Event]) -> Vec<Wipe> {
     let mut forcing: BTreeMap<(&str, u64), usize> = BTreeMap::new();
     for Event { at, who, what } in history {
         let mut wipe = |name: &String, until: u64, why| {
-            wipes.push(Wipe { name: name.clone(), span: (*at, until), why });
+            wipes.push(Wipe { name: name.clone(), span: (*at, until), why, told: false });
         };
         match what {
             What::Wiped { until, name } => wipe(name, *until, Excuse::Wiped),
             What::Replaced { until, name } => wipe(name, *until, Excuse::Replaced),
+            What::Succeeded { until, name } => {
+                wipe(name, *until, Excuse::Replaced);
+                wipes.last_mut().expect("just made").told = true;
+            }
             What::Forcing { ask, name } => {
                 wipe(name, at + FORCED_LATE, Excuse::Wiped);
                 forcing.insert((who, *ask), wipes.len() - 1);
@@ -277,11 +290,25 @@ impl Case<'_> {
         wipe.name == older.name && (wipe.why == Excuse::Wiped || recent())
     }
 
+    /// For how long it is: until the lease must have expired, or its holder been told.
+    fn served(&self, wipe: &Wipe, older: &Lease) -> Span {
+        let (from, until) = wipe.span;
+        let expired = until + self.setting(&older.name).ttl;
+        let awake = || {
+            let asleep =
+                |span: Span| overlap(span, (from, until)).map_or(0, |part| part.1 - part.0);
+            let stalls = self.stalls.get(older.who.as_str()).into_iter().flatten();
+            let freezes = self.faults_on(&older.who).filter(|(kind, _)| *kind == "Freeze");
+            let all = stalls.copied().chain(freezes.map(|(_, span)| span));
+            all.map(asleep).sum::<u64>() < SECOND / 4
+        };
+        (from, if wipe.told && awake() { until } else { expired })
+    }
+
     /// What of a span is not excused by a wipe of the name, which `older` had.
     fn unexcused(&self, older: &Lease, span: Span) -> Option<Span> {
-        let ttl = self.setting(&older.name).ttl;
         let wipes = self.wipes.iter().filter(|wipe| self.serves(wipe, older));
-        let mut wipes: Vec<Span> = wipes.map(|wipe| (wipe.span.0, wipe.span.1 + ttl)).collect();
+        let mut wipes: Vec<Span> = wipes.map(|wipe| self.served(wipe, older)).collect();
         if self.was_told(older) {
             wipes.push((older.last_ok, u64::MAX));
         }
@@ -306,9 +333,8 @@ impl Case<'_> {
     /// Of an overlap, the part that is excused.
     fn excuse(&self, older: &Lease, both: Span) -> Option<Excused> {
         let from = self.unexcused(older, both).map_or(both.1, |left| left.0);
-        let ttl = self.setting(&older.name).ttl;
         let covers = |wipe: &&Wipe| {
-            self.serves(wipe, older) && overlap((wipe.span.0, wipe.span.1 + ttl), both).is_some()
+            self.serves(wipe, older) && overlap(self.served(wipe, older), both).is_some()
         };
         let wipe = self.wipes.iter().filter(covers).map(|wipe| wipe.why).min();
         let why = wipe.unwrap_or(Excuse::Told);

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -93,6 +93,15 @@ struct Record {
     answered: usize,
     duplicated: usize,
     connections: usize,
+    silences: Vec<Silence>,
+}
+
+/// How long a connection was a black hole that had subscribed, until somebody closed it.
+#[derive(Clone, Copy)]
+pub struct Silence {
+    pub from: Instant,
+    /// None while it lasts.
+    pub until: Option<Instant>,
 }
 
 /// What becomes of the request that `needle` will be in for the `left`th time from now.
@@ -171,6 +180,11 @@ impl Proxy {
     /// ones work.
     pub fn silence_subscribers(&self) {
         self.control.send_modify(|control| control.silenced += 1);
+    }
+
+    /// What became of the connections that [`silence_subscribers`](Self::silence_subscribers) met.
+    pub fn silences(&self) -> Vec<Silence> {
+        self.record().silences.clone()
     }
 
     /// Lets the `n`th request from now that has `needle` in its bytes (1 being the next one) run
@@ -339,6 +353,8 @@ struct Link {
     subscribed: bool,
     /// How often subscribed connections had been silenced when it began.
     silenced: u64,
+    /// Which one of the record is its own.
+    silence: Option<usize>,
     upstream_port: u16,
     record: Arc<Mutex<Record>>,
 }
@@ -376,6 +392,7 @@ impl Link {
         let silenced = control.borrow().silenced;
         let link = Self {
             silenced,
+            silence: None,
             client: to_client,
             server: to_server,
             requests: Vec::new(),
@@ -402,6 +419,7 @@ impl Link {
             control.mark_unchanged();
             let silent = self.subscribed && control.borrow().silenced != self.silenced;
             if silent {
+                self.is_silent();
                 tokio::select! {
                     read = from_client.read_buf(&mut self.requests) => match read {
                         Ok(1..) => continue,
@@ -429,6 +447,15 @@ impl Link {
                 changed = control.changed() => if changed.is_err() { return },
             }
         }
+    }
+
+    fn is_silent(&mut self) {
+        let record = &self.record;
+        self.silence.get_or_insert_with(|| {
+            let silences = &mut lock(record).silences;
+            silences.push(Silence { from: Instant::now(), until: None });
+            silences.len() - 1
+        });
     }
 
     /// Breaks once the connections are to be closed.
@@ -562,6 +589,14 @@ impl Link {
             return None;
         }
         self.pending.pop_front()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(at) = self.silence {
+            lock(&self.record).silences[at].until = Some(Instant::now());
+        }
     }
 }
 

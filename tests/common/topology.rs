@@ -421,7 +421,7 @@ impl Cluster {
         names.into_iter().find(|name| self.index_of(name) == node).expect("there are enough")
     }
 
-    fn id(&self, node: usize) -> String {
+    pub fn id(&self, node: usize) -> String {
         self.nodes[node].command(&["CLUSTER", "MYID"]).text()
     }
 

@@ -3,7 +3,7 @@
 //! A replica takes over only when it is asked to, and after its primary has told it everything. So nothing that is done here may cost exclusion.
 
 use super::one::{Look, counts_on, left_on, strike_server};
-use super::{Harm, Key, Servers, Strike};
+use super::{Harm, Key, Servers, Strike, is_tied};
 use crate::common::{Cluster, Server};
 use crate::faults::ServerKind;
 use crate::line::Line;
@@ -63,16 +63,17 @@ impl Slots {
 }
 
 impl Slots {
-    /// The slot of several names goes to another primary, with one key moved and the others not for a while.
+    /// The slot of several names goes to another primary, with half of the names moved and the others not for a while.
     fn half_move_slot(&self, names: &[String], to: usize, lasts: Duration) {
-        let together: Vec<_> = names.iter().filter(|name| name.starts_with('{')).collect();
-        let (cluster, first) = (&self.cluster, together[to % together.len()]);
+        let together: Vec<_> = names.iter().filter(|name| is_tied(name)).collect();
+        let (cluster, first) = (&self.cluster, together[0]);
         let (slot, from) = (cluster.slot(first), cluster.index_of(first));
+        let moved = together.iter().cycle().skip(to).step_by(2).take(together.len() / 2);
         let to = (0..3).map(|at| self.node(true, at)).find(|node| *node != from);
         let to = to.expect("three primaries");
         cluster.begin_move(slot, from, to);
         thread::sleep(Duration::from_millis(50));
-        cluster.move_key(first, from, to);
+        moved.for_each(|name| cluster.move_key(name, from, to));
         thread::sleep(lasts);
         cluster.end_move(slot, from, to);
     }

@@ -78,6 +78,8 @@ pub struct Harm {
     pub wiped: Vec<String>,
     /// Another primary took over from when to when; what it had not been told is gone.
     pub replaced: Option<(u64, u64)>,
+    /// Whether all that are awake know of it by then.
+    pub told: bool,
 }
 
 /// A key as a server has it.
@@ -91,6 +93,11 @@ pub struct Key {
 impl Key {
     /// The token of nobody.
     pub const UNKNOWN: &str = "?:0";
+}
+
+/// Whether the name says its slot, as others do.
+pub fn is_tied(name: &str) -> bool {
+    name.starts_with('{')
 }
 
 /// What the parent writes down.

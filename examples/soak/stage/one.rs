@@ -49,7 +49,7 @@ impl Servers for One {
             ServerKind::Delete => vec![names[at].clone()],
             _ => Vec::new(),
         };
-        Harm { wiped, replaced: None }
+        Harm { wiped, ..Harm::default() }
     }
 
     fn looker<'a>(&'a self, _: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a> {

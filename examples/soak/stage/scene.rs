@@ -76,13 +76,13 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
     (Process::LoseReplies, 1),
     (Process::Delay, 2),
     (Process::Drip, 1),
-    (Process::Duplicate, 2),
+    (Process::Duplicate, 3),
     (Process::Refuse, 5),
     (Process::Cut, 3),
     (Process::LoseOneReply, 3),
     (Process::LoseOneRequest, 2),
     (Process::Kill, 3),
-    (Process::Freeze, 6),
+    (Process::Freeze, 7),
     (Process::Silence, 2),
     (Process::BlockLog, 2),
     (Process::SlowLog, 1),
@@ -90,6 +90,7 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
     (Process::EndRuntime, 2),
     (Process::UnwindRuntime, 2),
     (Process::Crowd, 2),
+    (Process::Flood, 1),
 ];
 
 /// Two servers of their own, side by side.
@@ -199,7 +200,10 @@ static CLUSTER: Scene = Scene {
         Duration::from_secs(3),
         cluster::NODES,
         // Those that lie together are renewed together.
-        &["ash", "birch", "cedar", "{oak}:1", "{oak}:2", "{oak}:3", "{oak}:4"],
+        &[
+            "ash", "birch", "cedar", "{oak}:1", "{oak}:2", "{oak}:3", "{oak}:4", "{oak}:5",
+            "{oak}:6",
+        ],
     )],
     lines: 0,
     process_faults: DIRECT,

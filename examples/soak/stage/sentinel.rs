@@ -17,6 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub const SERVERS: usize = 3;
+/// So long a leader waits for replicas to follow.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
 
 pub struct Guarded {
     all: Sentinels,
@@ -32,7 +34,10 @@ struct Calm {
 impl Guarded {
     pub fn start() -> Vec<Box<dyn Servers>> {
         // On a busy machine, servers stand still for a second without being dead.
-        let all = Sentinels::start("sentinel down-after-milliseconds leases 2500");
+        let timeout = FAILOVER_TIMEOUT.as_millis();
+        let all = Sentinels::start(&format!(
+            "sentinel down-after-milliseconds {SERVICE} 2500\nsentinel failover-timeout {SERVICE} {timeout}"
+        ));
         let calm = Mutex::new(Calm { at: now(), epoch: all.epoch() });
         vec![Box::new(Self { all, calm })]
     }
@@ -62,13 +67,15 @@ impl Guarded {
         (from, now())
     }
 
-    /// As an operator does it; the other replica stands still, and until it follows, the sentinels do not agree.
+    /// As an operator does it; the other replica stays with the old primary, and until that is given up, the sentinels do
+    /// not agree. So both primaries have a replica at times, and grant.
     ///
     /// It is over for the holders when there is a new primary, and they have had time to hear of it.
     fn split_failover(&self) -> (u64, u64) {
         const PROMOTION: Duration = Duration::from_secs(30);
-        const HEARD: Duration = Duration::from_secs(2);
-        const SPLIT: Duration = Duration::from_secs(6);
+        const HEARD: Duration = Duration::from_secs(3);
+        // Then the leader among the sentinels tells all replicas once more.
+        const SPLIT: Duration = FAILOVER_TIMEOUT.saturating_sub(Duration::from_millis(500));
         let (epoch, old) = (self.all.epoch(), self.all.primary_port());
         let replicas: Vec<_> =
             self.all.servers.iter().filter(|server| server.port() != old).collect();
@@ -76,10 +83,10 @@ impl Guarded {
         let start = Instant::now();
         while start.elapsed() < PROMOTION {
             if let Some(new) = replicas.iter().position(|server| Cluster::is_primary(server)) {
-                let (still, until) = (replicas[1 - new], now() + nanos(HEARD));
-                still.pause();
+                let (faithful, until) = (replicas[1 - new], now() + nanos(HEARD));
+                tell(faithful, &["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
                 thread::sleep(SPLIT);
-                still.resume();
+                tell(faithful, &["ACL", "SETUSER", "default", "+@all"]);
                 self.all.failed_over_since(epoch);
                 return (from, until);
             }
@@ -163,7 +170,9 @@ impl Servers for Guarded {
         }
         // What follows an epoch that is not the one before comes of itself.
         let after = if own.is_some() { self.all.epoch() } else { before };
-        Harm { wiped: Vec::new(), replaced: self.settle(own, before, after) }
+        let replaced = self.settle(own, before, after);
+        let told = kind == ServerKind::SplitFailover && replaced == own;
+        Harm { wiped: Vec::new(), replaced, told }
     }
 
     /// As the only primary has it; with two, nobody can say what is free.

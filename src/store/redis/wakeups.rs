@@ -347,22 +347,19 @@ impl Line {
 
     /// Unsubscribes, unless somebody waits here again.
     async fn give_up(&mut self, channel: &str) {
-        let moved = {
+        {
             let mut channels = lock(&self.channels);
             let ours = channels.get(channel).filter(|entry| entry.server == self.server);
             if ours.is_some_and(Channel::is_awaited) {
                 return;
             }
-            let moved = ours.is_none();
-            if !moved {
+            if ours.is_some() {
                 // From here on a new waiter orders a new subscription, which comes after this command.
                 channels.remove(channel);
             }
-            moved
-        };
-        // With its slot, a server gives a sharded channel up by itself.
-        let gone = moved && self.sharded || !is_connected(&self.client);
-        if !self.here.remove(channel) || gone {
+        }
+        // A server gives a sharded channel up by itself with its slot, but what has moved by our map may still be here.
+        if !self.here.remove(channel) || !is_connected(&self.client) {
             return;
         }
         let given_up = async {

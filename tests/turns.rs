@@ -1,19 +1,16 @@
 //! Turns for a waiter of another process beside a crowd of tasks that want the same name all the time, however far away
 //! the waiter is, and however long each holds.
 //!
-//! `LEASEHOLD_TURNS=60 cargo test --all-features --release --test redis_turns -- --nocapture` measures for 60 seconds
+//! `LEASEHOLD_TURNS=60 cargo test --release --test turns -- --nocapture` measures for 60 seconds
 //! each, one after the other, and prints what came of it.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::channel;
-use common::{Pace, Pipe, Reply, Resp, Server};
+use kit::look::channel;
+use kit::{Pace, Pipe, Reply, Resp, Server};
 use leasehold::LeaseManager;
 use tokio::task::JoinSet;
 

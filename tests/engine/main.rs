@@ -16,6 +16,7 @@ mod renew;
 mod rounds;
 mod runtimes;
 mod stress;
+mod traces;
 mod types;
 mod unpolled;
 mod wait;

@@ -1,13 +1,11 @@
 //! What leasehold tells of itself: a span for each acquire, and an event for each turn in the life
 //! of a lease.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::trace::{Spanned, Trace, Traced};
+use kit::trace::{Spanned, Trace, Traced};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, MemoryStore, Name, Release, Released, Renewal, Renewed, Store,

@@ -2,9 +2,6 @@
 //! the way, and the name free or held: the next one gets in, and nothing is left.
 //!
 //! T is 30 s, so that what goes was given back and did not expire.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -14,8 +11,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use common::look::others;
-use common::{Mode, Proxy, Resp, Server, eventually, within};
+use kit::look::others;
+use kit::{Mode, Proxy, Resp, Server, eventually, within};
 use leasehold::{Lease, LeaseManager};
 
 /// Much less than T.

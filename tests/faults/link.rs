@@ -1,14 +1,11 @@
 //! What a link does to bytes: it is slow, cuts them into pieces, hangs up; and what a manager that is closed
 //! over a good one cannot give back.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::look::{believes_no_longer_than_the_key_lives, others, recorded, renewal};
-use common::{Pace, Pipe, Server, eventually, within};
+use kit::look::{believes_no_longer_than_the_key_lives, others, recorded, renewal};
+use kit::{Pace, Pipe, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState};
 
 const LONG: Duration = Duration::from_secs(15);
@@ -180,7 +177,6 @@ async fn close_frees_97_of_100_and_names_the_3_that_it_could_not() {
     eventually(LONG, || connection.command(&["KEYS", "*"]).list().is_empty()).await;
 }
 
-#[cfg(feature = "rustls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tls_server_that_hangs_up_after_the_hello_is_unavailable_and_not_hammered() {
     use std::io::Read;
@@ -188,7 +184,7 @@ async fn a_tls_server_that_hangs_up_after_the_hello_is_unavailable_and_not_hamme
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const HANDSHAKE: u8 = 22;
-    let trace = common::trace::Trace::of_all_threads();
+    let trace = kit::trace::Trace::of_all_threads();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("an address").port();
     let hellos = Arc::new(AtomicUsize::new(0));

@@ -2,25 +2,16 @@
 //! test's own: retransmission, half-open connections and lost carriers as the kernel makes them.
 //!
 //! The holder is a process on one side; the server and the rival that waits are on the other.
-#![cfg(all(feature = "redis", target_os = "linux"))]
-
-mod common;
+#![cfg(target_os = "linux")]
 
 use std::time::Duration;
 
-use common::Server;
-use common::eventually;
-use common::fault::{
+use kit::Server;
+use kit::eventually;
+use kit::fault::{
     LONG, Resource, boottime, connect, end_of, millis, owner, renewal, undisturbed, wait_for,
 };
-use common::holder::serve;
-use common::namespaces::{Cut, Network, SERVER, with_own_network};
-
-/// Not a test: what the others start.
-#[test]
-fn holder_process() {
-    serve();
-}
+use kit::namespaces::{Cut, Network, SERVER, with_own_network};
 
 /// A server that the holder's network reaches, too.
 fn server() -> Server {
@@ -71,7 +62,7 @@ async fn lasting(cut: Cut) {
         // And the old one can lock again over the healed network.
         holder.tell("lock job");
         next.unlock().await.expect("a release");
-        let again = |event: &common::holder::Event| {
+        let again = |event: &kit::holder::Event| {
             event.word(0) == "granted" && event.number(2) > granted.number(2)
         };
         eventually(LONG, || holder.events().iter().any(again)).await;
@@ -132,7 +123,7 @@ macro_rules! in_own_networks {
         $(
             #[test]
             fn $name() {
-                with_own_network(stringify!($name), || $story);
+                with_own_network(concat!("network::", stringify!($name)), || $story);
             }
         )+
     };

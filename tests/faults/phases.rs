@@ -5,16 +5,13 @@
 //! What is compared errs on the safe side: when the token was *seen* to have fired, and the earliest end of
 //! the key that its times to live allow. So only a failure can be the fault of a machine that stood still
 //! for a while; one during which it did is tried again, a few times.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{Mode, Proxy, Server};
+use kit::{Mode, Proxy, Server};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{Lease, LeaseManager, Loss};
 

@@ -1,9 +1,7 @@
 //! Holders in processes of their own that are killed, terminated, stopped or forgetful.
 //!
 //! All moments are by `CLOCK_BOOTTIME`, so that those of several processes have one order.
-#![cfg(all(feature = "redis", target_os = "linux"))]
-
-mod common;
+#![cfg(target_os = "linux")]
 
 use std::cell::RefCell;
 use std::mem;
@@ -12,24 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::fault::{
+use kit::fault::{
     LONG, Resource, boottime, connect, end_of, exists, lock, millis, owner, renewal, undisturbed,
     wait_for, watch,
 };
-use common::holder::{Event, Holder, serve};
-use common::{Mode, Proxy, Server, eventually, preload};
+use kit::holder::{Event, Holder};
+use kit::{Mode, Proxy, Server, eventually, preload};
 use leasehold::{Lease, LeaseManager, Loss};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
 /// For a round trip, a wake-up and the scheduler.
 const ROOM: Duration = millis(500);
-
-/// Not a test: what the others start.
-#[test]
-fn holder_process() {
-    serve();
-}
 
 /// Looks at the times to live of all locks until told to stop; how often, and whether one had none.
 fn sample(server: &Server, over: &Arc<AtomicBool>) -> thread::JoinHandle<usize> {
@@ -280,7 +272,7 @@ async fn a_forked_child_neither_renews_nor_releases() {
     undisturbed(|| async {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let library = dir.path().join("forks.so");
-        preload::compile(include_bytes!("common/forks.c"), &library);
+        preload::compile(preload::FORKS, &library);
         let preload = format!("LD_PRELOAD={}", library.display());
         let server = Server::start();
         let rivals = connect(&server.url(), T).await;
@@ -321,7 +313,7 @@ async fn a_forked_child_neither_renews_nor_releases() {
 async fn where_the_boot_time_is_ahead_of_the_monotonic_clock_leases_are_kept_and_end_as_anywhere() {
     const T: Duration = millis(2_000);
     const AHEAD: Duration = Duration::from_secs(3_600);
-    if common::namespaces::unchecked() {
+    if kit::namespaces::unchecked() {
         return;
     }
     undisturbed(|| async {
@@ -329,7 +321,7 @@ async fn where_the_boot_time_is_ahead_of_the_monotonic_clock_leases_are_kept_and
         let proxy = Proxy::start(server.port());
         let rivals = connect(&server.url(), T).await;
         let shift = ["--time", "--boottime", "3600", "--fork", "--kill-child"];
-        let mut holder = common::namespaces::unshared(&shift);
+        let mut holder = kit::namespaces::unshared(&shift);
         let Event { at, .. } = holder.hold(&proxy.url(), T, "job").await;
         assert!(at > boottime() + AHEAD / 2, "the offset has no effect");
         let waiting = wait_for(&rivals, "job");

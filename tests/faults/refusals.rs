@@ -1,16 +1,14 @@
 //! A server that refuses every renewal, for a while or for good: the lease is kept until its time is over.
-#![cfg(all(feature = "redis", target_os = "linux"))]
-
-mod common;
+#![cfg(target_os = "linux")]
 
 use std::fs;
 use std::time::Duration;
 
-use common::fault::{
+use kit::fault::{
     LONG, boottime, connect, lock, millis, owner, renewal, undisturbed, wait_for, watch,
 };
-use common::look::calls;
-use common::{Resp, Server, eventually};
+use kit::look::calls;
+use kit::{Resp, Server, eventually};
 use leasehold::{ErrorKind, LeaseState, Loss};
 use tempfile::TempDir;
 use tokio::task::JoinSet;

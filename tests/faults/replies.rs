@@ -1,14 +1,11 @@
 //! A server, or something on the way to it, that answers one request wrongly: each class of error, and
 //! nonsense, for each kind of request. What is held stays held, errors have their kind, nothing is left.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::look::{channel, subscribers};
-use common::{Mode, Proxy, Server, eventually, within};
+use kit::look::{channel, subscribers};
+use kit::{Mode, Proxy, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss, Result};
 use tokio::task::JoinSet;
 

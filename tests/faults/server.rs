@@ -1,20 +1,18 @@
 //! What a server does to those who hold and wait: keys that go away, connections and scripts that are
 //! lost under load, and stepped clocks. Asserted are what the holder is told, what a waiter gets, and by when.
-#![cfg(all(feature = "redis", target_os = "linux"))]
-
-mod common;
+#![cfg(target_os = "linux")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::fault::{
+use kit::fault::{
     LONG, Resource, boottime, connect, end_of, exists, lock, millis, renewal, undisturbed,
     wait_for, watch,
 };
-use common::look::{calls, channel, subscribers};
-use common::step_clock::StepClock;
-use common::{Reply, Resp, Server, eventually};
+use kit::look::{calls, channel, subscribers};
+use kit::step_clock::StepClock;
+use kit::{Reply, Resp, Server, eventually};
 use leasehold::{ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 

@@ -1,15 +1,13 @@
 //! A server that answers nobody for a while, and runs then what was sent meanwhile.
-#![cfg(all(feature = "redis", target_os = "linux"))]
-
-mod common;
+#![cfg(target_os = "linux")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::fault::{
+use kit::fault::{
     LONG, boottime, connect, lock, millis, owner, renewal, undisturbed, wait_for, watch,
 };
-use common::{Server, eventually};
+use kit::{Server, eventually};
 use leasehold::{LeaseState, Loss};
 use tokio::task::{JoinHandle, JoinSet};
 

@@ -1,13 +1,10 @@
 //! What a network does to requests and replies: it loses, repeats and delays them.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::look::{believes_no_longer_than_the_key_lives, fence_key, recorded, renewal};
-use common::{Mode, Proxy, Server, eventually, in_line, within};
+use kit::look::{believes_no_longer_than_the_key_lives, fence_key, recorded, renewal};
+use kit::{Mode, Proxy, Server, eventually, in_line, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 

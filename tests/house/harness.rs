@@ -1,14 +1,12 @@
 //! The test harness itself: what the other tests take for granted.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::proxy::frame_length;
-use common::{Mode, Pace, Pipe, Proxy, Reply, Resp, Server, eventually, is_timeout};
+use kit::proxy::frame_length;
+use kit::{Mode, Pace, Pipe, Proxy, Reply, Resp, Server, eventually, is_timeout};
 
 const LONG: Duration = Duration::from_secs(10);
 /// Long enough to notice that something arrives that should not.
@@ -176,7 +174,7 @@ async fn eventually_waits_for_what_comes_true() {
 }
 
 #[tokio::test(start_paused = true)]
-#[should_panic(expected = "tests/harness.rs")]
+#[should_panic(expected = "tests/house/harness.rs")]
 async fn eventually_gives_up_in_real_time() {
     let start = Instant::now();
     eventually(SHORT, || start.elapsed() > LONG).await;

@@ -1,17 +1,8 @@
 //! The soak's oracle on histories made by hand: it accepts the good ones, and finds what is bad in each of
 //! the others.
 
-#[allow(dead_code)]
-#[path = "../examples/soak/history.rs"]
-mod history;
-#[allow(dead_code)]
-#[path = "../examples/soak/leases.rs"]
-mod leases;
-#[allow(dead_code)]
-#[path = "../examples/soak/oracle.rs"]
-mod oracle;
-
-use oracle::{Excuse, Verdict, judge};
+use kit::soak::history;
+use kit::soak::oracle::{Excuse, Verdict, judge};
 
 /// A history of one name `ash` with T = 1 s on the server `kept`, in lines of `<ms> <who> <what>`.
 fn verdict(lines: &str) -> Verdict {

@@ -1,10 +1,7 @@
 //! A quorum of real servers, which are killed, stopped, flushed and restarted.
-#![cfg(feature = "redis")]
 
-mod common;
-
-use common::look::{channel, renewal, subscribers};
-use common::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
+use kit::look::{channel, renewal, subscribers};
+use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, Holding, Name, Quorum, Release, Released, Renewal, Renewed,

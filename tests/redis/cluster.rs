@@ -1,8 +1,6 @@
 //! A real cluster of three primaries and three replicas.
 
-mod common;
-
-use common::{Cluster, Server, Stub, eventually, look, within};
+use kit::{Cluster, Server, Stub, eventually, look, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -93,7 +91,7 @@ async fn all_keys_of_a_name_are_in_one_slot_with_braces_and_without() {
 
 #[tokio::test]
 async fn a_server_that_is_in_no_cluster_says_so() {
-    let server = common::Server::start();
+    let server = kit::Server::start();
     let url = server.url().replace("redis://", "redis-cluster://");
     let error = LeaseManager::connect(&url).await.expect_err("no cluster");
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
@@ -123,7 +121,7 @@ async fn calls_that_wait_are_sent_together_if_they_share_a_slot_and_never_if_not
         }
     };
     let calls = || {
-        let count = |node: &common::Server| look::calls(&mut node.connection(), "evalsha");
+        let count = |node: &kit::Server| look::calls(&mut node.connection(), "evalsha");
         cluster.nodes.iter().map(count).sum::<i64>()
     };
     all_at_once((0..200).map(|number| format!("apart-{number}")).collect()).await;
@@ -408,7 +406,7 @@ async fn a_node_that_is_about_to_get_its_first_slot_keeps_its_connections() {
 
 /// How many connections the nodes have, besides those among themselves.
 fn clients(cluster: &Cluster) -> usize {
-    let count = |node: &common::Server| {
+    let count = |node: &kit::Server| {
         ["normal", "pubsub"]
             .map(|kind| node.command(&["CLIENT", "LIST", "TYPE", kind]).text().lines().count())
             .iter()
@@ -574,7 +572,7 @@ async fn a_cluster_that_is_down_for_a_moment_costs_no_lease() {
         cluster.nodes[node].command(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
     }
     let mut asked = cluster.nodes[0].connection();
-    let errors = |asked: &mut common::Resp| asked.command(&["INFO", "errorstats"]).text();
+    let errors = |asked: &mut kit::Resp| asked.command(&["INFO", "errorstats"]).text();
     eventually(LONG, || {
         let info = asked.command(&["CLUSTER", "INFO"]).text();
         info.contains("cluster_state:fail")
@@ -617,7 +615,7 @@ async fn a_killed_primary_costs_no_lease_that_its_replica_has() {
     // Verified at once by the new primary, not at the next renewal.
     eventually(LONG, || {
         let promoted = cluster.nodes[3].command(&["PTTL", &name]);
-        matches!(promoted, common::Reply::Int(left) if left > 119_000)
+        matches!(promoted, kit::Reply::Int(left) if left > 119_000)
     })
     .await;
     assert!(lease.check().is_ok());
@@ -766,13 +764,13 @@ async fn an_idle_manager_makes_no_new_connections() {
     let lease = lock(&leases, "job").await;
     let mut looks: Vec<_> = cluster.nodes.iter().map(Server::connection).collect();
     let mut count = |what: &str| {
-        let stat = |look: &mut common::Resp| {
+        let stat = |look: &mut kit::Resp| {
             let stats = look.command(&["INFO", "stats"]).text();
             let line =
                 stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
             line.expect("a line").trim().parse::<u64>().expect("a number")
         };
-        let slots = |look: &mut common::Resp| look::calls(look, "cluster|slots").unsigned_abs();
+        let slots = |look: &mut kit::Resp| look::calls(look, "cluster|slots").unsigned_abs();
         let each: Vec<u64> = looks
             .iter_mut()
             .map(|look| if what == "connections" { stat(look) } else { slots(look) })

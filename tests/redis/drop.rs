@@ -1,9 +1,6 @@
 //! Whatever is dropped, and wherever: nothing is left behind on the server.
 //!
 //! T is 30 s in most of these tests, so that a key which goes was given back and did not expire.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -16,8 +13,8 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::{calls, channel, others, subscribers};
-use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use kit::look::{calls, channel, others, subscribers};
+use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, Loss};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;

@@ -1,7 +1,4 @@
 //! What can go wrong is sorted, says what to do, and leaves nothing behind.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::error::Error as _;
 use std::io::{Read, Write};
@@ -9,9 +6,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::{channel, fence_key, others, subscribers};
-use common::trace::Trace;
-use common::{Proxy, Reply, Resp, Server, eventually, within};
+use kit::look::{channel, fence_key, others, subscribers};
+use kit::trace::Trace;
+use kit::{Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 

@@ -1,15 +1,12 @@
 //! Hand-offs in the processes of one name, seen from the server: cheap, fair, and one holder.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::{calls, channel};
-use common::{Pace, Pipe, Reply, Resp, Server, eventually, in_line, within};
+use kit::look::{calls, channel};
+use kit::{Pace, Pipe, Reply, Resp, Server, eventually, in_line, within};
 use leasehold::{Builder, Lease, LeaseManager};
 use tokio::task::JoinSet;
 

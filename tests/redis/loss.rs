@@ -2,17 +2,14 @@
 //!
 //! "In time" is measured from outside: the key's own time to live on the server, or a rival's
 //! grant, is what the token must be ahead of.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::{others, renewal};
-use common::trace::Trace;
-use common::{Mode, Proxy, Reply, Server, eventually, within};
+use kit::look::{others, renewal};
+use kit::trace::Trace;
+use kit::{Mode, Proxy, Reply, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::{JoinHandle, JoinSet};
 

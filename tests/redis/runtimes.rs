@@ -1,11 +1,8 @@
 //! Each runtime that locks has a connection of its own, for as long as it lives.
-#![cfg(feature = "redis")]
 
-mod common;
-
-use common::look::others;
-use common::resp::Resp;
-use common::{Proxy, Server, eventually};
+use kit::look::others;
+use kit::resp::Resp;
+use kit::{Proxy, Server, eventually};
 use leasehold::{ErrorKind, LeaseManager};
 use std::future::{Future, poll_fn};
 use std::task::Poll;

@@ -1,24 +1,20 @@
 //! The scripts by themselves, fed by hand with what leasehold never sends: they must check it before
 //! the first write, since Redis does not roll back.
 
-#![cfg(feature = "redis")]
-
-mod common;
-
-use common::look::{channel, fence_key};
-use common::{Reply, Resp, Server};
+use kit::look::{channel, fence_key};
+use kit::{Reply, Resp, Server};
 
 const BATCH: &str = concat!(
-    include_str!("../src/store/redis/scripts/common.lua"),
-    include_str!("../src/store/redis/scripts/publish.lua"),
-    include_str!("../src/store/redis/scripts/wake.lua"),
-    include_str!("../src/store/redis/scripts/acquire.lua"),
-    include_str!("../src/store/redis/scripts/release.lua"),
-    include_str!("../src/store/redis/scripts/batch.lua"),
+    include_str!("../../src/store/redis/scripts/common.lua"),
+    include_str!("../../src/store/redis/scripts/publish.lua"),
+    include_str!("../../src/store/redis/scripts/wake.lua"),
+    include_str!("../../src/store/redis/scripts/acquire.lua"),
+    include_str!("../../src/store/redis/scripts/release.lua"),
+    include_str!("../../src/store/redis/scripts/batch.lua"),
 );
 const RENEW: &str = concat!(
-    include_str!("../src/store/redis/scripts/common.lua"),
-    include_str!("../src/store/redis/scripts/renew.lua"),
+    include_str!("../../src/store/redis/scripts/common.lua"),
+    include_str!("../../src/store/redis/scripts/renew.lua"),
 );
 
 /// What acquires have in common: time to live, count, block and retention.
@@ -400,7 +396,7 @@ fn the_time_is_asked_for_once_in_a_call() {
     let args = [&GOOD[..], &["me,me", "SFF"]].concat();
     let items = bench.batch(&["first", &first, "second", &second], &args);
     assert!(items.len() == 2 && items.iter().all(is_fence), "{items:?}");
-    assert_eq!(common::look::calls(&mut bench.connection, "time"), 1);
+    assert_eq!(kit::look::calls(&mut bench.connection, "time"), 1);
 }
 
 #[test]

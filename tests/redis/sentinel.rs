@@ -1,9 +1,7 @@
 //! A real primary with two replicas and three sentinels.
 
-mod common;
-
-use common::stub::list;
-use common::{Sentinels, Server, Stub, eventually, look, within};
+use kit::stub::list;
+use kit::{Sentinels, Server, Stub, eventually, look, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, Loss};
@@ -98,7 +96,7 @@ async fn failed_over(all: Sentinels, old: u16) -> Sentinels {
 }
 
 /// When the key ends by itself, in milliseconds of the clock on the wall.
-fn expires(server: &common::Server, key: &str) -> i64 {
+fn expires(server: &kit::Server, key: &str) -> i64 {
     server.command(&["PEXPIRETIME", key]).int()
 }
 
@@ -121,8 +119,8 @@ async fn a_planned_failover_costs_no_lease_and_waiters_go_on() {
     });
     let old = all.primary_port();
     let end = expires(all.primary(), "job");
-    let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", common::topology::SERVICE]);
-    assert_eq!(asked, common::Reply::Text("OK".to_owned()));
+    let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", kit::topology::SERVICE]);
+    assert_eq!(asked, kit::Reply::Text("OK".to_owned()));
     let all = failed_over(all, old).await;
     verified(&all, &lease, end).await;
     let fence = lease.fence();
@@ -209,7 +207,7 @@ async fn with_replicas_a_grant_that_no_replica_has_is_refused_and_given_back() {
     let leases = careful().connect(&all.url()).await.expect("a manager");
     let first = lock(&leases, "before").await;
     // It is on a replica as soon as it is granted; which of them, nobody knows.
-    let there = |server: &common::Server| server.command(&["EXISTS", "before"]).int() == 1;
+    let there = |server: &kit::Server| server.command(&["EXISTS", "before"]).int() == 1;
     assert!(all.servers[1..].iter().any(there));
 
     all.cut_replicas();
@@ -240,7 +238,7 @@ async fn with_replicas_a_grant_that_no_replica_has_is_refused_and_given_back() {
 async fn a_closed_manager_leaves_no_connection_behind() {
     let all = own(CALM).await;
     // Sentinels name their connections.
-    let clients = |server: &common::Server| {
+    let clients = |server: &kit::Server| {
         let list = ["normal", "pubsub"].map(|kind| {
             let list = server.command(&["CLIENT", "LIST", "TYPE", kind]).text();
             let ours =
@@ -291,7 +289,7 @@ async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
         let words = "ACL SETUSER watch on >hidden resetchannels &+switch-master -@all \
                      +sentinel|master +sentinel|get-master-addr-by-name +subscribe";
         let done = sentinel.command(&words.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(done, common::Reply::Text("OK".to_owned()));
+        assert_eq!(done, kit::Reply::Text("OK".to_owned()));
         sentinel.command(&["ACL", "SETUSER", "default", "resetpass", ">closed"]);
     }
     let sentinels = "&sentinelUsername=watch&sentinelPassword=hidden";

@@ -1,11 +1,8 @@
 //! `rediss://` against a server with certificates of a private CA, which the platform's list does
 //! not have: it is named by the environment, in a process of its own, or to the builder.
-#![cfg(feature = "rustls")]
 
-mod common;
-
-use common::Server;
-use common::server::free_port;
+use kit::Server;
+use kit::server::free_port;
 use leasehold::{Builder, ErrorKind, LeaseManager};
 use std::fs;
 use std::path::Path;
@@ -94,7 +91,7 @@ async fn a_server_whose_ca_is_trusted_is_locked_on() {
         let certificates = certificates();
         let (server, port) = server(certificates.path());
         let trust = certificates.path().join("ca.crt");
-        tell("a_server_whose_ca_is_trusted_is_locked_on", &trust, port);
+        tell("tls::a_server_whose_ca_is_trusted_is_locked_on", &trust, port);
         assert_eq!(server.command(&["EXISTS", "redisson_lock_token:{tls}"]).int(), 1);
         return;
     };
@@ -111,7 +108,7 @@ async fn a_server_whose_ca_is_not_trusted_is_refused() {
         let (theirs, others) = (certificates(), certificates());
         let (server, port) = server(theirs.path());
         let trust = others.path().join("ca.crt");
-        tell("a_server_whose_ca_is_not_trusted_is_refused", &trust, port);
+        tell("tls::a_server_whose_ca_is_not_trusted_is_refused", &trust, port);
         assert!(server.command(&["KEYS", "*"]).list().is_empty());
         return;
     };
@@ -168,7 +165,7 @@ async fn the_certificates_count_for_every_node_of_a_cluster() {
     let more = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--tls-cluster", "yes"];
     let (server, port) = server_for(certificates.path(), "yes", &more);
     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    common::eventually(Duration::from_secs(20), || {
+    kit::eventually(Duration::from_secs(20), || {
         server.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok")
     })
     .await;

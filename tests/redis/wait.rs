@@ -1,14 +1,11 @@
 //! Waiting: woken by a message, or else by the clock; cheap for the server; and bounded.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::look::{calls, channel, subscribers};
-use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use kit::look::{calls, channel, subscribers};
+use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Lease, LeaseManager};
 use tokio::task::{JoinHandle, JoinSet};
 

@@ -1,7 +1,4 @@
 //! What other programs see on the server: keys, fields, times to live, messages, scripts.
-#![cfg(feature = "redis")]
-
-mod common;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::look::{calls, channel, fence_key, renewal, subscribers};
-use common::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use kit::look::{calls, channel, fence_key, renewal, subscribers};
+use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 

@@ -1,9 +1,5 @@
 //! Every store that leasehold brings keeps the contract of `Store`.
 
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
-mod common;
-
-#[cfg(feature = "redis")]
 use leasehold::store::{Acquire, Mode, Release, Released, Token};
 use leasehold::store::{MemoryStore, Name, Quorum, Store};
 use leasehold::testing::{FaultyStore, Harness};
@@ -11,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-#[cfg(feature = "zookeeper")]
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -44,7 +39,6 @@ mod quorum_of_five {
     );
 }
 
-#[cfg(feature = "redis")]
 mod redis {
     leasehold::conformance_suite!(
         #[tokio::test]
@@ -52,7 +46,6 @@ mod redis {
     );
 }
 
-#[cfg(feature = "zookeeper")]
 mod zookeeper {
     leasehold::conformance_suite!(
         #[tokio::test]
@@ -163,20 +156,17 @@ impl Harness for Wrapped {
     }
 }
 
-#[cfg(feature = "redis")]
-struct Redis(common::Server);
+struct Redis(kit::Server);
 
-#[cfg(feature = "redis")]
 impl Redis {
     fn start() -> Self {
-        let server = common::Server::start();
+        let server = kit::Server::start();
         // What has expired stays in memory until somebody asks for it: the harder case.
         server.command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
         Self(server)
     }
 }
 
-#[cfg(feature = "redis")]
 #[async_trait::async_trait]
 impl Harness for Redis {
     async fn store(&self) -> Arc<dyn Store> {
@@ -205,16 +195,14 @@ impl Harness for Redis {
 }
 
 /// A JVM takes its time, so the tests share one as long as they run together.
-#[cfg(feature = "zookeeper")]
-struct ZooKeeper(Arc<common::zookeeper::ZooKeeper>);
+struct ZooKeeper(Arc<kit::zookeeper::ZooKeeper>);
 
-#[cfg(feature = "zookeeper")]
 impl ZooKeeper {
     fn start() -> Self {
-        static SHARED: Mutex<Weak<common::zookeeper::ZooKeeper>> = Mutex::new(Weak::new());
+        static SHARED: Mutex<Weak<kit::zookeeper::ZooKeeper>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let server = shared.upgrade().unwrap_or_else(|| {
-            let server = Arc::new(common::zookeeper::ZooKeeper::start());
+            let server = Arc::new(kit::zookeeper::ZooKeeper::start());
             *shared = Arc::downgrade(&server);
             server
         });
@@ -222,7 +210,6 @@ impl ZooKeeper {
     }
 }
 
-#[cfg(feature = "zookeeper")]
 #[async_trait::async_trait]
 impl Harness for ZooKeeper {
     async fn store(&self) -> Arc<dyn Store> {
@@ -233,7 +220,7 @@ impl Harness for ZooKeeper {
 
     async fn lose(&self, name: &Name) {
         let client = zookeeper_client::Client::connect(&self.0.hosts()).await.expect("a session");
-        let directory = common::zookeeper::directory(name.as_str());
+        let directory = kit::zookeeper::directory(name.as_str());
         let nodes = client.list_children(&directory).await.expect("it is held");
         assert_eq!(nodes.len(), 1);
         client.delete(&format!("{directory}/{}", nodes[0]), None).await.expect("deleted");
@@ -257,13 +244,12 @@ impl Harness for ZooKeeper {
 }
 
 /// A manager's own subscription, which outlives its last waiter, counts as nobody.
-#[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_release_counts_the_subscribers_of_others() {
     let harness = Redis::start();
     let (here, there) = (harness.store().await, harness.store().await);
     let name = Name::new("job").expect("a name");
-    let channel = common::look::channel("job");
+    let channel = kit::look::channel("job");
     let mut connection = harness.0.connection();
     let mut heard = Vec::new();
     let mut others = None;
@@ -272,8 +258,8 @@ async fn a_release_counts_the_subscribers_of_others() {
             1 => drop(here.subscribe(&name).await.expect("subscribed")),
             2 => others = there.subscribe(&name).await.expect("subscribed"),
             3 => {
-                common::eventually(Duration::from_secs(10), || {
-                    common::look::subscribers(&mut connection, &channel) == 1
+                kit::eventually(Duration::from_secs(10), || {
+                    kit::look::subscribers(&mut connection, &channel) == 1
                 })
                 .await
             }
@@ -319,7 +305,7 @@ fn module(path: &Path) -> String {
 
 #[test]
 fn every_store_has_its_run() {
-    let here = read(manifest().join("tests/conformance.rs"));
+    let here = read(manifest().join("tests/stores/conformance.rs"));
     let mut stores = BTreeSet::new();
     for path in files(&manifest().join("src/store")) {
         if !path.ends_with("mod.rs") && module(&path).contains(" Store for ") {

@@ -6,9 +6,6 @@
 //!
 //! `LEASEHOLD_SEED` replays the choices of a run that failed, though not its timing.
 
-#[cfg(feature = "redis")]
-mod common;
-
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
     Store, Token,
@@ -456,10 +453,9 @@ fn the_memory_store_is_linearizable() {
     assert_varied(&histories);
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn the_redis_store_is_linearizable() {
-    let server = common::Server::start();
+    let server = kit::Server::start();
     let histories = runtime().block_on(async {
         let store = leasehold::testing::redis_store(&server.url(), TTL).await;
         rounds(&[store.expect("the server is there")], |_| {}).await
@@ -467,11 +463,10 @@ fn the_redis_store_is_linearizable() {
     assert_varied(&histories);
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn the_redis_store_is_linearizable_when_replies_are_lost() {
-    let server = common::Server::start();
-    let proxy = common::Proxy::start(server.port());
+    let server = kit::Server::start();
+    let proxy = kit::Proxy::start(server.port());
     let histories = runtime().block_on(async {
         let store = leasehold::testing::redis_store(&proxy.url(), TTL).await;
         let stores = [store.expect("the server is there")];

@@ -1,9 +1,6 @@
 //! The stores side by side with a model that fits on a page: whatever is asked of them, in
 //! whatever order, they answer the same.
 
-#[cfg(feature = "redis")]
-mod common;
-
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
     Store, Token,
@@ -197,20 +194,18 @@ impl Subject for Memory {
     }
 }
 
-#[cfg(feature = "redis")]
 struct Redis {
     runtime: Runtime,
-    server: common::Server,
-    connection: std::cell::RefCell<common::Resp>,
+    server: kit::Server,
+    connection: std::cell::RefCell<kit::Resp>,
     store: Arc<dyn Store>,
 }
 
-#[cfg(feature = "redis")]
 impl Redis {
     fn start() -> Self {
         // Not the paused runtime: its clock would jump ahead while a reply is on its way.
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let server = common::Server::start();
+        let server = kit::Server::start();
         let mut connection = server.connection();
         // What has expired stays there until a script meets it: the harder case.
         connection.command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
@@ -220,7 +215,6 @@ impl Redis {
     }
 }
 
-#[cfg(feature = "redis")]
 impl Subject for Redis {
     fn label(&self) -> &'static str {
         "redis"
@@ -405,13 +399,8 @@ fn agree(subjects: &[&dyn Subject], ops: &[(Op, bool)]) -> Result<(), TestCaseEr
 #[test]
 fn the_stores_and_the_model_agree() {
     let memory = Memory::new();
-    #[cfg(feature = "redis")]
     let redis = Redis::start();
-    let subjects: &[&dyn Subject] = &[
-        &memory,
-        #[cfg(feature = "redis")]
-        &redis,
-    ];
+    let subjects: &[&dyn Subject] = &[&memory, &redis];
     let config = Config { source_file: Some(file!()), ..Config::default() };
     let result = TestRunner::new(config).run(&ops(), |ops| agree(subjects, &ops));
     if let Err(failure) = result {

@@ -1,12 +1,10 @@
 //! Leases on a ZooKeeper ensemble that loses its leader or its majority, with a crowd on all members:
 //! never do two believe at once, and what is left afterwards is nothing.
 
-mod common;
-
-use common::beliefs::{Belief, Beliefs, Watched};
-use common::relay::Flow;
-use common::zookeeper::{Look, ZooKeeper};
-use common::{connect_in_the_end, within};
+use kit::beliefs::{Belief, Beliefs, Watched};
+use kit::relay::Flow;
+use kit::zookeeper::{Look, ZooKeeper};
+use kit::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{ErrorKind, Lease, LeaseManager};
 use std::sync::Arc;

@@ -1,11 +1,9 @@
 //! Leases on ZooKeeper when connections, members or the quorum fail: nobody is let in while the one before
 //! believes that he holds.
 
-mod common;
-
-use common::relay::{Flow, Relay};
-use common::zookeeper::{Look, ZooKeeper};
-use common::{connect_in_the_end, within};
+use kit::relay::{Flow, Relay};
+use kit::zookeeper::{Look, ZooKeeper};
+use kit::{connect_in_the_end, within};
 use leasehold::clock::{Clock, Instant};
 use leasehold::{Lease, LeaseManager, Loss};
 use std::sync::Arc;
@@ -241,7 +239,7 @@ async fn a_silent_server_costs_no_lease_as_long_as_there_is_another() {
     let by_the_other = other.connections();
     assert!(by_the_other < held.len(), "chance has it that some are on either");
     silent.set(Flow::Hold);
-    common::eventually(LONG, || other.connections() >= held.len()).await;
+    kit::eventually(LONG, || other.connections() >= held.len()).await;
     tokio::time::sleep(ttl).await;
     for (_, lease) in &held {
         lease.check().expect("held");

@@ -1,11 +1,9 @@
 //! Leases on one ZooKeeper server.
 
-mod common;
-
-use common::pipe::{Pace, Pipe};
-use common::relay::{Flow, Relay, request};
-use common::zookeeper::{Look, ZooKeeper, directory};
-use common::{connect_in_the_end, within};
+use kit::pipe::{Pace, Pipe};
+use kit::relay::{Flow, Relay, request};
+use kit::zookeeper::{Look, ZooKeeper, directory};
+use kit::{connect_in_the_end, within};
 use leasehold::clock::Clock;
 use leasehold::{Builder, ErrorKind, LeaseManager};
 use std::time::Duration;
@@ -81,7 +79,7 @@ async fn waiters_of_different_processes_are_let_in_in_their_order_each_watching_
         look.until_nodes("job", number + 2).await;
     }
     // A waiter sets its watch right after its node.
-    common::eventually(LONG, || server.number(0, "zk_watch_count") >= 4).await;
+    kit::eventually(LONG, || server.number(0, "zk_watch_count") >= 4).await;
     assert_eq!(server.number(0, "zk_watch_count"), 4);
     let watches = server.ask(0, "wchs").expect("the server tells its watches");
     assert!(watches.contains("4 connections watching 4 paths"), "{watches}");
@@ -213,7 +211,7 @@ async fn a_lost_answer_to_a_waiters_creation_leaves_one_node() {
     relay.lose_reply_of(request::CREATE);
     let mut lock = leases.lock("job");
     let waiter = tokio::spawn(async move { lock.lock().await });
-    common::eventually(LONG, || relay.lost() == 1).await;
+    kit::eventually(LONG, || relay.lost() == 1).await;
     // It is in the line again, and once.
     look.until_nodes("job", 2).await;
     lease.unlock().await.expect("released");
@@ -238,7 +236,7 @@ async fn a_place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
     look.until_nodes("job", 2).await;
     relay.lose_reply_and_refuse(request::SET_DATA);
     lease.unlock().await.expect("released");
-    common::eventually(LONG, || relay.lost() == 1).await;
+    kit::eventually(LONG, || relay.lost() == 1).await;
     // Its node is first and has its token, when an operator deletes it.
     let nodes = look.nodes("job").await;
     assert_eq!(nodes.len(), 1, "{nodes:?}");
@@ -272,7 +270,7 @@ async fn a_lease_is_believed_for_a_session_after_the_write_before_the_last_at_mo
     let leases = connect(&relay.url()).await;
     let clock = Clock::system();
     let writes = || relay.times_of(request::SET_DATA);
-    common::eventually(LONG, || writes().len() >= 2).await;
+    kit::eventually(LONG, || writes().len() >= 2).await;
     for number in 0..100 {
         let lease = leases.lock(format!("job:{number}")).lock().await.expect("free");
         let believed_until = clock.now() + lease.remaining();
@@ -446,11 +444,11 @@ async fn who_is_refused_or_has_nothing_left_leaves_no_session() {
         let longer = builder().ttl(Duration::from_millis(100_001));
         longer.connect(&server.url()).await.expect_err("it is refused");
     }
-    common::eventually(T / 2, || sessions() == 0).await;
+    kit::eventually(T / 2, || sessions() == 0).await;
     let leases = builder().ttl(40 * T).connect(&server.url()).await.expect("the server is there");
     let lease = leases.lock("job").lock().await.expect("free");
     assert_eq!(sessions(), 1);
     lease.unlock().await.expect("released");
     leases.close().await.expect("nothing is left to release");
-    common::eventually(T / 2, || sessions() == 0).await;
+    kit::eventually(T / 2, || sessions() == 0).await;
 }

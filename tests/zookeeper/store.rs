@@ -1,15 +1,11 @@
 //! What the store for ZooKeeper answers to the engine, where a lock alone would not show it: late, after answers
 //! that were lost, and when others have a hand in its nodes.
 
-#![cfg(all(feature = "zookeeper", feature = "testing"))]
-
-mod common;
-
-use common::pipe::{Pace, Pipe};
-use common::relay::{Flow, Relay, request};
-use common::trace::Trace;
-use common::within;
-use common::zookeeper::{Look, ZooKeeper, directory};
+use kit::pipe::{Pace, Pipe};
+use kit::relay::{Flow, Relay, request};
+use kit::trace::Trace;
+use kit::within;
+use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, Mode, Name, Release, Released, Renewal, Renewed, Store,
@@ -257,7 +253,7 @@ async fn a_place_that_is_left_before_its_creation_is_known_leaves_no_node() {
     forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
     relay.lose_reply_and_refuse(request::CREATE);
     let wakeups = waiter.subscribe(&job()).await.expect("on its way");
-    common::eventually(LONG, || relay.lost() == 1).await;
+    kit::eventually(LONG, || relay.lost() == 1).await;
     assert_eq!(look.nodes("job").await.len(), 2);
     drop(wakeups);
     relay.set(Flow::Pass);
@@ -414,7 +410,7 @@ async fn a_renewal_counts_from_the_write_before_the_last_at_most() {
     let party = Party::at(&relay.url()).await;
     let writes = || relay.times_of(request::SET_DATA);
     granted(party.acquire().await);
-    common::eventually(LONG, || writes().len() >= 2).await;
+    kit::eventually(LONG, || writes().len() >= 2).await;
     for _ in 0..40 {
         let renewed = party.renew(LEASE, LONG).await.expect("an answer");
         assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
@@ -483,7 +479,7 @@ async fn a_proof_that_came_to_nothing_is_tried_again_soon() {
     let writes = || relay.times_of(request::SET_DATA).len();
     // The next write is a quarter of the session away. It is given up after as long, and the connection soon
     // after that: it must be the same one that goes on.
-    common::eventually(LONG, || writes() == 1).await;
+    kit::eventually(LONG, || writes() == 1).await;
     let start = Instant::now();
     let until = async |at| tokio::time::sleep_until((start + at).into()).await;
     until(SESSION / 5).await;
@@ -491,7 +487,7 @@ async fn a_proof_that_came_to_nothing_is_tried_again_soon() {
     until(SESSION * 21 / 40).await;
     let before = writes();
     relay.set(Flow::Pass);
-    common::eventually(SESSION, || writes() >= before + 2).await;
+    kit::eventually(SESSION, || writes() >= before + 2).await;
 }
 
 /// It is told once, however long it lasts, and the session that has ended meanwhile is followed by another.
@@ -508,7 +504,7 @@ async fn a_connection_that_is_not_to_be_had_is_asked_for_again_soon() {
         events.iter().filter(|event| event.message().contains("no connection to ZooKeeper")).count()
     };
     relay.set(Flow::Refuse);
-    common::eventually(LONG, || told() == 1).await;
+    kit::eventually(LONG, || told() == 1).await;
     look.until_children(SESSIONS, 0).await;
     assert_eq!(told(), 1);
     relay.set(Flow::Pass);

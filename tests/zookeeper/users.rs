@@ -1,10 +1,8 @@
 //! Users on a ZooKeeper server: what one has made is closed to the other, and no password is told to anyone.
 
-mod common;
-
-use common::trace::Trace;
-use common::within;
-use common::zookeeper::{Look, ZooKeeper, directory};
+use kit::trace::Trace;
+use kit::within;
+use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::{Error, ErrorKind, Fate, LeaseManager, Loss};
 use std::error::Error as _;
 use std::time::Duration;
@@ -238,5 +236,5 @@ async fn what_was_held_goes_also_when_no_new_session_is_to_be_had() {
     assert_eq!(within(T * 2, lease.lost()).await, Loss::Gone);
     look.until_nodes("job", 0).await;
     // Only those who look have one, however often another was tried.
-    common::eventually(T, || server.number(0, "zk_global_sessions") <= 3).await;
+    kit::eventually(T, || server.number(0, "zk_global_sessions") <= 3).await;
 }

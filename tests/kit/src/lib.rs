@@ -1,11 +1,10 @@
-//! What the integration tests, the soak and the benchmarks share: servers of their own, a proxy that
-//! breaks connections in chosen ways, and a client that looks at the server from outside.
+//! The tools of leasehold's tests and benchmarks: servers of their own, a proxy that breaks connections in
+//! chosen ways, a client that looks at the server from outside, and the oracle of the soak.
 //!
 //! Everything here is synchronous, except for [`eventually`], so that it serves any runtime;
 //! each call is short enough to be made from async code.
 
-// Every test binary uses its own part of this module.
-#![allow(dead_code, unused_imports)]
+#![forbid(unsafe_code)]
 
 pub mod beliefs;
 #[cfg(target_os = "linux")]
@@ -24,12 +23,12 @@ pub mod proxy;
 pub mod relay;
 pub mod resp;
 pub mod server;
+pub mod soak;
 #[cfg(target_os = "linux")]
 pub mod step_clock;
 pub mod stub;
 pub mod topology;
 pub mod trace;
-#[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
 use std::panic::Location;

@@ -4,6 +4,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// A library that makes a process fork when a signal tells it to.
+pub const FORKS: &[u8] = include_bytes!("forks.c");
+
 /// Compiles C into a shared library.
 pub fn compile(source: &[u8], library: &Path) {
     let mut compiler = Command::new("cc")

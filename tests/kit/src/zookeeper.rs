@@ -25,12 +25,13 @@ pub const SLOWLY: u32 = 25;
 
 /// One server or several; they end when this value is dropped.
 pub struct ZooKeeper {
-    dir: TempDir,
     members: Vec<Member>,
     /// After how many ticks of silence the members of an ensemble give each other up.
     sync_limit: u32,
     /// More lines for the configuration.
     extra: String,
+    /// Removed when the members have ended.
+    _dir: TempDir,
 }
 
 /// What the members of an ensemble reach each other by.
@@ -187,7 +188,7 @@ impl ZooKeeper {
             Member { dir, port: free_port(), process: Mutex::new(None) }
         });
         let members = members.collect();
-        Self { dir, members, sync_limit: SLOWLY, extra: String::new() }
+        Self { members, sync_limit: SLOWLY, extra: String::new(), _dir: dir }
     }
 
     /// Writes a member's configuration, with the ports by which it finds all members, itself included.

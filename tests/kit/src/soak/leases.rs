@@ -1,6 +1,6 @@
 //! What became of each wish for a lease, put together from the events.
 
-use crate::history::{Event, What};
+use crate::soak::history::{Event, What};
 use std::collections::{BTreeMap, HashMap};
 
 /// One wish for a lease, and the lease if it was granted. Times in nanoseconds.

@@ -57,15 +57,12 @@
 //!
 //! All that is excused is counted, and the report says how much it was.
 
-#[path = "kept.rs"]
 mod kept;
-#[path = "met.rs"]
 mod met;
-#[path = "rules.rs"]
 mod rules;
 
-use crate::history::{Event, What};
-use crate::leases::{Lease, Setting, leases, settings};
+use crate::soak::history::{Event, What};
+use crate::soak::leases::{Lease, Setting, leases, settings};
 use rules::Rules;
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,10 +1,10 @@
 //! Futures that are polled a few times, and then left alone for a while.
 
-use crate::common::polled::polled;
 use crate::diary::Ask;
 use crate::flow::{Flow, Held};
-use crate::history::What;
 use crate::holder::Place;
+use kit::polled::polled;
+use kit::soak::history::What;
 use leasehold::{Lease, Lock, Result};
 use std::pin::pin;
 use tokio::time::sleep;

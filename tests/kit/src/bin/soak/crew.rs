@@ -1,10 +1,10 @@
 //! The holder processes as their parent sees them: each in a slot that outlives it, with proxies before
 //! the servers that are the slot's own.
 
-use crate::common::Server;
 use crate::holder::HOLDER;
 use crate::line::Line;
 use crate::stage::Backend;
+use kit::Server;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! What a holder process writes down, as it happens: after a SIGKILL, all but the last line is there.
 
-use crate::history::{Event, What, now};
+use kit::soak::history::{Event, What, now};
 use leasehold::{Lease, Loss};
 use std::fs::File;
 use std::io::{self, Write};

@@ -3,9 +3,9 @@
 //! Each holder process and each server has a lane of its own, in which one fault follows another.
 
 use crate::crew::Slot;
-use crate::history::{What, nanos, now};
 use crate::random::Random;
 use crate::stage::{Backend, Harm, Log, Scene, Strike};
+use kit::soak::history::{What, nanos, now};
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -53,11 +53,8 @@ pub enum Process {
     LoseOneReply,
     LoseOneRequest,
     /// The answer to one request of this kind, for ZooKeeper.
-    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     LoseOneCreation,
-    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     LoseOneDeletion,
-    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     LoseOneWrite,
     Kill,
     Freeze,

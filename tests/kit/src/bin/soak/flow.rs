@@ -2,10 +2,10 @@
 //! while, and gives them back in all the ways.
 
 use crate::diary::{Ask, Belief, error_word};
-use crate::history::{What, nanos, now};
 use crate::holder::{Order, Place, Process};
 use crate::ledger::Ledger;
 use crate::random::Random;
+use kit::soak::history::{What, nanos, now};
 use leasehold::{Lease, LeaseState, Lock};
 use std::collections::HashMap;
 use std::sync::Arc;

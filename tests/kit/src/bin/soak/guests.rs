@@ -2,10 +2,10 @@
 
 use crate::diary::error_word;
 use crate::faults::Process as Kind;
-use crate::history::now;
 use crate::holder::{Order, Process};
 use crate::inside::unwind;
 use crate::random::Random;
+use kit::soak::history::now;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

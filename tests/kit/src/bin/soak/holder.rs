@@ -10,10 +10,10 @@
 use crate::diary::Diary;
 use crate::flow::Flow;
 use crate::guests;
-use crate::history::{What, Words, now};
 use crate::inside::Inside;
 use crate::ledger::Ledger;
 use crate::random::Random;
+use kit::soak::history::{What, Words, now};
 use leasehold::{Lease, LeaseManager, Lock};
 use std::collections::HashMap;
 use std::io::BufRead;

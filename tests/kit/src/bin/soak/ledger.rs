@@ -4,8 +4,8 @@
 //! A read must tell its token too: otherwise an old holder could write between the read and the write of
 //! a new one, and both writes be accepted.
 
-use crate::common::Resp;
-use crate::history::{Event, What};
+use kit::Resp;
+use kit::soak::history::{Event, What};
 use std::io;
 
 const READ: &str = "

@@ -1,13 +1,12 @@
 //! A holder process's own way to one server, which can be broken.
 
-use crate::common::relay::{Flow, Relay, request};
-use crate::common::{Mode, Proxy};
 use crate::faults::Process;
+use kit::relay::{Flow, Relay, request};
+use kit::{Mode, Proxy};
 use std::time::Duration;
 
 pub enum Line {
     Redis(Box<Proxy>),
-    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code))]
     ZooKeeper(Relay),
 }
 
@@ -18,7 +17,6 @@ impl Line {
         Self::Redis(Box::new(proxy))
     }
 
-    #[cfg(feature = "zookeeper")]
     pub fn to_zookeeper(port: u16) -> Self {
         Self::ZooKeeper(Relay::to_server(port))
     }

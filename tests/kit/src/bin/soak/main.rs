@@ -1,9 +1,8 @@
 //! Soak: holder processes, the servers of a store, random faults, and a judge of what came of it.
 //!
 //! ```sh
-//! cargo run --release --example soak -- --minutes 1 --seed 7
-//! cargo run --release --example soak -- --store quorum
-//! cargo run --release --example soak --features zookeeper -- --store zookeeper
+//! cargo run --release -p leasehold-kit -- --minutes 1 --seed 7
+//! cargo run --release -p leasehold-kit -- --store quorum
 //! ```
 //!
 //! It needs redis-server in PATH, and Java with ZooKeeper's jars for `zookeeper`; it starts its own servers. Each
@@ -18,29 +17,25 @@
 //! broken at the servers alone: connections are cut, clients paused, servers frozen.
 
 mod aside;
-#[path = "../../tests/common/mod.rs"]
-mod common;
 mod crew;
 mod diary;
 mod faults;
 mod flow;
 mod guests;
-mod history;
 mod holder;
 mod inside;
-mod leases;
 mod ledger;
 mod line;
-mod oracle;
 mod picture;
 mod random;
 mod report;
 mod stage;
 
-use common::Server;
 use crew::Crew;
 use faults::Plan;
-use history::{Event, What, Words, now};
+use kit::Server;
+use kit::soak::history::{Event, What, Words, now};
+use kit::soak::{history, oracle};
 use ledger::Ledger;
 use line::Line;
 use stage::{Backend, Log, Scene};

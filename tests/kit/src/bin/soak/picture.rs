@@ -1,8 +1,8 @@
 //! The run as a picture: who had which name when, and what was broken meanwhile.
 
-use crate::history::{Event, What};
-use crate::leases::{Lease, settings, slot};
-use crate::oracle::{Finding, Verdict, wiped};
+use kit::soak::history::{Event, What};
+use kit::soak::leases::{Lease, settings, slot};
+use kit::soak::oracle::{Finding, Verdict, wiped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 

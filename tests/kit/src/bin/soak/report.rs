@@ -1,8 +1,8 @@
 //! What a run was, as a table.
 
-use crate::history::{Event, What};
-use crate::leases::Lease;
-use crate::oracle::{Excuse, Verdict};
+use kit::soak::history::{Event, What};
+use kit::soak::leases::Lease;
+use kit::soak::oracle::{Excuse, Verdict};
 use std::collections::BTreeMap;
 
 /// So many findings are printed; more would say no more.

@@ -1,8 +1,8 @@
 //! What a server keeps, against what its process knows of; and what is lost or closed for nothing.
 
 use super::{Case, REACTION, SECOND, Span, longest_uncovered, overlap};
-use crate::history::{Event, What};
-use crate::leases::{Lease, Setting};
+use crate::soak::history::{Event, What};
+use crate::soak::leases::{Lease, Setting};
 use std::collections::{HashMap, HashSet};
 
 /// Faults that hold up no renewal, or that no renewal may be held up by.

@@ -2,8 +2,8 @@
 
 use super::rules::{LATE_WRITES, LONG_RUN, Rules};
 use super::{Case, Finding, SECOND};
-use crate::history::What;
-use crate::leases::{Lease, slot};
+use crate::soak::history::What;
+use crate::soak::leases::{Lease, slot};
 use std::collections::HashMap;
 
 impl Case<'_> {

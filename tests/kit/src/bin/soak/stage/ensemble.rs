@@ -1,10 +1,10 @@
 //! Three ZooKeeper servers that see each other.
 
 use super::{Harm, Key, Servers, Strike};
-use crate::common::topology::until;
-use crate::common::zookeeper::{Look, ZooKeeper, directory};
 use crate::faults::ServerKind;
 use crate::line::Line;
+use kit::topology::until;
+use kit::zookeeper::{Look, ZooKeeper, directory};
 use std::future::Future;
 use std::io;
 use std::thread;

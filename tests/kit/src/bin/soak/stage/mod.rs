@@ -3,7 +3,6 @@
 //! What differs from store to store is a [`Scene`]: its names, its faults, and how its [`Servers`] are raised.
 
 mod cluster;
-#[cfg(feature = "zookeeper")]
 mod ensemble;
 mod one;
 mod quorum;
@@ -15,8 +14,8 @@ pub use scene::Scene;
 pub use watch::watch;
 
 use crate::faults::ServerKind;
-use crate::history::{Event, What};
 use crate::line::Line;
+use kit::soak::history::{Event, What};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

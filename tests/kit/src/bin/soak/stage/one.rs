@@ -1,9 +1,9 @@
 //! One Redis server; and what can be done to one that is among others.
 
 use super::{Harm, Key, Servers, Strike};
-use crate::common::{Reply, Resp, Server};
 use crate::faults::ServerKind;
 use crate::line::Line;
+use kit::{Reply, Resp, Server};
 use std::io;
 use std::thread;
 use std::time::Duration;

@@ -4,9 +4,9 @@
 
 use super::one::{Look, counts_on, left_on, strike_server};
 use super::{Harm, Key, Servers, Strike};
-use crate::common::Server;
 use crate::faults::ServerKind;
 use crate::line::Line;
+use kit::Server;
 use std::io;
 use std::thread;
 

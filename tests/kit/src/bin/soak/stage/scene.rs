@@ -1,7 +1,6 @@
 //! What a run on a store is made of: its servers, its names, and the faults that suit it.
 
 use super::cluster::{self, Slots};
-#[cfg(feature = "zookeeper")]
 use super::ensemble::{self, Ensemble};
 use super::one::One;
 use super::quorum::{self, Quorum};
@@ -33,12 +32,7 @@ impl Scene {
             "sentinel" => Ok(&SENTINEL),
             "cluster" => Ok(&CLUSTER),
             "quorum" => Ok(&QUORUM),
-            #[cfg(feature = "zookeeper")]
             "zookeeper" => Ok(&ZOOKEEPER),
-            #[cfg(not(feature = "zookeeper"))]
-            "zookeeper" => {
-                Err("ZooKeeper is not compiled in; run cargo with --features zookeeper".to_owned())
-            }
             _ => Err(format!("--store {store}: write {}", Self::STORES)),
         }
     }
@@ -221,7 +215,6 @@ static CLUSTER: Scene = Scene {
 };
 
 /// A lease is believed for three quarters of the session's time-out.
-#[cfg(feature = "zookeeper")]
 static ZOOKEEPER: Scene = Scene {
     store: "zookeeper",
     houses: &[House {

@@ -6,11 +6,11 @@
 
 use super::one::{Look, counts_on, left_on, strike_server, tell};
 use super::{Harm, Key, Servers, Strike};
-use crate::common::topology::SERVICE;
-use crate::common::{Cluster, Reply, Sentinels, Server};
 use crate::faults::ServerKind;
-use crate::history::{nanos, now};
 use crate::line::Line;
+use kit::soak::history::{nanos, now};
+use kit::topology::SERVICE;
+use kit::{Cluster, Reply, Sentinels, Server};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread;

@@ -2,7 +2,7 @@
 //! anything has no end.
 
 use super::{Backend, Log};
-use crate::history::{What, Words, now};
+use kit::soak::history::{What, Words, now};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;

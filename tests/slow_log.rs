@@ -163,7 +163,7 @@ impl OnRedis {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
+async fn stalled_log_delays_neither_renewals_nor_tokens_on_redis() {
     let alone = alone();
     let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;

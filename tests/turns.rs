@@ -182,7 +182,7 @@ fn report(scene: Scene, outcome: &Outcome) {
 }
 
 #[test]
-fn a_waiter_elsewhere_gets_its_turn_after_two_rounds_of_the_crowd() {
+fn waiter_elsewhere_gets_its_turn_after_two_crowd_rounds() {
     let rivals = [
         Rival::Far(micros(250)),
         Rival::Far(millis(1)),

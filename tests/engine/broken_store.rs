@@ -89,7 +89,7 @@ impl Store for Broken {
 }
 
 #[tokio::test(start_paused = true)]
-async fn verdicts_for_another_number_of_leases_renew_none_and_the_token_fires_at_c() {
+async fn verdicts_for_a_wrong_number_of_leases_renew_none() {
     for verdicts in [0, 2] {
         let store = Broken { store: MemoryStore::new(), breaks: Breaks::Miscount(verdicts) };
         let leases = LeaseManager::builder().store(store).unwrap();
@@ -127,7 +127,7 @@ async fn a_time_to_live_that_no_clock_can_count_is_only_a_long_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_when_it_is_asked_for_a_release_is_asked_again() {
+async fn store_that_panics_at_a_release_is_asked_again() {
     let memory = MemoryStore::new();
     let breaks = Breaks::PanicAtRelease(AtomicUsize::new(1));
     let store = Broken { store: memory.clone(), breaks };
@@ -142,7 +142,7 @@ async fn a_store_that_panics_when_it_is_asked_for_a_release_is_asked_again() {
 
 /// When it is asked, or when that is polled.
 #[tokio::test(start_paused = true)]
-async fn after_a_panic_of_the_store_a_lease_is_renewed_as_soon_as_after_a_failure() {
+async fn lease_is_renewed_as_soon_after_a_store_panic_as_a_failure() {
     for (asked, polled) in
         [(0, None), (0, Some(Fault::Fail(unavailable()))), (0, Some(Fault::Panic)), (1, None)]
     {

@@ -406,7 +406,7 @@ async fn an_abandoned_acquire_whose_answer_comes_later_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_abandoned_is_given_back_although_releases_fail_at_first() {
+async fn abandoned_hold_is_released_although_releases_fail_at_first() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(1));
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(3));
@@ -441,7 +441,7 @@ async fn what_was_abandoned_is_given_back_right_after_a_reconnect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_stops_waiting_for_another_process_has_nothing_to_give_back() {
+async fn waiter_that_gives_up_on_another_process_owes_nothing() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("n").await;
     assert!(setup.leases.lock("n").lock_timeout(3 * T).await.unwrap().is_none());

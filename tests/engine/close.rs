@@ -5,7 +5,7 @@ use leasehold::LeaseState;
 use std::collections::BTreeSet;
 
 #[tokio::test(start_paused = true)]
-async fn closing_fires_the_tokens_at_once_and_releases_after_the_grace() {
+async fn close_fires_tokens_at_once_and_releases_after_the_grace() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     let leases = setup.leases.clone();
@@ -207,7 +207,7 @@ async fn who_holds_for_too_long_loses_the_lease_and_later_the_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_held_for_too_long_is_released_when_its_leases_are_dropped() {
+async fn hold_kept_too_long_is_released_when_its_leases_are_dropped() {
     let max = T / 10;
     let setup = Setup::with(LeaseManager::builder().max_hold(max));
     let mut lock = setup.leases.lock("n");

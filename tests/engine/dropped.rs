@@ -5,7 +5,7 @@ use super::cancel::{at_every_await, busy_elsewhere, busy_here, expect_free};
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_while_another_handle_holds_has_no_await_to_be_dropped_at() {
+async fn try_lock_behind_another_handle_has_no_await_to_drop_at() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut lock = setup.leases.lock("n");
@@ -107,7 +107,7 @@ async fn inspect_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_heard_of_after_it_was_taken_away_by_force_is_no_lease() {
+async fn grant_heard_of_after_a_force_unlock_is_no_lease() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
     let mut lock = setup.leases.lock("n");
@@ -121,7 +121,7 @@ async fn a_grant_that_is_heard_of_after_it_was_taken_away_by_force_is_no_lease()
 }
 
 #[tokio::test(start_paused = true)]
-async fn force_unlock_of_what_another_process_holds_takes_nothing_of_ours() {
+async fn force_unlock_of_anothers_hold_takes_nothing_of_ours() {
     at_every_await(async |setup, cut| {
         let theirs = setup.held_elsewhere("n").await;
         let faster = cut.run(setup.leases.force_unlock("n")).await.is_some();
@@ -135,7 +135,7 @@ async fn force_unlock_of_what_another_process_holds_takes_nothing_of_ours() {
 const LATER: Duration = Duration::from_millis(100);
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_dropped_while_its_reply_is_held_is_settled_when_the_reply_comes() {
+async fn call_dropped_while_its_reply_is_held_is_settled_by_the_reply() {
     for what in ["lock", "try_lock", "lock_timeout", "with", "nested", "unlock", "nested unlock"] {
         for polls in 1..=3 {
             let setup = Setup::new();

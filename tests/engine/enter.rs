@@ -165,7 +165,7 @@ async fn a_holder_takes_many_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_re_enters_what_it_holds_after_thousands_of_other_names() {
+async fn holder_re_enters_after_thousands_of_other_names() {
     let setup = Setup::new();
     let mut holder = setup.leases.holder();
     let kept = holder.lock("kept").await.unwrap();

@@ -104,7 +104,7 @@ async fn a_line_of_waiters_costs_one_acquire_and_one_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fencing_tokens_grow_from_hand_to_hand_and_from_process_to_process() {
+async fn fences_grow_with_hand_offs_and_between_processes() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(6));
     let other = setup.other();
     let mut last = None;
@@ -135,7 +135,7 @@ async fn fencing_tokens_grow_from_hand_to_hand_and_from_process_to_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_fencing_tokens_it_goes_from_hand_to_hand_all_the_same() {
+async fn hand_off_works_without_fencing_tokens_too() {
     let setup = Setup::with(LeaseManager::builder().fencing(false));
     let mut lease = setup.leases.lock("n").lock().await.unwrap();
     for _ in 0..20 {
@@ -295,7 +295,7 @@ async fn what_was_at_risk_and_is_held_again_is_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_count_in_the_store_is_not_known_to_be_one_it_is_given_back() {
+async fn hold_whose_stored_count_is_not_surely_one_is_released() {
     for story in ["being lowered", "to be lowered", "unknown"] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -324,7 +324,7 @@ async fn while_the_count_in_the_store_is_not_known_to_be_one_it_is_given_back() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_enters_again_as_the_last_lease_ends_passes_nothing_on_until_that_has_ended_too() {
+async fn re_entry_as_the_last_lease_ends_hands_off_after_its_end() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();
@@ -345,7 +345,7 @@ async fn who_enters_again_as_the_last_lease_ends_passes_nothing_on_until_that_ha
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_acquire_that_is_given_up_as_the_last_lease_ends_passes_nothing_on() {
+async fn nested_acquire_given_up_as_the_last_lease_ends_keeps_nothing() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();
@@ -449,7 +449,7 @@ async fn what_is_forgotten_is_not_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trying_while_it_goes_from_hand_to_hand_is_none_at_once_and_costs_no_call() {
+async fn try_lock_amid_hand_offs_is_none_at_once_and_costs_no_call() {
     let setup = Setup::new();
     let mut tried = setup.leases.lock("n");
     let mut lease = setup.leases.lock("n").lock().await.unwrap();

@@ -54,7 +54,7 @@ impl PassedOn {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_to_who_has_it_and_the_next_one_gets_a_new_grant() {
+async fn loss_is_told_to_the_holder_and_the_next_gets_a_new_grant() {
     for cause in CAUSES {
         let setup = prone_to(cause);
         let first = setup.leases.lock("n").lock().await.unwrap();
@@ -196,7 +196,7 @@ async fn each_holder_has_all_of_max_hold() {
 
 /// On the machine's clock: the only thread is frozen, so nobody has noticed.
 #[tokio::test]
-async fn what_was_held_for_too_long_is_not_passed_on_though_nobody_has_noticed() {
+async fn hold_kept_too_long_is_not_handed_off_even_if_unnoticed() {
     let max = Duration::from_millis(20);
     let setup = Setup::with(LeaseManager::builder().max_hold(max));
     for end in ["unlock", "drop"] {

@@ -78,7 +78,7 @@ fn another_process_gets_in_after_the_bound_at_the_latest() {
 }
 
 #[test]
-fn another_process_gets_in_after_a_tenth_of_the_time_to_live_at_the_latest() {
+fn process_elsewhere_enters_after_a_tenth_of_the_ttl_at_latest() {
     watched(async || {
         let hold = T / 70;
         let setup = Setup::with(LeaseManager::builder().handoff_bound(9_999));
@@ -235,7 +235,7 @@ async fn wander(leases: LeaseManager, watch: Arc<Watch>, over: Arc<AtomicBool>) 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn hands_that_never_rest_and_a_lock_that_is_forced_open_again_and_again() {
+async fn hand_offs_without_rest_while_a_lock_is_forced_open() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(50));
     let over = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -267,7 +267,7 @@ async fn hands_that_never_rest_and_a_lock_that_is_forced_open_again_and_again() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_closing_in_the_middle_of_hands_that_never_rest_leaves_nothing() {
+async fn close_amid_hand_offs_without_rest_leaves_nothing() {
     let setup = Setup::new();
     for round in 0..40 {
         let leases = setup.other();

@@ -342,7 +342,7 @@ async fn work_that_ends_after_the_loss_without_an_await_is_not_ok() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_says_that_it_was_lost_also_when_the_release_finds_it_out() {
+async fn with_reports_a_loss_that_the_release_finds() {
     let setup = Setup::new();
     let result = setup.leases.lock("n").with(async |_, _| setup.memory.delete("n")).await;
     assert_eq!(lost(result), Loss::Gone);

@@ -31,7 +31,7 @@ async fn unlocking_what_was_silently_deleted_is_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unlocking_a_nested_lease_of_what_was_silently_deleted_is_a_loss() {
+async fn unlock_of_a_nested_lease_of_a_deleted_key_is_a_loss() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
@@ -42,7 +42,7 @@ async fn unlocking_a_nested_lease_of_what_was_silently_deleted_is_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unlocking_after_dropping_an_inner_lease_of_what_was_deleted_is_a_loss() {
+async fn unlock_after_an_inner_drop_of_a_deleted_key_is_a_loss() {
     // Both have something to tell the store; whichever of them finds it out.
     for head_start in [Duration::ZERO, MOMENT, MOMENT * 15, MOMENT * 25] {
         let setup = Setup::new();
@@ -77,7 +77,7 @@ async fn a_release_whose_reply_was_lost_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_whose_reply_was_lost_is_done_also_after_dropping_an_inner_lease() {
+async fn release_with_a_lost_reply_is_done_after_an_inner_drop_too() {
     for nth in 1..=3 {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -107,7 +107,7 @@ async fn a_release_that_fails_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_goes_on_failing_is_told_and_tried_on_in_the_background() {
+async fn release_that_goes_on_failing_is_told_and_tried_on() {
     for kind in [ErrorKind::Unavailable, ErrorKind::Denied, ErrorKind::Rejected] {
         let setup = Setup::new();
         let error = Error::new(kind, "no").with_fate(Fate::NotExecuted);
@@ -200,7 +200,7 @@ async fn a_panic_gives_back() {
 
 /// In real time: there is no runtime to pause.
 #[test]
-fn an_unlock_that_panics_for_want_of_a_runtime_is_done_all_the_same() {
+fn unlock_that_panics_for_want_of_a_runtime_is_done() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let memory = MemoryStore::new();
     let manager = |store| LeaseManager::builder().own_thread(true).store(store).expect("a manager");
@@ -443,7 +443,7 @@ async fn with_gives_back_when_its_body_panics() {
 
 /// Panics at the call itself, not when what it returned is polled, or at each release.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_at_each_release_is_asked_no_more_often_than_one_that_fails() {
+async fn store_that_panics_at_each_release_is_asked_no_more_often() {
     let calls = async |fault: Fault| {
         let setup = Setup::new();
         setup.faults.add(Rule::new(fault).on(Call::Release));

@@ -88,7 +88,7 @@ async fn a_panic_of_the_store_is_a_failed_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_confirmed_renewal_the_token_fires_before_the_store_lets_go() {
+async fn token_fires_before_the_store_lets_go_without_confirmation() {
     let faults = [Fault::Hang, Fault::HoldReply, Fault::LoseReply, Fault::Fail(unavailable())];
     for fault in faults {
         for renewals in [0, 1, 3] {
@@ -133,7 +133,7 @@ async fn nobody_else_gets_in_before_the_token_has_fired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_token_has_fired_nothing_is_renewed_and_no_answer_counts() {
+async fn nothing_is_renewed_and_no_answer_counts_once_the_token_fired() {
     for fault in [Fault::Hang, Fault::HoldReply, Fault::RunLate, Fault::Fail(unavailable())] {
         let setup = Setup::new();
         let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -226,7 +226,7 @@ async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
 
 /// A subscriber that panics in the middle of a batch costs one line.
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_panics_leaves_no_lease_of_the_batch_unwatched() {
+async fn subscriber_that_panics_leaves_no_lease_unwatched() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     for panics_at in 1..=3 {
         let told = std::sync::Arc::new(AtomicUsize::new(0));

@@ -193,7 +193,7 @@ async fn that_the_fencing_token_was_kept_in_memory_is_known_to_each() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn parts_of_a_store_that_fail_on_their_own_have_calls_of_their_own() {
+async fn parts_of_a_store_that_fail_alone_have_their_own_calls() {
     for sharded in [false, true] {
         let store = Counting::new(sharded);
         let (calls, all) = (Arc::clone(&store.calls), Arc::clone(&store.all));

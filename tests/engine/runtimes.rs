@@ -23,7 +23,7 @@ fn setup() -> (Runtime, Runtime, Setup) {
 }
 
 #[test]
-fn who_waits_elsewhere_takes_over_when_the_runtime_of_the_engine_ends() {
+fn waiter_elsewhere_takes_over_when_the_engines_runtime_ends() {
     let (first, second, setup) = setup();
     let lease = second.block_on(async { setup.leases.lock("n").lock().await.unwrap() });
     let mut lock = setup.leases.lock("n");
@@ -37,7 +37,7 @@ fn who_waits_elsewhere_takes_over_when_the_runtime_of_the_engine_ends() {
 }
 
 #[test]
-fn what_is_held_elsewhere_is_renewed_on_when_the_runtime_of_the_engine_ends() {
+fn hold_elsewhere_is_renewed_when_the_engines_runtime_ends() {
     let (first, second, setup) = setup();
     // Both have begun to wait before it ends.
     let (working, told, lost) = second.block_on(async {
@@ -61,7 +61,7 @@ fn what_is_held_elsewhere_is_renewed_on_when_the_runtime_of_the_engine_ends() {
 
 /// Nobody polls a holder that has only its token.
 #[test]
-fn a_token_fires_before_the_next_is_let_in_also_when_nobody_takes_over() {
+fn token_fires_before_the_next_enters_if_nobody_takes_over() {
     let (first, second, setup) = setup();
     let other = second.block_on(async { setup.other() });
     let lease = second.block_on(async { setup.leases.lock("n").lock().await.unwrap() });
@@ -77,7 +77,7 @@ fn a_token_fires_before_the_next_is_let_in_also_when_nobody_takes_over() {
 
 /// As `#[tokio::test]` drops its runtime when an assertion fails.
 #[test]
-fn a_panic_that_unwinds_the_runtime_of_the_engine_closes_nothing() {
+fn panic_that_unwinds_the_engines_runtime_closes_nothing() {
     let second = runtime();
     let leases = LeaseManager::in_memory();
     let mut held = None;

@@ -91,7 +91,7 @@ impl Store for Shaky {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_acquire_is_one_span_that_says_how_long_it_waited_and_what_came_of_it() {
+async fn acquire_is_one_span_with_its_wait_and_its_outcome() {
     let (trace, _guard) = Trace::of_this_thread();
     let leases = LeaseManager::in_memory();
     let mut mine = leases.lock("job");
@@ -195,7 +195,7 @@ async fn each_renewal_is_told_to_those_who_ask_for_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_risk_is_told_once_with_the_time_that_is_left_and_so_is_its_end() {
+async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
     let leases = LeaseManager::builder().store(store.clone()).expect("a manager");

@@ -59,8 +59,7 @@ async fn what_was_handed_to_a_future_that_nobody_polls_is_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_and_it_keeps_its_place()
- {
+async fn hand_off_to_a_future_nobody_polls_goes_to_the_next_in_line() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut aside = in_line(&setup.leases, 1).await.remove(0);
@@ -79,7 +78,7 @@ async fn what_was_handed_to_a_future_that_nobody_polls_goes_to_the_next_in_line_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_came_to_a_future_that_nobody_polls_goes_to_the_next_in_line() {
+async fn turn_of_a_future_nobody_polls_goes_to_the_next_in_line() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let aside = in_line(&setup.leases, 1).await.remove(0);
@@ -92,7 +91,7 @@ async fn a_turn_that_came_to_a_future_that_nobody_polls_goes_to_the_next_in_line
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_futures_that_nobody_polls_keep_those_behind_them_no_longer_than_one() {
+async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut aside = in_line(&setup.leases, 20).await;
@@ -109,7 +108,7 @@ async fn many_futures_that_nobody_polls_keep_those_behind_them_no_longer_than_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_has_a_free_name_that_was_offered_to_a_future_that_nobody_polls() {
+async fn try_lock_gets_a_free_name_offered_to_a_future_nobody_polls() {
     let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut aside = in_line(&setup.leases, 3).await;
@@ -122,7 +121,7 @@ async fn try_lock_has_a_free_name_that_was_offered_to_a_future_that_nobody_polls
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_put_aside_between_two_requests_keeps_no_one_from_a_free_name() {
+async fn waiter_put_aside_between_requests_keeps_no_free_name() {
     let setup = Setup::new();
     let theirs = setup.other().lock("n").lock().await.expect("free");
     // It was told that the name is held.
@@ -139,7 +138,7 @@ async fn a_waiter_that_is_put_aside_between_two_requests_keeps_no_one_from_a_fre
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_has_a_free_name_behind_a_waiter_that_is_put_aside_between_two_requests() {
+async fn try_lock_gets_a_free_name_behind_a_waiter_put_aside() {
     let setup = Setup::new();
     let theirs = setup.other().lock("n").lock().await.expect("free");
     let aside = in_line(&setup.leases, 1).await.remove(0);
@@ -151,7 +150,7 @@ async fn try_lock_has_a_free_name_behind_a_waiter_that_is_put_aside_between_two_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_poll_bound_keeps_no_one_behind_a_waiter_that_is_put_aside() {
+async fn poll_bound_keeps_no_one_behind_a_waiter_put_aside() {
     let ttl = Duration::from_secs(1);
     let builder = LeaseManager::builder().ttl(ttl).poll_bound(Duration::from_secs(60));
     let setup = Setup::with(builder);
@@ -188,7 +187,7 @@ async fn behind_futures_put_aside_an_outage_is_told_as_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_a_future_put_aside_hears_of_late_is_its_own_if_no_other_has_one() {
+async fn grant_heard_of_late_by_a_future_put_aside_is_its_own() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
@@ -206,7 +205,7 @@ async fn a_grant_that_a_future_put_aside_hears_of_late_is_its_own_if_no_other_ha
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_a_future_put_aside_hears_of_too_late_is_no_lease() {
+async fn grant_heard_of_too_late_by_a_future_put_aside_is_no_lease() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
@@ -222,7 +221,7 @@ async fn a_grant_that_a_future_put_aside_hears_of_too_late_is_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_lock_that_is_put_aside_renews_nothing_when_no_lease_is_left() {
+async fn nested_lock_put_aside_renews_nothing_without_a_lease() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let outer = lock.lock().await.expect("free");
@@ -237,7 +236,7 @@ async fn a_nested_lock_that_is_put_aside_renews_nothing_when_no_lease_is_left() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_unlock_that_is_put_aside_keeps_the_turn_no_longer_than_the_time_to_live() {
+async fn nested_unlock_put_aside_keeps_the_turn_no_longer_than_ttl() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let outer = lock.lock().await.expect("free");
@@ -254,7 +253,7 @@ async fn a_nested_unlock_that_is_put_aside_keeps_the_turn_no_longer_than_the_tim
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unlock_that_is_put_aside_keeps_the_turn_no_longer_than_the_time_to_live() {
+async fn unlock_put_aside_keeps_the_turn_no_longer_than_the_ttl() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let aside = put_aside!(setup, Call::Release, lease.unlock());
@@ -279,7 +278,7 @@ async fn a_nested_lock_that_is_put_aside_keeps_no_turn_after_the_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_unlock_that_is_put_aside_keeps_nothing_after_max_hold() {
+async fn nested_unlock_put_aside_keeps_nothing_after_max_hold() {
     let max = Duration::from_secs(5);
     let setup = Setup::with(LeaseManager::builder().max_hold(max));
     let mut lock = setup.leases.lock("n");

@@ -104,7 +104,7 @@ async fn a_lost_wake_up_costs_the_poll_bound_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_crashed_holder_gets_in_just_after_its_time_to_live() {
+async fn waiter_for_a_crashed_holder_enters_just_after_its_ttl() {
     // A poll bound beyond T: it is the holder's time to live that wakes the waiter.
     let setup = Setup::with(LeaseManager::builder().poll_bound(Duration::from_secs(60)));
     setup.held_elsewhere("n").await.forget();
@@ -285,7 +285,7 @@ async fn a_hung_store_is_unavailable_within_the_callers_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_while_waiting_is_unavailable_after_t_without_an_answer() {
+async fn outage_while_waiting_is_unavailable_after_t_without_answer() {
     let setup = Setup::new();
     let elsewhere = setup.held_elsewhere("n").await;
     let mut lock = setup.leases.lock("n");
@@ -360,7 +360,7 @@ async fn an_acquire_whose_reply_was_lost_is_one_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_with_less_than_half_its_time_is_given_back() {
+async fn grant_with_less_than_half_its_time_is_released() {
     let setup = Setup::new();
     let late = T / 2;
     setup.faults.add(Rule::new(Fault::Delay(late)).on(Call::Acquire).times(1));
@@ -390,7 +390,7 @@ async fn a_late_grant_counts_from_when_it_was_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_behind_a_line_is_no_outage_though_an_own_call_was_under_way_before() {
+async fn timeout_behind_a_line_is_no_outage_after_an_own_call() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();
@@ -413,7 +413,7 @@ async fn a_timeout_behind_a_line_is_no_outage_though_an_own_call_was_under_way_b
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_waiter_of_a_name_is_told_of_an_outage_within_the_time_to_live_of_its_own_start() {
+async fn waiter_is_told_of_an_outage_within_the_ttl_of_its_own_start() {
     let hung = Rule::new(Fault::Hang).on(Call::Acquire);
     let refused = Rule::new(Fault::Fail(unavailable()));
     for (rule, slack) in [(refused, Duration::ZERO), (hung, ATTEMPT)] {
@@ -460,7 +460,7 @@ async fn a_silent_store_is_not_taken_for_a_holder_behind_a_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_behind_a_release_in_an_outage_is_told_within_the_time_to_live() {
+async fn waiter_behind_a_release_in_an_outage_is_told_within_the_ttl() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     setup.faults.add(Rule::new(Fault::Fail(unavailable())));

@@ -293,7 +293,7 @@ async fn a_dropped_unlock_with_a_waiter_behind_lets_it_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_looks_or_works_leaves_its_lease_alone_when_it_is_dropped() {
+async fn calls_that_look_or_work_leave_the_lease_alone_when_dropped() {
     dropped_at_every_poll("run", Held::Not, async |leases, name, cut| {
         let lease = lock(leases, name).await;
         let faster = cut.drops(lease.run(tokio::time::sleep(millis(3)))).await;

@@ -113,7 +113,7 @@ async fn a_slow_network_costs_its_round_trip_and_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_close_before_a_byte_are_tried_again_without_haste() {
+async fn connections_closed_before_a_byte_are_retried_without_haste() {
     const T: Duration = Duration::from_secs(3);
     let server = Server::start();
     let pipe = Pipe::start(server.port());
@@ -178,7 +178,7 @@ async fn close_frees_97_of_100_and_names_the_3_that_it_could_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tls_server_that_hangs_up_after_the_hello_is_unavailable_and_not_hammered() {
+async fn tls_server_that_hangs_up_is_unavailable_and_not_hammered() {
     use std::io::Read;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -130,10 +130,10 @@ macro_rules! in_own_networks {
 }
 
 in_own_networks! {
-    when_requests_are_lost_the_holder_is_told_before_the_key_is_gone: lasting(Cut::Requests);
-    when_replies_are_lost_renewals_stop_and_the_holder_is_told_before_the_key_is_gone: lasting(Cut::Replies);
-    in_a_partition_the_holder_is_told_before_the_other_side_gets_the_lock: lasting(Cut::Both);
-    without_a_carrier_the_holder_is_told_before_the_other_side_gets_the_lock: lasting(Cut::Cable);
+    requests_lost_tell_the_holder_before_the_key_is_gone: lasting(Cut::Requests);
+    replies_lost_stop_renewals_and_tell_the_holder_in_time: lasting(Cut::Replies);
+    partition_tells_the_holder_before_the_other_side_enters: lasting(Cut::Both);
+    carrier_lost_tells_the_holder_before_the_other_side_enters: lasting(Cut::Cable);
     requests_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Requests);
     replies_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Replies);
     connections_that_are_half_open_for_a_while_cost_no_lease: healing(Cut::Both);

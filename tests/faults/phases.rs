@@ -215,7 +215,7 @@ fn at_every_phase(ttl: Duration, at_once: usize) {
 }
 
 #[test]
-fn at_every_phase_of_300_ms_the_token_fires_before_the_key_is_gone() {
+fn token_fires_before_the_key_goes_at_every_phase_of_300_ms() {
     at_every_phase(millis(300), 4);
 }
 

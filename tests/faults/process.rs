@@ -47,7 +47,7 @@ fn at_random(range: Duration) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_holder_is_followed_within_the_time_to_live_by_a_larger_fence() {
+async fn killed_holder_is_followed_within_the_ttl_by_a_larger_fence() {
     const T: Duration = millis(1_500);
     undisturbed(|| async {
         let server = Arc::new(Server::start());
@@ -129,7 +129,7 @@ async fn on_sigterm_a_process_that_closes_releases_all_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_sigterm_in_an_outage_a_process_reports_what_it_leaves_to_expire_and_ends_in_time() {
+async fn sigterm_in_an_outage_reports_what_is_left_and_ends_in_time() {
     const T: Duration = millis(1_500);
     // The grace, and four attempts of 250 ms.
     const BUDGET: Duration = millis(1_150);
@@ -225,7 +225,7 @@ async fn stopped_too_long(after: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_was_stopped_too_long_finds_out_alone_and_harms_nobody() {
+async fn process_stopped_too_long_finds_out_alone_and_harms_nobody() {
     // The next renewal is due 450 to 500 ms after one.
     let mut phases = JoinSet::new();
     for after in [0, 150, 300, 450, 475] {
@@ -310,7 +310,7 @@ async fn a_forked_child_neither_renews_nor_releases() {
 
 /// `CLOCK_BOOTTIME` is an hour ahead of the monotonic clock for it, as after a suspend of an hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_the_boot_time_is_ahead_of_the_monotonic_clock_leases_are_kept_and_end_as_anywhere() {
+async fn boot_time_ahead_of_monotonic_changes_nothing_for_leases() {
     const T: Duration = millis(2_000);
     const AHEAD: Duration = Duration::from_secs(3_600);
     if kit::namespaces::unchecked() {
@@ -341,7 +341,7 @@ async fn where_the_boot_time_is_ahead_of_the_monotonic_clock_leases_are_kept_and
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_is_never_dropped_is_renewed_for_ever_and_max_hold_bounds_it() {
+async fn lease_never_dropped_is_renewed_and_bounded_by_max_hold() {
     const T: Duration = millis(1_500);
     const MAX: Duration = millis(2_000);
     let server = Server::start();
@@ -385,7 +385,7 @@ fn drop_at_the_end_of_a_thread(lease: Lease) {
 }
 
 #[test]
-fn a_lease_that_is_dropped_with_its_threads_locals_is_released_also_without_a_runtime() {
+fn lease_dropped_with_thread_locals_is_released() {
     const T: Duration = Duration::from_secs(30);
     let server = Server::start();
     let runtime =

@@ -108,7 +108,7 @@ impl Refusal {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_every_renewal_is_refused_the_token_fires_at_c_and_neither_before_nor_later() {
+async fn token_fires_at_c_exactly_when_every_renewal_is_refused() {
     const T: Duration = millis(3_000);
     let mut all = JoinSet::new();
     for refusal in &REFUSALS {

@@ -116,7 +116,7 @@ fn kind<R: std::fmt::Debug>(result: Result<R>, what: &str) -> ErrorKind {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_that_is_answered_wrongly_tells_the_kind_and_leaves_nothing() {
+async fn acquire_answered_wrongly_tells_the_kind_and_leaves_nothing() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     for (number, (what, bytes, expected)) in wrong_answers(7).into_iter().enumerate() {
@@ -133,7 +133,7 @@ async fn an_acquire_that_is_answered_wrongly_tells_the_kind_and_leaves_nothing()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_locks_rides_over_what_may_pass_and_is_told_the_rest_at_once() {
+async fn lock_rides_over_what_may_pass_and_tells_the_rest_at_once() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     for (number, (what, bytes, expected)) in wrong_answers(7).into_iter().enumerate() {
@@ -152,7 +152,7 @@ async fn who_locks_rides_over_what_may_pass_and_is_told_the_rest_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_another_process_rides_over_what_may_pass_and_keeps_no_place_else() {
+async fn waiter_for_another_process_rides_over_what_may_pass() {
     let server = Arc::new(Server::start());
     let mut cases = JoinSet::new();
     for (number, (text, expected)) in REFUSALS.into_iter().enumerate() {
@@ -238,7 +238,7 @@ async fn a_renewal_that_finds_a_key_of_another_type_ends_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_is_answered_wrongly_once_is_tried_again_and_done() {
+async fn release_answered_wrongly_once_is_tried_again_and_done() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     let mut connection = server.connection();
@@ -340,7 +340,7 @@ async fn what_a_user_may_not_do_costs_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_that_the_server_forgot_is_sent_again_unseen_whatever_was_asked() {
+async fn script_the_server_forgot_is_sent_again_unseen() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(millis(3_000))).await;
     let mut lock = leases.lock("job");
@@ -366,7 +366,7 @@ async fn a_script_that_the_server_forgot_is_sent_again_unseen_whatever_was_asked
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_of_64_megabytes_is_refused_and_the_next_one_is_taken() {
+async fn answer_of_64_megabytes_is_refused_and_the_next_is_taken() {
     const SIZE: usize = 64 << 20;
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
@@ -383,7 +383,7 @@ async fn an_answer_of_64_megabytes_is_refused_and_the_next_one_is_taken() {
 
 /// Up to three requests that left as one call have an answer for none, for four, or for five.
 #[tokio::test]
-async fn a_call_that_is_answered_for_another_number_of_requests_is_nonsense_for_them_all() {
+async fn call_with_a_wrong_number_of_answers_is_nonsense_for_all() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     takes_turns(&leases, "warm", "the start").await;
@@ -414,7 +414,7 @@ async fn a_call_that_is_answered_for_another_number_of_requests_is_nonsense_for_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_out_of_reach_is_denied_and_spoils_no_other_of_its_call() {
+async fn name_out_of_reach_is_denied_and_spoils_no_other() {
     let server = Server::start();
     let reach = ["ACL", "SETUSER", "lease", "reset", "on", ">secret", "&*", "+@all"];
     server.command(&[&reach[..], &["~app:*", "~leasehold-probe:*"]].concat());

@@ -26,7 +26,7 @@ fn told_by(t: Duration) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_key_is_deleted_a_waiter_enters_by_the_poll_bound_and_the_holder_learns_of_it() {
+async fn key_deleted_lets_a_waiter_in_and_tells_the_holder() {
     // The poll bound would be 800 ms by itself.
     const T: Duration = millis(2_400);
     const POLL: Duration = millis(200);
@@ -66,7 +66,7 @@ async fn when_the_key_is_deleted_a_waiter_enters_by_the_poll_bound_and_the_holde
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_eviction_by_volatile_lru_is_told_and_the_next_fence_is_larger() {
+async fn eviction_by_volatile_lru_is_told_and_the_next_fence_larger() {
     const T: Duration = millis(1_500);
     undisturbed(|| async {
         let server =
@@ -109,7 +109,7 @@ async fn an_eviction_by_volatile_lru_is_told_and_the_next_fence_is_larger() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_a_key_that_never_expires_a_waiter_polls_and_takes_nothing() {
+async fn waiter_behind_a_key_that_never_expires_polls() {
     const T: Duration = millis(2_400);
     const POLL: Duration = millis(200);
     undisturbed(|| async {
@@ -135,7 +135,7 @@ async fn behind_a_key_that_never_expires_a_waiter_polls_and_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ends_while_a_server_with_aof_is_down_is_told_in_time_and_free_after_it() {
+async fn lease_ending_while_a_server_with_aof_is_down_is_told_in_time() {
     const T: Duration = millis(1_500);
     undisturbed(|| async {
         let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
@@ -169,7 +169,7 @@ async fn what_ends_while_a_server_with_aof_is_down_is_told_in_time_and_free_afte
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_nothing_is_seen_of_forgotten_scripts_and_killed_connections() {
+async fn load_shows_nothing_of_lost_scripts_and_connections() {
     const TIME: Duration = millis(700);
     let cases: [&[&str]; 3] = [
         &["SCRIPT", "FLUSH"],
@@ -220,7 +220,7 @@ async fn under_load_nothing_is_seen_of_forgotten_scripts_and_killed_connections(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscriber_whose_output_buffer_ran_over_is_subscribed_anew_and_misses_no_release() {
+async fn subscriber_whose_buffer_ran_over_misses_no_release() {
     // Only a message, or the reconnect, can wake anyone in time.
     const NEVER: Duration = Duration::from_secs(60);
     undisturbed(|| async {
@@ -267,7 +267,7 @@ async fn a_subscriber_whose_output_buffer_ran_over_is_subscribed_anew_and_misses
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_stepped_forward_lets_a_rival_in_early_and_the_fence_tells_who_is_late() {
+async fn clock_stepped_forward_lets_a_rival_in_and_the_fence_tells() {
     const T: Duration = millis(2_000);
     undisturbed(|| async {
         let clock = StepClock::start();
@@ -303,7 +303,7 @@ async fn a_clock_that_is_stepped_forward_lets_a_rival_in_early_and_the_fence_tel
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_stepped_back_is_put_right_by_a_renewal_and_makes_nobody_sleep_longer() {
+async fn clock_stepped_back_is_put_right_by_a_renewal() {
     // The poll bound would be a second by itself.
     const T: Duration = millis(3_000);
     const POLL: Duration = millis(300);

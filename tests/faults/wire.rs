@@ -199,7 +199,7 @@ async fn the_renewal_after_a_hand_over_may_lose_its_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_copy_of_any_request_takes_nothing_from_its_holder_nor_from_the_next() {
+async fn request_copied_late_takes_nothing_from_holder_nor_next() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = connect(ttl(millis(2_000)), &proxy.url()).await;
@@ -239,7 +239,7 @@ async fn a_late_copy_of_any_request_takes_nothing_from_its_holder_nor_from_the_n
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_of_an_acquire_that_comes_after_its_release_keeps_the_name_for_t_at_most() {
+async fn acquire_copied_after_its_release_keeps_the_name_t_at_most() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -259,7 +259,7 @@ async fn a_copy_of_an_acquire_that_comes_after_its_release_keeps_the_name_for_t_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewals_that_run_after_they_were_given_up_make_no_lease_longer() {
+async fn renewals_run_after_they_were_given_up_make_no_lease_longer() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -289,7 +289,7 @@ async fn renewals_that_run_after_they_were_given_up_make_no_lease_longer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_runs_after_it_was_given_up_is_nothing_to_the_next_holder() {
+async fn release_run_after_it_was_given_up_spares_the_next_holder() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let proxy = Proxy::start(server.port());

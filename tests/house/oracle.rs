@@ -114,7 +114,7 @@ fn a_step_that_began_with_a_check_has_the_grace_to_end() {
 }
 
 #[test]
-fn a_check_after_the_next_grant_is_found_however_late_it_is_written() {
+fn check_after_the_next_grant_is_found_however_late_written() {
     let late = "10 p0.1 wanted 0 ash lock 0
          11 p0.1 granted 0 100 check
          20 p1.1 wanted 0 ash lock 0
@@ -207,7 +207,7 @@ fn a_fence_that_goes_back_is_found() {
 }
 
 #[test]
-fn a_fence_that_goes_back_is_found_when_the_greater_one_is_long_ago() {
+fn fence_that_goes_back_is_found_long_after_the_greater_one() {
     finds(
         "fence",
         "10 p0.1 wanted 0 ash lock 0
@@ -235,7 +235,7 @@ fn a_nested_lease_with_another_fence_is_found() {
 }
 
 #[test]
-fn a_lost_update_and_a_fence_that_the_resource_should_have_refused_are_found() {
+fn lost_update_and_a_fence_to_be_refused_are_found() {
     let writes = |values: [(u64, u64); 3]| {
         values.map(|(value, fence)| format!("9 p0.1 wrote ash {value} {fence}\n")).concat()
     };
@@ -262,7 +262,7 @@ fn a_waiter_who_starves_beside_a_free_name_is_found() {
 }
 
 #[test]
-fn a_waiter_may_wait_while_his_path_is_broken_and_while_his_process_stands_still() {
+fn waiter_may_wait_on_a_broken_path_and_in_a_frozen_process() {
     for broken in ["p0.1 HoldReplies", "kept Crash", "p0.1 Freeze"] {
         accepts(&format!("{}\n900 soak fault 1300ms {broken}", waits(2900)));
     }
@@ -309,7 +309,7 @@ fn a_key_of_which_its_process_knows_nothing_is_found() {
 }
 
 #[test]
-fn a_key_by_a_token_that_no_lease_has_is_found_beside_others_who_wait() {
+fn key_of_a_token_without_lease_is_found_beside_waiters() {
     let waits = "300 p0.1 wanted 1 ash lock 0";
     let key = |number: u64, until: u64| {
         format!(
@@ -359,7 +359,7 @@ fn who_waits_behind_a_future_that_nobody_polls_is_not_found() {
 }
 
 #[test]
-fn a_lease_that_expires_for_nothing_and_a_manager_that_nobody_closed_are_found() {
+fn lease_expired_for_nothing_and_unclosed_manager_are_found() {
     let lost = |cause: &str| {
         format!(
             "1 soak run 7 5 redis
@@ -490,7 +490,7 @@ fn replaced(granted: u64, rival: u64) -> String {
 }
 
 #[test]
-fn what_a_replaced_primary_alone_had_granted_is_excused_for_a_time_to_live_and_counted() {
+fn grant_of_a_replaced_primary_alone_is_excused_for_a_ttl() {
     for (granted, rival) in [(1100, 2100), (2500, 3100), (2500, 3900)] {
         let lost = verdict(&replaced(granted, rival));
         assert!(lost.findings.is_empty(), "{:?}", lost.findings);
@@ -504,7 +504,7 @@ fn what_a_replaced_primary_alone_had_granted_is_excused_for_a_time_to_live_and_c
 }
 
 #[test]
-fn a_history_is_read_as_it_was_written_but_for_a_line_cut_off_by_a_kill() {
+fn history_is_read_as_written_but_for_a_line_cut_by_a_kill() {
     let lines = "1 p0.1 wanted 0 ash timeout 250\n2 soak seen 4 replies or requests lost\n\
                  3 soak fault 9 p0.1 BlackHole\n4 p0.1 released 0 3\n";
     let events = history::read(&format!("{lines}5 p0.1 granted 0 1"));

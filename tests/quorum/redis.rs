@@ -230,7 +230,7 @@ async fn a_restarted_server_does_not_help_a_second_holder() {
 
 /// The same where the servers keep their keys on disk, and one comes back with another, empty disk.
 #[tokio::test]
-async fn a_replaced_server_with_an_append_only_file_does_not_help_a_second_holder() {
+async fn server_replaced_with_an_aof_does_not_help_a_second_holder() {
     one_at_a_time_though_a_server_forgets(&["--appendonly", "yes"]).await;
 }
 

@@ -107,7 +107,7 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
 }
 
 #[tokio::test]
-async fn calls_that_wait_are_sent_together_if_they_share_a_slot_and_never_if_not() {
+async fn calls_that_wait_are_sent_together_only_if_they_share_a_slot() {
     let cluster = own().await;
     let leases = connect(&cluster, Duration::from_secs(30)).await;
     let all_at_once = async |names: Vec<String>| {
@@ -217,7 +217,7 @@ async fn a_slot_on_its_way_is_served_by_both_nodes() {
 
 /// A resharding that takes its time, or broke off: of the leases of one tag some are here, some there.
 #[tokio::test]
-async fn a_slot_that_stays_half_moved_costs_no_lease_and_fails_no_unlock() {
+async fn slot_that_stays_half_moved_costs_no_lease_and_no_unlock() {
     const T: Duration = Duration::from_secs(3);
     let cluster = shared().await;
     let builder = LeaseManager::builder().ttl(T);
@@ -355,7 +355,7 @@ async fn resharding_under_load_loses_nothing() {
 
 /// A node that has no slot yet is in no map: calls are sent there for the slot that it is about to get.
 #[tokio::test]
-async fn a_node_that_is_about_to_get_its_first_slot_keeps_its_connections() {
+async fn node_about_to_get_its_first_slot_keeps_its_connections() {
     let mut cluster = own().await;
     let adding = tokio::task::spawn_blocking(move || (cluster.add_node(), cluster));
     let (new, cluster) = adding.await.expect("a node");
@@ -477,7 +477,7 @@ async fn follow_their_slot(sharded: bool) {
 }
 
 #[tokio::test]
-async fn a_subscription_that_nobody_needs_any_more_does_not_follow_its_slot() {
+async fn subscription_nobody_needs_does_not_follow_its_slot() {
     let cluster = shared().await;
     let (holder, waiting) = (
         connect(cluster, Duration::from_secs(60)).await,
@@ -788,7 +788,7 @@ async fn an_idle_manager_makes_no_new_connections() {
 
 /// Nodes that were to have host names, and have none, are called `?`.
 #[tokio::test]
-async fn nodes_without_the_host_names_that_they_should_have_are_reached() {
+async fn nodes_without_their_host_names_are_reached() {
     let cluster = own().await;
     for node in &cluster.nodes {
         let set = node.command(&["CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname"]);

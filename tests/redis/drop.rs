@@ -206,7 +206,7 @@ async fn an_unlock_dropped_after_any_poll_is_done_all_the_same() {
 }
 
 #[tokio::test]
-async fn an_acquire_dropped_while_its_reply_is_on_the_way_is_given_back() {
+async fn acquire_dropped_while_its_reply_is_under_way_is_released() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = bare().connect(&proxy.url()).await.expect("a manager");
@@ -308,7 +308,7 @@ async fn a_stall_of_this_process_costs_no_connection() {
 /// Silence makes the connection anew, and with it goes what else is on it: the client library has one text for what
 /// it cannot send any more, and it has sent it before.
 #[tokio::test]
-async fn what_was_under_way_when_the_connection_is_made_anew_may_have_run() {
+async fn requests_under_way_at_a_reconnect_may_have_run() {
     // An attempt takes two seconds.
     const T: Duration = Duration::from_secs(20);
     let server = Server::start();
@@ -667,7 +667,7 @@ fn a_runtime_that_is_shut_down_releases_what_its_tasks_hold() {
 }
 
 #[test]
-fn a_lease_outlives_its_runtime_and_is_released_when_it_is_dropped() {
+fn lease_outlives_its_runtime_and_is_released_on_drop() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let runtime = runtime(true);

@@ -204,7 +204,7 @@ async fn without_eval_known_scripts_are_not_enough() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_needed_later_shows_at_the_start_and_the_key_expires() {
+async fn permission_needed_later_shows_at_the_start() {
     let server = Server::start();
     for right in ["get", "hexists", "exists", "hdel", "del"] {
         set_user(&server, &[&MINIMAL[..], &[&format!("-{right}")]].concat());
@@ -346,7 +346,7 @@ async fn a_url_with_database_0_needs_no_right_to_select() {
 }
 
 #[tokio::test]
-async fn another_database_needs_the_right_to_select_and_the_error_names_it() {
+async fn database_needs_the_permission_select_and_the_error_names_it() {
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let url = server.url_as("lease", "secret", 3);
@@ -480,7 +480,7 @@ async fn a_fence_key_that_holds_no_number_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_fencing_token_too_large_to_be_counted_on_is_refused_or_grows() {
+async fn fence_too_large_to_be_counted_on_is_refused_or_grows() {
     let server = Server::start();
     let leases = connect(&server).await;
     for last in [(1u64 << 53) - 2, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, 1 << 60] {
@@ -804,7 +804,7 @@ async fn a_full_server_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_that_changes_for_a_while_costs_the_connection_but_not_the_manager() {
+async fn password_changed_for_a_while_costs_only_the_connection() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     set_user(&server, &["~*", "&*", "+@all"]);
@@ -840,7 +840,7 @@ async fn a_password_that_changes_for_a_while_costs_the_connection_but_not_the_ma
 
 /// A server that takes credentials no more says so when a connection is made again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn credentials_that_are_refused_at_a_reconnect_are_denied_until_they_are_right_again() {
+async fn credentials_refused_at_a_reconnect_are_denied_until_right() {
     const KILL: &[&str] = &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
     type Commands = &'static [&'static [&'static str]];
     let wrong: [(&str, Commands, Commands, &str); 4] = [

@@ -262,7 +262,7 @@ async fn waiters_that_listen_are_handed_the_lock_without_a_round_trip() {
 
 /// A microsecond for each fencing token, and none that the clock has not reached when the next grant can come.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fencing_tokens_stay_with_the_servers_clock_whatever_the_bound_and_grow_after_a_flush() {
+async fn fences_stay_with_the_servers_clock_and_grow_after_a_flush() {
     let server = Server::start();
     for bound in [127, 9_999] {
         let leases = connect(LeaseManager::builder().handoff_bound(bound), &server).await;
@@ -287,7 +287,7 @@ async fn fencing_tokens_stay_with_the_servers_clock_whatever_the_bound_and_grow_
 
 /// Holders beyond the block that a grant has reserved have fencing tokens too, and chains are no shorter for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chain_is_longer_than_the_block_of_fencing_tokens_of_its_grant() {
+async fn chain_is_longer_than_the_fence_block_of_its_grant() {
     let server = Server::start();
     let leases = connect(LeaseManager::builder(), &server).await;
     let room = Arc::new(Room::default());

@@ -209,7 +209,7 @@ async fn with_replies_dropped_the_token_fires_before_a_rival_gets_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_connections_refused_the_token_fires_before_a_rival_gets_in() {
+async fn token_fires_before_a_rival_enters_if_connections_are_refused() {
     at_six_phases(Mode::Refuse).await;
 }
 
@@ -260,7 +260,7 @@ async fn a_reply_that_comes_late_does_not_make_the_lease_longer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_server_is_killed_the_token_fires_within_the_time_to_live() {
+async fn token_fires_within_the_ttl_when_the_server_is_killed() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -281,7 +281,7 @@ async fn when_the_server_is_killed_the_token_fires_within_the_time_to_live() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_server_stands_still_the_token_fires_within_the_time_to_live() {
+async fn token_fires_within_the_ttl_when_the_server_stands_still() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -306,7 +306,7 @@ async fn when_the_server_stands_still_the_token_fires_within_the_time_to_live() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_without_the_keys_all_leases_are_gone_at_once_and_not_made_again() {
+async fn restart_without_keys_loses_all_leases_at_once_for_good() {
     // The next renewal comes after 27 s at the earliest: it cannot be what tells.
     const T: Duration = Duration::from_secs(90);
     let server = Server::start();
@@ -526,7 +526,7 @@ async fn after_the_loss_nothing_more_is_sent_for_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn max_hold_fires_the_token_first_and_releases_when_the_work_has_stopped() {
+async fn max_hold_fires_the_token_and_releases_when_work_has_stopped() {
     const T: Duration = Duration::from_secs(20);
     const MAX: Duration = millis(500);
     let server = Server::start();
@@ -600,7 +600,7 @@ fn a_blocked_runtime_loses_nothing() {
 }
 
 #[test]
-fn without_a_thread_of_its_own_a_blocked_runtime_loses_the_lease_and_check_says_so() {
+fn blocked_runtime_without_own_thread_loses_and_check_says_so() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     let runtime =

@@ -37,7 +37,7 @@ fn works_with(runtime: &Runtime, leases: &LeaseManager, connection: &mut Resp, c
 }
 
 #[test]
-fn a_connection_comes_with_the_first_lock_of_a_runtime_and_goes_with_the_runtime() {
+fn connection_comes_with_a_runtimes_first_lock_and_goes_with_it() {
     let server = Server::start();
     let mut connection = server.connection();
     let first = runtime();
@@ -182,7 +182,7 @@ fn without_a_connection_of_its_own_a_runtime_locks_all_the_same() {
 /// The server's time goes on in a suspend of the machine, and tokio's does not; so the two must not be mixed up. Here
 /// tokio's goes on, and the server's does not.
 #[test]
-fn without_a_thread_of_its_own_too_a_manager_goes_by_the_clock_of_the_system() {
+fn manager_without_own_thread_goes_by_the_system_clock_too() {
     let server = Server::start();
     runtime().block_on(async {
         let leases = LeaseManager::builder().own_thread(false);

@@ -273,7 +273,7 @@ fn fencing_tokens_go_on_behind_the_last_block() {
 
 /// Microseconds that the clock has not reached: where it went back, or blocks were larger than it could follow.
 #[test]
-fn a_fencing_token_that_is_ahead_of_the_clock_is_remembered_for_longer_by_as_much() {
+fn fence_ahead_of_the_clock_is_remembered_longer_by_as_much() {
     const AHEAD: i64 = 1_000_000;
     let mut bench = Bench::new();
     let fence = fence_key("job");
@@ -324,7 +324,7 @@ fn a_fencing_token_without_a_time_to_live_keeps_none() {
 
 /// The tokens tell when it was prolonged: a grant in the same hundredth of the time does not do it again.
 #[test]
-fn the_memory_of_a_fencing_token_is_prolonged_once_in_a_hundredth_of_its_time() {
+fn fence_memory_is_prolonged_once_in_a_hundredth_of_its_time() {
     const DAY: i64 = 86_400_000;
     let mut bench = Bench::new();
     let fence = fence_key("job");

@@ -155,7 +155,7 @@ async fn a_killed_primary_costs_no_lease_that_a_replica_has() {
 
 /// What nobody can promise: the grant that the primary took along.
 #[tokio::test]
-async fn a_grant_that_no_replica_has_is_gone_at_the_first_contact_after_a_failover() {
+async fn grant_no_replica_has_is_gone_at_first_contact_after_failover() {
     for frozen in [false, true] {
         let all = own_to_cut().await;
         let (leases, rivals) = (connect(&all, TTL).await, connect(&all, TTL).await);
@@ -198,7 +198,7 @@ async fn sentinels_that_do_not_know_the_primary_say_so() {
 
 /// The same cut as above, but the grant had to be seen by a replica: it never counted.
 #[tokio::test]
-async fn with_replicas_a_grant_that_no_replica_has_is_refused_and_given_back() {
+async fn grant_that_no_replica_has_is_refused_if_replicas_are_asked() {
     let all = own_to_cut().await;
     let careful = || {
         let builder = LeaseManager::builder().ttl(TTL);
@@ -383,7 +383,7 @@ const LATER: Duration = Duration::from_millis(60);
 /// Until all replicas follow the new primary, the sentinel that leads the failover names the old one in `MASTER`,
 /// with the new epoch.
 #[tokio::test]
-async fn while_a_failover_ends_the_leading_sentinel_names_the_new_primary() {
+async fn sentinel_that_leads_names_the_new_primary_in_a_failover() {
     let [old, new] = [(); 2].map(|()| Server::start());
     let (leader, _) = sentinel((1, old.port(), new.port()), Duration::ZERO);
     let (other, _) = sentinel((1, new.port(), new.port()), LATER);
@@ -396,7 +396,7 @@ async fn while_a_failover_ends_the_leading_sentinel_names_the_new_primary() {
 /// A switch between the two questions gives the new address with the old epoch. Nobody wins by being first, and who
 /// was replaced does not come back in that epoch.
 #[tokio::test]
-async fn of_two_primaries_of_one_epoch_the_one_that_was_not_named_before_counts() {
+async fn primary_not_named_before_counts_of_two_in_one_epoch() {
     let [old, new] = [(); 2].map(|()| Server::start());
     let (quick, _) = sentinel((1, old.port(), old.port()), Duration::ZERO);
     let (slow, word) = sentinel((1, old.port(), old.port()), LATER);
@@ -427,7 +427,7 @@ async fn of_two_primaries_of_one_epoch_the_one_that_was_not_named_before_counts(
 
 /// After `SENTINEL REMOVE` and `MONITOR` epochs begin again; one sentinel that was forgotten still has the old one.
 #[tokio::test]
-async fn a_forgotten_sentinel_does_not_win_with_a_primary_that_is_a_replica() {
+async fn sentinel_that_was_forgotten_does_not_win_with_a_replica() {
     let primary = Server::start();
     let port = primary.port().to_string();
     let replica = Server::start_with(&["--replicaof", "127.0.0.1", &port]);

@@ -190,7 +190,7 @@ async fn the_certificates_count_for_sentinels_and_servers() {
 }
 
 #[tokio::test]
-async fn certificates_that_make_no_sense_are_refused_without_showing_them() {
+async fn certificates_without_sense_are_refused_and_not_shown() {
     let (certificates, others) = (certificates(), certificates());
     let file = |dir: &TempDir, name: &str| fs::read(dir.path().join(name)).expect("a file");
     let tls = "rediss://localhost:1";

@@ -88,7 +88,7 @@ async fn an_unlock_message_wakes_the_waiter_of_another_process() {
 
 /// T is 30 s: without the message, the waiter gets in after the next renewal, 9 to 10 s after the grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_behind_a_hold_of_its_process_that_is_forced_open_elsewhere_gets_in_at_once() {
+async fn waiter_behind_a_hold_forced_open_elsewhere_enters_at_once() {
     let server = Server::start();
     let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
     let mut connection = server.connection();
@@ -123,7 +123,7 @@ async fn a_waiter_behind_a_hold_of_its_process_that_is_forced_open_elsewhere_get
 
 /// Such as a process that is stopped, or a monitor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listener_that_never_asks_keeps_no_impatient_call_from_a_free_name() {
+async fn listener_that_never_asks_keeps_no_call_from_a_free_name() {
     let server = Server::start();
     let leases = connect(patient(), &server).await;
     let mut listener = server.connection();
@@ -186,7 +186,7 @@ async fn take_turns(managers: &[LeaseManager], until: Instant) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_in_twice_and_fencing_tokens_grow_in_the_order_of_the_grants() {
+async fn nobody_is_in_twice_and_fences_grow_in_the_order_of_grants() {
     let server = Server::start();
     let mut managers = Vec::new();
     for _ in 0..3 {
@@ -383,7 +383,7 @@ async fn after_a_reconnect_messages_wake_again() {
 
 /// As behind a router that forgets connections on which nothing moves: nobody is told, and new ones work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscription_that_has_gone_silent_is_replaced_while_somebody_waits() {
+async fn subscription_gone_silent_is_replaced_while_somebody_waits() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let here = connect(patient(), &server).await;
@@ -412,7 +412,7 @@ async fn a_subscription_that_has_gone_silent_is_replaced_while_somebody_waits() 
 
 /// What was tried in it is not made up for after it, one reconnect after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_an_outage_a_waiter_is_subscribed_once_however_long_it_was() {
+async fn waiter_is_subscribed_once_after_an_outage_however_long() {
     let server = Server::start();
     lock_by_hand(&server, "job", Duration::from_secs(3_000));
     for mode in [Mode::Refuse, Mode::BlackHole] {
@@ -446,7 +446,7 @@ async fn after_an_outage_a_waiter_is_subscribed_once_however_long_it_was() {
 
 /// A refusal is a sign of life as well; and where nothing is subscribed, nobody asks for one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn signs_of_life_take_no_right_and_are_asked_for_only_while_somebody_waits() {
+async fn signs_of_life_need_no_permission_and_only_serve_waiters() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "lease", "on", ">pw", "~*", "&*", "+@all", "-ping"]);
     let short = || patient().ttl(Duration::from_secs(1));
@@ -477,7 +477,7 @@ async fn signs_of_life_take_no_right_and_are_asked_for_only_while_somebody_waits
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reconnect_the_waiters_of_all_names_are_woken_and_subscribed_anew() {
+async fn waiters_of_all_names_are_woken_and_subscribed_on_reconnect() {
     const NAMES: usize = 20;
     let server = Server::start();
     let leases = connect(patient(), &server).await;
@@ -524,7 +524,7 @@ async fn after_a_reconnect_the_waiters_of_all_names_are_woken_and_subscribed_ane
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_a_crashed_holder_the_waiter_enters_when_the_lease_ends() {
+async fn waiter_behind_a_crashed_holder_enters_when_the_lease_ends() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     let fill = "for i = 1, 200000 do redis.call('SET', 'volatile:' .. i, '', 'EX', 86400) end";
@@ -564,7 +564,7 @@ async fn a_restarted_server_wakes_the_waiters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_waiters_share_one_subscription_which_goes_after_the_last() {
+async fn waiters_by_the_ten_thousand_share_one_subscription() {
     let server = Server::start();
     let leases = connect(patient(), &server).await;
     lock_by_hand(&server, "job", Duration::from_secs(30));
@@ -628,7 +628,7 @@ async fn a_subscription_outlives_its_last_waiter_for_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_nothing_changes_five_hundred_waiters_cost_the_server_nothing() {
+async fn waiters_by_the_hundred_cost_the_server_nothing_while_idle() {
     let server = Server::start();
     let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
     let lease = lock(&here, "job").await;
@@ -649,7 +649,7 @@ async fn while_nothing_changes_five_hundred_waiters_cost_the_server_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_costs_at_most_one_attempt_for_each_process_that_waits() {
+async fn release_costs_at_most_one_attempt_per_waiting_process() {
     const PROCESSES: i64 = 6;
     let server = Server::start();
     let here = connect(patient(), &server).await;
@@ -700,7 +700,7 @@ async fn a_sleep_longer_than_the_time_to_live_is_no_outage() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_outlasts_an_outage_that_is_shorter_than_the_time_to_live() {
+async fn waiter_outlasts_an_outage_shorter_than_the_ttl() {
     const T: Duration = millis(2_000);
     let server = Server::start();
     let mut outages = JoinSet::new();

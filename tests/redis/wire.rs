@@ -138,7 +138,7 @@ async fn the_default_time_to_live_is_thirty_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_watchdog_keeps_the_time_to_live_up_and_nothing_is_ever_without_one() {
+async fn watchdog_keeps_the_ttl_up_and_nothing_is_ever_without_one() {
     const T: i64 = 3_000;
     let server = Server::start();
     let leases = connect_with(&server, LeaseManager::builder().ttl(millis(T as u64))).await;
@@ -280,7 +280,7 @@ async fn the_memory_of_the_fencing_token_can_be_endless_or_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_memory_of_the_fencing_token_lasts_as_long_as_the_lease_and_then_ends() {
+async fn fence_memory_lasts_as_long_as_the_lease_and_then_ends() {
     const T: u64 = 1_500;
     let server = Server::start();
     let builder = LeaseManager::builder().ttl(millis(T)).fence_retention(Some(millis(2 * T)));
@@ -334,7 +334,7 @@ async fn fencing_tokens_grow_whatever_the_server_forgets() {
 }
 
 #[tokio::test]
-async fn a_java_holder_is_contention_and_its_release_wakes_the_waiter_at_once() {
+async fn java_holder_is_contention_and_its_release_wakes_the_waiter() {
     let server = Server::start();
     let builder = LeaseManager::builder().poll_bound(Duration::from_secs(60));
     let leases = connect_with(&server, builder).await;
@@ -426,7 +426,7 @@ async fn a_read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_under_a_read_write_lock_of_redissons_is_lost_and_no_other() {
+async fn lease_under_redissons_read_write_lock_is_lost_alone() {
     let server = Server::start();
     let ttl = millis(3_000);
     let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
@@ -852,7 +852,7 @@ async fn a_bad_name_in_a_batch_spoils_no_other() {
 }
 
 #[tokio::test]
-async fn fencing_tokens_grow_from_what_is_remembered_even_ahead_of_the_clock() {
+async fn fences_grow_from_what_is_remembered_even_ahead_of_the_clock() {
     let server = Server::start();
     // A grant reserves one fencing token only.
     let builder = LeaseManager::builder().handoff_bound(0);

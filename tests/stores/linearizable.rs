@@ -498,7 +498,7 @@ fn a_double_grant_is_refused() {
 }
 
 #[test]
-fn a_grant_after_the_time_to_live_is_accepted_and_one_before_is_not() {
+fn grant_after_the_ttl_is_accepted_and_one_before_is_not() {
     let mut history = one_by_one(&[Op::Acquire(1, Some(Ok(10))), Op::Acquire(2, Some(Ok(20)))]);
     for (after, accepted) in [(TTL - EARLY * 2, false), (TTL, true)] {
         history[1].call = nanos(after) - 1_000;
@@ -527,7 +527,7 @@ fn the_same_grant_with_another_fencing_token_is_refused() {
 }
 
 #[test]
-fn a_renewal_that_revives_and_a_count_that_was_not_set_are_refused() {
+fn renewal_that_revives_and_a_count_not_set_are_refused() {
     let ended = [Op::Acquire(1, Some(Ok(10))), Op::Release(1, 0, Some(None))];
     let renewed = |absence| [&ended[..], &[Op::Renew(1, Some(absence))]].concat();
     assert!(is_linearizable(&one_by_one(&renewed(Some(Absence::Gone)))));
@@ -552,7 +552,7 @@ fn an_acquire_without_an_answer_may_have_run_or_not() {
 
 /// Real histories, each with one answer changed.
 #[test]
-fn a_history_of_the_memory_store_with_one_fencing_token_changed_is_refused() {
+fn history_of_memory_with_one_fence_changed_is_refused() {
     let histories = runtime().block_on(async {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         rounds(&[store], |_| {}).await

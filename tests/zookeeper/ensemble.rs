@@ -201,7 +201,7 @@ fn others(member: usize) -> [usize; 2] {
 }
 
 #[tokio::test]
-async fn when_the_leader_freezes_leases_on_other_members_outlive_a_quick_election() {
+async fn leader_frozen_leases_elsewhere_outlive_a_quick_election() {
     let servers = ZooKeeper::ensemble_that_notices(5);
     let (ttl, leader) = (5 * T, servers.leader());
     let crowd = Crowd::on(&servers, ttl).await;
@@ -221,7 +221,7 @@ async fn when_the_leader_freezes_leases_on_other_members_outlive_a_quick_electio
 
 /// It takes longer to notice than a lease lasts.
 #[tokio::test]
-async fn when_the_leader_freezes_all_holders_are_told_before_anybody_is_let_in() {
+async fn leader_frozen_holders_are_told_before_anybody_enters() {
     let servers = ZooKeeper::ensemble();
     let leader = servers.leader();
     let crowd = Crowd::on(&servers, T).await;
@@ -244,7 +244,7 @@ async fn when_the_leader_freezes_all_holders_are_told_before_anybody_is_let_in()
 
 /// Each side notices only that the other is silent.
 #[tokio::test]
-async fn when_the_leader_is_cut_off_all_holders_are_told_before_anybody_is_let_in() {
+async fn leader_cut_off_holders_are_told_before_anybody_enters() {
     let (servers, links) = ZooKeeper::linked();
     let leader = servers.leader();
     let crowd = Crowd::on(&servers, T).await;
@@ -265,7 +265,7 @@ async fn when_the_leader_is_cut_off_all_holders_are_told_before_anybody_is_let_i
 
 /// The others elect a new one while the old one still believes in himself, and goes on answering reads.
 #[tokio::test]
-async fn a_holder_on_a_leader_that_was_deposed_unawares_is_told_before_the_next_is_let_in() {
+async fn holder_on_a_deposed_leader_is_told_before_the_next_enters() {
     let (servers, links) = ZooKeeper::linked();
     let (ttl, leader) = (3 * T, servers.leader());
     let crowd = Crowd::on(&servers, ttl).await;
@@ -289,7 +289,7 @@ async fn a_holder_on_a_leader_that_was_deposed_unawares_is_told_before_the_next_
 }
 
 #[tokio::test]
-async fn when_the_majority_is_frozen_holders_are_told_before_their_sessions_may_end() {
+async fn majority_frozen_holders_are_told_before_sessions_may_end() {
     let servers = ZooKeeper::ensemble();
     let crowd = Crowd::on(&servers, T).await;
     let mut managers = Vec::new();
@@ -310,7 +310,7 @@ async fn when_the_majority_is_frozen_holders_are_told_before_their_sessions_may_
 }
 
 #[tokio::test]
-async fn when_no_member_reaches_another_holders_are_told_before_their_sessions_may_end() {
+async fn holders_are_told_in_time_when_no_member_reaches_another() {
     let (servers, links) = ZooKeeper::linked();
     let crowd = Crowd::on(&servers, T).await;
     let keepers = Keepers::on(&servers, T, &crowd.beliefs).await;

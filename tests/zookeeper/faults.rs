@@ -99,7 +99,7 @@ async fn contest(
 }
 
 #[tokio::test]
-async fn a_holder_without_a_connection_is_told_before_the_next_is_let_in_and_nothing_revives() {
+async fn holder_without_connection_is_told_first_and_nothing_revives() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
@@ -124,7 +124,7 @@ async fn a_holder_without_a_connection_is_told_before_the_next_is_let_in_and_not
 
 /// As when a server gives it a new session unasked: the old one's nodes are there for a while.
 #[tokio::test]
-async fn when_a_session_is_over_its_leases_are_lost_at_once_and_the_next_does_not_revive_them() {
+async fn session_that_is_over_loses_its_leases_for_good() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let holder = connect(&server.url(), T).await;
@@ -193,7 +193,7 @@ async fn leases_outlive_the_leader() {
 }
 
 #[tokio::test]
-async fn a_holder_on_a_frozen_member_is_told_before_the_next_is_let_in() {
+async fn holder_on_a_frozen_member_is_told_before_the_next_enters() {
     let servers = ZooKeeper::ensemble();
     let leader = servers.leader();
     let frozen = (leader + 1) % 3;
@@ -207,7 +207,7 @@ async fn a_holder_on_a_frozen_member_is_told_before_the_next_is_let_in() {
 
 /// Its member goes on answering reads and pings for as long as it does not notice.
 #[tokio::test]
-async fn a_holder_on_a_member_that_is_cut_off_is_told_before_the_next_is_let_in() {
+async fn holder_on_a_cut_off_member_is_told_before_the_next_enters() {
     let (servers, links) = ZooKeeper::linked();
     for round in 0..2 {
         let leader = servers.leader();
@@ -264,7 +264,7 @@ async fn a_silent_server_keeps_nobody_from_connecting_to_another() {
 }
 
 #[tokio::test]
-async fn after_an_outage_it_is_connected_again_in_a_fraction_of_the_time() {
+async fn connection_is_back_in_a_fraction_of_the_outage() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let leases = connect(&relay.url(), 15 * T).await;
@@ -282,7 +282,7 @@ async fn after_an_outage_it_is_connected_again_in_a_fraction_of_the_time() {
 
 /// Its holders count on the timeout that it began with.
 #[tokio::test]
-async fn a_session_that_is_given_another_timeout_is_given_up_and_its_holders_are_told() {
+async fn session_with_another_timeout_is_given_up_and_holders_told() {
     let server = ZooKeeper::start();
     let leases = connect(&server.url(), 5 * T).await;
     let lease = leases.lock("job").lock().await.expect("free");

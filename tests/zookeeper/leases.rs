@@ -59,7 +59,7 @@ async fn a_holder_enters_again_on_the_same_node() {
 }
 
 #[tokio::test]
-async fn waiters_of_different_processes_are_let_in_in_their_order_each_watching_one_node() {
+async fn waiters_of_all_processes_enter_in_order_watching_one_node() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let holder = connect(&server.url()).await;
@@ -264,7 +264,7 @@ async fn a_lost_answer_to_a_release_leaves_no_node() {
 }
 
 #[tokio::test]
-async fn a_lease_is_believed_for_a_session_after_the_write_before_the_last_at_most() {
+async fn lease_is_believed_a_session_after_the_write_before_the_last() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let leases = connect(&relay.url()).await;
@@ -366,7 +366,7 @@ async fn after_close_what_was_not_released_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_future_is_not_polled_keeps_nobody_waiting_for_long() {
+async fn waiter_that_is_not_polled_keeps_nobody_waiting_long() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let (holder, idle) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -422,7 +422,7 @@ async fn a_waiter_that_is_far_away_gets_its_turns_among_near_ones() {
 
 /// The servers do so too, a minute later, and not more than 10 000 in a minute.
 #[tokio::test]
-async fn directories_of_names_that_are_not_used_again_are_cleared_away() {
+async fn directories_of_names_not_used_again_are_cleared_away() {
     let server = ZooKeeper::start();
     let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
     let kept = leases.lock("kept").lock().await.expect("free");

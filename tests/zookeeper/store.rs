@@ -127,7 +127,7 @@ async fn clear(look: &Look, directory: &str) {
 }
 
 #[tokio::test]
-async fn what_a_silent_server_does_not_answer_is_given_up_with_the_connection() {
+async fn requests_to_a_silent_server_end_with_the_connection() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let store = store(&relay.url()).await;
@@ -176,8 +176,7 @@ async fn of_two_who_subscribed_the_one_who_stays_is_let_in() {
 
 /// The old session's nodes are there for a while, and go with it.
 #[tokio::test]
-async fn a_place_whose_session_ended_is_found_again_at_the_end_of_the_line_and_in_the_new_session()
-{
+async fn place_of_an_ended_session_is_found_again_in_the_new_one() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let waiter = Party::at(&server.url()).await;
@@ -230,7 +229,7 @@ async fn a_place_that_was_taken_over_is_not_taken_over_again() {
 }
 
 #[tokio::test]
-async fn a_hold_whose_session_ended_is_not_renewed_although_its_node_is_there() {
+async fn hold_of_an_ended_session_is_not_renewed_despite_its_node() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let party = Party::at(&server.url()).await;
@@ -245,7 +244,7 @@ async fn a_hold_whose_session_ended_is_not_renewed_although_its_node_is_there() 
 }
 
 #[tokio::test]
-async fn a_place_that_is_left_before_its_creation_is_known_leaves_no_node() {
+async fn place_left_before_its_creation_is_known_leaves_no_node() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
@@ -330,7 +329,7 @@ async fn who_was_granted_and_deleted_is_granted_anew() {
 }
 
 #[tokio::test]
-async fn a_hold_whose_grant_was_not_heard_of_is_released_and_told_to_have_been_there() {
+async fn hold_with_an_unheard_grant_is_released_and_reported() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
@@ -369,7 +368,7 @@ async fn all_nodes_of_a_token_go_when_its_hold_does() {
 
 /// As one of a session that has ended may be.
 #[tokio::test]
-async fn a_node_that_this_process_knows_nothing_of_is_deleted_by_its_tokens_last_release_alone() {
+async fn node_unknown_here_is_deleted_by_its_tokens_last_release() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     party.forge(&look).await;
@@ -381,7 +380,7 @@ async fn a_node_that_this_process_knows_nothing_of_is_deleted_by_its_tokens_last
 }
 
 #[tokio::test]
-async fn that_a_hold_is_gone_is_told_also_when_what_is_there_instead_cannot_be() {
+async fn hold_that_is_gone_is_told_whatever_is_there_instead() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, rival) = (Party::at(&relay.url()).await, Party::at(&server.url()).await);
@@ -393,7 +392,7 @@ async fn that_a_hold_is_gone_is_told_also_when_what_is_there_instead_cannot_be()
 }
 
 #[tokio::test]
-async fn who_is_first_and_does_not_know_yet_is_deleted_by_force_and_that_is_told() {
+async fn waiter_first_but_unaware_is_deleted_by_force_and_told() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
@@ -424,7 +423,7 @@ async fn a_renewal_counts_from_the_write_before_the_last_at_most() {
 }
 
 #[tokio::test]
-async fn a_grant_after_a_pause_waits_for_a_proof_that_the_session_lives() {
+async fn grant_after_a_pause_waits_for_a_proof_of_the_session() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
@@ -454,7 +453,7 @@ async fn leases_are_renewed_also_while_the_server_answers_slowly() {
 }
 
 #[tokio::test]
-async fn a_renewal_leaves_time_for_its_look_at_the_lease_also_to_a_server_that_is_far_away() {
+async fn renewal_leaves_time_for_its_look_at_a_distant_server_too() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
@@ -599,7 +598,7 @@ async fn who_is_refused_halfway_is_told_that_there_may_be_a_node() {
 }
 
 #[tokio::test]
-async fn two_round_trips_fit_into_an_acquire_also_to_a_server_that_is_far_away() {
+async fn acquire_has_room_for_two_round_trips_to_a_distant_server() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;

@@ -51,7 +51,7 @@ async fn acl(client: &Client, path: &str) -> Vec<(Permission, String, String)> {
 }
 
 #[tokio::test]
-async fn all_that_a_user_makes_is_the_users_and_without_one_it_is_open() {
+async fn nodes_of_a_user_are_the_users_and_without_one_open() {
     let server = ZooKeeper::start();
     let look = Look(
         Client::connector()
@@ -127,7 +127,7 @@ async fn delete_directory(server: &ZooKeeper, name: &str) {
 }
 
 #[tokio::test]
-async fn a_lease_whose_directory_became_another_users_is_told_to_be_lost() {
+async fn lease_whose_directory_became_anothers_is_lost() {
     let server = ZooKeeper::start();
     drop(shared(&server).await);
     let anna = connect(&url_as(&server, ANNA, "")).await.expect("a manager");

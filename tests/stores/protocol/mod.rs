@@ -111,7 +111,7 @@ fn the_count_of_a_nested_hold_is_the_holders() {
 }
 
 #[test]
-fn a_hand_off_excludes_rivals_and_has_a_fencing_token_of_its_own() {
+fn hand_off_excludes_rivals_and_has_its_own_fence() {
     holds("hand-offs", HANDOFF, &[], &[HAND_OFF, LOSS]);
 }
 
@@ -123,14 +123,14 @@ fn an_abandoned_acquire_leaves_nothing_behind() {
 /// What a server costs that loses its keys: exclusion. A reply that comes late may even make the older of two
 /// grants the later to be believed in; but no two have the same fencing token, so the resource can tell.
 #[test]
-fn without_its_keys_the_server_lets_two_believe_with_different_fences() {
+fn server_without_its_keys_lets_two_believe_and_fences_differ() {
     let scope = Scope { faults: 1, kinds: &[Fault::LoseKeys], requests: 3, ..HANDOFF };
     holds("lost keys", scope, &[ONE_BELIEVER, COVERED, GRACE, FENCES], &[]);
 }
 
 /// What a forward step of the server's clock costs: the same.
 #[test]
-fn a_step_of_the_servers_clock_lets_two_believe_with_different_fences() {
+fn clock_step_of_the_server_lets_two_believe_and_fences_differ() {
     let scope = Scope { faults: 1, kinds: &[Fault::StepForward], requests: 3, ..HANDOFF };
     holds("a clock that is stepped", scope, &[ONE_BELIEVER, COVERED, GRACE, FENCES], &[]);
 }
@@ -151,7 +151,7 @@ fn without_the_margin_the_grace_is_not_kept_free() {
 }
 
 #[test]
-fn without_the_grace_the_holder_is_told_when_it_is_too_late_to_stop() {
+fn grace_left_out_tells_the_holder_when_it_is_too_late() {
     breaks(&[Rule::Grace], DRIFT, COVERED);
 }
 

@@ -5,14 +5,12 @@
 //! mood changes over the seconds that criterion gives to each.
 
 mod bare;
-#[path = "../tests/common/mod.rs"]
-mod common;
 
-use common::Server;
 use criterion::{Criterion, criterion_group};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::{ClusterHash, CustomCommand, Value};
+use kit::Server;
 use leasehold::{LeaseManager, Lock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;

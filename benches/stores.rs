@@ -6,12 +6,9 @@
 //!
 //! Not a sampling bench: it runs each store once, for some ten seconds, and prints medians and 99th percentiles.
 
-#[path = "../tests/common/mod.rs"]
-mod common;
-
-use common::Server;
-use common::topology::{Cluster, Sentinels};
-use common::zookeeper::ZooKeeper;
+use kit::Server;
+use kit::topology::{Cluster, Sentinels};
+use kit::zookeeper::ZooKeeper;
 use leasehold::{Lease, LeaseManager};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;

@@ -3,10 +3,7 @@
 //! Not a sampling bench: it runs once, for about 100 s, and prints what it counted. A smaller run:
 //! `cargo bench --bench watchdog -- --leases 1000 --ttl 3`.
 
-#[path = "../tests/common/mod.rs"]
-mod common;
-
-use common::Server;
+use kit::Server;
 use leasehold::{Lease, LeaseManager, LeaseState};
 use std::time::Duration;
 
@@ -55,7 +52,7 @@ async fn take_all(locks: &mut [leasehold::Lock]) -> Vec<Lease> {
 
 fn server_has(server: &Server, lease: &Lease) -> bool {
     use std::cell::RefCell;
-    thread_local!(static CONNECTION: RefCell<Option<common::Resp>> = const { RefCell::new(None) });
+    thread_local!(static CONNECTION: RefCell<Option<kit::Resp>> = const { RefCell::new(None) });
     CONNECTION.with_borrow_mut(|connection| {
         let connection = connection.get_or_insert_with(|| server.connection());
         connection.command(&["EXISTS", lease.name()]).int() == 1

@@ -1,10 +1,7 @@
 //! A log that stalls, or panics, costs nobody anything but its lines. One subscriber serves this whole process, as in
 //! a service, so these tests run one after the other.
-#![cfg(feature = "testing")]
 
-mod common;
-
-use common::{Mode, Proxy, Server, eventually};
+use kit::{Mode, Proxy, Server, eventually};
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, FaultyStore, Rule};
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -147,7 +144,6 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens() {
 }
 
 /// Two managers on one server, of which the first goes through a proxy.
-#[cfg(feature = "redis")]
 struct OnRedis {
     _server: Server,
     proxy: Proxy,
@@ -155,7 +151,6 @@ struct OnRedis {
     there: LeaseManager,
 }
 
-#[cfg(feature = "redis")]
 impl OnRedis {
     async fn start() -> Self {
         let server = Server::start();
@@ -167,9 +162,8 @@ impl OnRedis {
     }
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
+async fn stalled_log_delays_neither_renewals_nor_tokens_on_redis() {
     let alone = alone();
     let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;
@@ -190,7 +184,6 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens_on_redis() {
 }
 
 /// The client of Redis logs by itself, on the thread that renews.
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_client_logs_delays_no_renewal() {
     let alone = alone();

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_grows_until_another_holder_was_seen_and_then_shrinks_slowly() {
+    fn pause_grows_until_another_holder_was_seen_then_shrinks() {
         let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
         assert_eq!(lengths(&mut pauses, &mut now, 5), [1000, 2000, 4000, 8000, 16_000]);
         pauses.saw_another(&name());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_a_fiftieth_at_least_of_the_time_for_which_the_name_was_ours() {
+    fn pause_is_a_fiftieth_at_least_of_the_time_we_held() {
         let (mut pauses, now) = (Pauses::new(KEEP), Instant::ZERO);
         pauses.begin(&name(), Heard { ours: Duration::from_secs(1), ..heard(now) });
         assert_eq!(pauses.not_before(&name(), now), Some(now + Duration::from_millis(20)));

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_waiters_are_passed_over_also_when_their_turn_has_just_come() {
+    fn waiters_dropped_are_passed_over_even_when_their_turn_came() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut gone = Box::pin(enter(&queue, &name));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offered_turn_that_is_not_looked_at_goes_to_the_next_and_its_waiter_keeps_its_place() {
+    fn turn_not_looked_at_goes_on_and_its_waiter_keeps_its_place() {
         let (queue, _, first, [mut late, mut second, mut third], now) = three_in_line();
         drop(first);
         assert!(second.look(now).is_none());
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_does_not_move_in_time_is_taken_away_and_has_no_say_any_more() {
+    fn turn_that_does_not_move_in_time_is_taken_away() {
         let (_, _, first, [mut second, mut third, _fourth], now) = three_in_line();
         let due = now + Duration::from_secs(60);
         assert_eq!(first.asks(now), Some(now));

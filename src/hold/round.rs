@@ -133,7 +133,7 @@ mod tests {
 
     /// It may be written down between the look at the round and the change.
     #[test]
-    fn a_success_that_is_written_down_meanwhile_is_read_before_a_change() {
+    fn success_written_down_meanwhile_is_read_before_a_change() {
         let (sent, next) = (Instant::ZERO + Duration::from_secs(10), Instant::MAX);
         let round = Arc::new(Round::default());
         let state = State::granted(Instant::ZERO, Instant::ZERO, None, None);

@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_moves_the_deadline_by_its_own_sent_and_only_forward() {
+    fn renewal_moves_the_deadline_by_its_own_send_and_forward() {
         let mut state = held();
         assert_eq!(state.wake_at(&timing()), Some(at(333)));
         let attempt = renew(&mut state, 333);
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_confirmed_after_the_loss_is_given_back_but_not_before_d() {
+    fn confirmation_after_the_loss_is_released_but_not_before_d() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         verdict(&mut state, 900, attempt, 700, Ok(None));
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_dropped_while_entering_does_not_release_under_the_new_one() {
+    fn lease_dropped_while_entering_keeps_the_new_one() {
         let mut state = held();
         state.enter(&timing(), at(10));
         state.leave(&timing(), at(11));
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_first_then_the_release_when_dropped_or_after_the_grace() {
+    fn tokens_fire_first_then_comes_the_release_or_the_grace() {
         let mut state = State::granted(at(0), at(333), Some(at(200)), None);
         assert_eq!(state.wake_at(&timing()), Some(at(200)));
         assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_the_grant_that_may_still_arrive_are_told_at_the_release() {
+    fn grant_copies_that_may_still_arrive_are_told_at_the_release() {
         let mut state = State::granted(at(0), at(333), None, Some(at(900)));
         state.leave(&timing(), at(10));
         state.next_op(at(10));
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_may_have_run_explains_why_nothing_is_there_until_d() {
+    fn release_that_may_have_run_explains_an_absence_until_d() {
         for (now, explained) in [(987, true), (988, false)] {
             let mut state = held();
             state.leave(&timing(), at(10));
@@ -744,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_is_told_while_it_lasts_and_when_it_was_found_at_the_end() {
+    fn loss_is_told_while_it_lasts_and_when_found_at_the_end() {
         let mut state = held();
         assert_eq!(state.loss(), None);
         state.lose(Loss::Taken, None);
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fencing_token_that_was_not_reserved_must_lie_behind_the_stores_clock() {
+    fn fence_not_reserved_must_lie_behind_the_stores_clock() {
         let micros = |micros| Instant::ZERO + Duration::from_micros(micros);
         let mut state = held();
         state.reached(micros(1_001));
@@ -806,7 +806,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_live_lease_nothing_is_renewed_and_the_loss_ends_it_whatever_is_under_way() {
+    fn hold_without_a_live_lease_is_not_renewed_and_ends_by_loss() {
         let mut state = held();
         state.enter(&timing(), at(10));
         state.leave(&timing(), at(20));

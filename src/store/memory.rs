@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn fencing_tokens_that_are_ahead_of_the_clock_grow_also_when_they_are_swept_or_forgotten() {
+    fn fences_ahead_of_the_clock_grow_when_swept_or_forgotten_too() {
         let mut state = State::default();
         let mut last = 0;
         for _ in 0..100_000 {
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_are_swept_out_when_they_are_many_and_then_twice_as_many() {
+    fn dead_entries_are_swept_out_each_time_they_double() {
         let count = |state: &State| (state.holds.len(), state.fences.len());
         let mut state = State::default();
         take_many(&mut state, 0..100, at(0));

@@ -1,10 +1,10 @@
 //! How holds end: watchdogs that keep them, crashes, shutdowns, force, leases that are fixed, and keys that go.
 
-use crate::common::holder::Holder;
-use crate::common::{eventually, within};
 use crate::peer::now;
 use crate::scenarios;
 use crate::world::{LONG, World, waits};
+use kit::holder::Holder;
+use kit::{eventually, within};
 use leasehold::{ErrorKind, LeaseManager, Loss};
 use std::time::Duration;
 

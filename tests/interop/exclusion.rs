@@ -1,9 +1,9 @@
 //! One holder at a time, and what each side sees of the other's hold.
 
-use crate::common::within;
 use crate::peer::now;
 use crate::scenarios;
 use crate::world::{LONG, World, waits};
+use kit::within;
 use std::time::Duration;
 
 const T: Duration = Duration::from_secs(30);

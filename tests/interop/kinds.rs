@@ -1,9 +1,9 @@
 //! Another kind of Redisson lock under the same name.
 
-use crate::common::within;
 use crate::peer::now;
 use crate::scenarios;
 use crate::world::{LONG, World};
+use kit::within;
 use leasehold::{ErrorKind, Loss};
 use std::time::Duration;
 

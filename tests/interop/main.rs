@@ -5,9 +5,6 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod counter;
 mod ends;
 mod exclusion;
@@ -43,5 +40,5 @@ pub(crate) use scenarios;
 /// This very program is also the holder whose process is killed.
 #[test]
 fn holder_process() {
-    common::holder::serve();
+    kit::holder::serve();
 }

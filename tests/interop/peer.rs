@@ -1,6 +1,6 @@
 //! The Java side: JVMs, Redisson clients in them, and their threads.
 
-use crate::common::server::{dying_with_parent, spawn};
+use kit::server::{dying_with_parent, spawn};
 use std::collections::HashMap;
 use std::env;
 use std::fs::File;

@@ -1,9 +1,9 @@
 //! Waiters are woken by a release of the other side, not by the clock.
 
-use crate::common::within;
 use crate::peer::{Java, now};
 use crate::scenarios;
 use crate::world::{LONG, World, spread, waits};
+use kit::within;
 use leasehold::LeaseManager;
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ async fn both_ways(
 async fn all_wait(world: &World, prefix: &str, names: &[String]) {
     for name in names {
         let key = format!("{prefix}{name}");
-        crate::common::eventually(LONG, || world.listeners(&key) >= 1).await;
+        kit::eventually(LONG, || world.listeners(&key) >= 1).await;
     }
     world.awaited(&format!("{prefix}{}", names[0]), 1).await;
 }

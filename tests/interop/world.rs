@@ -1,7 +1,7 @@
 //! Where a scenario takes place: Redis servers, a Redisson client, and lease managers.
 
-use crate::common::{Cluster, Reply, Resp, Server, eventually};
 use crate::peer::{Java, Jvm};
+use kit::{Cluster, Reply, Resp, Server, eventually};
 use leasehold::{Builder, Lease, LeaseManager};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl World {
     }
 
     pub async fn rust_with(&self, builder: Builder) -> LeaseManager {
-        crate::common::connect_in_the_end(builder, &self.url()).await
+        kit::connect_in_the_end(builder, &self.url()).await
     }
 
     /// A name of this test's own: tests share a cluster.

@@ -115,7 +115,7 @@ async fn a_node_that_comes_back_empty_gets_the_key_and_the_count_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_never_made_again_where_somebody_else_is_nor_after_the_release() {
+async fn key_is_never_made_again_for_others_nor_after_the_release() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");
@@ -243,7 +243,7 @@ async fn rolling_restarts_neither_erode_nor_double_a_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_of_all_nothing_is_granted_for_the_time_to_live() {
+async fn restart_of_all_nodes_grants_nothing_for_the_ttl() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");

@@ -100,7 +100,7 @@ async fn an_attempt_that_lost_does_not_stand_in_the_way_of_the_next() {
 
 /// A release that was given up on runs late, after the next grant of the same call.
 #[tokio::test(start_paused = true)]
-async fn a_late_release_of_a_lost_attempt_does_not_undo_the_next_grant() {
+async fn release_of_a_lost_attempt_does_not_undo_the_next_grant() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     faults[0].add(down().on(Call::Acquire).times(1));

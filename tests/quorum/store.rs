@@ -97,7 +97,7 @@ async fn a_split_is_tried_again_but_not_beyond_the_time_limit() {
 
 /// The second attempt of an acquire goes by another token at the nodes, and so does all that follows.
 #[tokio::test(start_paused = true)]
-async fn what_was_granted_by_a_second_attempt_is_nested_renewed_and_released() {
+async fn grant_of_a_second_attempt_is_nested_renewed_and_released() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let (name, rival, token) =
@@ -152,7 +152,7 @@ async fn a_release_that_a_node_missed_is_sent_again_soon() {
 
 /// Its age when it answers is what counts, less the time that has passed since the first request left.
 #[tokio::test(start_paused = true)]
-async fn a_node_counts_when_it_was_up_a_time_to_live_before_the_first_request() {
+async fn node_counts_when_it_was_up_a_ttl_before_the_first_request() {
     let late = Duration::from_millis(100);
     for (age, counts) in [(T, true), (T - MOMENT, false)] {
         let nodes = Nodes::new(3);

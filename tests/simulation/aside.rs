@@ -3,7 +3,7 @@
 use super::flow::{Flow, Hand, Way};
 use super::judge::Sometimes;
 use super::plan::ms;
-use super::polled::polled;
+use kit::polled::polled;
 use leasehold::{Lease, Lock};
 use std::future::Future;
 use std::pin::{Pin, pin};

@@ -10,8 +10,6 @@ mod dice;
 mod flow;
 mod judge;
 mod plan;
-#[path = "../common/polled.rs"]
-mod polled;
 mod server;
 mod story;
 mod world;
@@ -55,9 +53,7 @@ fn number(variable: &str) -> Option<u64> {
 fn report(seed: u64, failure: &str) -> ! {
     let again = run(seed, true);
     again.log.iter().for_each(|line| println!("{line}"));
-    panic!(
-        "seed {seed}, {failure}\nrepeat it: LEASEHOLD_SEED={seed} cargo test --all-features --test simulation"
-    );
+    panic!("seed {seed}, {failure}\nrepeat it: LEASEHOLD_SEED={seed} cargo test --test simulation");
 }
 
 #[test]

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn before_the_name_is_asked_for_again_what_is_owed_is_released_or_has_expired() {
+    async fn owed_release_is_done_or_expired_before_the_name_is_asked_for() {
         let (node, name) = node();
         let now = node.clock.now();
         let mut place = node.place(&name).await;

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_waits_behind_a_call_that_could_not_be_sent_is_told_the_same() {
+    async fn requests_behind_a_call_that_could_not_be_sent_are_told_too() {
         let (lane, inbox) = lane();
         let requests: Vec<_> = (0..300).map(|_| lane.release(release(), false)).collect();
         let inbox = Mutex::new(inbox);

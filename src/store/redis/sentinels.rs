@@ -182,7 +182,7 @@ mod tests {
 
     /// Nobody wins by being first.
     #[test]
-    fn of_one_epoch_who_was_not_named_before_counts_and_nobody_comes_back() {
+    fn epoch_shared_by_two_goes_to_the_new_one_and_none_comes_back() {
         for order in [[(1, "a"), (1, "b")], [(1, "b"), (1, "a")]] {
             let succession = Succession::default();
             assert_eq!(best(&succession, "a", &[(1, "a")]), "a");

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_ends_before_all_others_makes_the_next_pass_due_earlier() {
+    fn sweep_is_due_earlier_only_for_what_ends_before_all_others() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let mut entries = Entries { own: HashMap::new(), due: Instant::MAX };
         assert!(entries.hasten(at(30)));

@@ -1,0 +1,249 @@
+//! A store that breaks its contract must cost a lease at worst, never let one be believed for ever.
+
+use super::*;
+use leasehold::clock::Clock;
+use leasehold::store::{
+    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Wakeups,
+};
+use leasehold::{Fate, LeaseState};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, mpsc};
+
+/// Does one thing not as it should.
+#[derive(Debug)]
+struct Broken {
+    store: MemoryStore,
+    breaks: Breaks,
+}
+
+#[derive(Debug)]
+enum Breaks {
+    /// Answers a renewal with so many verdicts, whatever was asked.
+    Miscount(usize),
+    /// Blocks the thread that asks for a renewal, until the other end is dropped.
+    Block(Mutex<mpsc::Receiver<()>>),
+    /// Says that names that are free are held, for as long as can be said; so many times.
+    HeldForEver(AtomicUsize),
+    /// Panics when it is asked for a release, so many times; not when that is polled.
+    PanicAtRelease(AtomicUsize),
+    /// The same for a renewal.
+    PanicAtRenewal(AtomicUsize),
+    /// Panics whenever it is asked for the part that keeps a name.
+    PanicAtShard,
+    /// Panics when it is closed.
+    PanicAtClose,
+}
+
+/// Whether it is still to be done, of so many times.
+fn once_more(times: &AtomicUsize) -> bool {
+    times.fetch_update(SeqCst, SeqCst, |times| times.checked_sub(1)).is_ok()
+}
+
+#[async_trait::async_trait]
+impl Store for Broken {
+    fn clock(&self) -> Clock {
+        self.store.clock()
+    }
+    fn capabilities(&self) -> Capabilities {
+        let mut can = self.store.capabilities();
+        can.sharded = matches!(self.breaks, Breaks::PanicAtShard);
+        can
+    }
+    fn shard(&self, name: &Name) -> usize {
+        match &self.breaks {
+            Breaks::PanicAtShard => panic!("the store was told to panic"),
+            _ => self.store.shard(name),
+        }
+    }
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        match &self.breaks {
+            Breaks::HeldForEver(times) if once_more(times) => {
+                let remaining = Some(Duration::MAX);
+                Box::pin(std::future::ready(Ok(Acquired::Held { remaining })))
+            }
+            _ => self.store.acquire(request),
+        }
+    }
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        match &self.breaks {
+            Breaks::PanicAtRelease(times) if once_more(times) => {
+                panic!("the store was told to panic")
+            }
+            _ => self.store.release(request),
+        }
+    }
+    fn renew(&self, _: Vec<Renewal>, _: Duration) -> StoreFuture<Renewed> {
+        let verdicts = match &self.breaks {
+            Breaks::Miscount(verdicts) => *verdicts,
+            Breaks::Block(gate) => {
+                let _ = gate.lock().map(|gate| gate.recv());
+                0
+            }
+            Breaks::PanicAtRenewal(times) if once_more(times) => {
+                panic!("the store was told to panic")
+            }
+            _ => 1,
+        };
+        let (sent, verdicts) = (self.clock().now(), (0..verdicts).map(|_| Ok(None)).collect());
+        Box::pin(std::future::ready(Ok(Renewed { sent, verdicts })))
+    }
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        self.store.inspect(name).await
+    }
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        self.store.force_release(name).await
+    }
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        self.store.subscribe(name).await
+    }
+    async fn close(&self) {
+        assert!(!matches!(self.breaks, Breaks::PanicAtClose), "the store was told to panic");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn verdicts_for_a_wrong_number_of_leases_renew_none() {
+    for verdicts in [0, 2] {
+        let store = Broken { store: MemoryStore::new(), breaks: Breaks::Miscount(verdicts) };
+        let leases = LeaseManager::builder().store(store).unwrap();
+        let lease = leases.lock("n").lock().await.unwrap();
+        let (took, loss) = tokio::time::timeout(T, timed(lease.lost())).await.expect("it is told");
+        assert_eq!(loss, Loss::Expired);
+        assert_eq!(took, C, "{verdicts}");
+    }
+}
+
+/// In real time: a thread that is blocked knows no other. What fires tokens asks no store.
+#[tokio::test]
+async fn a_store_that_blocks_its_thread_delays_no_token() {
+    let (memory, (blocked, gate)) = (MemoryStore::new(), mpsc::channel());
+    let ttl = Duration::from_secs(1);
+    let store = Broken { store: memory.clone(), breaks: Breaks::Block(Mutex::new(gate)) };
+    let here = LeaseManager::builder().ttl(ttl).own_thread(true).store(store).unwrap();
+    let there = LeaseManager::builder().ttl(ttl).store(memory).unwrap();
+    let lease = here.lock("n").lock().await.unwrap();
+    let token = lease.token();
+    let next = there.lock("n").lock().await.unwrap();
+    assert!(token.is_cancelled());
+    drop(blocked);
+    next.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_to_live_that_no_clock_can_count_is_only_a_long_one() {
+    let breaks = Breaks::HeldForEver(AtomicUsize::new(2));
+    let store = Broken { store: MemoryStore::new(), breaks };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    let (took, lease) = timed(leases.lock("n").lock()).await;
+    drop(lease.unwrap());
+    assert!(took <= Duration::from_secs(2), "the poll bound counts: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_panics_at_a_release_is_asked_again() {
+    let memory = MemoryStore::new();
+    let breaks = Breaks::PanicAtRelease(AtomicUsize::new(1));
+    let store = Broken { store: memory.clone(), breaks };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    drop(leases.lock("n").lock().await.unwrap());
+    let there = LeaseManager::builder().store(memory).unwrap();
+    let (took, lease) = timed(there.lock("n").lock()).await;
+    drop(lease.unwrap());
+    assert!(took < T / 2, "{took:?}");
+    drop(leases.lock("n").lock().await.unwrap());
+}
+
+/// When it is asked, or when that is polled.
+#[tokio::test(start_paused = true)]
+async fn lease_is_renewed_as_soon_after_a_store_panic_as_a_failure() {
+    for (asked, polled) in
+        [(0, None), (0, Some(Fault::Fail(unavailable()))), (0, Some(Fault::Panic)), (1, None)]
+    {
+        let breaks = Breaks::PanicAtRenewal(AtomicUsize::new(asked));
+        let (store, faults) = FaultyStore::new(Broken { store: MemoryStore::new(), breaks });
+        let case = format!("{asked} {polled:?}");
+        let fails = asked > 0 || polled.is_some();
+        if let Some(fault) = polled {
+            faults.add(Rule::new(fault).on(Call::Renew).times(1));
+        }
+        let leases = LeaseManager::builder().store(store).unwrap();
+        let lease = leases.lock("n").lock().await.unwrap();
+        faults.until_calls(Call::Renew, 1).await;
+        let (took, ()) = timed(faults.until_calls(Call::Renew, 2)).await;
+        assert_eq!(took <= T / 60, fails, "{case}: {took:?}");
+        settle().await;
+        assert_eq!(lease.state(), LeaseState::Held, "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_when_it_is_asked_where_a_name_is_loses_no_lease() {
+    let store = Broken { store: MemoryStore::new(), breaks: Breaks::PanicAtShard };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    let lease = leases.lock("n").lock().await.unwrap();
+    sleep(T * 2).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_at_a_look_is_told_as_a_failure_and_harms_nothing() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::Inspect).times(1));
+    let error = setup.leases.inspect("n").await.unwrap_err();
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
+    assert!(setup.leases.inspect("n").await.unwrap().is_some());
+    sleep(T * 2).await;
+    lease.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_at_a_release_by_force_is_told_as_a_failure_and_may_be_tried_again() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("theirs").await;
+    let ours = setup.leases.lock("ours").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::ForceRelease).times(2));
+    for name in ["theirs", "ours"] {
+        let error = setup.leases.force_unlock(name).await.unwrap_err();
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
+    }
+    assert_eq!(ours.check().unwrap_err().loss(), Some(Loss::Revoked));
+    drop(ours);
+    let (took, again) = timed(setup.leases.lock("ours").lock()).await;
+    drop(again.unwrap());
+    assert!(took <= GRACE, "what was ours is owed to the store: {took:?}");
+    assert!(setup.leases.force_unlock("theirs").await.unwrap());
+    drop(theirs);
+}
+
+/// The waiter goes by the clock, and subscribes again the next time. So does one behind a hold of its own process.
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_at_a_subscription_costs_a_waiter_no_more_than_a_failure_does() {
+    let setup = Setup::new();
+    let lease = setup.held_elsewhere("n").await;
+    setup.faults.add(Rule::new(Fault::Panic).on(Call::Subscribe).times(1));
+    let mut lock = setup.leases.lock("n");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let again = setup.faults.until_calls(Call::Subscribe, 2);
+    tokio::time::timeout(T, again).await.expect("the waiter subscribes again");
+    settle().await;
+    let (took, next) = timed(async {
+        lease.unlock().await.unwrap();
+        waiter.await.unwrap().unwrap()
+    })
+    .await;
+    assert!(took <= MOMENT * 200, "the second one is heard: {took:?}");
+    drop(next);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_when_it_is_closed_leaves_the_manager_closed_and_no_more() {
+    let memory = MemoryStore::new();
+    let store = Broken { store: memory.clone(), breaks: Breaks::PanicAtClose };
+    let leases = LeaseManager::builder().store(store).unwrap();
+    drop(leases.lock("n").lock().await.unwrap());
+    leases.close().await.unwrap();
+    assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);
+    assert!(memory.is_empty());
+}

@@ -1,0 +1,245 @@
+//! The end of a manager, and of those who hold for too long: tokens first, keys later.
+
+use super::*;
+use leasehold::LeaseState;
+use std::collections::BTreeSet;
+
+#[tokio::test(start_paused = true)]
+async fn close_fires_tokens_at_once_and_releases_after_the_grace() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let leases = setup.leases.clone();
+    let start = Instant::now();
+    let closing = tokio::spawn(async move { leases.close().await });
+    assert_eq!(lease.lost().await, Loss::Closed);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert!(lease.token().is_cancelled());
+    assert_eq!(lost(lease.check()), Loss::Closed);
+
+    // Work that was told may need the grace to stop; nobody else may begin meanwhile.
+    let theirs = setup.other().lock("n").lock().await.unwrap();
+    assert!(start.elapsed() >= GRACE && start.elapsed() <= GRACE + MOMENT, "{:?}", start.elapsed());
+    closing.await.unwrap().unwrap();
+    assert!(start.elapsed() <= GRACE + MOMENT);
+    assert_eq!(lost(lease.unlock().await), Loss::Closed);
+    theirs.check().unwrap();
+    assert_eq!(setup.calls(Call::Close), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_is_done_as_soon_as_the_leases_are_dropped() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let idle = setup.leases.lock("m").lock().await.unwrap();
+    let leases = setup.leases.clone();
+    let closing = tokio::spawn(async move { timed(leases.close()).await });
+    outer.token().cancelled().await;
+    drop((idle, inner));
+    settle().await;
+    assert_eq!(setup.memory.len(), 1, "one lease of it is alive");
+    drop(outer);
+    let (took, result) = closing.await.unwrap();
+    result.unwrap();
+    assert!(took <= 2 * MOMENT, "{took:?}");
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_manager_refuses_everything() {
+    let setup = Setup::new();
+    let (clone, mut lock) = (setup.leases.clone(), setup.leases.lock("n"));
+    let mut holder = setup.leases.holder();
+    drop(holder.lock("m").await.unwrap());
+    setup.leases.close().await.unwrap();
+    for leases in [&setup.leases, &clone] {
+        assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);
+        assert_eq!(failed(leases.inspect("n").await), ErrorKind::Closed);
+        assert_eq!(failed(leases.force_unlock("n").await), ErrorKind::Closed);
+    }
+    assert_eq!(failed(lock.lock().await), ErrorKind::Closed);
+    assert_eq!(failed(lock.try_lock().await), ErrorKind::Closed);
+    assert_eq!(failed(lock.lock_timeout(T).await), ErrorKind::Closed);
+    assert_eq!(failed(lock.with(async |_, _| ()).await), ErrorKind::Closed);
+    assert_eq!(failed(holder.lock("m").await), ErrorKind::Closed);
+    clone.close().await.unwrap();
+    assert_eq!(setup.calls(Call::Close), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_told_of_the_closing_at_once() {
+    let setup = Setup::new();
+    let elsewhere = setup.held_elsewhere("elsewhere").await;
+    let here = setup.leases.lock("here").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire).name("failing"));
+    let mut waiters = tokio::task::JoinSet::new();
+    for name in ["elsewhere", "elsewhere", "here", "here", "failing", "failing"] {
+        let (mut lock, mut other) = (setup.leases.lock(name), setup.leases.lock(name));
+        waiters.spawn(async move { (name, failed(lock.lock().await), Instant::now()) });
+        waiters.spawn(async move { (name, failed(other.lock_timeout(T).await), Instant::now()) });
+    }
+    sleep(Duration::from_secs(5)).await;
+    let start = Instant::now();
+    let closing = tokio::spawn({
+        let leases = setup.leases.clone();
+        async move { leases.close().await }
+    });
+    while let Some(told) = waiters.join_next().await {
+        let (name, kind, at) = told.unwrap();
+        assert_eq!(kind, ErrorKind::Closed, "{name}");
+        assert_eq!(at, start, "{name}");
+    }
+    drop(here);
+    closing.await.unwrap().unwrap();
+    drop(elsewhere);
+    setup.faults.heal();
+    settle().await;
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_at_a_hung_store_is_told_of_the_closing_too() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+    let mut lock = setup.leases.lock("n");
+    let waiter = tokio::spawn(async move { (failed(lock.lock().await), Instant::now()) });
+    settle().await;
+    setup.leases.close().await.unwrap();
+    let closed = Instant::now();
+    let (kind, told) = waiter.await.unwrap();
+    assert_eq!(kind, ErrorKind::Closed);
+    assert!(told <= closed, "{:?} after the closing", told - closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_under_way_brings_no_lease_to_a_closed_manager() {
+    let setup = Setup::new();
+    let slow = Duration::from_millis(100);
+    setup.faults.add(Rule::new(Fault::Delay(slow)).on(Call::Acquire));
+    let mut lock = setup.leases.lock("n");
+    let acquire = tokio::spawn(async move { lock.lock().await });
+    settle().await;
+    setup.leases.close().await.unwrap();
+    match acquire.await.unwrap() {
+        Ok(lease) => assert_eq!(lost(lease.check()), Loss::Closed),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
+    }
+    sleep(GRACE).await;
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_tells_which_names_could_not_be_released() {
+    let setup = Setup::new();
+    let failing: BTreeSet<String> = [7, 8, 77].map(|i| format!("n:{i}")).into();
+    let mut leases = Vec::new();
+    for i in 0..100 {
+        leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
+    }
+    for name in &failing {
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).name(name));
+    }
+    let (took, result) = timed(setup.leases.close()).await;
+    let report = result.unwrap_err();
+    assert_eq!(report.released(), 97);
+    let names: BTreeSet<String> = report.failed().iter().map(|(name, _)| name.clone()).collect();
+    assert_eq!(names, failing);
+    assert_eq!(report.failed().len(), 3);
+    for (_, error) in report.failed() {
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    }
+    assert!(report.to_string().starts_with("3 of 100 leases"), "{report}");
+    assert!(took <= GRACE + 2 * ATTEMPT, "{took:?}");
+    assert_eq!(setup.memory.len(), 3);
+    drop(leases);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_at_a_hung_store_ends_and_tells() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Hang));
+    let (took, result) = timed(setup.leases.close()).await;
+    let report = result.unwrap_err();
+    assert_eq!((report.released(), report.failed().len()), (0, 1));
+    assert!(took <= GRACE + 2 * ATTEMPT, "{took:?}");
+    assert_eq!(lost(lease.check()), Loss::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_settles_what_was_dropped_just_before() {
+    let setup = Setup::new();
+    let slow = Duration::from_millis(100);
+    setup.faults.add(Rule::new(Fault::Delay(slow)).on(Call::Release));
+    for i in 0..10 {
+        drop(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
+    }
+    let (took, result) = timed(setup.leases.close()).await;
+    result.unwrap();
+    assert!(setup.memory.is_empty());
+    assert!(took <= GRACE, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_holds_for_too_long_loses_the_lease_and_later_the_name() {
+    let max = 2 * T;
+    let setup = Setup::with(LeaseManager::builder().max_hold(max));
+    let other = setup.other();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let start = Instant::now();
+    let renewals = {
+        assert_eq!(lease.lost().await, Loss::MaxHold);
+        setup.calls(Call::Renew)
+    };
+    assert!(start.elapsed() >= max && start.elapsed() <= max + MOMENT, "{:?}", start.elapsed());
+    assert_eq!(lost(lease.check()), Loss::MaxHold);
+    assert_eq!(lease.state(), LeaseState::Lost);
+    // Tokens first: the name is kept for the grace, so that the work can stop.
+    assert!(other.lock("n").try_lock().await.unwrap().is_none());
+    let theirs = other.lock("n").lock().await.unwrap();
+    let kept = start.elapsed() - max;
+    assert!(kept >= GRACE && kept <= GRACE + 2 * MOMENT, "{kept:?}");
+    assert_eq!(setup.calls(Call::Renew), renewals);
+    assert_eq!(lost(lease.unlock().await), Loss::MaxHold);
+    settle().await;
+    theirs.check().unwrap();
+    theirs.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_kept_too_long_is_released_when_its_leases_are_dropped() {
+    let max = T / 10;
+    let setup = Setup::with(LeaseManager::builder().max_hold(max));
+    let mut lock = setup.leases.lock("n");
+    let outer = lock.lock().await.unwrap();
+    sleep(max / 2).await;
+    let inner = lock.lock().await.unwrap();
+    // Counted from the first of them.
+    let (took, loss) = timed(inner.lost()).await;
+    assert_eq!(loss, Loss::MaxHold);
+    assert!(took <= max / 2 + MOMENT, "{took:?}");
+    drop(outer);
+    settle().await;
+    assert_eq!(setup.memory.len(), 1, "one lease of it is alive");
+    assert_eq!(lost(lock.lock().await), Loss::MaxHold);
+    assert_eq!(lost(inner.unlock().await), Loss::MaxHold);
+    settle().await;
+    assert!(setup.memory.is_empty());
+    // And the next one has all the time again.
+    let lease = lock.lock().await.unwrap();
+    sleep(max - 2 * MOMENT).await;
+    lease.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_no_setting_allows_is_invalid() {
+    let with = |builder: Builder| failed(builder.store(MemoryStore::new()));
+    let millis = Duration::from_millis;
+    assert_eq!(with(LeaseManager::builder().ttl(millis(99))), ErrorKind::Invalid);
+    assert_eq!(with(LeaseManager::builder().ttl(Duration::MAX)), ErrorKind::Invalid);
+    assert_eq!(with(LeaseManager::builder().poll_bound(Duration::ZERO)), ErrorKind::Invalid);
+    assert_eq!(with(LeaseManager::builder().poll_bound(millis(60_001))), ErrorKind::Invalid);
+    assert_eq!(with(LeaseManager::builder().max_hold(millis(9))), ErrorKind::Invalid);
+    let short = Some(2 * T - MOMENT);
+    assert_eq!(with(LeaseManager::builder().fence_retention(short)), ErrorKind::Invalid);
+}

@@ -1,0 +1,179 @@
+//! More futures that are dropped at any await, beside those of `cancel`: nested ones with a time limit, those
+//! in line behind their own process, those whose replies come only after the drop.
+
+use super::cancel::{at_every_await, busy_elsewhere, busy_here, expect_free};
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_behind_another_handle_has_no_await_to_drop_at() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let mut lock = setup.leases.lock("n");
+    let mut tried = Box::pin(lock.try_lock());
+    assert!(matches!(poll_once(tried.as_mut()).await, Poll::Ready(Ok(None))));
+    lease.unlock().await.expect("a release");
+    expect_free(&setup, "try_lock").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_timeout_while_another_handle_holds_keeps_no_place() {
+    for limit in [5, 50, 150, 300] {
+        at_every_await(async |setup, cut| {
+            busy_here(setup).await;
+            let limit = Duration::from_millis(limit);
+            cut.run(setup.leases.lock("n").lock_timeout(limit)).await.is_some()
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_timeout_of_a_free_name_leaves_nothing() {
+    for limit in [0, 5, 10, 15, 100] {
+        at_every_await(async |setup, cut| {
+            let limit = Duration::from_millis(limit);
+            cut.run(setup.leases.lock("n").lock_timeout(limit)).await.is_some()
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_calls_that_do_not_wait_for_ever_change_no_count() {
+    for limit in [None, Some(0), Some(5), Some(15), Some(100)] {
+        at_every_await(async |setup, cut| {
+            let mut lock = setup.leases.lock("n");
+            let outer = lock.lock().await.expect("free");
+            let inner = match limit {
+                None => cut.run(lock.try_lock()).await,
+                Some(limit) => cut.run(lock.lock_timeout(Duration::from_millis(limit))).await,
+            };
+            let faster = inner.is_some();
+            drop(inner);
+            assert_eq!(outer.hold_count(), 1, "{cut:?}");
+            outer.check().expect("held");
+            outer.unlock().await.expect("a release");
+            faster
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_while_somebody_else_holds_leaves_nothing() {
+    for here in [false, true] {
+        at_every_await(async |setup, cut| {
+            if here {
+                busy_here(setup).await;
+            } else {
+                busy_elsewhere(setup).await;
+            }
+            let mut lock = setup.leases.lock("n");
+            cut.run(lock.with(async |_, lease| lease.check())).await.is_some()
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unlock_with_a_line_behind_lets_the_line_in() {
+    at_every_await(async |setup, cut| {
+        let mut lock = setup.leases.lock("n");
+        let (outer, inner) = (lock.lock().await.expect("free"), lock.lock().await.expect("ours"));
+        let mut line = tokio::task::JoinSet::new();
+        for _ in 0..2 {
+            let mut lock = setup.leases.lock("n");
+            line.spawn(async move { lock.lock_timeout(T).await.expect("an answer").is_some() });
+        }
+        settle().await;
+        // What the store has recorded is not known yet, so that it is not passed on in memory.
+        drop(inner);
+        let faster = cut.run(outer.unlock()).await.is_some();
+        assert_eq!(line.join_all().await, [true, true], "{cut:?}");
+        faster
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn inspect_changes_nothing() {
+    at_every_await(async |setup, cut| {
+        let lease = setup.leases.lock("n").lock().await.expect("free");
+        let faster = cut.run(setup.leases.inspect("n")).await.is_some();
+        lease.check().expect("held");
+        faster
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn grant_heard_of_after_a_force_unlock_is_no_lease() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut lock = setup.leases.lock("n");
+    let mut waiting = Box::pin(lock.lock());
+    assert!(poll_once(waiting.as_mut()).await.is_pending());
+    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    setup.faults.heal();
+    let lease = waiting.await.expect("granted once more");
+    lease.check().expect("held");
+    assert_eq!(setup.recorded("n").await, Some(1), "the store knows it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn force_unlock_of_anothers_hold_takes_nothing_of_ours() {
+    at_every_await(async |setup, cut| {
+        let theirs = setup.held_elsewhere("n").await;
+        let faster = cut.run(setup.leases.force_unlock("n")).await.is_some();
+        drop(theirs);
+        faster
+    })
+    .await;
+}
+
+/// How long after an answer all must be over.
+const LATER: Duration = Duration::from_millis(100);
+
+#[tokio::test(start_paused = true)]
+async fn call_dropped_while_its_reply_is_held_is_settled_by_the_reply() {
+    for what in ["lock", "try_lock", "lock_timeout", "with", "nested", "unlock", "nested unlock"] {
+        for polls in 1..=3 {
+            let setup = Setup::new();
+            let mut lock = setup.leases.lock("n");
+            let nested = what.starts_with("nested");
+            let outer = if nested { Some(lock.lock().await.expect("free")) } else { None };
+            let lease = if what.ends_with("unlock") {
+                Some(lock.lock().await.expect("free or ours"))
+            } else {
+                None
+            };
+            setup.faults.add(Rule::new(Fault::HoldReply));
+            let mut work: Pin<Box<dyn Future<Output = ()>>> = match (what, lease) {
+                (_, Some(lease)) => Box::pin(async move { drop(lease.unlock().await) }),
+                ("try_lock", _) => Box::pin(async { drop(lock.try_lock().await) }),
+                ("lock_timeout", _) => Box::pin(async { drop(lock.lock_timeout(T).await) }),
+                ("with", _) => Box::pin(async { drop(lock.with(async |_, _| ()).await) }),
+                _ => Box::pin(async { drop(lock.lock().await) }),
+            };
+            for _ in 0..polls {
+                assert!(poll_once(work.as_mut()).await.is_pending(), "{what}: the reply is held");
+                settle().await;
+            }
+            drop(work);
+            settle().await;
+            setup.faults.heal();
+            sleep(LATER).await;
+            if let Some(outer) = outer {
+                assert_eq!(outer.hold_count(), 1, "{what}, {polls} polls");
+                assert_eq!(setup.recorded("n").await, Some(1), "{what}, {polls} polls");
+                outer.unlock().await.expect("a release");
+            }
+            // At once, not when something expires.
+            assert_eq!(setup.recorded("n").await, None, "{what}, {polls} polls");
+            expect_free(&setup, what).await;
+            let renewals = setup.calls(Call::Renew);
+            sleep(3 * T).await;
+            assert_eq!(setup.calls(Call::Renew), renewals, "{what}: somebody renews still");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Who gets in, and how often.
+
+use super::*;
+use leasehold::Lock;
+use tokio::time::timeout;
+
+/// A function that locks what its caller has locked.
+async fn nested(lock: &mut Lock) -> Result<Lease> {
+    lock.lock().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nested_call_enters_and_leaves() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let outer = lock.lock().await.unwrap();
+    assert_eq!((outer.hold_count(), setup.recorded("n").await), (1, Some(1)));
+
+    let inner = nested(&mut lock).await.unwrap();
+    assert_eq!((outer.hold_count(), inner.hold_count()), (2, 2));
+    assert_eq!(setup.recorded("n").await, Some(2));
+    assert_eq!(inner.fence(), outer.fence());
+
+    inner.unlock().await.unwrap();
+    assert_eq!((outer.hold_count(), setup.recorded("n").await), (1, Some(1)));
+    outer.check().unwrap();
+    outer.unlock().await.unwrap();
+    assert_eq!(setup.recorded("n").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_way_of_asking_enters_again() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let leases = [
+        lock.try_lock().await.unwrap().unwrap(),
+        lock.try_lock().await.unwrap().unwrap(),
+        lock.lock_timeout(Duration::ZERO).await.unwrap().unwrap(),
+        lock.lock_timeout(T).await.unwrap().unwrap(),
+        lock.lock().await.unwrap(),
+    ];
+    assert_eq!(leases[0].hold_count(), 5);
+    assert_eq!(setup.recorded("n").await, Some(5));
+    let mut count = 5;
+    for lease in leases {
+        assert_eq!(lease.hold_count(), count);
+        drop(lease);
+        settle().await;
+        count -= 1;
+        assert_eq!(setup.recorded("n").await, (count > 0).then_some(count.into()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_leases_end_in_any_order() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        for by_drop in [false, true] {
+            let setup = Setup::new();
+            let mut lock = setup.leases.lock("n");
+            let mut leases = Vec::new();
+            for _ in 0..3 {
+                leases.push(Some(lock.lock().await.unwrap()));
+            }
+            for (left, i) in [2, 1, 0].into_iter().zip(order) {
+                let lease = leases[i].take().unwrap();
+                let token = lease.token();
+                if by_drop {
+                    drop(lease);
+                } else {
+                    lease.unlock().await.unwrap();
+                }
+                assert!(token.is_cancelled());
+                settle().await;
+                assert_eq!(setup.recorded("n").await, (left > 0).then_some(left), "{order:?}");
+                for lease in leases.iter().flatten() {
+                    lease.check().unwrap();
+                    assert_eq!(u64::from(lease.hold_count()), left);
+                    assert!(!lease.token().is_cancelled());
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_handles_in_one_task_are_rivals() {
+    let setup = Setup::new();
+    let (mut here, mut there) = (setup.leases.lock("n"), setup.leases.lock("n"));
+    let lease = here.lock().await.unwrap();
+    assert!(there.try_lock().await.unwrap().is_none());
+    assert!(there.lock_timeout(T).await.unwrap().is_none());
+    lease.unlock().await.unwrap();
+    let lease = there.lock().await.unwrap();
+    assert!(here.try_lock().await.unwrap().is_none());
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_managers_on_one_store_are_rivals() {
+    let setup = Setup::new();
+    let there = setup.other();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    assert!(there.lock("n").try_lock().await.unwrap().is_none());
+    assert!(there.lock("m").try_lock().await.unwrap().is_some());
+    lease.unlock().await.unwrap();
+    assert!(there.lock("n").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_outermost_grant_has_a_larger_fence() {
+    let setup = Setup::new();
+    let there = setup.other();
+    let (mut ours, mut theirs) = (setup.leases.lock("n"), there.lock("n"));
+    let mut last = None;
+    for round in 0..10 {
+        let lock = if round % 2 == 0 { &mut ours } else { &mut theirs };
+        let outer = lock.lock().await.unwrap();
+        let inner = lock.lock().await.unwrap();
+        assert!(outer.fence() > last, "{:?} after {last:?}", outer.fence());
+        assert_eq!(inner.fence(), outer.fence());
+        last = outer.fence();
+        drop(outer);
+        inner.unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_fencing_there_is_no_fence() {
+    let setup = Setup::with(LeaseManager::builder().fencing(false));
+    assert_eq!(setup.leases.lock("n").lock().await.unwrap().fence(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_outlives_its_handle_and_the_manager() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let Setup { leases, faults, memory } = setup;
+    drop(leases);
+    sleep(5 * T).await;
+    lease.check().unwrap();
+    assert_eq!(lease.name(), "n");
+    assert_eq!(memory.len(), 1);
+    lease.unlock().await.unwrap();
+    assert!(memory.is_empty());
+    // That was the last of them: the engine disconnects.
+    faults.until_calls(Call::Close, 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_takes_many_names() {
+    let setup = Setup::new();
+    let mut holder = setup.leases.holder();
+    let mut rival = setup.leases.holder();
+    let a = holder.lock("a").await.unwrap();
+    let b = holder.try_lock("b").await.unwrap().unwrap();
+    let again = holder.lock_timeout("a", T).await.unwrap().unwrap();
+    assert_eq!((a.hold_count(), b.hold_count(), again.hold_count()), (2, 1, 2));
+    assert!(rival.try_lock("a").await.unwrap().is_none());
+    assert!(rival.lock_timeout("b", MOMENT).await.unwrap().is_none());
+    let c = rival.lock("c").await.unwrap();
+    a.unlock().await.unwrap();
+    again.unlock().await.unwrap();
+    assert!(rival.try_lock("a").await.unwrap().is_some());
+    drop((b, c));
+}
+
+#[tokio::test(start_paused = true)]
+async fn holder_re_enters_after_thousands_of_other_names() {
+    let setup = Setup::new();
+    let mut holder = setup.leases.holder();
+    let kept = holder.lock("kept").await.unwrap();
+    for i in 0..2000 {
+        let name = format!("passing:{i}");
+        holder.lock(&name).await.unwrap().unlock().await.unwrap();
+    }
+    let again = holder.try_lock("kept").await.unwrap().expect("nested");
+    assert_eq!(kept.hold_count(), 2);
+    drop((kept, again));
+    settle().await;
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_name_is_told_by_the_first_attempt() {
+    let setup = Setup::new();
+    for name in ["", "a{b", "a}b", "{}", &"x".repeat(513)] {
+        let mut lock = setup.leases.lock(name);
+        assert_eq!(failed(lock.lock().await), ErrorKind::Invalid);
+        assert_eq!(failed(lock.try_lock().await), ErrorKind::Invalid);
+        assert_eq!(failed(lock.lock_timeout(T).await), ErrorKind::Invalid);
+        assert_eq!(failed(setup.leases.holder().lock(name).await), ErrorKind::Invalid);
+        assert_eq!(failed(setup.leases.inspect(name).await), ErrorKind::Invalid);
+        assert_eq!(failed(setup.leases.force_unlock(name).await), ErrorKind::Invalid);
+    }
+    assert_eq!(setup.calls(Call::Acquire), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nested_acquire_of_unknown_outcome_is_asked_again() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let outer = lock.lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(2));
+    let inner = lock.lock().await.unwrap();
+    assert_eq!(setup.calls(Call::Acquire), 4);
+    assert_eq!((inner.hold_count(), setup.recorded("n").await), (2, Some(2)));
+    drop(inner);
+    settle().await;
+    assert_eq!((outer.hold_count(), setup.recorded("n").await), (1, Some(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nested_acquire_that_fails_changes_no_count() {
+    let faults = [
+        Fault::LoseReply,
+        Fault::HoldReply,
+        Fault::RunLate,
+        Fault::Fail(unavailable()),
+        Fault::Hang,
+    ];
+    for fault in faults {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
+        let (took, result) = timed(lock.lock_timeout(Duration::from_secs(5))).await;
+        assert_eq!(failed(result), ErrorKind::Unavailable, "{fault:?}");
+        assert_eq!(took, Duration::from_secs(5));
+        assert_eq!(outer.hold_count(), 1);
+        outer.check().unwrap();
+        settle().await;
+        setup.faults.heal();
+        settle().await;
+        // What the store has recorded was unknown, so it was told anew. Of what runs still later
+        // nobody hears, and the next operation sets it right.
+        let late = matches!(fault, Fault::RunLate);
+        assert_eq!(setup.recorded("n").await, Some(1 + u64::from(late)), "{fault:?}");
+        let inner = lock.lock().await.unwrap();
+        assert_eq!(setup.recorded("n").await, Some(2), "{fault:?}");
+        drop(inner);
+        settle().await;
+        assert_eq!(setup.recorded("n").await, Some(1), "{fault:?}");
+        outer.unlock().await.unwrap();
+        assert!(setup.memory.is_empty(), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn trying_to_enter_again_at_a_hung_store_is_one_attempt() {
+    for fault in [Fault::Hang, Fault::HoldReply] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
+        for limit in [None, Some(Duration::ZERO)] {
+            let enter = async {
+                match limit {
+                    None => lock.try_lock().await,
+                    Some(limit) => lock.lock_timeout(limit).await,
+                }
+            };
+            let (took, result) = timed(timeout(10 * T, enter)).await;
+            let result = result.unwrap_or_else(|_| panic!("it waits for ever, {fault:?}"));
+            assert_eq!(failed(result), ErrorKind::Unavailable, "{fault:?}");
+            assert!(took <= 2 * ATTEMPT, "{took:?}");
+        }
+        assert_eq!(outer.hold_count(), 1);
+        setup.faults.heal();
+        settle().await;
+        assert_eq!(setup.recorded("n").await, Some(1), "{fault:?}");
+        outer.check().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn entering_again_is_given_up_after_t_without_an_answer() {
+    // Renewals have a connection of their own, and it is sound.
+    for fault in [Fault::LoseReply, Fault::Fail(unavailable()), Fault::Hang] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire));
+        let (took, result) = timed(timeout(10 * T, lock.lock())).await;
+        let result = result.unwrap_or_else(|_| panic!("it tries for ever, {fault:?}"));
+        assert_eq!(failed(result), ErrorKind::Unavailable, "{fault:?}");
+        assert!(took <= T, "{took:?}");
+        outer.check().unwrap();
+        assert_eq!(outer.hold_count(), 1);
+    }
+}

@@ -1,0 +1,140 @@
+//! Runtimes that end, or unwind, while others share the manager. In real time: runtimes share no paused clock.
+
+use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+use tokio::runtime::{Builder as Runtimes, Runtime};
+use tokio::time::timeout;
+
+const T: Duration = Duration::from_secs(2);
+const LONG: Duration = Duration::from_secs(60);
+
+fn runtime() -> Runtime {
+    Runtimes::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// Two runtimes, and a manager whose work is done on the first.
+fn setup() -> (Runtime, Runtime, Setup) {
+    let (first, second) = (runtime(), runtime());
+    let builder = LeaseManager::builder().ttl(T).handoff_bound(0);
+    let setup = first.block_on(async { Setup::with(builder) });
+    (first, second, setup)
+}
+
+#[test]
+fn waiter_elsewhere_takes_over_when_the_engines_runtime_ends() {
+    let (first, second, setup) = setup();
+    let lease = second.block_on(async { setup.leases.lock("n").lock().await.unwrap() });
+    let mut lock = setup.leases.lock("n");
+    let mut waiting = Box::pin(async move { lock.lock().await.map(|lease| lease.hold_count()) });
+    assert!(second.block_on(async { poll_once(waiting.as_mut()).await.is_pending() }));
+    let waiter = second.spawn(waiting);
+    drop(first);
+    drop(lease);
+    let entered = second.block_on(async { timeout(LONG, waiter).await });
+    assert_eq!(entered.expect("in time").unwrap().unwrap(), 1);
+}
+
+#[test]
+fn hold_elsewhere_is_renewed_when_the_engines_runtime_ends() {
+    let (first, second, setup) = setup();
+    // Both have begun to wait before it ends.
+    let (working, told, lost) = second.block_on(async {
+        let lease = setup.leases.lock("working").lock().await.unwrap();
+        let mut working = Box::pin(async move { lease.run(std::future::pending::<()>()).await });
+        assert!(poll_once(working.as_mut()).await.is_pending());
+        let told = setup.leases.lock("told").lock().await.unwrap();
+        let mut lost = Box::pin(told.lost());
+        assert!(poll_once(lost.as_mut()).await.is_pending());
+        (tokio::spawn(working), told, tokio::spawn(lost))
+    });
+    drop(first);
+    let renewals = setup.calls(Call::Renew);
+    second.block_on(async {
+        let renewed = setup.faults.until_calls(Call::Renew, renewals + 8);
+        timeout(LONG, renewed).await.expect("renewed");
+        told.check().unwrap();
+        assert!(!working.is_finished() && !lost.is_finished());
+    });
+}
+
+/// Nobody polls a holder that has only its token.
+#[test]
+fn token_fires_before_the_next_enters_if_nobody_takes_over() {
+    let (first, second, setup) = setup();
+    let other = second.block_on(async { setup.other() });
+    let lease = second.block_on(async { setup.leases.lock("n").lock().await.unwrap() });
+    let token = lease.token();
+    drop(first);
+    let next = second.block_on(async { timeout(LONG, other.lock("n").lock()).await });
+    assert!(token.is_cancelled());
+    drop(next.expect("in time").unwrap());
+    assert_eq!(lost(lease.check()), Loss::Expired);
+    // The next that locks sets the manager to work again.
+    second.block_on(async { setup.leases.lock("m").lock().await.unwrap().unlock().await.unwrap() });
+}
+
+/// As `#[tokio::test]` drops its runtime when an assertion fails.
+#[test]
+fn panic_that_unwinds_the_engines_runtime_closes_nothing() {
+    let second = runtime();
+    let leases = LeaseManager::in_memory();
+    let mut held = None;
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        let first = Runtimes::new_current_thread().enable_all().build().expect("a runtime");
+        first.block_on(async {
+            leases.lock("mine").lock().await.unwrap().unlock().await.unwrap();
+            tokio::task::yield_now().await;
+        });
+        held = Some(second.block_on(async { leases.lock("theirs").lock().await.unwrap() }));
+        first.block_on(async { panic!("a failed assertion") });
+    }));
+    panic.expect_err("it was told to");
+    let held = held.expect("a lease");
+    held.check().unwrap();
+    second.block_on(async {
+        leases.lock("another").lock().await.unwrap().unlock().await.unwrap();
+        held.unlock().await.unwrap();
+        leases.close().await.unwrap();
+    });
+}
+
+struct Bomb;
+
+impl Wake for Bomb {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+/// A waker is the only code of the user that the watchdog runs.
+#[tokio::test]
+async fn a_waker_that_panics_strikes_nobody_else() {
+    for own_thread in [false, true] {
+        let (store, faults) = FaultyStore::new(MemoryStore::new());
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(1)).own_thread(own_thread);
+        let leases = builder.store(store).expect("a manager");
+        let struck = leases.lock("struck").lock().await.unwrap();
+        let other = leases.lock("other").lock().await.unwrap();
+        let (token, told) = (struck.token(), other.token());
+        let waker = Waker::from(Arc::new(Bomb));
+        let mut fires = Box::pin(token.cancelled());
+        assert!(fires.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+        timeout(LONG, told.cancelled()).await.expect("told");
+        assert_eq!(lost(other.check()), Loss::Expired);
+        assert_eq!(lost(struck.check()), Loss::Expired);
+        faults.heal();
+        // The watchdog goes on.
+        let next = leases.lock("next").lock().await.unwrap();
+        let before = faults.calls(Call::Renew);
+        let renewed = async {
+            while faults.calls(Call::Renew) == before {
+                sleep(MOMENT).await;
+            }
+        };
+        timeout(LONG, renewed).await.expect("in time");
+        drop(next);
+    }
+}

@@ -1,0 +1,283 @@
+//! What leasehold tells of itself: a span for each acquire, and an event for each turn in the life
+//! of a lease.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kit::trace::{Spanned, Trace, Traced};
+use leasehold::clock::Clock;
+use leasehold::store::{
+    Acquire, Acquired, Capabilities, MemoryStore, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture, Wakeups,
+};
+use leasehold::{Error, ErrorKind, Holding, Lease, LeaseManager, Loss, Result};
+use tokio::time::{Instant, sleep};
+use tracing::Level;
+
+/// The default time to live; all time in these tests is tokio's, and paused.
+const T: Duration = Duration::from_secs(30);
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    leases.lock(name).lock().await.expect("a lease")
+}
+
+/// The spans of acquires, in their order.
+fn acquires(trace: &Trace) -> Vec<Spanned> {
+    trace.spans().into_iter().filter(|span| span.name == "acquire").collect()
+}
+
+/// The only event about a name with this message.
+#[track_caller]
+fn the(trace: &Trace, name: &str, message: &str) -> Traced {
+    let mut events = trace.of(name);
+    events.retain(|event| event.message() == message);
+    assert_eq!(events.len(), 1, "{message}: {events:?}");
+    events.remove(0)
+}
+
+fn count(trace: &Trace, name: &str, message: &str) -> usize {
+    trace.messages(name).iter().filter(|text| *text == message).count()
+}
+
+/// A store whose renewals fail while it is told so.
+#[derive(Clone, Debug, Default)]
+struct Shaky {
+    store: MemoryStore,
+    fails: Arc<AtomicBool>,
+}
+
+#[async_trait::async_trait]
+impl Store for Shaky {
+    fn clock(&self) -> Clock {
+        self.store.clock()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        self.store.acquire(request)
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        self.store.release(request)
+    }
+
+    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+        if self.fails.load(Ordering::Relaxed) {
+            let error = Error::new(ErrorKind::Unavailable, "shaky");
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        self.store.renew(batch, timeout)
+    }
+
+    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+        self.store.inspect(name).await
+    }
+
+    async fn force_release(&self, name: &Name) -> Result<bool> {
+        self.store.force_release(name).await
+    }
+
+    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
+        self.store.subscribe(name).await
+    }
+
+    async fn close(&self) {
+        self.store.close().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquire_is_one_span_with_its_wait_and_its_outcome() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let leases = LeaseManager::in_memory();
+    let mut mine = leases.lock("job");
+    let outer = mine.lock().await.expect("a lease");
+    let inner = mine.lock().await.expect("a nested lease");
+    assert!(leases.lock("job").try_lock().await.expect("an answer").is_none());
+    let limit = Duration::from_secs(2);
+    assert!(leases.lock("job").lock_timeout(limit).await.expect("an answer").is_none());
+    drop(inner);
+    let mut other = leases.lock("job");
+    let (waited, ()) = tokio::join!(other.lock(), async {
+        sleep(Duration::from_secs(3)).await;
+        drop(outer);
+    });
+    drop(waited.expect("a lease"));
+    leases.close().await.expect("all released");
+    leases.lock("job").lock().await.expect_err("closed");
+
+    let spans = acquires(&trace);
+    let expected = [
+        (0, "granted"),
+        (0, "granted"),
+        (0, "not granted"),
+        (2_000, "not granted"),
+        (3_000, "granted"),
+        (0, "failed"),
+    ];
+    assert_eq!(spans.len(), expected.len(), "{spans:?}");
+    for (span, (waited, outcome)) in spans.iter().zip(expected) {
+        assert_eq!(span.fields["name"], "job");
+        assert_eq!(span.fields["outcome"], outcome, "{span:?}");
+        let millis: f64 = span.fields["waited_ms"].parse().expect("a number");
+        assert!((millis - f64::from(waited)).abs() < 100.0, "{span:?}");
+        assert!(span.closed, "{span:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_acquire_closes_its_span() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let leases = LeaseManager::in_memory();
+    let lease = lock(&leases, "job").await;
+    let mut other = leases.lock("job");
+    tokio::select! {
+        _ = other.lock() => panic!("it is held"),
+        () = sleep(Duration::from_secs(1)) => {}
+    }
+    let spans = acquires(&trace);
+    assert_eq!(spans.len(), 2);
+    assert!(spans.iter().all(|span| span.closed), "{spans:?}");
+    assert!(!spans[1].fields.contains_key("outcome"));
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_and_the_release_are_told_with_the_fencing_token() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let leases = LeaseManager::in_memory();
+    let mut handle = leases.lock("job");
+    let outer = handle.lock().await.expect("a lease");
+    let inner = handle.lock().await.expect("a nested lease");
+    let fence = outer.fence().expect("a fencing token").to_string();
+    let grants = trace.of("job");
+    assert_eq!(grants.len(), 2, "{grants:?}");
+    for (grant, count) in grants.iter().zip(["1", "2"]) {
+        assert_eq!(grant.message(), "granted");
+        assert_eq!(grant.level, Level::DEBUG);
+        assert_eq!(grant.field("fence"), fence);
+        assert_eq!(grant.field("count"), count);
+        assert_eq!(grant.within, ["acquire"]);
+    }
+    inner.unlock().await.expect("a release");
+    assert_eq!(count(&trace, "job", "released"), 0, "a partial release is none");
+    outer.unlock().await.expect("a release");
+    let released = the(&trace, "job", "released");
+    assert_eq!(released.level, Level::DEBUG);
+    assert_eq!(released.field("fence"), fence);
+
+    // By Drop just as well, and by a panicking body.
+    drop(lock(&leases, "dropped").await);
+    leases.lock("with").with(async |_, _| ()).await.expect("it ran");
+    sleep(Duration::from_secs(1)).await;
+    the(&trace, "dropped", "released");
+    the(&trace, "with", "released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_renewal_is_told_to_those_who_ask_for_everything() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let leases = LeaseManager::in_memory();
+    let lease = lock(&leases, "job").await;
+    sleep(T).await;
+    let renewals = trace.of("job");
+    let renewals: Vec<_> = renewals.iter().filter(|event| event.message() == "renewed").collect();
+    // Every 9 to 10 s.
+    assert_eq!(renewals.len(), 3, "{renewals:?}");
+    assert!(renewals.iter().all(|event| event.level == Level::TRACE));
+    // Nothing else is told of a lease that lives on.
+    assert_eq!(trace.messages("job"), ["granted", "renewed", "renewed", "renewed"]);
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let store = Shaky::default();
+    let leases = LeaseManager::builder().store(store.clone()).expect("a manager");
+    let lease = lock(&leases, "job").await;
+    store.fails.store(true, Ordering::Relaxed);
+    sleep(T / 2).await;
+    let risk = the(&trace, "job", "at risk");
+    assert_eq!(risk.level, Level::WARN);
+    // At the first renewal, after 9 to 10 s, of the 27.7 s until the token would fire.
+    let left: u64 = risk.field("left_ms").parse().expect("a number");
+    assert!((17_000..19_000).contains(&left), "{left}");
+    assert!(count(&trace, "job", "renewal failed") >= 2);
+
+    store.fails.store(false, Ordering::Relaxed);
+    sleep(T / 10).await;
+    let safe = the(&trace, "job", "held again");
+    assert_eq!(safe.level, Level::INFO);
+    assert_eq!(count(&trace, "job", "lost"), 0);
+    lease.check().expect("held");
+    drop(lease);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once_with_its_cause() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let store = Shaky::default();
+    let builder = LeaseManager::builder();
+    let leases = builder.clone().store(store.clone()).expect("a manager");
+    let others = builder.clone().store(store.store.clone()).expect("a manager");
+    let bounded = builder.max_hold(T / 3).store(store.clone()).expect("a manager");
+
+    let gone = lock(&leases, "gone").await;
+    let taken = lock(&leases, "taken").await;
+    let revoked = lock(&leases, "revoked").await;
+    let bound = lock(&bounded, "bound").await;
+    assert!(store.store.delete("gone"));
+    assert!(others.force_unlock("taken").await.expect("an answer"));
+    let next = lock(&others, "taken").await;
+    assert!(leases.force_unlock("revoked").await.expect("an answer"));
+    sleep(T / 2).await;
+    let expired = lock(&leases, "expired").await;
+    store.fails.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    assert_eq!(expired.lost().await, Loss::Expired);
+    assert!(start.elapsed() < T);
+    store.fails.store(false, Ordering::Relaxed);
+    let closing = lock(&leases, "closing").await;
+    leases.close().await.expect("all released");
+
+    for (name, cause) in [
+        ("gone", "Gone"),
+        ("taken", "Taken"),
+        ("revoked", "Revoked"),
+        ("bound", "MaxHold"),
+        ("expired", "Expired"),
+        ("closing", "Closed"),
+    ] {
+        let event = the(&trace, name, "lost");
+        assert_eq!(event.level, Level::WARN, "{name}");
+        assert_eq!(event.field("cause"), cause, "{name}");
+        assert!(!event.field("fence").is_empty(), "{name}");
+    }
+    drop((gone, taken, revoked, bound, expired, closing, next));
+    sleep(T).await;
+    for name in ["gone", "taken", "revoked", "expired"] {
+        assert!(count(&trace, name, "lost") == 1, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_event_shows_the_token_of_a_holder() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let store = Shaky::default();
+    let leases = LeaseManager::builder().store(store.clone()).expect("a manager");
+    let lease = lock(&leases, "job").await;
+    let holder = leases.inspect("job").await.expect("an answer").expect("a holder").holder;
+    let (uuid, _) = holder.split_once(':').expect("a colon");
+    store.fails.store(true, Ordering::Relaxed);
+    assert_eq!(lease.lost().await, Loss::Expired);
+    drop(lease);
+    leases.close().await.expect("all released");
+    assert!(trace.messages("job").contains(&"lost".to_owned()));
+    let all = format!("{:?} {:?}", trace.events(), trace.spans());
+    assert!(!all.contains(uuid), "{all}");
+}

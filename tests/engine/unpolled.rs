@@ -1,0 +1,321 @@
+//! Futures that nobody polls: what they were handed, and what they have begun, keeps a name no longer than T.
+
+use super::*;
+use std::pin::Pin;
+use tokio::task::JoinHandle;
+
+/// Begins a call that takes a while, and puts it aside.
+macro_rules! put_aside {
+    ($setup:expr, $call:expr, $future:expr) => {{
+        let slow = Fault::Delay(5 * MOMENT);
+        $setup.faults.add(Rule::new(slow).on($call).times(1));
+        let mut aside = Box::pin($future);
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        aside
+    }};
+}
+
+async fn gets_in(leases: &LeaseManager, name: &str) -> Lease {
+    let (took, lease) = timed(leases.lock(name).lock_timeout(10 * T)).await;
+    assert!(took <= T + 10 * MOMENT, "{took:?}");
+    lease.expect("no error").expect("the name is free")
+}
+
+type Waiting = Pin<Box<dyn Future<Output = Result<Lease>>>>;
+
+/// Puts waiters in line, to be polled no more.
+async fn in_line(leases: &LeaseManager, count: usize) -> Vec<Waiting> {
+    let mut waiters = Vec::new();
+    for _ in 0..count {
+        let mut lock = leases.lock("n");
+        let mut aside: Waiting = Box::pin(async move { lock.lock().await });
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        waiters.push(aside);
+    }
+    waiters
+}
+
+/// A waiter behind those in line that is polled.
+async fn next_in_line(leases: &LeaseManager) -> JoinHandle<Lease> {
+    let mut lock = leases.lock("n");
+    let next = tokio::spawn(async move { lock.lock().await.expect("its turn") });
+    settle().await;
+    next
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_handed_to_a_future_that_nobody_polls_is_taken_back() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    lease.unlock().await.expect("held");
+    let theirs = gets_in(&setup.other(), "n").await;
+    assert_eq!(setup.calls(Call::Renew), 0, "nobody has it");
+    theirs.unlock().await.expect("held");
+    // It is not too late: it waits on, like any other.
+    let lease = aside.await.expect("granted");
+    lease.check().expect("held");
+    assert_eq!(setup.recorded("n").await, Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hand_off_to_a_future_nobody_polls_goes_to_the_next_in_line() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let mut aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    let mut last = in_line(&setup.leases, 1).await.remove(0);
+    lease.unlock().await.expect("held");
+    let (took, next) = timed(next).await;
+    assert!(took <= T, "{took:?}");
+    let next = next.expect("no panic");
+    assert!(poll_once(aside.as_mut()).await.is_pending(), "the next has it");
+    next.unlock().await.expect("held");
+    let lease = aside.await.expect("it is first again");
+    assert!(poll_once(last.as_mut()).await.is_pending());
+    drop(lease);
+    drop(last.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_of_a_future_nobody_polls_goes_to_the_next_in_line() {
+    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    lease.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    assert!(took <= T, "{took:?}");
+    drop(lease.expect("no panic"));
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
+    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let mut aside = in_line(&setup.leases, 20).await;
+    let next = next_in_line(&setup.leases).await;
+    lease.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    assert!(took <= T, "{took:?}");
+    let last = in_line(&setup.leases, 1).await.remove(0);
+    drop(lease.expect("no panic"));
+    // All of them are in line again when they are polled, in the order in which they came.
+    drop(timed(aside.remove(0)).await.1.expect("its turn"));
+    drop(aside);
+    drop(last.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_gets_a_free_name_offered_to_a_future_nobody_polls() {
+    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let mut aside = in_line(&setup.leases, 3).await;
+    lease.unlock().await.expect("held");
+    tokio::time::sleep(T).await;
+    let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
+    assert!(poll_once(aside[0].as_mut()).await.is_pending());
+    drop(lease);
+    drop(aside.remove(0).await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_put_aside_between_requests_keeps_no_free_name() {
+    let setup = Setup::new();
+    let theirs = setup.other().lock("n").lock().await.expect("free");
+    // It was told that the name is held.
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    theirs.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    let lease = lease.expect("no panic");
+    assert!(took <= T, "{took:?}");
+    let (took, again) = timed(setup.leases.lock("n").lock_timeout(MOMENT)).await;
+    assert!(took <= 2 * MOMENT && again.expect("no error").is_none(), "{took:?}");
+    drop(lease);
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_gets_a_free_name_behind_a_waiter_put_aside() {
+    let setup = Setup::new();
+    let theirs = setup.other().lock("n").lock().await.expect("free");
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    theirs.unlock().await.expect("held");
+    tokio::time::sleep(T).await;
+    let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
+    drop(lease);
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn poll_bound_keeps_no_one_behind_a_waiter_put_aside() {
+    let ttl = Duration::from_secs(1);
+    let builder = LeaseManager::builder().ttl(ttl).poll_bound(Duration::from_secs(60));
+    let setup = Setup::with(builder);
+    let theirs = setup.other().lock("n").lock().await.expect("free");
+    let _aside = in_line(&setup.leases, 1).await;
+    let next = tokio::spawn({
+        let leases = setup.leases.clone();
+        async move { leases.lock("n").lock().await }
+    });
+    settle().await;
+    theirs.unlock().await.expect("held");
+    let (took, lease) = timed(next).await;
+    assert!(took <= ttl, "{took:?}");
+    drop(lease.expect("no panic").expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_futures_put_aside_an_outage_is_told_as_soon() {
+    for aside in 0..4 {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+        let aside = in_line(&setup.leases, aside).await;
+        let short = tokio::spawn({
+            let leases = setup.leases.clone();
+            async move { leases.lock("n").lock_timeout(T * 3 / 5).await }
+        });
+        let mut lock = setup.leases.lock("n");
+        let (took, result) = timed(lock.lock()).await;
+        assert_eq!(failed(result), ErrorKind::Unavailable);
+        assert!(took <= T + MOMENT, "{took:?} behind {}", aside.len());
+        let short = short.await.expect("no panic");
+        assert_eq!(failed(short), ErrorKind::Unavailable, "behind {}", aside.len());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn grant_heard_of_late_by_a_future_put_aside_is_its_own() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut aside = Box::pin(lock.lock());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    // It has the grant, and does not know. The next one takes the turn, and asks in vain.
+    tokio::time::sleep(T / 3).await;
+    assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
+    setup.faults.heal();
+    let lease = aside.await.expect("granted");
+    lease.check().expect("held");
+    assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
+    lease.unlock().await.expect("held");
+    drop(setup.leases.lock("n").try_lock().await.expect("no error").expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn grant_heard_of_too_late_by_a_future_put_aside_is_no_lease() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut aside = Box::pin(lock.lock());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    tokio::time::sleep(T).await;
+    let lease = setup.leases.lock("n").try_lock().await.expect("no error").expect("free");
+    setup.faults.heal();
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    lease.check().expect("held");
+    lease.unlock().await.expect("held");
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_lock_put_aside_renews_nothing_without_a_lease() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let outer = lock.lock().await.expect("free");
+    let aside = put_aside!(setup, Call::Acquire, lock.lock());
+    drop(outer);
+    let theirs = gets_in(&setup.other(), "n").await;
+    assert_eq!(setup.calls(Call::Renew), 0);
+    assert_eq!(lost(aside.await), Loss::Expired);
+    theirs.check().expect("held");
+    drop(theirs);
+    drop(gets_in(&setup.leases, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_unlock_put_aside_keeps_the_turn_no_longer_than_ttl() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let outer = lock.lock().await.expect("free");
+    let inner = lock.lock().await.expect("nested");
+    let aside = put_aside!(setup, Call::Release, inner.unlock());
+    drop(outer);
+    let next = gets_in(&setup.leases, "n").await;
+    // What it says now is late, and changes nothing.
+    let _ = aside.await;
+    next.check().expect("held");
+    assert_eq!(setup.recorded("n").await, Some(1));
+    next.unlock().await.expect("held");
+    drop(gets_in(&setup.other(), "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unlock_put_aside_keeps_the_turn_no_longer_than_the_ttl() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let aside = put_aside!(setup, Call::Release, lease.unlock());
+    let next = gets_in(&setup.leases, "n").await;
+    let _ = aside.await;
+    next.check().expect("held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nested_lock_that_is_put_aside_keeps_no_turn_after_the_loss() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let lease = lock.lock().await.expect("free");
+    let aside = put_aside!(setup, Call::Acquire, lock.lock());
+    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    drop(lease);
+    let (took, next) = timed(setup.leases.lock("n").lock()).await;
+    let next = next.expect("free");
+    assert_eq!(took, Duration::ZERO);
+    assert_eq!(lost(aside.await), Loss::Revoked);
+    next.check().expect("held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_unlock_put_aside_keeps_nothing_after_max_hold() {
+    let max = Duration::from_secs(5);
+    let setup = Setup::with(LeaseManager::builder().max_hold(max));
+    let mut lock = setup.leases.lock("n");
+    let outer = lock.lock().await.expect("free");
+    let inner = lock.lock().await.expect("nested");
+    let aside = put_aside!(setup, Call::Release, inner.unlock());
+    assert_eq!(outer.lost().await, Loss::MaxHold);
+    drop(outer);
+    let (took, next) = timed(setup.leases.lock("n").lock_timeout(10 * T)).await;
+    assert!(took <= 2 * T, "{took:?}");
+    let next = next.expect("no error").expect("free");
+    let _ = aside.await;
+    next.check().expect("held");
+}
+
+/// It has subscribed, and would be woken by a release of its own process, which gives way to waiters elsewhere.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_was_put_aside_is_no_waiter_elsewhere() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("n").await;
+    let aside = in_line(&setup.leases, 1).await;
+    theirs.unlock().await.expect("held");
+    gets_in(&setup.leases, "n").await.unlock().await.expect("held");
+    let (took, lease) = timed(setup.leases.lock("n").lock()).await;
+    assert_eq!(took, Duration::ZERO, "nobody else wants it");
+    lease.expect("free").unlock().await.expect("held");
+    // One that is elsewhere is made room for.
+    let other = in_line_elsewhere(&setup).await;
+    let (took, lease) = timed(setup.leases.lock("n").lock()).await;
+    assert!(took > Duration::ZERO, "{took:?}");
+    drop((lease, other, aside));
+}
+
+/// A waiter of another process, which has heard of a release, and is polled no more.
+async fn in_line_elsewhere(setup: &Setup) -> Vec<Waiting> {
+    let lease = gets_in(&setup.leases, "n").await;
+    let other = in_line(&setup.other(), 1).await;
+    lease.unlock().await.expect("held");
+    other
+}

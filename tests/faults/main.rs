@@ -1,0 +1,20 @@
+//! Faults around leases on one Redis server: of processes, networks, servers, connections and replies. What the
+//! holder is told, what a waiter gets, and by when; `src/faults.md` has the table.
+
+mod dropped;
+mod link;
+mod network;
+mod phases;
+mod process;
+mod refusals;
+mod replies;
+mod server;
+mod stalls;
+mod wire;
+
+/// Not a test: the tests start it as a holder in a process of its own.
+#[cfg(target_os = "linux")]
+#[test]
+fn holder_process() {
+    kit::holder::serve();
+}

@@ -1,0 +1,6 @@
+//! The house itself: who may import whom, what the compiler refuses, and whether the tools of the tests can be relied on.
+
+mod compile_fail;
+mod harness;
+mod layers;
+mod oracle;

@@ -1,0 +1,594 @@
+//! The soak's oracle on histories made by hand: it accepts the good ones, and finds what is bad in each of
+//! the others.
+
+use kit::soak::history;
+use kit::soak::oracle::{Excuse, Verdict, judge};
+
+/// A history of one name `ash` with T = 1 s on the server `kept`, in lines of `<ms> <who> <what>`.
+fn verdict(lines: &str) -> Verdict {
+    let mut events = vec!["0 soak name ash kept 1000".to_owned()];
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (ms, rest) = line.split_once(' ').expect("a time and what happened");
+        // In the fields, a number with `ms` behind it is a time as well.
+        let words = rest.split(' ').map(|word| match word.strip_suffix("ms") {
+            Some(number) => format!("{number}000000"),
+            None => word.to_owned(),
+        });
+        events.push(format!("{ms}000000 {}", words.collect::<Vec<_>>().join(" ")));
+    }
+    let text = events.join("\n") + "\n";
+    let mut history = history::read(&text);
+    assert_eq!(history.len(), events.len(), "a line is not an event:\n{text}");
+    history.sort_by_key(|event| event.at);
+    judge(&history)
+}
+
+#[track_caller]
+fn accepts(lines: &str) {
+    let findings = verdict(lines).findings;
+    assert!(findings.is_empty(), "found {findings:?}");
+}
+
+#[track_caller]
+fn finds(rule: &str, lines: &str) {
+    let findings = verdict(lines).findings;
+    assert!(!findings.is_empty(), "nothing was found");
+    let others = findings.iter().filter(|finding| finding.rule != rule).count();
+    assert_eq!(others, 0, "expected only {rule}, found {findings:?}");
+}
+
+#[test]
+fn holders_one_after_the_other_are_accepted() {
+    accepts(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 p1.1 wanted 0 ash lock 0
+         40 p0.1 released 0 39ms
+         41 p1.1 granted 0 228 check
+         42 p1.1 nested 0 228 2
+         60 p1.1 released 0 59ms",
+    );
+}
+
+#[test]
+fn a_lease_passed_on_inside_a_process_is_accepted() {
+    accepts(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 wanted 1 ash lock 0
+         20 p0.1 released 0 19ms
+         21 p0.1 granted 1 101 check
+         30 p0.1 released 1 29ms",
+    );
+}
+
+#[test]
+fn two_who_believe_at_once_are_found() {
+    let both = |second: &str| {
+        format!(
+            "10 p0.1 wanted 0 ash lock 0
+             11 p0.1 granted 0 100 check
+             20 {second} wanted 7 ash lock 0
+             30 {second} granted 7 228 check
+             40 p0.1 released 0 39ms
+             60 {second} released 7 59ms"
+        )
+    };
+    finds("overlap", &both("p1.1"));
+    finds("overlap", &both("p0.1"));
+}
+
+#[test]
+fn an_overlap_is_found_behind_a_shorter_one_that_is_excused() {
+    finds(
+        "overlap",
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 soak wiped 21ms ash
+         30 p1.1 wanted 0 ash lock 0
+         31 p1.1 granted 0 228 check
+         40 p1.1 released 0 39ms
+         1500 p1.1 wanted 1 ash lock 0
+         1501 p1.1 granted 1 356 check
+         1600 p0.1 released 0 1599ms
+         1700 p1.1 released 1 1699ms",
+    );
+}
+
+/// The last check at `last_ok`, lost at 950 by the clock; the next holder at 1005.
+fn expiry(last_ok: u64) -> String {
+    format!(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 p1.1 wanted 0 ash lock 0
+         950 p0.1 fired 0 {last_ok}ms expired
+         1005 p1.1 granted 0 228 check
+         1050 p1.1 released 0 1049ms"
+    )
+}
+
+#[test]
+fn a_step_that_began_with_a_check_has_the_grace_to_end() {
+    accepts(&expiry(890));
+    finds("overlap", &expiry(920));
+}
+
+#[test]
+fn check_after_the_next_grant_is_found_however_late_written() {
+    let late = "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         20 p1.1 wanted 0 ash lock 0
+         1005 p1.1 granted 0 228 check
+         1006 p1.1 checked 0 1006ms
+         5000 p0.1 stalled 3900
+         5001 p0.1 checked 0 1020ms
+         5002 p1.1 released 0 1900ms";
+    finds("overlap", late);
+}
+
+#[test]
+fn a_process_that_was_killed_believes_nothing_after_its_grace() {
+    accepts(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 checked 0 12ms
+         20 p1.1 wanted 0 ash lock 0
+         30 soak fault 300ms p0.1 Kill
+         1017 p1.1 granted 0 228 check
+         1050 p1.1 released 0 1049ms",
+    );
+}
+
+/// Who goes by the token alone wakes at 1300; the next holder was there at 1005.
+const LATE_TOKEN: &str = "10 p0.1 wanted 0 ash lock 0
+     11 p0.1 granted 0 100 token
+     20 p1.1 wanted 0 ash lock 0
+     1005 p1.1 granted 0 228 check
+     1006 p1.1 checked 0 1100ms
+     1300 p0.1 fired 0 0ms expired
+     1500 p1.1 released 0 1499ms";
+
+#[test]
+fn a_token_that_fires_late_is_found_if_the_process_was_awake() {
+    finds("overlap", LATE_TOKEN);
+    accepts(&format!("{LATE_TOKEN}\n1300 p0.1 stalled 300"));
+    accepts(&format!("{LATE_TOKEN}\n900 soak fault 1299ms p0.1 Freeze"));
+}
+
+/// A wipe at 20 to 25, one more holder at `granted`, and the old one until `until`.
+fn wipe(granted: u64, until: u64) -> String {
+    format!(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p1.1 wanted 0 ash lock 0
+         20 soak wiped 25ms ash
+         {granted} p1.1 granted 0 228 check
+         {until} p0.1 released 0 {until}ms
+         {} p1.1 released 0 {}ms",
+        until + 500,
+        until + 500
+    )
+}
+
+#[test]
+fn a_wipe_excuses_for_a_time_to_live_and_no_longer() {
+    accepts(&wipe(30, 1000));
+    finds("overlap", &wipe(30, 1100));
+    finds("overlap", &wipe(15, 1000));
+}
+
+#[test]
+fn a_forced_unlock_excuses_as_a_wipe_does() {
+    let forced =
+        wipe(30, 1000).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash\n25 p2.1 forced 9");
+    accepts(&forced);
+    let forced =
+        wipe(30, 1100).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash\n25 p2.1 forced 9");
+    finds("overlap", &forced);
+    // Without an answer it may have come at any time.
+    accepts(&wipe(30, 1100).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash"));
+}
+
+#[test]
+fn a_fence_that_goes_back_is_found() {
+    let after = |fence: u64| {
+        format!(
+            "10 p0.1 wanted 0 ash lock 0
+             11 p0.1 granted 0 100 check
+             20 p0.1 released 0 19ms
+             30 p1.1 wanted 0 ash lock 0
+             31 p1.1 granted 0 {fence} check
+             40 p1.1 released 0 39ms"
+        )
+    };
+    accepts(&after(101));
+    finds("fence", &after(100));
+    finds("fence", &after(99));
+}
+
+#[test]
+fn fence_that_goes_back_is_found_long_after_the_greater_one() {
+    finds(
+        "fence",
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 300 check
+         12 p0.1 released 0 11ms
+         20 soak wiped 21ms ash
+         30 p1.1 wanted 0 ash lock 0
+         31 p1.1 granted 0 100 check
+         32 p1.1 released 0 31ms
+         2000 p1.1 wanted 1 ash lock 0
+         2001 p1.1 granted 1 200 check
+         2002 p1.1 released 1 2001ms",
+    );
+}
+
+#[test]
+fn a_nested_lease_with_another_fence_is_found() {
+    finds(
+        "fence",
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 nested 0 101 2
+         20 p0.1 released 0 19ms",
+    );
+}
+
+#[test]
+fn lost_update_and_a_fence_to_be_refused_are_found() {
+    let writes = |values: [(u64, u64); 3]| {
+        values.map(|(value, fence)| format!("9 p0.1 wrote ash {value} {fence}\n")).concat()
+    };
+    accepts(&writes([(1, 100), (2, 100), (3, 228)]));
+    finds("update", &writes([(1, 100), (2, 100), (2, 228)]));
+    finds("update", &writes([(1, 100), (2, 228), (3, 100)]));
+    finds("update", &writes([(1, 100), (3, 228), (4, 229)]));
+}
+
+/// Somebody waits from 1000 to 3000; the server has no key from 1100 on until `until`.
+fn waits(until: u64) -> String {
+    format!(
+        "1000 p0.1 wanted 0 ash lock 0
+         1100 soak free {until}ms ash
+         3000 p0.1 granted 0 100 check
+         3010 p0.1 released 0 3009ms"
+    )
+}
+
+#[test]
+fn a_waiter_who_starves_beside_a_free_name_is_found() {
+    accepts(&waits(1800));
+    finds("waiting", &waits(2900));
+}
+
+#[test]
+fn waiter_may_wait_on_a_broken_path_and_in_a_frozen_process() {
+    for broken in ["p0.1 HoldReplies", "kept Crash", "p0.1 Freeze"] {
+        accepts(&format!("{}\n900 soak fault 1300ms {broken}", waits(2900)));
+    }
+    finds("waiting", &format!("{}\n900 soak fault 1300ms p1.1 HoldReplies", waits(2900)));
+    accepts(&format!("{}\n2900 p0.1 stalled 1500", waits(2900)));
+}
+
+#[test]
+fn a_free_name_that_others_take_meanwhile_is_nobody_starving() {
+    accepts(&format!(
+        "{}
+         1500 p1.1 wanted 0 ash try 0
+         1501 p1.1 granted 0 90 check
+         1502 p1.1 released 0 1501ms
+         2100 p1.1 wanted 1 ash try 0
+         2101 p1.1 granted 1 91 check
+         2102 p1.1 released 1 2101ms",
+        waits(2700)
+    ));
+}
+
+/// A lease until 20, whose key is on the server until `until`.
+fn kept(until: u64) -> String {
+    format!(
+        "1 p0.1 manager uuid
+         10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         15 soak kept {until}ms ash uuid 1
+         20 p0.1 released 0 19ms"
+    )
+}
+
+#[test]
+fn a_key_of_which_its_process_knows_nothing_is_found() {
+    accepts(&kept(400));
+    finds("orphan", &kept(900));
+    accepts(&format!("{}\n21 p0.1 forgot 0", kept(900)));
+    accepts(&format!("{}\n12 soak fault 13ms p0.1 LoseOneReply", kept(900)));
+    accepts(&format!("{}\n300 p0.1 wanted 1 ash lock 0\n700 p0.1 gave-up 1 dropped", kept(900)));
+    finds(
+        "orphan",
+        &format!("{}\n300 p1.1 wanted 1 ash lock 0\n700 p1.1 gave-up 1 dropped", kept(900)),
+    );
+}
+
+#[test]
+fn key_of_a_token_without_lease_is_found_beside_waiters() {
+    let waits = "300 p0.1 wanted 1 ash lock 0";
+    let key = |number: u64, until: u64| {
+        format!(
+            "1 p0.1 manager uuid
+             10 p0.1 wanted 0 ash lock 0
+             11 p0.1 granted 0 100 check
+             11 p0.1 token 0 1
+             20 p0.1 released 0 19ms
+             {waits}
+             15 soak kept {until}ms ash uuid {number}
+             2000 p0.1 gave-up 1 dropped"
+        )
+    };
+    accepts(&key(1, 900));
+    accepts(&key(2, 500));
+    finds("orphan", &key(2, 900));
+    // After a stall of the server it has less time than after other faults.
+    accepts(&format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1200)));
+    finds("orphan", &format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1900)));
+    accepts(&format!("{}\n12 soak fault 300ms kept Crash(0)", key(2, 1900)));
+    accepts(&format!("{}\n301 p0.1 aside 1", key(2, 900)));
+}
+
+#[test]
+fn a_key_that_nobody_has_is_found_though_others_wait_for_it() {
+    let waits = "12 p0.1 wanted 1 ash lock 0\n5000 p0.1 gave-up 1 dropped";
+    accepts(&format!("{}\n{waits}", kept(1800)));
+    finds("idle", &format!("{}\n{waits}", kept(2500)));
+    finds("idle", &format!("{}\n{waits}\n600 soak fault 4000ms p0.1 BlockLog", kept(2500)));
+    accepts(&format!("{}\n{waits}\n600 soak fault 610ms p0.1 HoldRequests", kept(2500)));
+}
+
+#[test]
+fn who_waits_behind_a_future_that_nobody_polls_is_not_found() {
+    let waits =
+        "1000 p0.1 wanted 0 ash lock 0\n1100 soak free 2900ms ash\n3000 p0.1 gave-up 0 dropped";
+    finds("waiting", waits);
+    accepts(&format!(
+        "{waits}\n900 p0.1 wanted 1 ash aside 0\n901 p0.1 aside 1\n2901 p0.1 gave-up 1 dropped"
+    ));
+    finds(
+        "waiting",
+        &format!(
+            "{waits}\n900 p1.1 wanted 0 ash aside 0\n901 p1.1 aside 0\n2901 p1.1 gave-up 0 dropped"
+        ),
+    );
+}
+
+#[test]
+fn lease_expired_for_nothing_and_unclosed_manager_are_found() {
+    let lost = |cause: &str| {
+        format!(
+            "1 soak run 7 5 redis
+             3000 p0.1 wanted 0 ash lock 0
+             3001 p0.1 granted 0 100 check
+             5000 p0.1 fired 0 4900ms {cause}"
+        )
+    };
+    finds("needless loss", &lost("expired"));
+    finds("needless loss", &format!("{}\n3500 soak fault 5000ms p0.1 BlockLog", lost("expired")));
+    finds(
+        "needless loss",
+        &format!("{}\n3500 soak fault 5000ms kept HalfMoveSlot(1)", lost("expired")),
+    );
+    accepts(&format!("{}\n4000 soak fault 4900ms p0.1 BlackHole", lost("expired")));
+    accepts(&format!("{}\n4900 p2.1 stalled 400", lost("expired")));
+    let frozen = "4500 soak fault 4900ms p2.1 Freeze\n4900 p2.1 stalled 400";
+    finds("needless loss", &format!("{}\n{frozen}", lost("expired")));
+    accepts(&lost("maxhold"));
+    let unreleased = lost("x").replace(
+        "5000 p0.1 fired 0 4900ms x",
+        "4900 p0.1 released 0 4899ms\n5000 p0.1 unreleased 0 unavailable",
+    );
+    finds("needless loss", &unreleased);
+    finds("needless loss", &format!("{unreleased}\n3500 soak fault 5000ms kept HalfMoveSlot(1)"));
+    accepts(&format!("{unreleased}\n4000 soak fault 4900ms kept Freeze(0)"));
+    accepts(&unreleased.replace("unavailable", "lost-gone"));
+    finds("contradiction", &lost("closed"));
+}
+
+#[test]
+fn a_limit_that_is_outstayed_and_a_wait_without_end_are_found() {
+    let limit = |until: u64| {
+        format!("1000 p0.1 wanted 0 ash timeout 200\n{until} p0.1 gave-up 0 not-granted")
+    };
+    accepts(&limit(1250));
+    finds("waiting", &limit(2000));
+    finds("waiting", "1000 p0.1 wanted 0 ash lock 0\n70000 p1.1 stalled 1");
+}
+
+#[test]
+fn leftovers_wrong_counts_and_contradictions_are_found() {
+    finds("left over", "9 soak left the key ash on kept");
+    finds("left over", "9 soak left the channel redisson_lock__channel:{ash} on kept");
+    finds("left over", "9 soak undying ash");
+    accepts("9 soak counted ash 2 2 1\n10 soak counted ash 0 0 0");
+    finds("count", "9 soak counted ash 2 1 1");
+    finds("count", "9 soak counted ash 0 1 1");
+    finds("count", "9 soak counted ash 2 2 2");
+    finds("contradiction", "9 p0.1 broken ash was lost, and came back");
+}
+
+#[test]
+fn a_whole_run_must_meet_what_it_is_for() {
+    finds("never happened", "1 soak run 7 60 redis");
+    accepts("1 soak run 7 20 redis");
+    let met = verdict(
+        "10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 100 check
+         12 p0.1 at-risk 0
+         13 p0.1 safe 0
+         14 p0.1 nested 0 100 2
+         15 p0.1 wanted 1 ash lock 0
+         20 p0.1 released 0 19ms
+         21 p0.1 granted 1 101 check
+         30 soak fault 40ms p0.1 Kill
+         1040 p1.1 wanted 0 ash lock 0
+         1041 p1.1 granted 0 228 check
+         1100 soak fault 2200ms p1.1 Freeze
+         2201 p1.1 fired 0 1100ms expired
+         2202 p1.1 refused ash 228
+         3000 soak seen 1 requests sent twice
+         3000 soak seen 2 replies or requests lost
+         3000 soak seen 3 reconnects",
+    )
+    .met;
+    let never: Vec<_> = met.iter().filter(|(_, count)| *count == 0).collect();
+    assert!(never.is_empty(), "{never:?}");
+}
+
+/// One name on a quorum: lost by the word of the store at 300, granted to another at 320.
+fn gone(last_ok: u64, cause: &str) -> String {
+    format!(
+        "1 soak run 7 20 quorum
+         10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 0 check
+         20 p1.1 wanted 0 ash lock 0
+         300 p0.1 fired 0 {last_ok}ms {cause}
+         320 p1.1 granted 0 0 check
+         330 p1.1 released 0 329ms"
+    )
+}
+
+#[test]
+fn without_fencing_tokens_beliefs_alone_are_judged() {
+    accepts(
+        "1 soak run 7 20 quorum
+         10 p0.1 wanted 0 ash lock 0
+         11 p0.1 granted 0 0 check
+         20 p0.1 released 0 19ms
+         21 p1.1 wanted 0 ash lock 0
+         22 p1.1 granted 0 0 check
+         30 p1.1 released 0 29ms
+         40 p0.1 wrote ash 1 0
+         41 p1.1 wrote ash 1 0",
+    );
+    finds("overlap", &gone(298, "gone").replace("320 p1.1 granted", "290 p1.1 granted"));
+}
+
+#[test]
+fn who_was_told_by_a_quorum_has_no_grace_and_that_is_counted() {
+    let told = verdict(&gone(298, "gone"));
+    assert!(told.findings.is_empty(), "{:?}", told.findings);
+    let [excused] = &told.excused[..] else { panic!("{:?}", told.excused) };
+    assert_eq!((excused.why, excused.nanos), (Excuse::Told, 10_000_000));
+    // By the clock there is one, and on other stores.
+    finds("overlap", &gone(298, "expired"));
+    let fenced = gone(298, "gone").replace("20 quorum", "20 redis");
+    finds("overlap", &fenced.replace("p1.1 granted 0 0", "p1.1 granted 0 1"));
+}
+
+/// Granted by a primary at `granted`, which another one replaced from 2000 to 3000.
+fn replaced(granted: u64, rival: u64) -> String {
+    format!(
+        "1 soak run 7 20 sentinel
+         {granted} p0.1 wanted 0 ash lock 0
+         {granted} p0.1 granted 0 100 check
+         2000 soak replaced 3000ms ash
+         {rival} p1.1 wanted 0 ash lock 0
+         {rival} p1.1 granted 0 200 check
+         {} p0.1 released 0 {}ms
+         {} p1.1 released 0 {}ms",
+        rival + 10,
+        rival + 9,
+        rival + 20,
+        rival + 19
+    )
+}
+
+#[test]
+fn grant_of_a_replaced_primary_alone_is_excused_for_a_ttl() {
+    for (granted, rival) in [(1100, 2100), (2500, 3100), (2500, 3900)] {
+        let lost = verdict(&replaced(granted, rival));
+        assert!(lost.findings.is_empty(), "{:?}", lost.findings);
+        let [excused] = &lost.excused[..] else { panic!("{:?}", lost.excused) };
+        assert_eq!((excused.why, excused.nanos), (Excuse::Replaced, 10_000_000));
+    }
+    // What its replicas had, and what came long after.
+    finds("overlap", &replaced(900, 2100));
+    finds("overlap", &replaced(2500, 3995));
+    finds("overlap", &replaced(2500, 4100));
+}
+
+#[test]
+fn who_is_awake_is_told_of_a_primary_that_took_over_from_one_that_goes_on() {
+    let succeeded =
+        |granted, rival| replaced(granted, rival).replace("soak replaced", "soak succeeded");
+    accepts(&succeeded(2500, 2900));
+    finds("overlap", &succeeded(900, 2100));
+    finds("overlap", &succeeded(2500, 3100));
+    for asleep in ["2100 soak fault 2500ms p0.1 Freeze", "2500 p0.1 stalled 400"] {
+        accepts(&format!("{}\n{asleep}", succeeded(2500, 3100)));
+    }
+}
+
+/// Of two who wait until then for a name that another process has, one hears nothing.
+fn unheard(until: u64) -> String {
+    format!(
+        "900 p1.1 wanted 0 ash lock 0
+         901 p1.1 granted 0 100 check
+         950 p0.1 wanted 0 ash lock 0
+         950 p2.1 wanted 0 ash timeout 4000
+         1000 soak silent 6000ms p0 kept
+         {} p1.1 released 0 {}ms
+         {until} p0.1 granted 0 228 check
+         {until} p2.1 gave-up 0 dropped
+         {} p0.1 released 0 {until}ms",
+        until - 1,
+        until - 2,
+        until + 1
+    )
+}
+
+#[test]
+fn a_silent_subscription_that_nobody_replaces_is_found_while_somebody_waits() {
+    accepts(&unheard(2400));
+    finds("silence", &unheard(3000));
+    accepts(&unheard(3000).replace("soak silent 6000ms", "soak silent 2400ms"));
+    accepts(
+        &unheard(3000)
+            .replace("ash lock 0\n         950 p2.1", "ash aside 0\n 951 p0.1 aside 0\n 950 p2.1"),
+    );
+    accepts(&format!("{}\n1500 soak fault 1600ms p0.1 BlackHole", unheard(3000)));
+    accepts(&format!("{}\n2900 p0.1 stalled 900", unheard(3000)));
+    finds("silence", &format!("{}\n1500 soak fault 1600ms p1.1 BlackHole", unheard(3000)));
+    finds("silence", &format!("{}\n1500 soak fault 1600ms p0.1 BlockLog", unheard(3000)));
+    // What its own process has, nobody tells it of.
+    accepts(
+        "900 p0.1 wanted 0 ash lock 0
+         901 p0.1 granted 0 100 check
+         950 p0.1 wanted 1 ash lock 0
+         1000 soak silent 6000ms p0 kept
+         3000 p0.1 released 0 2999ms
+         3001 p0.1 granted 1 101 check
+         3002 p0.1 released 1 3001ms",
+    );
+}
+
+#[test]
+fn memory_that_grows_with_an_outage_is_found() {
+    let flood = |kib: u64| {
+        format!(
+            "1000 soak fault 9000ms p0.1 Flood
+             1100 p0.1 memory 20000
+             4500 p0.1 memory 30000
+             8900 p0.1 memory {kib}
+             8900 p1.1 memory 90000
+             9500 p0.1 memory 90000"
+        )
+    };
+    accepts(&flood(32_000));
+    finds("memory", &flood(40_000));
+}
+
+#[test]
+fn history_is_read_as_written_but_for_a_line_cut_by_a_kill() {
+    let lines = "1 p0.1 wanted 0 ash timeout 250\n2 soak seen 4 replies or requests lost\n\
+                 3 soak fault 9 p0.1 BlackHole\n4 p0.1 released 0 3\n";
+    let events = history::read(&format!("{lines}5 p0.1 granted 0 1"));
+    let written: String = events.iter().map(|event| format!("{event}\n")).collect();
+    assert_eq!(written, lines);
+}

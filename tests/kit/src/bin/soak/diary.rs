@@ -1,0 +1,158 @@
+//! What a holder process writes down, as it happens: after a SIGKILL, all but the last line is there.
+
+use kit::soak::history::{Event, What, now};
+use leasehold::{Lease, Loss};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A check is written down at most so often; the last one always is, unless the process is killed.
+const OFTEN: u64 = 20_000_000;
+
+pub struct Diary {
+    who: String,
+    file: Mutex<File>,
+    asks: AtomicU64,
+}
+
+impl Diary {
+    pub fn open(who: &str, path: impl AsRef<Path>) -> io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        Ok(Self { who: who.to_owned(), file: Mutex::new(file), asks: AtomicU64::new(0) })
+    }
+
+    pub fn who(&self) -> &str {
+        &self.who
+    }
+
+    pub fn write(&self, what: What) {
+        let at = now();
+        let line = format!("{}\n", Event { at, who: self.who.clone(), what });
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // One call for a line, so that a kill leaves whole ones.
+        if let Err(error) = file.write_all(line.as_bytes()) {
+            eprintln!("{}: the diary cannot be written: {error}", self.who);
+            std::process::exit(2);
+        }
+    }
+
+    /// A flow of control is about to ask.
+    pub fn wanted(self: &Arc<Self>, name: &str, how: &str, limit_ms: u64) -> Ask {
+        let number = self.asks.fetch_add(1, Ordering::Relaxed);
+        let (name, how) = (name.to_owned(), how.to_owned());
+        self.write(What::Wanted { ask: number, name, how, limit_ms });
+        Ask { diary: Arc::clone(self), number, open: true }
+    }
+
+    pub fn gave_up(&self, ask: u64, why: &str) {
+        self.write(What::GaveUp { ask, why: why.to_owned() });
+    }
+}
+
+/// A call that may return with a lease; dropped in the middle of it, it was given up.
+pub struct Ask {
+    diary: Arc<Diary>,
+    pub number: u64,
+    open: bool,
+}
+
+impl Ask {
+    pub fn gave_up(mut self, why: &str) {
+        self.open = false;
+        self.diary.gave_up(self.number, why);
+    }
+
+    /// Its future is not polled from now on.
+    pub fn is_aside(&self) {
+        self.diary.write(What::Aside { ask: self.number });
+    }
+
+    /// The call has returned with a lease.
+    pub fn granted(mut self, lease: &Lease, by_token: bool) -> Belief {
+        self.open = false;
+        let by = if by_token { "token" } else { "check" }.to_owned();
+        let (diary, ask) = (Arc::clone(&self.diary), self.number);
+        diary.write(What::Granted { ask, fence: lease.fence().unwrap_or_default(), by });
+        diary.write(What::Token { ask, number: number_of(lease) });
+        Belief { diary, ask, last_ok: 0, written: 0, at_risk: false, over: false }
+    }
+}
+
+impl Drop for Ask {
+    fn drop(&mut self) {
+        if self.open {
+            self.diary.gave_up(self.number, "dropped");
+        }
+    }
+}
+
+/// What one holder believes of its lease; a drop before the loss says that it is about to be given back.
+pub struct Belief {
+    diary: Arc<Diary>,
+    ask: u64,
+    last_ok: u64,
+    written: u64,
+    at_risk: bool,
+    over: bool,
+}
+
+impl Belief {
+    pub fn ask(&self) -> u64 {
+        self.ask
+    }
+
+    /// `check()`, called after `before`, was Ok.
+    pub fn checked(&mut self, before: u64, at_risk: bool) {
+        self.last_ok = before;
+        if before - self.written > OFTEN {
+            self.written = before;
+            self.diary.write(What::Checked { ask: self.ask, last_ok: before });
+        }
+        if at_risk != self.at_risk {
+            self.at_risk = at_risk;
+            let ask = self.ask;
+            self.diary.write(if at_risk { What::AtRisk { ask } } else { What::Safe { ask } });
+        }
+    }
+
+    pub fn nested(&self, lease: &Lease) {
+        let (fence, count) = (lease.fence().unwrap_or_default(), lease.hold_count());
+        self.diary.write(What::Nested { ask: self.ask, fence, count });
+    }
+
+    pub fn fired(&mut self, loss: Option<Loss>) {
+        self.over = true;
+        let (ask, last_ok) = (self.ask, self.last_ok);
+        self.diary.write(What::Fired { ask, last_ok, cause: loss_word(loss) });
+    }
+}
+
+impl Drop for Belief {
+    fn drop(&mut self) {
+        if !self.over {
+            self.diary.write(What::Released { ask: self.ask, last_ok: self.last_ok });
+        }
+    }
+}
+
+/// Which token a lease has: its debug format ends the holder with the number.
+fn number_of(lease: &Lease) -> u64 {
+    let text = format!("{lease:?}");
+    let digits = text.split_once("…:").map(|(_, rest)| rest).unwrap_or_default();
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().unwrap_or_default()
+}
+
+/// A word for the history.
+pub fn loss_word(loss: Option<Loss>) -> String {
+    loss.map_or_else(|| "unknown".to_owned(), |loss| format!("{loss:?}").to_lowercase())
+}
+
+pub fn error_word(error: &leasehold::Error) -> String {
+    match error.loss() {
+        Some(loss) => format!("lost-{}", loss_word(Some(loss))),
+        None => format!("{:?}", error.kind()).to_lowercase(),
+    }
+}

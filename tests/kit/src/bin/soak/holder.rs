@@ -1,0 +1,351 @@
+//! A holder process: tasks that take leases of a few shared names in all the ways there are, and write
+//! down what they believe.
+//!
+//! Nothing is believed without a look: a task calls `check()` before each step, and notes the time *before*
+//! the call. A loss is final, so one Ok vouches for all the time back to the grant. Some tasks never call
+//! `check()` and go by the token alone.
+//!
+//! Its parent tells it by lines what to do next; when the parent is gone, it ends.
+
+use crate::diary::Diary;
+use crate::flow::Flow;
+use crate::guests;
+use crate::inside::{Inside, unwind};
+use crate::ledger::Ledger;
+use crate::random::Random;
+use kit::soak::history::{What, Words, now};
+use leasehold::{Lease, LeaseManager, Lock};
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::sleep;
+
+/// The hidden first argument of the program.
+pub const HOLDER: &str = "holder";
+/// So many flows of control are in a process.
+const TASKS: u64 = 14;
+/// The part of the seed that says who drives the watchdogs.
+const OWN_THREAD: u64 = 500;
+/// The part of the seed that says how the first runtime ends.
+const FIRST_RUNTIME: u64 = 502;
+/// The part of the seed that says whether replicas must have a grant.
+const REPLICAS: u64 = 503;
+/// The part of the seed that says how much is logged: a log that is broken is to be used.
+const WHOLE_LOG: u64 = 504;
+/// The part of the seed of the one that takes two names of one slot.
+const TOGETHER: u64 = 501;
+/// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
+const LONG_HOLDERS: u64 = 2;
+
+/// What the process is to do; each word is answered by the same word when it is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    Work,
+    /// End what is under way, take nothing more.
+    Rest,
+    /// Take these names, each this often.
+    Hold(Vec<(String, u32)>),
+    /// Give one of each back.
+    Lower,
+    /// Give all back.
+    Release,
+    Exit,
+}
+
+/// A name and the manager that takes it.
+pub struct Place {
+    pub name: String,
+    pub ttl: Duration,
+    pub leases: LeaseManager,
+}
+
+pub struct Process {
+    pub diary: Arc<Diary>,
+    pub places: Vec<Place>,
+    ledger_port: u16,
+    pub inside: Arc<Inside>,
+    pub orders: watch::Receiver<Order>,
+}
+
+/// A store as a holder process is told of it: `<ttl in ms> <replicas> <name>,<name>.. <url>`.
+struct Backend {
+    ttl: Duration,
+    replicas: u32,
+    names: Vec<String>,
+    url: String,
+}
+
+impl Backend {
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split(' ');
+        Some(Self {
+            ttl: Duration::from_millis(parts.next()?.parse().ok()?),
+            replicas: parts.next()?.parse().ok()?,
+            names: parts.next()?.split(',').map(str::to_owned).collect(),
+            url: parts.next()?.to_owned(),
+        })
+    }
+}
+
+/// The life of a holder process; the arguments are those that [`crate::crew`] gives.
+pub fn live(arguments: &[String]) -> Result<(), String> {
+    let [who, seed, file, ledger_port, backends @ ..] = arguments else {
+        return Err("a holder process is started by the soak alone".to_owned());
+    };
+    let seed: u64 = seed.parse().map_err(|_| "the seed is a number")?;
+    let ledger_port = ledger_port.parse().map_err(|_| "the ledger's port is a number")?;
+    let backends: Option<Vec<_>> = backends.iter().map(|text| Backend::read(text)).collect();
+    let backends = backends.ok_or("a store is <ttl in ms> <replicas> <names> <url>")?;
+    let diary = Arc::new(Diary::open(who, file).map_err(|error| format!("{file}: {error}"))?);
+    watch_for_stalls(Arc::clone(&diary));
+    let inside = Inside::start(Random::part(seed, WHOLE_LOG).once_in(2));
+    let orders = listen(Arc::clone(&inside));
+    // In some processes the watchdogs are guests themselves.
+    let own_thread = !Random::part(seed, OWN_THREAD).once_in(3);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    // Of one who waits for replicas, only one of two primaries can grant.
+    let replicas = Random::part(seed, REPLICAS).once_in(3);
+    let places = settle_in(backends, own_thread, replicas, who, &diary);
+    let places = if own_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
+    let process = Arc::new(Process { diary, places, ledger_port, inside, orders });
+    runtime.block_on(process.work(seed))
+}
+
+/// Drives it on a runtime that then ends, or unwinds: who used the managers first is not who goes on using them.
+fn first_runtime<T>(seed: u64, work: impl Future<Output = T>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let done = runtime.block_on(work);
+    if Random::part(seed, FIRST_RUNTIME).once_in(2) {
+        // With the runtime in it.
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            let _runtime = runtime;
+            unwind();
+        }));
+    }
+    Ok(done)
+}
+
+async fn settle_in(
+    backends: Vec<Backend>,
+    own_thread: bool,
+    replicas: bool,
+    who: &str,
+    diary: &Diary,
+) -> Vec<Place> {
+    let mut places = Vec::new();
+    for backend in backends {
+        let leases = connect(&backend, own_thread, replicas).await;
+        introduce(&leases, who, diary).await;
+        places.extend(backend.names.into_iter().map(|name| Place {
+            name,
+            ttl: backend.ttl,
+            leases: leases.clone(),
+        }));
+    }
+    places
+}
+
+/// What breaks at the start is mended soon: the server may be away just now.
+async fn connect(backend: &Backend, own_thread: bool, replicas: bool) -> LeaseManager {
+    /// How long the replicas of a primary may take to have a grant.
+    const REPLICATION: Duration = Duration::from_millis(100);
+    loop {
+        let mut builder = LeaseManager::builder().ttl(backend.ttl).own_thread(own_thread);
+        if replicas && backend.replicas > 0 {
+            builder = builder.replicas(backend.replicas, REPLICATION);
+        }
+        match builder.connect(&backend.url).await {
+            Ok(leases) => return leases,
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Tells which tokens in the store are ours.
+async fn introduce(leases: &LeaseManager, who: &str, diary: &Diary) {
+    let mut lock = leases.lock(format!("id-of-{who}"));
+    loop {
+        if let Ok(lease) = lock.lock().await
+            && let Ok(Some(holding)) = leases.inspect(lease.name()).await
+            && let Some((id, _)) = holding.holder.split_once(':')
+        {
+            return diary.write(What::Manager { id: id.to_owned() });
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// How much memory it takes beside that of its program, in KiB, where the system tells it.
+fn memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Tells when this process got no time, so that a slow machine can be told from a fault of the library; and how much
+/// memory it takes.
+fn watch_for_stalls(diary: Arc<Diary>) {
+    const NAP: Duration = Duration::from_millis(5);
+    const WORTH_TELLING: u64 = 20_000_000;
+    const LOOKS: u64 = 100_000_000;
+    thread::spawn(move || {
+        let (mut last, mut look) = (now(), 0);
+        loop {
+            thread::sleep(NAP);
+            let time = now();
+            if time - last > WORTH_TELLING {
+                diary.write(What::Stalled { ms: (time - last) / 1_000_000 });
+            }
+            if time >= look {
+                look = time + LOOKS;
+                if let Some(kib) = memory() {
+                    diary.write(What::Memory { kib });
+                }
+            }
+            last = now();
+        }
+    });
+}
+
+fn listen(inside: Arc<Inside>) -> watch::Receiver<Order> {
+    let (sender, orders) = watch::channel(Order::Work);
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            if word == "inside" {
+                inside.begin(rest);
+                continue;
+            }
+            let order = match word {
+                "rest" => Order::Rest,
+                "hold" => Order::Hold(rest.split(' ').filter_map(counted).collect()),
+                "lower" => Order::Lower,
+                "release" => Order::Release,
+                _ => Order::Exit,
+            };
+            sender.send_replace(order);
+        }
+        std::process::exit(0);
+    });
+    orders
+}
+
+fn counted(text: &str) -> Option<(String, u32)> {
+    let (name, count) = text.split_once('=')?;
+    Some((name.to_owned(), count.parse().ok()?))
+}
+
+impl Process {
+    async fn work(self: Arc<Self>, seed: u64) -> Result<(), String> {
+        let mut tasks = JoinSet::new();
+        for part in 0..TASKS {
+            tasks.spawn(self.flow(seed, part)?.live());
+        }
+        tasks.spawn(self.flow(seed, TOGETHER)?.live_together());
+        tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
+        let host = Arc::clone(&self);
+        tasks.spawn_blocking(move || guests::live(&host, seed));
+        self.all_end(&mut tasks).await;
+        println!("rest");
+        self.hold_for_counting().await;
+        for place in &self.places {
+            // The second one on the same server is closed already.
+            if let Err(error) = place.leases.close().await {
+                self.broken(format!("close: {error}"));
+            }
+        }
+        println!("exit");
+        Ok(())
+    }
+
+    pub fn flow(self: &Arc<Self>, seed: u64, part: u64) -> Result<Flow, String> {
+        let ledger = Ledger::connect(self.ledger_port, self.diary.who());
+        Ok(Flow {
+            process: Arc::clone(self),
+            random: Random::part(seed, part),
+            ledger: ledger.map_err(|error| format!("the ledger: {error}"))?,
+            handles: HashMap::new(),
+            holds_long: part < LONG_HOLDERS,
+        })
+    }
+
+    pub async fn all_end(&self, tasks: &mut JoinSet<()>) {
+        while let Some(ended) = tasks.join_next().await {
+            self.ended(ended);
+        }
+    }
+
+    pub fn ended(&self, ended: Result<(), JoinError>) {
+        if let Err(error) = ended {
+            self.broken(format!("a task panicked: {error}"));
+        }
+    }
+
+    /// Takes, lowers and releases as told, at known counts, for the parent to look at the store.
+    async fn hold_for_counting(&self) {
+        let mut held: Vec<(Lock, Vec<Lease>)> = Vec::new();
+        let mut orders = self.orders.clone();
+        loop {
+            let order = orders.borrow_and_update().clone();
+            let word = match &order {
+                Order::Work | Order::Rest => "",
+                Order::Hold(wanted) => {
+                    for (name, count) in wanted {
+                        held.push(self.take(name, *count).await);
+                    }
+                    "hold"
+                }
+                Order::Lower => {
+                    for (_, leases) in &mut held {
+                        if let Some(lease) = leases.pop() {
+                            let _ = lease.unlock().await;
+                        }
+                    }
+                    "lower"
+                }
+                Order::Release => {
+                    held.clear();
+                    "release"
+                }
+                Order::Exit => return,
+            };
+            if !word.is_empty() {
+                let lost =
+                    held.iter().flat_map(|(_, leases)| leases).any(|lease| lease.check().is_err());
+                // A machine that stalls can lose leases of a second; the parent asks again then.
+                println!("{}", if lost { "lost" } else { word });
+            }
+            if orders.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn take(&self, name: &str, count: u32) -> (Lock, Vec<Lease>) {
+        let place = self.places.iter().find(|place| place.name == name);
+        let place = place.expect("the parent names only what it told before");
+        let mut lock = place.leases.lock(name);
+        let mut leases = Vec::new();
+        for _ in 0..count {
+            match lock.lock().await {
+                Ok(lease) => leases.push(lease),
+                Err(error) => self.broken(format!("{name} cannot be taken at rest: {error}")),
+            }
+        }
+        (lock, leases)
+    }
+
+    pub fn broken(&self, text: String) {
+        self.diary.write(What::Broken { text: Words(text) });
+    }
+}

@@ -1,0 +1,194 @@
+//! One Redis server; and what can be done to one that is among others.
+
+use super::{Harm, Key, Servers, Strike};
+use crate::faults::ServerKind;
+use crate::line::Line;
+use kit::{Reply, Resp, Server};
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+/// A server alone.
+pub struct One {
+    server: Server,
+    label: &'static str,
+    /// Whether the keys survive a restart.
+    durable: bool,
+}
+
+impl One {
+    /// Two servers: one keeps its keys on disk, the other loses them with each crash.
+    pub fn two() -> Vec<Box<dyn Servers>> {
+        // Without fsync no write is ever put off, so a kill of the process loses none.
+        let kept = Server::start_with(&["--appendonly", "yes", "--appendfsync", "no"]);
+        vec![
+            Box::new(Self { server: kept, label: "durable", durable: true }),
+            Box::new(Self { server: Server::start(), label: "volatile", durable: false }),
+        ]
+    }
+}
+
+impl Servers for One {
+    fn lines(&self) -> Vec<Line> {
+        vec![Line::to_redis(self.server.port())]
+    }
+
+    fn url(&self, ports: &[u16]) -> String {
+        format!("redis://127.0.0.1:{}", ports[0])
+    }
+
+    fn strike(&self, fault: Strike<'_>) -> Harm {
+        let Strike { kind, at, lasts, names } = fault;
+        match kind {
+            ServerKind::Delete => tell(&self.server, &["DEL", &names[at]]),
+            _ => strike_server(&self.server, kind, lasts),
+        }
+        let wiped = match kind {
+            ServerKind::Crash if !self.durable => names.to_vec(),
+            ServerKind::FlushAll => names.to_vec(),
+            ServerKind::Delete => vec![names[at].clone()],
+            _ => Vec::new(),
+        };
+        Harm { wiped, ..Harm::default() }
+    }
+
+    fn looker<'a>(&'a self, _: &'a [String]) -> Box<dyn FnMut() -> io::Result<Vec<Key>> + 'a> {
+        let mut look = Look::new(&self.server);
+        Box::new(move || look.keys())
+    }
+
+    fn left_over(&self) -> Result<Vec<String>, String> {
+        left_on(&self.server, self.label)
+    }
+
+    fn counts(&self, name: &str) -> Vec<u64> {
+        counts_on(&self.server, name)
+    }
+}
+
+/// One command; an error is of no interest to those who break things, but whoever looks on may want to know.
+pub fn tell(server: &Server, words: &[&str]) {
+    let told = Resp::try_connect(server.port()).and_then(|mut server| server.try_command(words));
+    if let Err(error) = told {
+        eprintln!("{words:?}: {error}");
+    }
+}
+
+/// Breaks one server for a while, with all its faults that are of one server.
+pub fn strike_server(server: &Server, kind: ServerKind, lasts: Duration) {
+    let millis = lasts.as_millis().to_string();
+    let tell = |words: &[&str]| tell(server, words);
+    match kind {
+        ServerKind::Crash => server.kill(),
+        ServerKind::Freeze => server.pause(),
+        ServerKind::KillClients => return tell(&["CLIENT", "KILL", "TYPE", "normal"]),
+        ServerKind::KillSubscribers => return tell(&["CLIENT", "KILL", "TYPE", "pubsub"]),
+        ServerKind::FlushScripts => return tell(&["SCRIPT", "FLUSH"]),
+        ServerKind::FlushAll => return tell(&["FLUSHALL"]),
+        ServerKind::Sleep => return tell(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()]),
+        ServerKind::PauseClients => tell(&["CLIENT", "PAUSE", &millis]),
+        ServerKind::OutOfMemory => tell(&["CONFIG", "SET", "maxmemory", "1"]),
+        ServerKind::Denied => tell(&["ACL", "SETUSER", "default", "-hset", "-pexpire"]),
+        ServerKind::TooFewReplicas => tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]),
+        ServerKind::ReadOnly => tell(&["REPLICAOF", "127.0.0.1", "1"]),
+        _ => return eprintln!("{kind:?} is no fault of one server"),
+    }
+    thread::sleep(lasts);
+    match kind {
+        ServerKind::Crash => server.restart(),
+        ServerKind::Freeze => server.resume(),
+        ServerKind::OutOfMemory => tell(&["CONFIG", "SET", "maxmemory", "0"]),
+        ServerKind::Denied => tell(&["ACL", "SETUSER", "default", "+@all"]),
+        ServerKind::TooFewReplicas => tell(&["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        ServerKind::ReadOnly => tell(&["REPLICAOF", "NO", "ONE"]),
+        _ => {}
+    }
+}
+
+/// Looks at a server over a connection that is made anew when it breaks.
+pub struct Look<'a> {
+    server: &'a Server,
+    connection: Option<Resp>,
+}
+
+impl<'a> Look<'a> {
+    pub fn new(server: &'a Server) -> Self {
+        Self { server, connection: None }
+    }
+
+    /// All keys at one instant.
+    pub fn keys(&mut self) -> io::Result<Vec<Key>> {
+        Ok(self.keys_and_role()?.0)
+    }
+
+    /// And whether it is a primary, which one alone is too.
+    pub fn keys_and_role(&mut self) -> io::Result<(Vec<Key>, bool)> {
+        let looked = self.look();
+        if looked.is_err() {
+            self.connection = None;
+        }
+        looked
+    }
+
+    fn look(&mut self) -> io::Result<(Vec<Key>, bool)> {
+        // In a cluster, a key of a slot on its way may be out of reach.
+        const LOOK: &str = "
+            local found = {}
+            for _, key in ipairs(redis.call('KEYS', '*')) do
+                local kind, ttl, token = redis.pcall('TYPE', key), -3, ARGV[1]
+                if not kind.err then
+                    ttl = redis.call('PTTL', key)
+                    token = kind.ok == 'hash' and redis.call('HKEYS', key)[1] or ''
+                end
+                table.insert(found, { key, ttl, token })
+            end
+            return { redis.call('ROLE')[1], found }";
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(Resp::try_connect(self.server.port())?),
+        };
+        let reply = connection.try_command(&["EVAL", LOOK, "0", Key::UNKNOWN])?;
+        if let Some(error) = reply.error() {
+            return Err(io::Error::other(error.to_owned()));
+        }
+        let [role, found] = <[Reply; 2]>::try_from(reply.list())
+            .map_err(|_| io::Error::other("no role and no keys"))?;
+        let key = |reply: Reply| {
+            let [name, ttl, token] = reply.list().try_into().ok()?;
+            Some(Key { name: name.text(), ttl: ttl.int(), token: token.text() })
+        };
+        Ok((found.list().into_iter().filter_map(key).collect(), role.text() == "master"))
+    }
+}
+
+/// What is left on one server.
+pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
+    let mut connection = server.connection();
+    let mut ask = |words: &[&str]| -> Result<Vec<Reply>, String> {
+        connection.try_command(words).map(Reply::list).map_err(|error| error.to_string())
+    };
+    let mut left = Vec::new();
+    for key in ask(&["KEYS", "*"])? {
+        let key = key.text();
+        // The last fencing token of each name is remembered.
+        if !key.starts_with("redisson_lock_token:") {
+            left.push(format!("the key {key} on {label}"));
+        }
+    }
+    for kind in ["CHANNELS", "SHARDCHANNELS"] {
+        for channel in ask(&["PUBSUB", kind])? {
+            let channel = channel.text();
+            // Sentinels greet each other there.
+            if channel != "__sentinel__:hello" {
+                left.push(format!("the channel {channel} on {label}"));
+            }
+        }
+    }
+    Ok(left)
+}
+
+/// The hold counts of a name on one server.
+pub fn counts_on(server: &Server, name: &str) -> Vec<u64> {
+    let fields = server.command(&["HGETALL", name]).pairs();
+    fields.iter().filter_map(|(_, count)| count.parse().ok()).collect()
+}

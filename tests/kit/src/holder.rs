@@ -1,0 +1,326 @@
+//! A holder in a process of its own, which can be killed, stopped and terminated.
+//!
+//! The process is the test binary once more, told by an environment variable to be a holder. Its test
+//! `holder_process` calls [`serve`]. Commands go to its standard input, a line each; what happens comes
+//! from its standard output, a line each, with the time by `CLOCK_BOOTTIME`.
+
+use std::collections::HashMap;
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::mem;
+use std::process::{self, Child, ChildStdin, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{CloseError, Lease, LeaseManager};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use tokio::io::{AsyncBufReadExt, BufReader as AsyncBufReader};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::eventually;
+use super::fault::{LONG, boottime, millis};
+use super::server::{dying_with_parent, spawn};
+
+const VARIABLE: &str = "LEASEHOLD_TEST_HOLDER";
+/// What the test runner prints stands on the same output.
+const MARK: &str = "holder: ";
+
+/// Something that happened in the holder's process.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// By `CLOCK_BOOTTIME`.
+    pub at: Duration,
+    pub words: Vec<String>,
+}
+
+impl Event {
+    pub fn word(&self, index: usize) -> &str {
+        self.words.get(index).map_or("", String::as_str)
+    }
+
+    #[track_caller]
+    pub fn number(&self, index: usize) -> u64 {
+        self.word(index).parse().unwrap_or_else(|_| panic!("no number at {index} of {self:?}"))
+    }
+}
+
+/// The process, as its test sees it.
+pub struct Holder {
+    child: Child,
+    input: ChildStdin,
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Holder {
+    pub fn start() -> Self {
+        Self::start_by(&[])
+    }
+
+    /// Starts it by another program, such as `nsenter` with its options.
+    pub fn start_by(program: &[&str]) -> Self {
+        let exe = env::current_exe().expect("the path of this test binary");
+        let exe = exe.to_str().expect("a path in UTF-8");
+        let words = [program, &[exe]].concat();
+        let mut command = dying_with_parent(words[0]);
+        command
+            .args(&words[1..])
+            .args(["--exact", "holder_process", "--nocapture"])
+            .env(VARIABLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = spawn(command).expect("the test binary can be started again");
+        let input = child.stdin.take().expect("it was asked for");
+        let output = child.stdout.take().expect("it was asked for");
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&events);
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some(event) = parse(&line) {
+                    sink.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+                }
+            }
+        });
+        Self { child, input, events }
+    }
+
+    /// Gives a command, one of those that [`serve`] knows.
+    #[track_caller]
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.input, "{command}").expect("the holder's process reads its commands");
+    }
+
+    /// Connects with a time to live and locks a name; returns the event of the grant.
+    pub async fn hold(&mut self, url: &str, ttl: Duration, name: &str) -> Event {
+        self.tell(&format!("connect {url} {}", ttl.as_millis()));
+        self.tell(&format!("lock {name}"));
+        self.event(&["granted", name]).await
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The first event that begins with these words, if it has happened.
+    pub fn happened(&self, words: &[&str]) -> Option<Event> {
+        let mut events = self.events().into_iter();
+        events.find(|event| words.iter().enumerate().all(|(i, word)| event.word(i) == *word))
+    }
+
+    /// Waits for the first event that begins with these words.
+    #[track_caller]
+    pub fn event(&self, words: &[&str]) -> impl Future<Output = Event> {
+        let came = eventually(LONG, || self.happened(words).is_some());
+        async move {
+            came.await;
+            self.happened(words).expect("it has just been there")
+        }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Sends a signal; returns the time just before.
+    pub fn signal(&self, signal: Signal) -> Duration {
+        let at = boottime();
+        kill_process(self.pid(), signal).expect("the holder's process is there");
+        at
+    }
+
+    /// Stops the process; returns the time when it surely stood still.
+    pub fn stop(&self) -> Duration {
+        self.signal(Signal::STOP);
+        let change = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("a child");
+        assert!(change.is_some_and(|(_, status)| status.stopped()), "{change:?}");
+        boottime()
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually(LONG, || {
+            status = self.child.try_wait().expect("a child");
+            status.is_some()
+        })
+        .await;
+        status.expect("it has ended")
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // A stopped process is ended by this, too.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn parse(line: &str) -> Option<Event> {
+    let (_, text) = line.split_once(MARK)?;
+    let mut words = text.split(' ').map(str::to_owned);
+    let at = Duration::from_nanos(words.next()?.parse().ok()?);
+    Some(Event { at, words: words.collect() })
+}
+
+fn say(text: &str) {
+    println!("{MARK}{} {text}", boottime().as_nanos());
+}
+
+/// Is the holder, if this process is meant to be one.
+///
+/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `churn NAME` (locks and unlocks for ever),
+/// `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.
+/// It closes by itself on SIGTERM, and ends at the end of its input.
+pub fn serve() {
+    if env::var_os(VARIABLE).is_none() {
+        return;
+    }
+    // What the test runner has begun to print is no line of ours.
+    println!();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let mut terminated = signal(SignalKind::terminate()).expect("a handler of SIGTERM");
+        let mut commands = AsyncBufReader::new(tokio::io::stdin()).lines();
+        let mut process = Process::default();
+        loop {
+            let line = tokio::select! {
+                line = commands.next_line() => line.expect("a command in UTF-8"),
+                _ = terminated.recv() => {
+                    process.close().await;
+                    break;
+                }
+            };
+            let Some(line) = line else { break };
+            let words: Vec<&str> = line.split(' ').collect();
+            process.obey(&words).await;
+        }
+    });
+    process::exit(0);
+}
+
+type Held = Arc<Mutex<HashMap<String, Arc<Lease>>>>;
+
+#[derive(Default)]
+struct Process {
+    leases: Option<LeaseManager>,
+    held: Held,
+}
+
+impl Process {
+    async fn obey(&mut self, words: &[&str]) {
+        match *words {
+            ["connect", url, ttl] => {
+                let ttl = millis(ttl.parse().expect("milliseconds"));
+                let leases = LeaseManager::builder().ttl(ttl).connect(url).await;
+                self.leases = Some(leases.expect("a manager"));
+                say("connected");
+            }
+            ["lock", name] => {
+                let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());
+                tokio::spawn(take(leases, held, name));
+            }
+            ["churn", name] => {
+                let (leases, name) = (self.manager(), name.to_owned());
+                tokio::spawn(churn(leases, name));
+            }
+            ["watch", name] => {
+                let lease = self.lease(name);
+                thread::spawn(move || check_all_the_time(&lease));
+            }
+            ["state", name] => say(&format!("state {name} {:?}", self.lease(name).state())),
+            ["unlock", name] => {
+                let lease = self.remove(name);
+                let lease = Arc::try_unwrap(lease).expect("nobody checks it any more");
+                match lease.unlock().await {
+                    Ok(()) => say(&format!("unlocked {name}")),
+                    Err(error) => say(&format!("refused-unlock {name} {:?}", error.kind())),
+                }
+            }
+            ["drop", name] => {
+                drop(self.remove(name));
+                say(&format!("dropped {name}"));
+            }
+            ["close"] => self.close().await,
+            _ => panic!("no such command: {words:?}"),
+        }
+    }
+
+    fn manager(&self) -> LeaseManager {
+        self.leases.clone().expect("connected")
+    }
+
+    fn lease(&self, name: &str) -> Arc<Lease> {
+        Arc::clone(self.held.lock().expect("no panic").get(name).expect("held"))
+    }
+
+    fn remove(&self, name: &str) -> Arc<Lease> {
+        self.held.lock().expect("no panic").remove(name).expect("held")
+    }
+
+    /// Gives back what is held, as a service does at its end, and reports what could not be.
+    async fn close(&self) {
+        say("closing");
+        let leases = self.manager();
+        let held = mem::take(&mut *self.held.lock().expect("no panic"));
+        let released = held.len();
+        let tokens: Vec<_> = held.values().map(|lease| lease.token()).collect();
+        let work = async move {
+            for token in tokens {
+                token.cancelled().await;
+            }
+            drop(held);
+        };
+        let (closed, ()) = tokio::join!(leases.close(), work);
+        let failed = closed.as_ref().err().map(CloseError::failed).unwrap_or_default();
+        let mut names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        let released = released - names.len();
+        say(&format!("closed {released} {}", names.join(" ")));
+    }
+}
+
+async fn take(leases: LeaseManager, held: Held, name: String) {
+    let lease = match leases.lock(&name).lock().await {
+        Ok(lease) => Arc::new(lease),
+        Err(error) => return say(&format!("failed {name} {:?}", error.kind())),
+    };
+    let fence = lease.fence().expect("fencing is on");
+    let lost = lease.lost();
+    held.lock().expect("no panic").insert(name.clone(), lease);
+    say(&format!("granted {name} {fence}"));
+    let loss = lost.await;
+    say(&format!("fired {name} {loss:?}"));
+}
+
+async fn churn(leases: LeaseManager, name: String) {
+    let mut lock = leases.lock(&name);
+    loop {
+        let lease = lock.lock().await.expect("a lease");
+        say(&format!("granted {name} {}", lease.fence().expect("fencing is on")));
+        lease.unlock().await.expect("a release");
+    }
+}
+
+/// On a plain thread, so that nothing but the call itself can find out.
+fn check_all_the_time(lease: &Lease) {
+    let name = lease.name();
+    let mut good = None;
+    loop {
+        let before = boottime();
+        if lease.check().is_err() {
+            break;
+        }
+        if good.is_none() {
+            say(&format!("checking {name}"));
+        }
+        good = Some(before);
+        thread::sleep(millis(1));
+    }
+    let good = good.unwrap_or_default().as_nanos();
+    say(&format!("refused {name} {good}"));
+}

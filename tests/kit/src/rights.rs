@@ -1,0 +1,24 @@
+//! The rights of a user as the README tells them.
+
+const README: &str = include_str!("../../../README.md");
+
+/// The least that one server needs, for names that begin with `app:`.
+pub fn of_one_server() -> Vec<&'static str> {
+    words("ACL SETUSER lease on >PASSWORD ", "```")
+}
+
+/// What a cluster needs beside these.
+pub fn of_a_cluster() -> Vec<&'static str> {
+    words("In a cluster also `", "`")
+}
+
+/// What one server needs and a cluster with sharded pub/sub does not.
+pub fn of_plain_pubsub() -> Vec<&'static str> {
+    words("; there `", "`")
+}
+
+fn words(before: &str, behind: &str) -> Vec<&'static str> {
+    let (_, words) = README.split_once(before).expect("the README tells it");
+    let (words, _) = words.split_once(behind).expect("it has an end");
+    words.split_whitespace().collect()
+}

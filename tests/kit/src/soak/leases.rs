@@ -1,0 +1,180 @@
+//! What became of each wish for a lease, put together from the events.
+
+use crate::soak::history::{Event, What};
+use std::collections::{BTreeMap, HashMap};
+
+/// One wish for a lease, and the lease if it was granted. Times in nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub who: String,
+    pub name: String,
+    pub how: String,
+    pub limit: u64,
+    pub asked: u64,
+    /// Given up, or the call failed.
+    pub gave_up: Option<(u64, String)>,
+    pub granted: Option<u64>,
+    pub fence: u64,
+    /// Of its token in the store.
+    pub number: Option<u64>,
+    pub by_token: bool,
+    /// The last `check()` that is known to have been Ok, as the time before it was called.
+    pub last_ok: u64,
+    pub released: Option<u64>,
+    /// When it could not be released, and why.
+    pub unreleased: Option<(u64, String)>,
+    /// When the future that asks was left alone.
+    pub aside: Option<u64>,
+    /// When it was left to expire.
+    pub forgot: Option<u64>,
+    pub fired: Option<(u64, String)>,
+    /// When it was at risk, and when it was safe again.
+    pub at_risk: Vec<(u64, Option<u64>)>,
+    pub nested: Vec<(u64, u64)>,
+    /// From when to when its holder believed in it, by the oracle.
+    pub believed: Option<(u64, u64)>,
+}
+
+/// A name's settings.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    pub server: String,
+    pub ttl: u64,
+}
+
+impl Setting {
+    /// T/10 in 10 ms to 2 s: so long before the deadline the holder is told.
+    pub fn grace(&self) -> u64 {
+        (self.ttl / 10).clamp(10_000_000, 2_000_000_000)
+    }
+
+    /// How long one attempt may take.
+    pub fn attempt(&self) -> u64 {
+        (self.ttl / 10).clamp(250_000_000, 10_000_000_000).min(self.ttl / 6)
+    }
+
+    /// How long a waiter sleeps at most without asking.
+    pub fn poll_bound(&self) -> u64 {
+        1_000_000_000.min(self.ttl / 3)
+    }
+}
+
+impl Lease {
+    /// When the call returned, one way or the other.
+    pub fn answered(&self) -> Option<u64> {
+        self.granted.or(self.gave_up.as_ref().map(|(at, _)| *at))
+    }
+
+    /// When the holder was done with it, as far as is known.
+    pub fn ended(&self) -> Option<u64> {
+        let fired = self.fired.as_ref().map(|(at, _)| *at);
+        self.released.into_iter().chain(fired).min()
+    }
+
+    /// The process of this lease without its life: its slot.
+    pub fn slot(&self) -> &str {
+        slot(&self.who)
+    }
+}
+
+/// `p2` of `p2.1`.
+pub fn slot(who: &str) -> &str {
+    who.split('.').next().unwrap_or(who)
+}
+
+/// All wishes in the order of their grants, the others at the end.
+pub fn leases(history: &[Event]) -> Vec<Lease> {
+    let mut leases: BTreeMap<(&str, u64), Lease> = BTreeMap::new();
+    for Event { at, who, what } in history {
+        let at = *at;
+        if let What::Wanted { ask, name, how, limit_ms } = what {
+            let lease = Lease {
+                who: who.clone(),
+                name: name.clone(),
+                how: how.clone(),
+                limit: limit_ms * 1_000_000,
+                asked: at,
+                gave_up: None,
+                granted: None,
+                fence: 0,
+                number: None,
+                by_token: false,
+                last_ok: 0,
+                released: None,
+                unreleased: None,
+                aside: None,
+                forgot: None,
+                fired: None,
+                at_risk: Vec::new(),
+                nested: Vec::new(),
+                believed: None,
+            };
+            leases.insert((who, *ask), lease);
+            continue;
+        }
+        let Some(ask) = ask_of(what) else { continue };
+        let Some(lease) = leases.get_mut(&(who.as_str(), ask)) else { continue };
+        match what {
+            What::GaveUp { why, .. } => lease.gave_up = Some((at, why.clone())),
+            What::Granted { fence, by, .. } => {
+                lease.granted = Some(at);
+                lease.fence = *fence;
+                lease.by_token = by == "token";
+            }
+            What::Token { number, .. } => lease.number = Some(*number),
+            What::Aside { .. } => lease.aside = Some(at),
+            What::Unreleased { why, .. } => lease.unreleased = Some((at, why.clone())),
+            What::Forgot { .. } => lease.forgot = Some(at),
+            What::Nested { fence, .. } => lease.nested.push((at, *fence)),
+            What::Checked { last_ok, .. } => lease.last_ok = lease.last_ok.max(*last_ok),
+            What::AtRisk { .. } => lease.at_risk.push((at, None)),
+            What::Safe { .. } => {
+                if let Some((_, until)) = lease.at_risk.last_mut() {
+                    *until = Some(at);
+                }
+            }
+            What::Fired { last_ok, cause, .. } => {
+                lease.last_ok = lease.last_ok.max(*last_ok);
+                lease.fired = Some((at, cause.clone()));
+            }
+            What::Released { last_ok, .. } => {
+                lease.last_ok = lease.last_ok.max(*last_ok);
+                lease.released = Some(at);
+            }
+            _ => {}
+        }
+    }
+    let mut leases: Vec<Lease> = leases.into_values().collect();
+    leases.sort_by_key(|lease| (lease.granted.unwrap_or(u64::MAX), lease.asked));
+    leases
+}
+
+fn ask_of(what: &What) -> Option<u64> {
+    match what {
+        What::GaveUp { ask, .. }
+        | What::Granted { ask, .. }
+        | What::Nested { ask, .. }
+        | What::Token { ask, .. }
+        | What::Aside { ask }
+        | What::Forgot { ask }
+        | What::Checked { ask, .. }
+        | What::AtRisk { ask }
+        | What::Safe { ask }
+        | What::Fired { ask, .. }
+        | What::Released { ask, .. }
+        | What::Unreleased { ask, .. } => Some(*ask),
+        _ => None,
+    }
+}
+
+/// The names of a run.
+pub fn settings(history: &[Event]) -> HashMap<String, Setting> {
+    let setting = |event: &Event| match &event.what {
+        What::Name { name, server, ttl_ms } => {
+            let setting = Setting { server: server.clone(), ttl: ttl_ms * 1_000_000 };
+            Some((name.clone(), setting))
+        }
+        _ => None,
+    };
+    history.iter().filter_map(setting).collect()
+}

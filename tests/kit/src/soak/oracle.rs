@@ -1,0 +1,572 @@
+//! The judge: reads a history and finds what must not be in it.
+//!
+//! # What a holder believes
+//!
+//! Time is `CLOCK_BOOTTIME`, one clock for all processes of the machine. A holder calls `check()` before each
+//! step and notes the time just before the call. Let K be that time for its last check that was Ok. Since
+//! a loss is final, that Ok vouches for all the time from the grant to K. And a step that began then may
+//! still be under way: the library promises to tell a loss a *grace* (T/10, 10 ms to 2 s) before the store
+//! can let anybody else in. So the belief in a lease is
+//!
+//! ```text
+//! [ the call returned,  min(about to give it back,  K + grace) ]
+//! ```
+//!
+//! and is empty without a check that was Ok. It needs no word of a process that was killed or frozen: those
+//! do nothing, and what they believed before holds by the clock. Nothing excuses an overlap of it: no
+//! stall, no slow network, no crash; only a key that was taken away from its holder (below).
+//!
+//! A holder who goes by the token alone believes until it wakes, without a grace. A process can wake
+//! late, so this is judged only when a thread of that process which only sleeps had its time.
+//!
+//! # The rules
+//!
+//! - *overlap*: beliefs in one name never overlap, between processes and inside one.
+//! - *fence*: fencing tokens of one name grow in the order of beliefs; a nested lease has that of the outer.
+//! - *update*: the values that the guarded resource accepted are 1, 2, 3, .. with tokens that never go back.
+//! - *waiting*: nobody waits for a name that is free on the server, over a path without faults, for longer
+//!   than the poll bound, two attempts and a reaction; nor beyond a limit of his own; nor for ever.
+//! - *orphan*: no key stays on the server of which its process knows nothing, neither a lease nor a wish, for
+//!   longer than two attempts and a reaction over a path without faults; and none by a token that no lease ever
+//!   had, for longer than that and two sweeps.
+//! - *idle*: no key is kept alive that no flow of control has: it is gone a time to live later, and what a renewal
+//!   and a request on their way may add.
+//! - *silence*: a subscription that says nothing more is replaced within T/3 and a second while somebody waits.
+//! - *memory*: what a process keeps in an outage does not grow with its length.
+//! - *needless loss*: no lease expires, and no release fails, while nothing is broken. What goes wrong *inside* a process, a log that blocks or
+//!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
+//! - *left over*: no lock key, no key without a time to live, no channel.
+//! - *count*: at rest, the store has the hold counts that are believed.
+//! - *contradiction*: what a process found by itself, such as a loss that was not final; a manager that says that it
+//!   was closed.
+//! - *never happened*: a run of a minute must meet what it is for.
+//!
+//! A *wipe* is the removal of a key by somebody else: FLUSHALL, DEL, a crash without persistence,
+//! `force_unlock`. The old holder learns of it at its next contact, or by the clock: no renewal is confirmed
+//! after the wipe, so its belief ends before wipe + T. Overlaps and fences out of order are excused in that
+//! time, and in no other. The rule *update* has no such excuse: there the smaller token must be refused.
+//!
+//! # By store
+//!
+//! Behind sentinels, what was granted while one primary *replaced* another may be unknown to the new one: the
+//! documentation says so. Overlaps with a lease that was granted from a second before that until its end are excused
+//! until then + T, as after a wipe; older leases have no such excuse. Where one *succeeded* another that goes on
+//! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it.
+//!
+//! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
+//! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and
+//! the rest is given back at once, without a grace: overlaps after his last check that was Ok are excused.
+//! Whoever is let in before that check is found.
+//!
+//! All that is excused is counted, and the report says how much it was.
+
+mod bounds;
+mod kept;
+mod met;
+mod rules;
+
+use crate::soak::history::{Event, What};
+use crate::soak::leases::{Lease, Setting, leases, settings};
+use rules::Rules;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// From an event that makes a waiter ask to the grant: a scheduler, a round trip.
+const REACTION: u64 = 150_000_000;
+/// So long nobody waits whose path is without faults, with a few dozen rivals who may hold for 2 T.
+const LONGEST_WAIT: u64 = 60_000_000_000;
+/// A `force_unlock` without an answer may come so much later.
+const FORCED_LATE: u64 = 10_000_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+#[derive(Clone, Debug)]
+pub struct Finding {
+    pub rule: &'static str,
+    pub at: u64,
+    pub text: String,
+}
+
+/// An overlap that nobody promised to prevent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excused {
+    pub why: Excuse,
+    pub nanos: u64,
+}
+
+/// Why others may have been let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Excuse {
+    /// The key was taken away.
+    Wiped,
+    /// Another primary serves, which had not been told of the grant.
+    Replaced,
+    /// The store had told the holder, who had no grace.
+    Told,
+}
+
+pub struct Verdict {
+    pub findings: Vec<Finding>,
+    pub excused: Vec<Excused>,
+    /// What was met, and how often.
+    pub met: Vec<(&'static str, u64)>,
+    pub leases: Vec<Lease>,
+}
+
+/// A span in which something was so.
+type Span = (u64, u64);
+
+/// A name whose holder may be overtaken, and why.
+struct Wipe {
+    name: String,
+    span: Span,
+    why: Excuse,
+    /// Whether who was awake knows of it at its end.
+    told: bool,
+}
+
+struct Case<'a> {
+    history: &'a [Event],
+    settings: HashMap<String, Setting>,
+    leases: Vec<Lease>,
+    wipes: Vec<Wipe>,
+    rules: Rules,
+    excused: Vec<Excused>,
+    /// By process or server.
+    faults: Vec<(&'a str, &'a str, Span)>,
+    stalls: HashMap<&'a str, Vec<Span>>,
+    /// Processes that say which token a lease has.
+    told_tokens: HashSet<&'a str>,
+    findings: Vec<Finding>,
+}
+
+/// Judges a history, whose events are in the order of time.
+pub fn judge(history: &[Event]) -> Verdict {
+    let mut case = Case {
+        history,
+        settings: settings(history),
+        leases: leases(history),
+        wipes: wipes(history),
+        rules: rules(history),
+        excused: Vec::new(),
+        faults: Vec::new(),
+        stalls: HashMap::new(),
+        told_tokens: kept::told_tokens(history),
+        findings: Vec::new(),
+    };
+    for Event { at, who, what } in history {
+        match what {
+            What::Fault { until, on, kind } => case.faults.push((on, kind, (*at, *until))),
+            What::Stalled { ms } => {
+                let span = (at.saturating_sub(ms * 1_000_000), *at);
+                case.stalls.entry(who).or_default().push(span);
+            }
+            _ => {}
+        }
+    }
+    let beliefs: Vec<_> = case.leases.iter().map(|lease| case.belief(lease)).collect();
+    for (lease, belief) in case.leases.iter_mut().zip(beliefs) {
+        lease.believed = belief;
+    }
+    case.overlaps_and_fences();
+    case.updates();
+    case.waits();
+    case.keys_of_nobody();
+    case.needless();
+    case.silences();
+    case.floods();
+    case.ends();
+    let met = case.met();
+    case.missing(&met);
+    case.findings.sort_by_key(|finding| finding.at);
+    Verdict { findings: case.findings, excused: case.excused, met, leases: case.leases }
+}
+
+fn rules(history: &[Event]) -> Rules {
+    let store = history.iter().find_map(|event| match &event.what {
+        What::Run { store, .. } => Some(store.as_str()),
+        _ => None,
+    });
+    Rules::of(store.unwrap_or_default())
+}
+
+fn wipes(history: &[Event]) -> Vec<Wipe> {
+    let mut wipes = Vec::new();
+    let mut forcing: BTreeMap<(&str, u64), usize> = BTreeMap::new();
+    for Event { at, who, what } in history {
+        let mut wipe = |name: &String, until: u64, why| {
+            wipes.push(Wipe { name: name.clone(), span: (*at, until), why, told: false });
+        };
+        match what {
+            What::Wiped { until, name } => wipe(name, *until, Excuse::Wiped),
+            What::Replaced { until, name } => wipe(name, *until, Excuse::Replaced),
+            What::Succeeded { until, name } => {
+                wipe(name, *until, Excuse::Replaced);
+                wipes.last_mut().expect("just made").told = true;
+            }
+            What::Forcing { ask, name } => {
+                wipe(name, at + FORCED_LATE, Excuse::Wiped);
+                forcing.insert((who, *ask), wipes.len() - 1);
+            }
+            What::Forced { ask } => {
+                if let Some(which) = forcing.get(&(who.as_str(), *ask)) {
+                    wipes[*which].span.1 = *at;
+                }
+            }
+            _ => {}
+        }
+    }
+    wipes
+}
+
+fn overlap(one: Span, other: Span) -> Option<Span> {
+    let common = (one.0.max(other.0), one.1.min(other.1));
+    (common.0 < common.1).then_some(common)
+}
+
+impl Case<'_> {
+    fn find(&mut self, rule: &'static str, at: u64, text: String) {
+        self.findings.push(Finding { rule, at, text });
+    }
+
+    fn setting(&self, name: &str) -> Setting {
+        let setting = self.settings.get(name).cloned();
+        setting.unwrap_or(Setting { server: String::new(), ttl: SECOND })
+    }
+
+    /// When somebody believed to have the name by this lease.
+    fn belief(&self, lease: &Lease) -> Option<Span> {
+        let granted = lease.granted?;
+        let end = if lease.by_token {
+            self.token_told(lease)?
+        } else {
+            let told = lease.last_ok + self.setting(&lease.name).grace();
+            lease.released.map_or(told, |released| released.min(told))
+        };
+        let empty = end <= granted || (!lease.by_token && lease.last_ok < granted);
+        (!empty).then_some((granted, end))
+    }
+
+    /// When the token had told it, if the process was awake then.
+    fn token_told(&self, lease: &Lease) -> Option<u64> {
+        let end = lease.ended()?;
+        let awake_since = end.saturating_sub(SECOND);
+        let asleep = |span: &Span| overlap(*span, (awake_since, end + SECOND / 10)).is_some();
+        let stalled =
+            self.stalls.get(lease.who.as_str()).is_some_and(|stalls| stalls.iter().any(asleep));
+        let frozen =
+            self.faults_on(&lease.who).any(|(kind, span)| kind == "Freeze" && asleep(&span));
+        (!stalled && !frozen).then_some(end)
+    }
+
+    fn faults_on<'a>(&'a self, on: &'a str) -> impl Iterator<Item = (&'a str, Span)> {
+        self.faults
+            .iter()
+            .filter(move |(where_, _, _)| *where_ == on)
+            .map(|(_, kind, span)| (*kind, *span))
+    }
+
+    /// Whether a fault may hold up anybody but who is in it: what goes wrong inside a process does not.
+    fn excuses(&self, kind: &str) -> bool {
+        const INSIDE: [&str; 7] = [
+            "BlockLog",
+            "SlowLog",
+            "PanicInLog",
+            "EndRuntime",
+            "UnwindRuntime",
+            "Crowd",
+            "Silence",
+        ];
+        !INSIDE.contains(&kept::base(kind))
+    }
+
+    /// Whether it is an excuse for whoever has this lease that its name was wiped.
+    fn serves(&self, wipe: &Wipe, older: &Lease) -> bool {
+        // What was granted before a failover is known to all replicas; what was granted while one primary took
+        // over from another may not be.
+        let recent = || older.granted.is_some_and(|granted| granted + SECOND >= wipe.span.0);
+        wipe.name == older.name && (wipe.why == Excuse::Wiped || recent())
+    }
+
+    /// For how long it is: until the lease must have expired, or its holder been told.
+    fn served(&self, wipe: &Wipe, older: &Lease) -> Span {
+        let (from, until) = wipe.span;
+        let expired = until + self.setting(&older.name).ttl;
+        let awake = || {
+            let asleep =
+                |span: Span| overlap(span, (from, until)).map_or(0, |part| part.1 - part.0);
+            let stalls = self.stalls.get(older.who.as_str()).into_iter().flatten();
+            let freezes = self.faults_on(&older.who).filter(|(kind, _)| *kind == "Freeze");
+            let all = stalls.copied().chain(freezes.map(|(_, span)| span));
+            all.map(asleep).sum::<u64>() < SECOND / 4
+        };
+        (from, if wipe.told && awake() { until } else { expired })
+    }
+
+    /// What of a span is not excused by a wipe of the name, which `older` had.
+    fn unexcused(&self, older: &Lease, span: Span) -> Option<Span> {
+        let wipes = self.wipes.iter().filter(|wipe| self.serves(wipe, older));
+        let mut wipes: Vec<Span> = wipes.map(|wipe| self.served(wipe, older)).collect();
+        if self.was_told(older) {
+            wipes.push((older.last_ok, u64::MAX));
+        }
+        wipes.sort_unstable();
+        let mut from = span.0;
+        for wipe in wipes {
+            if wipe.0 <= from {
+                from = from.max(wipe.1);
+            }
+        }
+        // What comes before the first excuse is not excused; what comes after the last neither.
+        (from < span.1).then_some((from, span.1))
+    }
+
+    /// Whether the store told the loss, where that means no grace.
+    fn was_told(&self, lease: &Lease) -> bool {
+        let by_the_store =
+            lease.fired.as_ref().is_some_and(|(_, cause)| cause == "gone" || cause == "taken");
+        self.rules.told_without_grace && !lease.by_token && by_the_store
+    }
+
+    /// Of an overlap, the part that is excused.
+    fn excuse(&self, older: &Lease, both: Span) -> Option<Excused> {
+        let from = self.unexcused(older, both).map_or(both.1, |left| left.0);
+        let covers = |wipe: &&Wipe| {
+            self.serves(wipe, older) && overlap(self.served(wipe, older), both).is_some()
+        };
+        let wipe = self.wipes.iter().filter(covers).map(|wipe| wipe.why).min();
+        let why = wipe.unwrap_or(Excuse::Told);
+        (from > both.0).then_some(Excused { why, nanos: from - both.0 })
+    }
+
+    fn overlaps_and_fences(&mut self) {
+        let mut names: BTreeMap<&str, Vec<(Span, &Lease)>> = BTreeMap::new();
+        for lease in &self.leases {
+            if let Some(belief) = lease.believed {
+                names.entry(&lease.name).or_default().push((belief, lease));
+            }
+        }
+        let mut found = Vec::new();
+        let mut excused = Vec::new();
+        for (name, beliefs) in names {
+            // Who believes longest so far, and the greatest fence so far.
+            let mut last: Option<(Span, &Lease)> = None;
+            let mut greatest: Option<&Lease> = None;
+            for (belief, lease) in beliefs {
+                let both = last
+                    .and_then(|(other, holder)| overlap(other, belief).map(|both| (both, holder)));
+                if let Some((both, holder)) = both {
+                    excused.extend(self.excuse(holder, both));
+                }
+                if let Some((both, holder)) = both
+                    && let Some(both) = self.unexcused(holder, both)
+                {
+                    let text = format!(
+                        "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
+                        holder.who,
+                        holder.fence,
+                        lease.who,
+                        lease.fence,
+                        (both.1 - both.0) as f64 / 1e6
+                    );
+                    found.push(("overlap", both.0, text));
+                }
+                if last.is_none_or(|(other, _)| other.1 < belief.1) {
+                    last = Some((belief, lease));
+                }
+                match greatest {
+                    Some(before) if before.fence >= lease.fence => {
+                        if self.rules.fenced
+                            && self.unexcused(before, (belief.0, belief.0 + 1)).is_some()
+                        {
+                            let text = format!(
+                                "{name}: {} was granted fence {} after {} had {}",
+                                lease.who, lease.fence, before.who, before.fence
+                            );
+                            found.push(("fence", belief.0, text));
+                        }
+                    }
+                    _ => greatest = Some(lease),
+                }
+            }
+        }
+        for lease in &self.leases {
+            for (at, fence) in &lease.nested {
+                if *fence != lease.fence {
+                    let text =
+                        format!("{}: nested in fence {}, has {fence}", lease.name, lease.fence);
+                    found.push(("fence", *at, text));
+                }
+            }
+        }
+        self.excused.extend(excused);
+        for (rule, at, text) in found {
+            self.find(rule, at, text);
+        }
+    }
+
+    fn updates(&mut self) {
+        if !self.rules.fenced {
+            // Who is late between his check and his write is refused by nobody.
+            return;
+        }
+        let mut last: HashMap<&str, (u64, u64)> = HashMap::new();
+        for Event { at, who, what } in self.history {
+            let What::Wrote { name, value, fence } = what else { continue };
+            let (before, seen) = last.insert(name, (*value, *fence)).unwrap_or((0, 0));
+            if *value != before + 1 {
+                let text = format!(
+                    "{name}: {who} wrote {value} after {before} (fence {fence} after {seen})"
+                );
+                self.findings.push(Finding { rule: "update", at: *at, text });
+            }
+            if *fence < seen {
+                let text = format!("{name}: the resource took fence {fence} of {who} after {seen}");
+                self.findings.push(Finding { rule: "update", at: *at, text });
+            }
+        }
+    }
+
+    fn waits(&mut self) {
+        let end = self.history.last().map_or(0, |event| event.at);
+        let mut grants: HashMap<&str, Vec<u64>> = HashMap::new();
+        for lease in &self.leases {
+            if let Some(granted) = lease.granted {
+                grants.entry(&lease.name).or_default().push(granted);
+            }
+        }
+        let free: Vec<(&String, Span)> = self
+            .history
+            .iter()
+            .filter_map(|event| match &event.what {
+                What::Free { until, name } => Some((name, (event.at, *until))),
+                _ => None,
+            })
+            .collect();
+        let mut found = Vec::new();
+        for lease in &self.leases {
+            let wait = (lease.asked, lease.answered().unwrap_or(end));
+            let setting = self.setting(&lease.name);
+            let killed =
+                self.faults_on(&lease.who).any(|(kind, span)| kind == "Kill" && span.1 >= wait.0);
+            if killed && lease.answered().is_none() {
+                continue;
+            }
+            let bound = setting.poll_bound() + 2 * setting.attempt() + REACTION;
+            for (name, span) in &free {
+                let Some(idle) = overlap(*span, wait).filter(|_| **name == lease.name) else {
+                    continue;
+                };
+                let mut moments: Vec<Span> =
+                    grants.get(name.as_str()).into_iter().flatten().map(|at| (*at, *at)).collect();
+                moments.extend(self.behind_asides(lease, &setting));
+                moments.sort_unstable();
+                let longest = longest_uncovered(idle, &moments);
+                let trouble = self.trouble(&lease.who, &setting, longest);
+                if longest.1 - longest.0 > bound + trouble.stalled && !trouble.faulty {
+                    let text = format!(
+                        "{name}: {} waits by {} for a free name for {} ms",
+                        lease.who,
+                        lease.how,
+                        (longest.1 - longest.0) / 1_000_000
+                    );
+                    found.push(("waiting", longest.0, text));
+                }
+            }
+            let trouble = self.trouble(&lease.who, &setting, wait);
+            let limit = if lease.limit > 0 {
+                lease.limit + setting.attempt() + REACTION
+            } else {
+                LONGEST_WAIT
+            };
+            if wait.1 - wait.0 > limit + trouble.stalled + trouble.broken_for {
+                let text = format!(
+                    "{}: {} waits by {} for {} ms",
+                    lease.name,
+                    lease.who,
+                    lease.how,
+                    (wait.1 - wait.0) / 1_000_000
+                );
+                found.push(("waiting", wait.0, text));
+            }
+        }
+        for (rule, at, text) in found {
+            self.find(rule, at, text);
+        }
+    }
+
+    /// When futures of the same process, which nobody polled, may have kept its place in the line.
+    fn behind_asides(&self, lease: &Lease, setting: &Setting) -> Vec<Span> {
+        let own = |other: &&Lease| other.who == lease.who && other.name == lease.name;
+        let own = self.leases.iter().filter(own);
+        let until = |other: &Lease| match other.aside {
+            Some(aside) => Some((aside, other.answered().unwrap_or(u64::MAX))),
+            None => other.forgot.map(|forgot| (forgot, forgot + setting.ttl)),
+        };
+        own.filter_map(until).collect()
+    }
+
+    /// What may have held up a process and its server in a span.
+    fn trouble(&self, who: &str, setting: &Setting, span: Span) -> Trouble {
+        // What a fault leaves behind lives for a time to live, and reconnects take a while.
+        let settle = setting.ttl + self.rules.recovery;
+        let path = self.faults_on(who).chain(self.faults_on(&setting.server));
+        let path = path.filter(|(kind, _)| self.excuses(kind));
+        let faults: Vec<Span> = path.map(|(_, fault)| (fault.0, fault.1 + settle)).collect();
+        let broken = faults.iter().filter_map(|fault| overlap(*fault, span));
+        let broken_for = broken.map(|part| part.1 - part.0).sum();
+        let stalls = self.stalls.get(who).into_iter().flatten();
+        let stalled =
+            stalls.filter_map(|stall| overlap(*stall, span)).map(|part| part.1 - part.0).sum();
+        Trouble { faulty: broken_for > 0, broken_for, stalled }
+    }
+
+    fn ends(&mut self) {
+        for Event { at, who, what } in self.history {
+            let (rule, text) = match what {
+                What::Undying { key } => ("left over", format!("{key} has no time to live")),
+                What::Left { text } => ("left over", text.to_string()),
+                What::Broken { text } => ("contradiction", format!("{who}: {text}")),
+                What::Counted { name, believed, stored, fields } => {
+                    let is_right = believed == stored && *fields == u64::from(*believed > 0);
+                    if is_right {
+                        continue;
+                    }
+                    (
+                        "count",
+                        format!(
+                            "{name}: believed {believed}, the store has {stored} in {fields} fields"
+                        ),
+                    )
+                }
+                _ => continue,
+            };
+            self.findings.push(Finding { rule, at: *at, text });
+        }
+    }
+}
+
+struct Trouble {
+    faulty: bool,
+    broken_for: u64,
+    stalled: u64,
+}
+
+/// The longest part of a span that none of these spans, in order, covers.
+fn longest_uncovered(span: Span, covers: &[Span]) -> Span {
+    let mut longest = (span.0, span.0);
+    let mut from = span.0;
+    for cover in covers.iter().copied().chain([(span.1, span.1)]) {
+        if cover.1 < from {
+            continue;
+        }
+        let until = cover.0.min(span.1);
+        if until > from && until - from > longest.1 - longest.0 {
+            longest = (from, until);
+        }
+        from = from.max(cover.1);
+    }
+    longest
+}
+
+pub fn wiped(history: &[Event]) -> Vec<(String, Span)> {
+    wipes(history).into_iter().map(|wipe| (wipe.name, wipe.span)).collect()
+}

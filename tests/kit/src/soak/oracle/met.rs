@@ -1,0 +1,126 @@
+//! What a run met: a test of faults that met none proves nothing.
+
+use super::rules::{LATE_WRITES, LONG_RUN, Rules};
+use super::{Case, Finding, SECOND};
+use crate::soak::history::What;
+use crate::soak::leases::{Lease, slot};
+use std::collections::HashMap;
+
+impl Case<'_> {
+    /// How often happened what a run is for.
+    pub(super) fn met(&self) -> Vec<(&'static str, u64)> {
+        let mut chains = 0;
+        let mut contended = 0;
+        let mut last: HashMap<&str, &Lease> = HashMap::new();
+        for lease in self.leases.iter().filter(|lease| lease.granted.is_some()) {
+            if let Some(before) = last.insert(&lease.name, lease) {
+                chains += u64::from(before.who == lease.who && before.fence + 1 == lease.fence);
+                contended += u64::from(before.ended().is_some_and(|ended| ended > lease.asked));
+            }
+        }
+        let losses = self.leases.iter().filter(|lease| {
+            let in_with = lease.granted.is_some()
+                && lease.gave_up.as_ref().is_some_and(|(_, why)| why.starts_with("lost"));
+            lease.fired.is_some() || in_with
+        });
+        let survived =
+            self.leases.iter().flat_map(|lease| &lease.at_risk).filter(|risk| risk.1.is_some());
+        let count = |like: fn(&What) -> bool| {
+            self.history.iter().filter(|event| like(&event.what)).count() as u64
+        };
+        let seen = |word: &str| {
+            let counts = self.history.iter().filter_map(|event| match &event.what {
+                What::Seen { count, text } if text.0 == word => Some(*count),
+                _ => None,
+            });
+            counts.sum()
+        };
+        let struck = |kind: &str| {
+            let servers = self
+                .faults
+                .iter()
+                .filter(|(on, ..)| self.settings.values().any(|setting| setting.server == *on));
+            servers.filter(|(_, of, _)| of.split('(').next() == Some(kind)).count() as u64
+        };
+        let Rules { fenced, handed_on, sent_twice, behind_proxies, must_strike, .. } = self.rules;
+        let mut met = vec![
+            ("losses told", losses.count() as u64),
+            ("blips survived (at risk, then held)", survived.count() as u64),
+            ("contended waits", contended),
+            ("nested grants", count(|what| matches!(what, What::Nested { .. }))),
+            ("takeovers after a kill", self.takeovers()),
+            ("freezes noticed", self.freezes_noticed()),
+        ];
+        // What cannot happen on a store, or not be seen there, is not asked for.
+        for (is_asked, what, times) in [
+            (handed_on, "hand-offs in memory", chains),
+            (fenced, "smaller fences refused", count(|what| matches!(what, What::Refused { .. }))),
+            (sent_twice, "requests sent twice", seen("requests sent twice")),
+            (behind_proxies, "replies or requests lost", seen("replies or requests lost")),
+            (behind_proxies, "reconnects", seen("reconnects")),
+        ] {
+            if is_asked {
+                met.push((what, times));
+            }
+        }
+        met.extend(must_strike.iter().map(|(what, kind)| (*what, struck(kind))));
+        met
+    }
+
+    /// In a whole run each of it must have happened.
+    pub(super) fn missing(&mut self, met: &[(&'static str, u64)]) {
+        let run = self.history.iter().find_map(|event| match event.what {
+            What::Run { seconds, .. } => Some(seconds),
+            _ => None,
+        });
+        let Some(seconds) = run else { return };
+        if seconds >= self.rules.whole_run {
+            for (what, count) in met {
+                let rare = self.rules.rare.contains(what)
+                    || (seconds < LONG_RUN && LATE_WRITES.contains(what));
+                if *count == 0 && !rare {
+                    self.findings.push(Finding {
+                        rule: "never happened",
+                        at: 0,
+                        text: (*what).to_owned(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Names that a killed process had, and somebody else got.
+    fn takeovers(&self) -> u64 {
+        let kills = self.faults.iter().filter(|(_, kind, _)| *kind == "Kill");
+        let mut count = 0;
+        for (who, _, (killed, _)) in kills {
+            let orphans = self.leases.iter().filter(|lease| {
+                lease.who == *who
+                    && lease.granted.is_some_and(|granted| granted < *killed)
+                    && lease.ended().is_none()
+            });
+            for orphan in orphans {
+                let next = self
+                    .leases
+                    .iter()
+                    .any(|lease| lease.name == orphan.name && lease.granted > Some(*killed));
+                count += u64::from(next);
+            }
+        }
+        count
+    }
+
+    /// Freezes after which a holder was told of a loss at once.
+    fn freezes_noticed(&self) -> u64 {
+        let freezes = self.faults.iter().filter(|(_, kind, _)| *kind == "Freeze");
+        let noticed = freezes.filter(|(who, _, (from, until))| {
+            self.leases.iter().any(|lease| {
+                slot(&lease.who) == slot(who)
+                    && lease.fired.as_ref().is_some_and(|(at, cause)| {
+                        cause == "expired" && (*from..until + SECOND / 5).contains(at)
+                    })
+            })
+        });
+        noticed.count() as u64
+    }
+}

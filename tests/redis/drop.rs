@@ -1,0 +1,1056 @@
+//! Whatever is dropped, and wherever: nothing is left behind on the server.
+//!
+//! T is 30 s in most of these tests, so that a key which goes was given back and did not expire.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kit::look::{calls, channel, others, subscribers};
+use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, Loss};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+const LONG: Duration = Duration::from_secs(10);
+/// Much less than T: nothing expires within it.
+const SOON: Duration = Duration::from_secs(5);
+const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
+
+const fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Without fencing tokens a lock is the only key, so that an empty server is one without locks.
+fn bare() -> Builder {
+    LeaseManager::builder().fencing(false)
+}
+
+async fn connect(server: &Server) -> LeaseManager {
+    bare().connect(&server.url()).await.expect("a manager")
+}
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    leases.lock(name).lock().await.expect("a lease")
+}
+
+fn exists(server: &Server, key: &str) -> bool {
+    server.command(&["EXISTS", key]).int() == 1
+}
+
+/// All keys but those that have expired and are not deleted yet, which DBSIZE counts.
+#[track_caller]
+fn keys(connection: &mut Resp) -> usize {
+    connection.command(&["KEYS", "*"]).list().len()
+}
+
+/// Until no key is left.
+async fn empty(server: &Server) {
+    let mut connection = server.connection();
+    eventually(SOON, || keys(&mut connection) == 0).await;
+}
+
+fn lock_by_hand(server: &Server, key: &str) {
+    let script =
+        "redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], 60000)";
+    let made = server.command(&["EVAL", script, "1", key, JAVA]);
+    assert_eq!(made, Reply::Int(1));
+}
+
+/// Drops a future after some polls; `None` if it was not ready by then.
+struct Polls<F> {
+    future: Option<Pin<Box<F>>>,
+    left: usize,
+}
+
+fn polls<F: Future>(left: usize, future: F) -> Polls<F> {
+    Polls { future: Some(Box::pin(future)), left }
+}
+
+impl<F: Future> Future for Polls<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.future.as_mut().expect("not ready before");
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(output));
+        }
+        self.left -= 1;
+        if self.left == 0 {
+            self.future = None;
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+}
+
+#[tokio::test]
+async fn three_thousand_leases_dropped_at_once_are_all_released() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut tasks = JoinSet::new();
+    for i in 0..3_000 {
+        let mut lock = leases.lock(format!("job:{i}"));
+        tasks.spawn(async move { lock.lock().await.expect("a lease") });
+    }
+    let held = tasks.join_all().await;
+    assert_eq!(keys(&mut server.connection()), 3_000);
+    drop(held);
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn an_acquire_dropped_after_any_poll_leaves_nothing() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut granted = 0;
+    for count in 1..50 {
+        let name = format!("job:{count}");
+        let mut lock = leases.lock(&name);
+        if let Some(lease) = polls(count, lock.lock()).await {
+            drop(lease.expect("a lease"));
+            granted += 1;
+        }
+        // The same handle goes on, and so does everyone else.
+        let lease = lock.lock_timeout(SOON).await.expect("an answer").expect("a lease");
+        lease.unlock().await.expect("a release");
+        if granted == 2 {
+            break;
+        }
+    }
+    assert_eq!(granted, 2);
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn a_wait_dropped_after_any_poll_leaves_nothing() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut connection = server.connection();
+    let mut granted = 0;
+    for count in 1..50 {
+        let name = format!("job:{count}");
+        lock_by_hand(&server, &name);
+        let mut lock = leases.lock(&name);
+        let waiter = tokio::spawn(async move { polls(count, lock.lock()).await });
+        // The lock becomes free once the waiter has subscribed, if it comes to that.
+        let channel = channel(&name);
+        eventually(SOON, || waiter.is_finished() || subscribers(&mut connection, &channel) == 1)
+            .await;
+        server.command(&["DEL", &name]);
+        server.command(&["PUBLISH", &channel, "0"]);
+        if let Some(lease) = waiter.await.expect("no panic") {
+            drop(lease.expect("a lease"));
+            granted += 1;
+        }
+        let lease = leases.lock(&name).lock_timeout(SOON).await.expect("an answer");
+        lease.expect("a lease").unlock().await.expect("a release");
+        if granted == 2 {
+            break;
+        }
+    }
+    assert_eq!(granted, 2);
+    empty(&server).await;
+    eventually(SOON, || connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_nested_acquire_dropped_after_any_poll_changes_no_count() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut lock = leases.lock("job");
+    let outer = lock.lock().await.expect("a lease");
+    let mut granted = 0;
+    for count in 1..50 {
+        if let Some(lease) = polls(count, lock.lock()).await {
+            lease.expect("a nested lease").unlock().await.expect("a release");
+            granted += 1;
+        }
+        assert_eq!(outer.hold_count(), 1);
+        let recorded = || server.command(&["HVALS", "job"]).list()[0].int();
+        eventually(SOON, || recorded() == 1).await;
+        if granted == 2 {
+            break;
+        }
+    }
+    assert_eq!(granted, 2);
+    outer.check().expect("held");
+    outer.unlock().await.expect("a release");
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn an_unlock_dropped_after_any_poll_is_done_all_the_same() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut done = 0;
+    for count in 1..50 {
+        let lease = lock(&leases, "job").await;
+        if let Some(result) = polls(count, lease.unlock()).await {
+            result.expect("a release");
+            done += 1;
+        }
+        empty(&server).await;
+        if done == 2 {
+            break;
+        }
+    }
+    assert_eq!(done, 2);
+}
+
+#[tokio::test]
+async fn acquire_dropped_while_its_reply_is_under_way_is_released() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = bare().connect(&proxy.url()).await.expect("a manager");
+    for round in 0..3 {
+        let name = format!("job:{round}");
+        proxy.set(Mode::HoldReplies);
+        let mut lock = leases.lock(&name);
+        let waiter = tokio::spawn(async move { lock.lock().await });
+        eventually(SOON, || exists(&server, &name)).await;
+        waiter.abort();
+        assert!(waiter.await.expect_err("aborted").is_cancelled());
+        proxy.set(Mode::Pass);
+        empty(&server).await;
+    }
+}
+
+#[tokio::test]
+async fn an_acquire_that_arrives_after_it_was_dropped_is_given_back() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = bare().connect(&proxy.url()).await.expect("a manager");
+    proxy.set(Mode::HoldRequests);
+    let error = leases.lock("job").lock_timeout(millis(200)).await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let about = || proxy.requests().iter().filter(|text| text.contains(" job ")).count();
+    assert_eq!(about(), 0);
+    proxy.set(Mode::Pass);
+    // It is granted, to nobody, and released.
+    eventually(SOON, || about() >= 2).await;
+    empty(&server).await;
+    let lease = leases.lock("job").lock_timeout(SOON).await.expect("an answer");
+    lease.expect("it is free").unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_arrives_after_it_was_given_up_is_swept() {
+    // An attempt takes up to a second here, a sweep comes every second, and a key lives for ten.
+    const T: Duration = Duration::from_secs(10);
+    let server = Server::start();
+    let mut tasks = JoinSet::new();
+    for i in 0..4 {
+        let proxy = Proxy::start(server.port());
+        let leases = bare().ttl(T).connect(&proxy.url()).await.expect("a manager");
+        tasks.spawn(async move {
+            let name = format!("job:{i}");
+            proxy.set(Mode::HoldRequests);
+            let start = Instant::now();
+            let mut lock = leases.lock(&name);
+            let error = lock.try_lock().await.expect_err("no answer");
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(start.elapsed() >= T / 20, "the attempt was not given up: {error}");
+            // Its connection was given up, but what it carried is still on the way.
+            tokio::time::sleep(millis(300) * i).await;
+            proxy.set(Mode::Pass);
+            eventually(LONG, || proxy.requests().iter().any(|text| text.contains(&name))).await;
+            (proxy, leases)
+        });
+    }
+    // The managers are still there to sweep.
+    let kept = tasks.join_all().await;
+    let mut connection = server.connection();
+    eventually(T / 2, || keys(&mut connection) == 0).await;
+    drop(kept);
+}
+
+/// The answers to what was under way are there when it goes on: the server was not silent.
+#[tokio::test]
+async fn a_stall_of_this_process_costs_no_connection() {
+    // An attempt takes 600 ms.
+    const T: Duration = Duration::from_secs(6);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    // All on this thread, which stalls.
+    let leases = bare().ttl(T).own_thread(false).connect(&proxy.url()).await.expect("a manager");
+    let turns = Arc::new(AtomicUsize::new(0));
+    let mut workers = JoinSet::new();
+    for worker in 0..8 {
+        let (mut lock, turns) = (leases.lock(format!("job:{worker}")), Arc::clone(&turns));
+        workers.spawn(async move {
+            loop {
+                // What was under way may fail.
+                if let Ok(Some(lease)) = lock.try_lock().await {
+                    let _ = lease.unlock().await;
+                }
+                turns.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    let connections = proxy.connections();
+    for stall in 0..7 {
+        let seen = turns.load(Ordering::Relaxed);
+        eventually(LONG, || turns.load(Ordering::Relaxed) > seen + 100).await;
+        assert_eq!(proxy.connections(), connections, "after {stall} stalls");
+        thread::sleep(T / 4);
+    }
+}
+
+/// Silence makes the connection anew, and with it goes what else is on it: the client library has one text for what
+/// it cannot send any more, and it has sent it before.
+#[tokio::test]
+async fn requests_under_way_at_a_reconnect_may_have_run() {
+    // An attempt takes two seconds.
+    const T: Duration = Duration::from_secs(20);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = bare().ttl(T).connect(&proxy.url()).await.expect("a manager");
+    let mut connection = server.connection();
+    for releases in [false, true] {
+        let held = lock(&leases, "held").await;
+        proxy.set(Mode::HoldReplies);
+        let mut silent = leases.lock("silent");
+        let silent = tokio::spawn(async move { silent.try_lock().await.map(drop) });
+        eventually(SOON, || exists(&server, "silent")).await;
+        // The second is not given up before the connection is made anew for the first.
+        tokio::time::sleep(T / 20).await;
+        let mut other = leases.lock("other");
+        let second = tokio::spawn(async move {
+            match releases {
+                true => held.unlock().await,
+                false => other.try_lock().await.map(drop),
+            }
+        });
+        eventually(SOON, || {
+            if releases { !exists(&server, "held") } else { exists(&server, "other") }
+        })
+        .await;
+        let connections = proxy.connections();
+        let error = silent.await.expect("no panic").expect_err("no answer");
+        assert_eq!(
+            (error.kind(), error.fate()),
+            (ErrorKind::Unavailable, Fate::Unknown),
+            "{error}"
+        );
+        // Nothing comes by the old one any more.
+        eventually(SOON, || proxy.connections() > connections).await;
+        proxy.set(Mode::Pass);
+        let result = second.await.expect("no panic");
+        if releases {
+            result.expect("it is done, and nothing else took it");
+        } else {
+            let error = result.expect_err("no answer");
+            assert_eq!(error.fate(), Fate::Unknown, "{error}");
+            assert!(error.to_string().contains("lost before the server answered"), "{error}");
+        }
+        // Long before they would expire.
+        eventually(T / 2, || keys(&mut connection) == 0).await;
+    }
+}
+
+/// Nothing that leaves grows with an outage, so nothing has to be made up for after it.
+#[tokio::test]
+async fn what_is_asked_in_an_outage_never_leaves() {
+    const ASKED: usize = 500;
+    let server = Server::start();
+    let mut connection = server.connection();
+    for mode in [Mode::Refuse, Mode::BlackHole] {
+        let proxy = Proxy::start(server.port());
+        let builder = bare().ttl(Duration::from_secs(8));
+        let leases = builder.connect(&proxy.url()).await.expect("a manager");
+        lock(&leases, "before").await.unlock().await.expect("a release");
+        proxy.set(mode);
+        // The first is under way when it is noticed.
+        let noticed = async {
+            let mut first = 0;
+            loop {
+                let error = leases.lock("first").try_lock().await.expect_err("an outage");
+                if error.fate() == Fate::NotExecuted {
+                    return first;
+                }
+                first += 1;
+            }
+        };
+        let first = within(LONG, noticed).await;
+        connection.command(&["CONFIG", "RESETSTAT"]);
+        let mut asked = JoinSet::new();
+        for i in 0..ASKED {
+            let mut lock = leases.lock(format!("asked:{i}"));
+            asked.spawn(async move {
+                let error = match i % 2 {
+                    0 => lock.try_lock().await.expect_err("an outage"),
+                    // Given up by its caller before there can be an answer.
+                    _ => return drop(tokio::time::timeout(millis(5), lock.try_lock()).await),
+                };
+                assert_eq!(error.fate(), Fate::NotExecuted, "{error}");
+            });
+        }
+        asked.join_all().await;
+        proxy.set(Mode::Pass);
+        drop(lock(&leases, "after").await);
+        eventually(SOON, || keys(&mut connection) == 0).await;
+        // What was under way at first may be released several times.
+        let released = calls(&mut connection, "hdel");
+        assert!(released <= 1 + 20 * first, "{mode:?}: {released} releases, {first} at first");
+    }
+}
+
+/// A way to the server on which the connections that are there can be stopped while newer ones pass.
+struct Gate {
+    port: u16,
+    /// How many connections there were, and how many of them are stopped.
+    state: Arc<(Mutex<(usize, usize)>, Condvar)>,
+}
+
+impl Gate {
+    fn before(server: &Server) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("an address").port();
+        let state = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+        let (shared, upstream) = (Arc::clone(&state), server.port());
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream)) else {
+                    continue;
+                };
+                let number = {
+                    let mut state = shared.0.lock().expect("no panic");
+                    state.0 += 1;
+                    state.0
+                };
+                let mut replies = (
+                    server.try_clone().expect("a second handle"),
+                    client.try_clone().expect("a second handle"),
+                );
+                thread::spawn(move || io::copy(&mut replies.0, &mut replies.1));
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || pump(client, server, number, &shared));
+            }
+        });
+        Self { port, state }
+    }
+
+    fn stop_all_there_are(&self) {
+        let mut state = self.state.0.lock().expect("no panic");
+        state.1 = state.0;
+    }
+
+    fn let_pass(&self) {
+        self.state.0.lock().expect("no panic").1 = 0;
+        self.state.1.notify_all();
+    }
+}
+
+/// Passes requests on, also those of a client that has gone meanwhile.
+fn pump(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    number: usize,
+    (state, changed): &(Mutex<(usize, usize)>, Condvar),
+) {
+    let mut bytes = [0; 4096];
+    while let Ok(length @ 1..) = client.read(&mut bytes) {
+        let state = state.lock().expect("no panic");
+        drop(changed.wait_while(state, |state| number <= state.1));
+        if server.write_all(&bytes[..length]).is_err() {
+            return;
+        }
+    }
+    let _ = server.shutdown(Shutdown::Write);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_arrives_after_its_own_release_is_swept() {
+    // An attempt takes up to a second here, a sweep comes every second, and a key lives for ten.
+    const T: Duration = Duration::from_secs(10);
+    let server = Server::start();
+    let gate = Gate::before(&server);
+    let url = format!("redis://127.0.0.1:{}", gate.port);
+    let leases = bare().ttl(T).connect(&url).await.expect("a manager");
+    let mut connection = server.connection();
+    eventually(SOON, || keys(&mut connection) == 0).await;
+    let before = calls(&mut connection, "evalsha");
+    let granted = calls(&mut connection, "hset");
+    gate.stop_all_there_are();
+    let error = leases.lock("job").try_lock().await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    // What gives it back goes another way, and is there first.
+    eventually(SOON, || calls(&mut connection, "evalsha") > before).await;
+    assert_eq!(keys(&mut connection), 0);
+    gate.let_pass();
+    eventually(SOON, || calls(&mut connection, "hset") > granted).await;
+    eventually(T / 2, || keys(&mut connection) == 0).await;
+}
+
+#[tokio::test]
+async fn an_acquire_whose_reply_is_lost_is_granted_once() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
+    let mut lock = leases.lock("job");
+    let hash = || server.command(&["HGETALL", "job"]).pairs();
+    proxy.drop_reply_of(1, "job");
+    let outer = lock.lock().await.expect("the second attempt finds the first one's grant");
+    assert_eq!(proxy.dropped(), 1);
+    let [(owner, count)] = hash().try_into().expect("one owner");
+    assert_eq!(count, "1");
+    // The same fencing token as was reserved the first time.
+    let last = server.command(&["GET", "redisson_lock_token:{job}"]).int();
+    let fence = i64::try_from(outer.fence().expect("a fencing token")).expect("a small one");
+    assert!((fence..fence + 128).contains(&last), "{fence} {last}");
+
+    proxy.drop_reply_of(1, &owner);
+    let inner = lock.lock().await.expect("a nested lease");
+    assert_eq!(proxy.dropped(), 2);
+    assert_eq!(hash(), [(owner.clone(), "2".to_owned())]);
+    assert_eq!((outer.hold_count(), outer.fence()), (2, inner.fence()));
+
+    proxy.drop_reply_of(1, &owner);
+    inner.unlock().await.expect("the count here is what matters");
+    assert_eq!(outer.hold_count(), 1);
+    // Whichever request with this owner comes next, its reply is lost, and so is the release's.
+    proxy.drop_reply_of(1, &owner);
+    outer.unlock().await.expect("the second attempt finds it done");
+    assert!(!exists(&server, "job"));
+}
+
+/// Ends a task that holds `job` in some way, and waits until the lock is free.
+async fn ends(end: impl AsyncFnOnce(&LeaseManager)) {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    end(&leases).await;
+    empty(&server).await;
+    let lease = leases.lock("job").lock_timeout(SOON).await.expect("an answer");
+    drop(lease.expect("it is free"));
+    empty(&server).await;
+}
+
+#[tokio::test]
+async fn a_panic_while_holding_releases() {
+    ends(async |leases| {
+        let mut lock = leases.lock("job");
+        let task = tokio::spawn(async move {
+            let _lease = lock.lock().await.expect("a lease");
+            panic!("on purpose");
+        });
+        assert!(task.await.expect_err("a panic").is_panic());
+    })
+    .await;
+    ends(async |leases| {
+        let lease = lock(leases, "job").await;
+        let caught = catch_unwind(AssertUnwindSafe(move || {
+            let _lease = lease;
+            panic!("on purpose");
+        }));
+        assert!(caught.is_err());
+    })
+    .await;
+    ends(async |leases| {
+        let mut lock = leases.lock("job");
+        let task = tokio::spawn(async move {
+            let body = async |_: &mut leasehold::Lock, _: &Lease| panic!("on purpose");
+            lock.with::<(), _>(body).await
+        });
+        assert!(task.await.expect_err("a panic").is_panic());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_aborted_task_releases() {
+    ends(async |leases| {
+        let mut lock = leases.lock("job");
+        let (held, holding) = tokio::sync::oneshot::channel();
+        let task = tokio::spawn(async move {
+            let _lease = lock.lock().await.expect("a lease");
+            let _ = held.send(());
+            std::future::pending::<()>().await;
+        });
+        holding.await.expect("held");
+        task.abort();
+        assert!(task.await.expect_err("aborted").is_cancelled());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_dropped_on_a_plain_thread_is_released() {
+    ends(async |leases| {
+        let lease = lock(leases, "job").await;
+        thread::spawn(move || drop(lease)).join().expect("no panic");
+    })
+    .await;
+    thread_local! {
+        static KEPT: RefCell<Option<Lease>> = const { RefCell::new(None) };
+    }
+    ends(async |leases| {
+        let lease = lock(leases, "job").await;
+        let keep = move || KEPT.with(|kept| *kept.borrow_mut() = Some(lease));
+        thread::spawn(keep).join().expect("no panic");
+    })
+    .await;
+}
+
+fn runtime(multi_thread: bool) -> Runtime {
+    let mut builder = if multi_thread {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    builder.worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// Waits without a runtime.
+#[track_caller]
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < SOON, "it did not come true within {SOON:?}");
+        thread::sleep(millis(5));
+    }
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_releases_what_its_tasks_hold() {
+    for multi_thread in [false, true] {
+        for background in [false, true] {
+            let server = Server::start();
+            let runtime = runtime(multi_thread);
+            let leases = runtime.block_on(async {
+                let leases = connect(&server).await;
+                for i in 0..10 {
+                    let mut lock = leases.lock(format!("job:{i}"));
+                    let (held, holding) = tokio::sync::oneshot::channel();
+                    tokio::spawn(async move {
+                        let _lease = lock.lock().await.expect("a lease");
+                        let _ = held.send(());
+                        std::future::pending::<()>().await;
+                    });
+                    holding.await.expect("held");
+                }
+                // And of some it is not known yet whether they hold.
+                for i in 0..10 {
+                    let mut lock = leases.lock(format!("more:{i}"));
+                    tokio::spawn(async move {
+                        let _lease = lock.lock().await.expect("a lease");
+                        std::future::pending::<()>().await;
+                    });
+                }
+                tokio::task::yield_now().await;
+                leases
+            });
+            assert!(keys(&mut server.connection()) >= 10);
+            if background {
+                runtime.shutdown_background();
+            } else {
+                drop(runtime);
+            }
+            wait_until(|| keys(&mut server.connection()) == 0);
+
+            // The manager works on in another runtime.
+            self::runtime(!multi_thread).block_on(async {
+                let lease = lock(&leases, "job").await;
+                lease.unlock().await.expect("a release");
+            });
+            drop(leases);
+        }
+    }
+}
+
+#[test]
+fn lease_outlives_its_runtime_and_is_released_on_drop() {
+    const T: Duration = millis(1_500);
+    let server = Server::start();
+    let runtime = runtime(true);
+    let lease = runtime.block_on(async {
+        let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
+        lock(&leases, "job").await
+    });
+    drop(runtime);
+    thread::sleep(T * 2);
+    lease.check().expect("it is renewed all the time");
+    assert!(exists(&server, "job"));
+    drop(lease);
+    let mut connection = server.connection();
+    wait_until(|| connection.command(&["EXISTS", "job"]).int() == 0);
+    wait_until(|| others(&mut connection) == 0);
+}
+
+/// How often this thread has panicked from now on, panics caught by a runtime included.
+fn count_panics() -> Arc<AtomicUsize> {
+    let panics = Arc::new(AtomicUsize::new(0));
+    let (thread, counted) = (thread::current().id(), Arc::clone(&panics));
+    let before = take_hook();
+    set_hook(Box::new(move |info| {
+        if thread::current().id() == thread {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+        before(info);
+    }));
+    panics
+}
+
+#[test]
+fn a_runtime_without_io_is_enough_to_lock() {
+    let panics = count_panics();
+    let server = Server::start();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        let leases = connect(&server).await;
+        for _ in 0..3 {
+            let lease = lock(&leases, "job").await;
+            assert!(exists(&server, "job"));
+            lease.unlock().await.expect("a release");
+            tokio::task::yield_now().await;
+        }
+    });
+    drop(runtime);
+    // Nothing tells beforehand whether a runtime has I/O; a task finds it out, and that once only.
+    assert!(panics.load(Ordering::Relaxed) <= 1, "panics in the caller's runtime");
+}
+
+#[test]
+fn without_a_thread_of_its_own_a_manager_ends_with_its_runtime() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let first = runtime(true);
+    let (leases, lease) = first.block_on(async {
+        let builder = bare().ttl(T).own_thread(false);
+        let leases = builder.connect(&server.url()).await.expect("a manager");
+        let lease = lock(&leases, "job").await;
+        (leases, lease)
+    });
+    drop(first);
+    let mut connection = server.connection();
+    wait_until(|| others(&mut connection) == 0);
+    // Nothing can be renewed any more: that is told in time, and nothing waits for ever.
+    runtime(false).block_on(async {
+        let start = Instant::now();
+        match leases.lock("other").lock().await {
+            Ok(lease) => assert_eq!(within(LONG, lease.lost()).await, Loss::Expired),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+        }
+        assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
+        assert!(start.elapsed() < T * 3, "{:?}", start.elapsed());
+        drop(lease);
+        let closed = tokio::time::timeout(T * 3, leases.close()).await;
+        closed.expect("in bounded time").expect("nothing to release");
+    });
+    wait_until(|| keys(&mut connection) == 0);
+}
+
+#[tokio::test]
+async fn a_manager_that_is_dropped_disconnects() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    for own_thread in [true, true, true, false, false] {
+        let builder = bare().own_thread(own_thread);
+        let leases = builder.connect(&server.url()).await.expect("a manager");
+        lock(&leases, "job").await.unlock().await.expect("a release");
+        assert!(others(&mut connection) >= 3);
+        drop(leases);
+        eventually(SOON, || others(&mut connection) == 0).await;
+    }
+    // Together with its leases, in any order.
+    for lease_first in [false, true] {
+        let leases = connect(&server).await;
+        let held = [lock(&leases, "a").await, lock(&leases, "b").await];
+        if lease_first {
+            drop(held);
+            drop(leases);
+        } else {
+            drop(leases);
+            drop(held);
+        }
+        empty(&server).await;
+        eventually(SOON, || others(&mut connection) == 0).await;
+    }
+    // While someone waits.
+    lock_by_hand(&server, "job");
+    let leases = connect(&server).await;
+    let mut lock = leases.lock("job");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    eventually(SOON, || subscribers(&mut connection, &channel("job")) == 1).await;
+    drop(leases);
+    waiter.abort();
+    eventually(SOON, || others(&mut connection) == 0).await;
+}
+
+#[tokio::test]
+async fn a_connect_that_fails_disconnects() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    for own_thread in [true, false] {
+        let builder = bare().own_thread(own_thread);
+        builder.connect(&server.url()).await.expect_err("refused");
+        eventually(SOON, || others(&mut connection) == 0).await;
+    }
+    assert_eq!(keys(&mut connection), 0);
+}
+
+#[tokio::test]
+async fn a_connect_dropped_after_any_poll_disconnects() {
+    let server = Server::start();
+    let url = server.url();
+    let mut connection = server.connection();
+    for own_thread in [true, false] {
+        let builder = bare().own_thread(own_thread);
+        let mut connected = 0;
+        for count in 1..50 {
+            let connecting = builder.clone().connect(&url);
+            if let Some(leases) = polls(count, connecting).await {
+                drop(leases.expect("a manager"));
+                connected += 1;
+            }
+            if connected == 2 {
+                break;
+            }
+        }
+        assert_eq!(connected, 2);
+        eventually(SOON, || others(&mut connection) == 0).await;
+        // An abandoned try-out's key lives for 5 s.
+        eventually(LONG, || keys(&mut connection) == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_forgotten_lease_is_left_to_expire() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
+    let lease = lock(&leases, "job").await;
+    let token = lease.token();
+    let start = Instant::now();
+    lease.forget();
+    assert!(token.is_cancelled());
+    assert!(exists(&server, "job"));
+    // Neither renewed nor released.
+    let mut connection = server.connection();
+    let (mut last, mut left) = (i64::MAX, || connection.command(&["PTTL", "job"]).int());
+    eventually(SOON, || {
+        let now = left();
+        assert!(now <= last, "{now} ms after {last} ms");
+        last = now;
+        now == -2
+    })
+    .await;
+    assert!(start.elapsed() > T / 2, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn what_is_dropped_during_an_outage_is_released_after_it() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = bare().connect(&proxy.url()).await.expect("a manager");
+    for mode in [Mode::Refuse, Mode::BlackHole, Mode::DropReplies] {
+        let mut held = Vec::new();
+        for i in 0..20 {
+            held.push(lock(&leases, &format!("job:{i}")).await);
+        }
+        proxy.set(mode);
+        drop(held);
+        tokio::time::sleep(millis(300)).await;
+        proxy.set(Mode::Pass);
+        // The next attempt comes within 3 s, and may first have to reconnect.
+        let mut connection = server.connection();
+        eventually(Duration::from_secs(15), || keys(&mut connection) == 0).await;
+    }
+}
+
+/// Whether all ways to lock say that the manager is closed.
+async fn assert_closed(leases: &LeaseManager) {
+    let errors: [Error; 6] = [
+        leases.lock("new").lock().await.expect_err("closed"),
+        leases.lock("new").try_lock().await.expect_err("closed"),
+        leases.lock("new").lock_timeout(LONG).await.expect_err("closed"),
+        leases.holder().lock("new").await.expect_err("closed"),
+        leases.inspect("new").await.expect_err("closed"),
+        leases.force_unlock("new").await.expect_err("closed"),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    }
+}
+
+async fn disconnected(connection: &mut Resp) {
+    eventually(SOON, || others(connection) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_waits_for_work_that_stops_and_releases_everything() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let leases = connect(&server).await;
+    let mut workers = JoinSet::new();
+    for i in 0..150 {
+        let mut lock = leases.lock(format!("job:{i}"));
+        let outer = lock.lock().await.expect("a lease");
+        let inner = lock.lock().await.expect("a nested lease");
+        workers.spawn(async move {
+            assert_eq!(within(LONG, outer.lost()).await, Loss::Closed);
+            // Some work is wound up first.
+            tokio::time::sleep(millis(50)).await;
+            drop(inner);
+            drop(outer);
+        });
+    }
+    // The grace is 2 s; nobody needed it.
+    within(millis(1_900), leases.close()).await.expect("all released");
+    assert_eq!(keys(&mut connection), 0);
+    disconnected(&mut connection).await;
+    assert_closed(&leases).await;
+    assert_closed(&leases.clone()).await;
+    leases.close().await.expect("a second time is fine");
+    while let Some(worker) = workers.join_next().await {
+        worker.expect("no panic");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_releases_after_the_grace_what_is_not_dropped() {
+    const T: Duration = Duration::from_secs(30);
+    const GRACE: Duration = Duration::from_secs(2);
+    let server = Server::start();
+    let mut connection = server.connection();
+    let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
+    let held = lock(&leases, "held").await;
+    let lost = tokio::spawn(within(LONG, held.lost()));
+    let start = Instant::now();
+    let (closed, ()) = tokio::join!(leases.close(), async {
+        assert_eq!(lost.await.expect("no panic"), Loss::Closed);
+        // Told first, released later.
+        assert!(start.elapsed() < GRACE / 2, "{:?}", start.elapsed());
+        assert!(exists(&server, "held"));
+        let error = held.check().expect_err("closed");
+        assert_eq!(error.loss(), Some(Loss::Closed));
+    });
+    closed.expect("all released");
+    let took = start.elapsed();
+    assert!(took >= GRACE && took < T / 2, "{took:?}");
+    assert_eq!(keys(&mut connection), 0);
+    disconnected(&mut connection).await;
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_sends_waiters_away() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let leases = connect(&server).await;
+    lock_by_hand(&server, "java");
+    let ours = lock(&leases, "ours").await;
+    let mut waiters = JoinSet::new();
+    for name in ["java", "java", "ours", "ours"] {
+        let mut lock = leases.lock(name);
+        waiters.spawn(async move { lock.lock().await });
+    }
+    eventually(SOON, || subscribers(&mut connection, &channel("java")) == 1).await;
+    let start = Instant::now();
+    let (closed, ()) = tokio::join!(leases.close(), async {
+        for waiter in waiters.join_all().await {
+            assert_eq!(waiter.expect_err("closed").kind(), ErrorKind::Closed);
+        }
+        // The grace is 2 s.
+        assert!(start.elapsed() < millis(1_900), "{:?}", start.elapsed());
+        drop(ours);
+    });
+    closed.expect("all released");
+    assert_eq!(connection.command(&["KEYS", "*"]), Reply::List(vec![Reply::Text("java".into())]));
+    disconnected(&mut connection).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_leaves_no_acquire_behind_that_is_on_its_way() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = bare().connect(&proxy.url()).await.expect("a manager");
+    proxy.set(Mode::HoldReplies);
+    let mut lock = leases.lock("job");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    eventually(SOON, || exists(&server, "job")).await;
+    let (closed, ()) = tokio::join!(leases.close(), async {
+        tokio::time::sleep(millis(100)).await;
+        proxy.set(Mode::Pass);
+    });
+    closed.expect("nothing that is known of is left");
+    match waiter.await.expect("no panic") {
+        Ok(lease) => assert!(lease.check().is_err()),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
+    }
+    empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_in_the_middle_of_traffic_leaves_nothing() {
+    for round in 0..10 {
+        let server = Server::start();
+        let leases = connect(&server).await;
+        let mut tasks = JoinSet::new();
+        for i in 0..40 {
+            let leases = leases.clone();
+            tasks.spawn(async move {
+                loop {
+                    let mut lock = leases.lock(format!("job:{}", i % 30));
+                    match lock.lock().await {
+                        Ok(lease) if i % 2 == 0 => drop(lease),
+                        Ok(lease) => drop(lease.unlock().await),
+                        Err(error) => break error.kind(),
+                    }
+                }
+            });
+        }
+        tokio::time::sleep(millis(20 + round * 7)).await;
+        leases.close().await.expect("all released");
+        for kind in tasks.join_all().await {
+            assert_eq!(kind, ErrorKind::Closed);
+        }
+        empty(&server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_reports_what_a_dead_server_does_not_take_back() {
+    const T: Duration = Duration::from_secs(6);
+    for hung in [false, true] {
+        let server = Server::start();
+        let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
+        let mut held = Vec::new();
+        for i in 0..100 {
+            held.push(lock(&leases, &format!("job:{i}")).await);
+        }
+        if hung {
+            server.pause();
+        } else {
+            server.kill();
+        }
+        let tokens: Vec<_> = held.iter().map(Lease::token).collect();
+        drop(held.split_off(50));
+        let start = Instant::now();
+        let error = leases.close().await.expect_err("nobody takes them back");
+        // The grace and two attempts are 1.8 s, and two more are for the disconnecting.
+        assert!(start.elapsed() < T, "{:?}", start.elapsed());
+        assert!(tokens.iter().all(|token| token.is_cancelled()));
+        assert_eq!(error.released(), 0);
+        let mut names: Vec<&str> = error.failed().iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 100);
+        for (_, error) in error.failed() {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+        let text = error.to_string();
+        assert!(text.starts_with("100 of 100 leases could not be released"), "{text}");
+        assert_closed(&leases).await;
+    }
+}

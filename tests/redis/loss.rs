@@ -1,0 +1,622 @@
+//! A lost lease says so: in time, with the cause, and never for a mere blip.
+//!
+//! "In time" is measured from outside: the key's own time to live on the server, or a rival's
+//! grant, is what the token must be ahead of.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kit::look::{others, renewal};
+use kit::trace::Trace;
+use kit::{Mode, Proxy, Reply, Server, eventually, within};
+use leasehold::{Builder, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
+use tokio::task::{JoinHandle, JoinSet};
+
+const LONG: Duration = Duration::from_secs(10);
+const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
+
+const fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn ttl(ttl: Duration) -> Builder {
+    LeaseManager::builder().ttl(ttl)
+}
+
+async fn connect(url: &str, t: Duration) -> LeaseManager {
+    ttl(t).connect(url).await.expect("a manager")
+}
+
+async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+    leases.lock(name).lock().await.expect("a lease")
+}
+
+/// Notes the cause of a loss, and when it was told.
+fn watch(lease: &Lease) -> JoinHandle<(Loss, Instant)> {
+    let lost = within(LONG, lease.lost());
+    tokio::spawn(async move { (lost.await, Instant::now()) })
+}
+
+fn exists(server: &Server, key: &str) -> bool {
+    server.command(&["EXISTS", key]).int() == 1
+}
+
+/// When the server will let the key go, at the earliest.
+fn end_of(server: &Server, key: &str) -> Instant {
+    let now = Instant::now();
+    let left = server.command(&["PTTL", key]).int();
+    now + millis(u64::try_from(left).expect("a key with a time to live"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_becomes_of_the_key_is_told_at_the_next_renewal() {
+    const T: Duration = millis(3_000);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let java = "redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], 30000)";
+    let table: [(&[&str], Loss); 5] = [
+        (&["DEL", "job"], Loss::Gone),
+        (&["FLUSHALL"], Loss::Gone),
+        (&["RENAME", "job", "elsewhere"], Loss::Gone),
+        (&["SWAPDB", "0", "1"], Loss::Gone),
+        (&["EVAL", java, "1", "job", JAVA], Loss::Taken),
+    ];
+    for (command, cause) in table {
+        let lease = lock(&leases, "job").await;
+        let lost = watch(&lease);
+        let start = Instant::now();
+        assert_eq!(server.command(command).error(), None);
+        let (loss, at) = lost.await.expect("no panic");
+        assert_eq!(loss, cause, "{command:?}");
+        // Renewed every third; the rest is for a loaded machine.
+        let took = at - start;
+        assert!(took < T * 2 / 3, "{command:?}: told after {took:?}");
+        assert_eq!(lease.state(), LeaseState::Lost);
+        assert!(lease.token().is_cancelled());
+        let error = lease.unlock().await.expect_err("there is nothing to unlock");
+        assert_eq!(error.loss(), Some(cause));
+    }
+    // Neither renewals nor the release took anything from the new holder.
+    assert_eq!(server.command(&["HGET", "job", JAVA]).int(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_another_type_ends_the_lease_and_is_left_alone() {
+    const T: Duration = millis(900);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    let lost = watch(&lease);
+    let end = end_of(&server, "job") + T;
+    server.command(&["SET", "job", "somebody's"]);
+    let (_, at) = lost.await.expect("no panic");
+    assert!(at < end);
+    drop(lease);
+    leases.close().await.expect("nothing to release");
+    assert_eq!(server.command(&["GET", "job"]).text(), "somebody's");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_key_spoils_no_other_renewal() {
+    const T: Duration = millis(1_500);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let mut held = Vec::new();
+    for i in 0..50 {
+        held.push(lock(&leases, &format!("job:{i}")).await);
+    }
+    server.command(&["SET", "job:10", "somebody's"]);
+    server.command(&["DEL", "job:20"]);
+    let (ten, twenty) = (watch(&held[10]), watch(&held[20]));
+    let start = Instant::now();
+    while start.elapsed() < T * 3 / 2 {
+        for (i, lease) in held.iter().enumerate() {
+            assert!(i == 10 || i == 20 || lease.state() == LeaseState::Held, "{i}");
+        }
+        tokio::time::sleep(millis(10)).await;
+    }
+    assert!(ten.is_finished());
+    assert_eq!(twenty.await.expect("no panic").0, Loss::Gone);
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_evicted_key_is_gone() {
+    const T: Duration = millis(1_500);
+    let options = ["--maxmemory", "3mb", "--maxmemory-policy", "volatile-ttl"];
+    let server = Server::start_with(&options);
+    let leases = connect(&server.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    let lost = watch(&lease);
+    let mut connection = server.connection();
+    let filler = "x".repeat(10_000);
+    let mut filled = 0;
+    // It has the shortest time to live of all that may be evicted.
+    while connection.command(&["EXISTS", "job"]).int() == 1 {
+        filled += 1;
+        assert!(filled < 1_000, "it is never evicted");
+        connection.command(&["SET", &format!("filler:{filled}"), &filler]);
+    }
+    assert_eq!(lost.await.expect("no panic").0, Loss::Gone);
+    drop(lease);
+}
+
+/// Breaks the connections of six holders in the same way, each at another point between two of
+/// its renewals, while a rival waits for each of the names.
+async fn at_six_phases(mode: Mode) {
+    const T: Duration = millis(2_000);
+    let server = Arc::new(Server::start());
+    let mut phases = JoinSet::new();
+    for phase in 0..6 {
+        let server = Arc::clone(&server);
+        phases.spawn(async move {
+            let name = format!("job:{phase}");
+            let proxy = Proxy::start(server.port());
+            let leases = connect(&proxy.url(), T).await;
+            let rivals = connect(&server.url(), T).await;
+            let lease = lock(&leases, &name).await;
+            renewal(&server, &name, LONG).await;
+            tokio::time::sleep(T / 3 * phase / 6).await;
+
+            let lost = watch(&lease);
+            lease.check().expect("held");
+            proxy.set(mode);
+            let mut rival = rivals.lock(&name);
+            let rival = tokio::spawn(async move { (rival.lock().await, Instant::now()) });
+            let (loss, told) = lost.await.expect("no panic");
+            assert_eq!(loss, Loss::Expired, "{mode:?}, phase {phase}");
+            let sent = proxy.count("EVALSHA");
+            let (next, entered) = rival.await.expect("no panic");
+            let next = next.expect("the rival's lease");
+            assert!(told < entered, "{mode:?}, phase {phase}: told {:?} too late", told - entered);
+            assert!(next.fence() > lease.fence());
+            // The key can die because nothing is sent any more.
+            let took = entered - told;
+            assert!(took < T, "{mode:?}, phase {phase}: entered {took:?} after");
+            assert_eq!(proxy.count("EVALSHA"), sent, "{mode:?}, phase {phase}");
+
+            // What was held on the way arrives now, and harms nobody.
+            proxy.set(Mode::Pass);
+            drop(lease);
+            leases.close().await.expect("nothing to release");
+            renewal(&server, &name, LONG).await;
+            next.check().expect("the rival's");
+            next.unlock().await.expect("a release");
+        });
+    }
+    phases.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_black_hole_the_token_fires_before_a_rival_gets_in() {
+    at_six_phases(Mode::BlackHole).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_requests_held_the_token_fires_before_a_rival_gets_in() {
+    at_six_phases(Mode::HoldRequests).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_replies_held_the_token_fires_before_a_rival_gets_in() {
+    at_six_phases(Mode::HoldReplies).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_replies_dropped_the_token_fires_before_a_rival_gets_in() {
+    at_six_phases(Mode::DropReplies).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_fires_before_a_rival_enters_if_connections_are_refused() {
+    at_six_phases(Mode::Refuse).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_comes_late_does_not_make_the_lease_longer() {
+    // An attempt may take 1.2 s, as long as the grace; the rest of the margin is 122 ms.
+    const T: Duration = millis(12_000);
+    const GRACE: Duration = millis(1_200);
+    const LATE: Duration = millis(600);
+    let mut cases = JoinSet::new();
+    for name in ["first-grant", "later-grant", "renewal"] {
+        cases.spawn(async move {
+            let server = Server::start();
+            let mut connection = server.connection();
+            let proxy = Proxy::start(server.port());
+            let leases = connect(&proxy.url(), T).await;
+            if name == "later-grant" {
+                // By then this runtime has a connection of its own, besides the manager's three.
+                lock(&leases, "other").await.unlock().await.expect("a release");
+                eventually(LONG, || others(&mut connection) == 4).await;
+            }
+            let lease = if name != "renewal" {
+                proxy.set(Mode::HoldReplies);
+                let mut handle = leases.lock(name);
+                let granted = tokio::spawn(async move { handle.lock().await.expect("a lease") });
+                eventually(LONG, || exists(&server, name)).await;
+                tokio::time::sleep(LATE).await;
+                proxy.set(Mode::Pass);
+                granted.await.expect("no panic")
+            } else {
+                let lease = lock(&leases, name).await;
+                proxy.set(Mode::HoldReplies);
+                renewal(&server, name, LONG).await;
+                tokio::time::sleep(LATE).await;
+                let before = lease.remaining();
+                proxy.set(Mode::Pass);
+                eventually(LONG, || lease.remaining() > before).await;
+                lease
+            };
+            // Nothing is believed, the grace included, that the server does not keep.
+            let believed = Instant::now() + lease.remaining() + GRACE;
+            // Each look errs on the early side, by as much as the machine delays it.
+            let end = (0..10).map(|_| end_of(&server, name)).max().expect("some");
+            assert!(believed < end, "{name}: {:?} too long", believed - end);
+        });
+    }
+    cases.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_fires_within_the_ttl_when_the_server_is_killed() {
+    const T: Duration = millis(3_000);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(&proxy.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    renewal(&server, "job", LONG).await;
+    let lost = watch(&lease);
+    // No renewal may come between the look at the key and the end of the server.
+    proxy.set(Mode::HoldRequests);
+    tokio::time::sleep(millis(50)).await;
+    let end = end_of(&server, "job");
+    server.kill();
+    let (loss, told) = lost.await.expect("no panic");
+    assert_eq!(loss, Loss::Expired);
+    assert!(told < end, "{:?} too late", told - end);
+    let error = lease.unlock().await.expect_err("there is nothing to unlock");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_fires_within_the_ttl_when_the_server_stands_still() {
+    const T: Duration = millis(3_000);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(&proxy.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    renewal(&server, "job", LONG).await;
+    let lost = watch(&lease);
+    proxy.set(Mode::HoldRequests);
+    tokio::time::sleep(millis(50)).await;
+    let end = end_of(&server, "job");
+    server.pause();
+    proxy.set(Mode::Pass);
+    let (loss, told) = lost.await.expect("no panic");
+    assert_eq!(loss, Loss::Expired);
+    assert!(told < end, "{:?} too late", told - end);
+    // When it runs on, it is asked for nothing that would bring the key back.
+    server.resume();
+    eventually(LONG, || !exists(&server, "job")).await;
+    let next = lock(&leases, "job").await;
+    assert!(next.fence() > lease.fence());
+    drop((lease, next));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restart_without_keys_loses_all_leases_at_once_for_good() {
+    // The next renewal comes after 27 s at the earliest: it cannot be what tells.
+    const T: Duration = Duration::from_secs(90);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    // More than one batch of renewals.
+    let mut held = Vec::new();
+    for i in 0..150 {
+        held.push(lock(&leases, &format!("job:{i}")).await);
+    }
+    let lost: Vec<_> = held.iter().map(watch).collect();
+    server.restart();
+    for lost in lost {
+        assert_eq!(lost.await.expect("no panic").0, Loss::Gone);
+    }
+    assert_eq!(server.command(&["DBSIZE"]), Reply::Int(0));
+    drop(held);
+    let again = lock(&leases, "job:0").await;
+    again.check().expect("held");
+    drop(again);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_keeps_the_keys_keeps_the_leases() {
+    const T: Duration = millis(3_000);
+    let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let leases = connect(&server.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    server.restart();
+    let loading = || server.command(&["PTTL", "job"]).error().is_some();
+    eventually(LONG, || !loading()).await;
+    assert!(exists(&server, "job"), "the restart has lost it");
+    renewal(&server, "job", LONG).await;
+    lease.check().expect("held");
+    lease.unlock().await.expect("a release");
+    assert!(!exists(&server, "job"));
+}
+
+/// The events "at risk" and "held again" of a name, in their order, and no other but the
+/// grant.
+async fn blip(name: &str) {
+    let trace = Trace::of_all_threads();
+    let over = || {
+        let messages = trace.messages(name);
+        messages.iter().any(|message| message == "held again")
+    };
+    eventually(LONG, over).await;
+    let messages = trace.messages(name);
+    let position = |text| messages.iter().position(|message| message == text);
+    assert!(position("at risk") < position("held again"), "{messages:?}");
+    assert!(position("at risk").is_some(), "{messages:?}");
+    assert_eq!(position("lost"), None, "{messages:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_lost_reply_is_a_risk_and_no_loss() {
+    const T: Duration = millis(3_000);
+    Trace::of_all_threads();
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(&proxy.url(), T).await;
+    let lease = lock(&leases, "lost-reply").await;
+    let owner = server.command(&["HGETALL", "lost-reply"]).pairs().remove(0).0;
+    // The next request with this token is its renewal.
+    proxy.drop_reply_of(1, &owner);
+    blip("lost-reply").await;
+    assert_eq!(proxy.dropped(), 1);
+    assert_eq!(lease.state(), LeaseState::Held);
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_renewals_are_a_risk_and_no_loss_if_they_end_in_time() {
+    const T: Duration = millis(3_000);
+    Trace::of_all_threads();
+    let server = Server::start();
+    server.command(&["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all"]);
+    let url = server.url_as("lease", "secret", 0);
+    let leases = connect(&url, T).await;
+    let table: [(&str, &[&str], &[&str]); 3] = [
+        (
+            "too-few-replicas",
+            &["CONFIG", "SET", "min-replicas-to-write", "1"],
+            &["CONFIG", "SET", "min-replicas-to-write", "0"],
+        ),
+        (
+            "no-right",
+            &["ACL", "SETUSER", "lease", "-pexpire"],
+            &["ACL", "SETUSER", "lease", "+pexpire"],
+        ),
+        (
+            "no-scripts",
+            &["ACL", "SETUSER", "lease", "-evalsha", "-eval"],
+            &["ACL", "SETUSER", "lease", "+evalsha", "+eval"],
+        ),
+    ];
+    for (name, harm, heal) in table {
+        let lease = lock(&leases, name).await;
+        server.command(harm);
+        eventually(LONG, || lease.state() == LeaseState::AtRisk).await;
+        lease.check().expect("it is ours all the same");
+        assert!(!lease.token().is_cancelled());
+        server.command(heal);
+        eventually(LONG, || lease.state() == LeaseState::Held).await;
+        blip(name).await;
+        lease.unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_outage_is_a_risk_and_no_loss() {
+    const T: Duration = millis(3_000);
+    Trace::of_all_threads();
+    let server = Server::start();
+    for mode in [Mode::BlackHole, Mode::HoldReplies, Mode::DropReplies, Mode::Refuse] {
+        let name = format!("outage:{mode:?}");
+        let proxy = Proxy::start(server.port());
+        let leases = connect(&proxy.url(), T).await;
+        let lease = lock(&leases, &name).await;
+        proxy.set(mode);
+        eventually(LONG, || lease.state() == LeaseState::AtRisk).await;
+        proxy.set(Mode::Pass);
+        eventually(LONG, || lease.state() == LeaseState::Held).await;
+        blip(&name).await;
+        lease.unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnect_verifies_the_lease_at_once() {
+    // The next renewal would come after 27 s.
+    const T: Duration = Duration::from_secs(90);
+    Trace::of_all_threads();
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(&proxy.url(), T).await;
+    let lease = lock(&leases, "reconnect").await;
+    for by_server in [true, false] {
+        server.command(&["PEXPIRE", "reconnect", "20000"]);
+        if by_server {
+            server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+        } else {
+            proxy.close_all();
+        }
+        let mut connection = server.connection();
+        let renewed = || connection.command(&["PTTL", "reconnect"]).int() > 25_000;
+        eventually(LONG, renewed).await;
+        assert_ne!(lease.state(), LeaseState::Lost);
+    }
+    assert!(!Trace::of_all_threads().messages("reconnect").contains(&"lost".to_owned()));
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_killed_connection_after_another_loses_nothing() {
+    const T: Duration = millis(3_000);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    let mut connection = server.connection();
+    let start = Instant::now();
+    while start.elapsed() < T * 2 {
+        connection.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        tokio::time::sleep(millis(150)).await;
+        lease.check().expect("held");
+    }
+    lease.check().expect("held");
+    eventually(LONG, || lease.state() == LeaseState::Held).await;
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_who_removes_the_time_to_live_is_put_right() {
+    const T: Duration = millis(3_000);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    for command in
+        [&["PERSIST", "job"][..], &["PEXPIRE", "job", "600000"], &["PEXPIRE", "job", "1000"]]
+    {
+        assert_eq!(server.command(command), Reply::Int(1));
+        let right = || (2_200..=3_000).contains(&server.command(&["PTTL", "job"]).int());
+        eventually(T, right).await;
+    }
+    lease.check().expect("held");
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_the_loss_nothing_more_is_sent_for_the_lease() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = connect(&proxy.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    let owner = server.command(&["HGETALL", "job"]).pairs().remove(0).0;
+    let about_it = || {
+        let requests = proxy.requests();
+        requests.iter().filter(|text| text.contains(&owner)).count()
+    };
+    let lost = watch(&lease);
+    // Requests arrive, and are refused: that leaves no doubt about what is in the key.
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    assert_eq!(lost.await.expect("no panic").0, Loss::Expired);
+    let sent = about_it();
+    assert!(sent > 3, "renewals were tried again: {sent}");
+    server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    let start = Instant::now();
+    while start.elapsed() < T {
+        assert_eq!(about_it(), sent);
+        assert_eq!(lease.state(), LeaseState::Lost, "lost is for good");
+        tokio::time::sleep(millis(5)).await;
+    }
+    drop(lease);
+    let next = lock(&leases, "job").await;
+    assert_eq!(about_it(), sent, "neither was it released");
+    drop(next);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn max_hold_fires_the_token_and_releases_when_work_has_stopped() {
+    const T: Duration = Duration::from_secs(20);
+    const MAX: Duration = millis(500);
+    let server = Server::start();
+    let leases = ttl(T).max_hold(MAX).connect(&server.url()).await.expect("a manager");
+    // Work that stops in time: released as soon as the lease is dropped.
+    let start = Instant::now();
+    let lease = lock(&leases, "job").await;
+    let (loss, told) = watch(&lease).await.expect("no panic");
+    assert_eq!(loss, Loss::MaxHold);
+    assert!(told - start >= MAX, "{:?}", told - start);
+    assert!(told - start < T / 3, "it does not wait for a renewal: {:?}", told - start);
+    assert!(exists(&server, "job"), "the token fires before the release");
+    drop(lease);
+    eventually(millis(1_800), || !exists(&server, "job")).await;
+
+    // Work that does not stop: released after the grace, two seconds here.
+    let lease = lock(&leases, "job").await;
+    let (loss, told) = watch(&lease).await.expect("no panic");
+    assert_eq!(loss, Loss::MaxHold);
+    eventually(LONG, || !exists(&server, "job")).await;
+    let took = told.elapsed();
+    assert!(took > millis(1_900) && took < T / 2, "{took:?}");
+    drop(lease);
+    let next = lock(&leases, "job").await;
+    next.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_followed_by_a_waiter_learns_that_it_is_taken() {
+    const T: Duration = millis(1_500);
+    let server = Server::start();
+    let leases = connect(&server.url(), T).await;
+    let rivals = connect(&server.url(), T).await;
+    let lease = lock(&leases, "job").await;
+    let mut rival = rivals.lock("job");
+    let lost = watch(&lease);
+    let (next, _) = tokio::join!(rival.lock(), async {
+        tokio::time::sleep(millis(100)).await;
+        server.command(&["DEL", "job"]);
+        server.command(&["PUBLISH", "redisson_lock__channel:{job}", "0"]);
+    });
+    let next = next.expect("a lease");
+    assert_eq!(lost.await.expect("no panic").0, Loss::Taken);
+    assert!(next.fence() > lease.fence());
+    drop(lease);
+    next.check().expect("held");
+    assert!(exists(&server, "job"));
+    drop(next);
+}
+
+#[test]
+fn a_blocked_runtime_loses_nothing() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let leases = connect(&server.url(), T).await;
+        let lease = lock(&leases, "job").await;
+        let lost = watch(&lease);
+        let owner = server.command(&["HGETALL", "job"]);
+        // Nothing of this runtime runs meanwhile.
+        thread::sleep(T * 2);
+        lease.check().expect("held");
+        assert_eq!(lease.state(), LeaseState::Held);
+        assert_eq!(server.command(&["HGETALL", "job"]), owner);
+        tokio::task::yield_now().await;
+        assert!(!lost.is_finished());
+        lease.unlock().await.expect("a release");
+    });
+}
+
+#[test]
+fn blocked_runtime_without_own_thread_loses_and_check_says_so() {
+    const T: Duration = millis(1_000);
+    let server = Server::start();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let leases = ttl(T).own_thread(false).connect(&server.url()).await.expect("a manager");
+        let lease = lock(&leases, "job").await;
+        thread::sleep(T * 2);
+        // The clock is looked at by the call itself.
+        let error = lease.check().expect_err("expired");
+        assert_eq!(error.loss(), Some(Loss::Expired));
+        assert!(lease.token().is_cancelled());
+        let ran = lease.run(async { true }).await;
+        assert_eq!(ran.expect_err("no work after the loss").kind(), ErrorKind::Lost);
+        drop(lease);
+        let next = lock(&leases, "job").await;
+        next.unlock().await.expect("a release");
+    });
+}

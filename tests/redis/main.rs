@@ -1,0 +1,13 @@
+//! Leases on real Redis servers: alone, behind TLS, watched by sentinels, and in a cluster.
+
+mod cluster;
+mod drop;
+mod errors;
+mod handoff;
+mod loss;
+mod runtimes;
+mod scripts;
+mod sentinel;
+mod tls;
+mod wait;
+mod wire;

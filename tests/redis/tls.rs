@@ -1,0 +1,218 @@
+//! `rediss://` against a server with certificates of a private CA, which the platform's list does
+//! not have: it is named by the environment, in a process of its own, or to the builder.
+
+use kit::Server;
+use kit::server::free_port;
+use leasehold::{Builder, ErrorKind, LeaseManager};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A CA, and certificates that it has signed: for localhost, and for a client.
+fn certificates() -> TempDir {
+    let dir = tempfile::tempdir().expect("a directory");
+    let openssl = |arguments: &str| {
+        let made = Command::new("openssl")
+            .args(arguments.split_whitespace())
+            .current_dir(dir.path())
+            .output()
+            .expect("openssl in PATH: apt-get install openssl, or run ./tests/run");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(&format!("req -x509 {key} -keyout ca.key -out ca.crt -days 2 -subj /CN=leasehold-ca"));
+    openssl(&format!(
+        "req {key} -keyout server.key -out server.csr -subj /CN=localhost \
+         -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=CA:FALSE"
+    ));
+    openssl(
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 2 \
+         -copy_extensions copy",
+    );
+    openssl(&format!(
+        "req {key} -keyout client.key -out client.csr -subj /CN=client \
+         -addext basicConstraints=CA:FALSE"
+    ));
+    openssl(
+        "x509 -req -in client.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out client.crt -days 2 \
+         -copy_extensions copy",
+    );
+    dir
+}
+
+/// The options of a server that speaks TLS on this port.
+fn options(certificates: &Path, port: u16, clients: &str) -> Vec<String> {
+    let file = |name: &str| certificates.join(name).to_string_lossy().into_owned();
+    [
+        ("tls-port", port.to_string()),
+        ("tls-cert-file", file("server.crt")),
+        ("tls-key-file", file("server.key")),
+        ("tls-ca-cert-file", file("ca.crt")),
+        ("tls-auth-clients", clients.to_owned()),
+    ]
+    .into_iter()
+    .flat_map(|(name, value)| [format!("--{name}"), value])
+    .collect()
+}
+
+/// A server that speaks TLS on the port returned; `clients`: whether they must show a certificate.
+fn server_for(certificates: &Path, clients: &str, more: &[&str]) -> (Server, u16) {
+    let port = free_port();
+    let options = options(certificates, port, clients);
+    let options: Vec<&str> =
+        options.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    (Server::start_with(&options), port)
+}
+
+fn server(certificates: &Path) -> (Server, u16) {
+    server_for(certificates, "no", &[])
+}
+
+/// Runs the test `story` once more, in a process that trusts the certificates in `trust`.
+fn tell(story: &str, trust: &Path, port: u16) {
+    let told = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", story])
+        .env("SSL_CERT_FILE", trust)
+        .env(URL, format!("rediss://localhost:{port}"))
+        .output()
+        .expect("it runs");
+    let output = String::from_utf8_lossy(&told.stdout);
+    assert!(told.status.success() && output.contains("1 passed"), "{output}");
+}
+
+/// Set in the process that tells the story.
+const URL: &str = "LEASEHOLD_TLS_URL";
+
+#[tokio::test]
+async fn a_server_whose_ca_is_trusted_is_locked_on() {
+    let Ok(url) = std::env::var(URL) else {
+        let certificates = certificates();
+        let (server, port) = server(certificates.path());
+        let trust = certificates.path().join("ca.crt");
+        tell("tls::a_server_whose_ca_is_trusted_is_locked_on", &trust, port);
+        assert_eq!(server.command(&["EXISTS", "redisson_lock_token:{tls}"]).int(), 1);
+        return;
+    };
+    let leases = LeaseManager::connect(&url).await.expect("a manager");
+    let lease = leases.lock("tls").lock().await.expect("a lease");
+    assert_eq!(leases.inspect("tls").await.expect("an answer").expect("held").hold_count, 1);
+    lease.unlock().await.expect("released");
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_server_whose_ca_is_not_trusted_is_refused() {
+    let Ok(url) = std::env::var(URL) else {
+        let (theirs, others) = (certificates(), certificates());
+        let (server, port) = server(theirs.path());
+        let trust = others.path().join("ca.crt");
+        tell("tls::a_server_whose_ca_is_not_trusted_is_refused", &trust, port);
+        assert!(server.command(&["KEYS", "*"]).list().is_empty());
+        return;
+    };
+    let start = Instant::now();
+    let error = LeaseManager::connect(&url).await.expect_err("not trusted");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+/// Trusts the private CA.
+fn trusting(certificates: &Path) -> Builder {
+    LeaseManager::builder().tls_ca(fs::read(certificates.join("ca.crt")).expect("a CA"))
+}
+
+/// Trusts the private CA, and shows its certificate.
+fn known(certificates: &Path) -> Builder {
+    let file = |name: &str| fs::read(certificates.join(name)).expect("a file");
+    trusting(certificates).tls_identity(file("client.crt"), file("client.key"))
+}
+
+async fn locks(builder: Builder, url: &str) {
+    let leases = builder.connect(url).await.expect("a manager");
+    let lease = leases.lock("tls").lock().await.expect("a lease");
+    // A second one waits for a wake-up, which comes by a connection of its own.
+    let waiter = tokio::spawn({
+        let mut handle = leases.lock("tls");
+        async move { handle.lock().await }
+    });
+    lease.unlock().await.expect("released");
+    waiter.await.expect("no panic").expect("a lease").unlock().await.expect("released");
+    leases.close().await.expect("closed");
+}
+
+#[tokio::test]
+async fn the_builder_takes_a_private_ca_and_a_client_certificate() {
+    let certificates = certificates();
+    let (_server, port) = server_for(certificates.path(), "yes", &[]);
+    let url = format!("rediss://localhost:{port}");
+    locks(known(certificates.path()), &url).await;
+    // By the address, which the certificate names too.
+    locks(known(certificates.path()), &format!("rediss://127.0.0.1:{port}")).await;
+    let start = Instant::now();
+    for stranger in [trusting(certificates.path()), LeaseManager::builder()] {
+        let error = stranger.connect(&url).await.expect_err("a stranger");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn the_certificates_count_for_every_node_of_a_cluster() {
+    let certificates = certificates();
+    let bus = free_port().to_string();
+    let more = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--tls-cluster", "yes"];
+    let (server, port) = server_for(certificates.path(), "yes", &more);
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    kit::eventually(Duration::from_secs(20), || {
+        server.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok")
+    })
+    .await;
+    locks(known(certificates.path()), &format!("rediss-cluster://127.0.0.1:{port}")).await;
+}
+
+#[tokio::test]
+async fn the_certificates_count_for_sentinels_and_servers() {
+    let certificates = certificates();
+    let (_server, port) = server_for(certificates.path(), "yes", &["--tls-replication", "yes"]);
+    let sentinel_port = free_port();
+    let words = options(certificates.path(), sentinel_port, "yes");
+    let lines: Vec<String> =
+        words.chunks(2).map(|pair| format!("{} {}", &pair[0][2..], pair[1])).collect();
+    let config = format!(
+        "{}\ntls-replication yes\nsentinel monitor tls 127.0.0.1 {port} 1\n",
+        lines.join("\n")
+    );
+    let _sentinel = Server::start_sentinel(&config);
+    let url = format!("rediss-sentinel://127.0.0.1:{sentinel_port}?sentinelServiceName=tls");
+    locks(known(certificates.path()), &url).await;
+}
+
+#[tokio::test]
+async fn certificates_without_sense_are_refused_and_not_shown() {
+    let (certificates, others) = (certificates(), certificates());
+    let file = |dir: &TempDir, name: &str| fs::read(dir.path().join(name)).expect("a file");
+    let tls = "rediss://localhost:1";
+    let chain = file(&certificates, "client.crt");
+    let table = [
+        (LeaseManager::builder().tls_ca("nonsense"), tls, "no certificate"),
+        (known(certificates.path()), "redis://localhost:1", "write rediss://"),
+        (LeaseManager::builder().tls_identity(chain.clone(), "nonsense"), tls, "no private key"),
+        (
+            LeaseManager::builder().tls_identity(chain, file(&others, "client.key")),
+            tls,
+            "do not fit",
+        ),
+    ];
+    for (builder, url, hint) in table {
+        let error = builder.connect(url).await.expect_err(hint);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+    let error = known(certificates.path()).connect("memory:").await.expect_err("no TLS there");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    let key = String::from_utf8(file(&certificates, "client.key")).expect("PEM");
+    let shown = format!("{:?}", known(certificates.path()));
+    assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
+}

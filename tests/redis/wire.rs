@@ -1,0 +1,935 @@
+//! What other programs see on the server: keys, fields, times to live, messages, scripts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kit::look::{calls, channel, fence_key, renewal, subscribers};
+use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use leasehold::{Builder, ErrorKind, LeaseManager, LeaseState, Loss};
+use tokio::task::JoinSet;
+
+const LONG: Duration = Duration::from_secs(10);
+/// A holder as Redisson writes it.
+const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
+
+fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+async fn connect(server: &Server) -> LeaseManager {
+    LeaseManager::connect(&server.url()).await.expect("a manager")
+}
+
+async fn connect_with(server: &Server, builder: Builder) -> LeaseManager {
+    builder.connect(&server.url()).await.expect("a manager")
+}
+
+/// The one field of the hash under `key`, and its count.
+#[track_caller]
+fn hash(server: &Server, key: &str) -> (String, String) {
+    let mut pairs = server.command(&["HGETALL", key]).pairs();
+    assert_eq!(pairs.len(), 1, "{pairs:?}");
+    pairs.remove(0)
+}
+
+fn exists(server: &Server, key: &str) -> bool {
+    server.command(&["EXISTS", key]).int() == 1
+}
+
+fn pttl(server: &Server, key: &str) -> i64 {
+    server.command(&["PTTL", key]).int()
+}
+
+fn fence_of(lease: &leasehold::Lease) -> i64 {
+    let fence = lease.fence().expect("a fencing token");
+    i64::try_from(fence).expect("a fencing token that a signed number holds")
+}
+
+/// Makes a lock as another program would: without a lease in this process.
+fn lock_by_hand(server: &Server, key: &str, ttl: Duration) {
+    let ttl = ttl.as_millis().to_string();
+    let script =
+        "redis.call('HSET', KEYS[1], ARGV[1], 1) return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
+    let made = server.command(&["EVAL", script, "1", key, JAVA, &ttl]);
+    assert_eq!(made, Reply::Int(1));
+}
+
+/// Hears all that is published on a server.
+struct Ear(Resp);
+
+impl Ear {
+    fn on(server: &Server) -> Self {
+        let mut connection = server.connection();
+        connection.command(&["PSUBSCRIBE", "*"]);
+        Self(connection)
+    }
+
+    /// What was published since the last call, with its channels.
+    fn heard(&mut self, server: &Server) -> Vec<(String, String)> {
+        server.command(&["PUBLISH", "the end", ""]);
+        let mut heard = Vec::new();
+        loop {
+            let message = self.0.receive().expect("a message").list();
+            let [_, _, channel, payload] = message.try_into().expect("a message of a pattern");
+            let channel = channel.text();
+            if channel == "the end" {
+                return heard;
+            }
+            heard.push((channel, payload.text()));
+        }
+    }
+}
+
+fn words(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    let owned = |(a, b): &(&str, &str)| (a.to_string(), b.to_string());
+    pairs.iter().map(owned).collect()
+}
+
+#[tokio::test]
+async fn a_lock_is_a_hash_of_one_owner_and_its_hold_count() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut lock = leases.lock("orders:42");
+    let outer = lock.lock().await.expect("a lease");
+    assert_eq!(server.command(&["TYPE", "orders:42"]).text(), "hash");
+    let (owner, count) = hash(&server, "orders:42");
+    assert_eq!(count, "1");
+
+    // <uuid v4, lower case, hyphenated>:<number>
+    let (uuid, number) = owner.split_once(':').expect("a colon");
+    let groups: Vec<&str> = uuid.split('-').collect();
+    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+    assert_eq!(lengths, [8, 4, 4, 4, 12], "{uuid}");
+    let hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    assert!(groups.concat().chars().all(hex), "{uuid}");
+    assert!(groups[2].starts_with('4'), "{uuid} is not of version 4");
+    assert!(groups[3].starts_with(['8', '9', 'a', 'b']), "{uuid}");
+    assert!(number.parse::<i64>().is_ok_and(|number| number >= 0), "{number}");
+
+    let inner = lock.lock().await.expect("a nested lease");
+    assert_eq!(hash(&server, "orders:42"), (owner.clone(), "2".to_owned()));
+    assert_eq!(inner.fence(), outer.fence());
+    inner.unlock().await.expect("a release");
+    assert_eq!(hash(&server, "orders:42"), (owner.clone(), "1".to_owned()));
+    outer.unlock().await.expect("a release");
+    assert!(!exists(&server, "orders:42"));
+
+    // The next grant draws a new number, another manager a new uuid.
+    let again = lock.lock().await.expect("a lease");
+    let (second, _) = hash(&server, "orders:42");
+    assert_ne!(second, owner);
+    assert_eq!(second.split_once(':').expect("a colon").0, uuid);
+    let others = connect(&server).await;
+    let other = others.lock("b").lock().await.expect("a lease");
+    assert_ne!(hash(&server, "b").0.split_once(':').expect("a colon").0, uuid);
+    drop((again, other));
+}
+
+#[tokio::test]
+async fn the_default_time_to_live_is_thirty_seconds() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let _lease = leases.lock("a").lock().await.expect("a lease");
+    let left = pttl(&server, "a");
+    assert!((20_000..=30_000).contains(&left), "{left}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watchdog_keeps_the_ttl_up_and_nothing_is_ever_without_one() {
+    const T: i64 = 3_000;
+    let server = Server::start();
+    let leases = connect_with(&server, LeaseManager::builder().ttl(millis(T as u64))).await;
+    let lease = leases.lock("held").lock().await.expect("a lease");
+
+    let done = Arc::new(AtomicBool::new(false));
+    let mut connection = server.connection();
+    let sampler = thread::spawn({
+        let done = Arc::clone(&done);
+        move || {
+            let (mut lowest, mut renewals, mut last) = (i64::MAX, 0, 0);
+            let mut endless = 0;
+            while !done.load(Ordering::Relaxed) {
+                let held = connection.command(&["PTTL", "held"]).int();
+                lowest = lowest.min(held);
+                renewals += u32::from(held > last + 50);
+                last = held;
+                assert!(held <= T, "{held}");
+                assert_eq!(connection.command(&["HLEN", "held"]).int(), 1);
+                endless += u32::from(connection.command(&["PTTL", "busy"]).int() == -1);
+            }
+            (lowest, renewals, endless)
+        }
+    });
+    // Meanwhile another name is taken, entered, left and given back all the time.
+    let start = Instant::now();
+    while start.elapsed() < millis(2 * T as u64) {
+        let mut lock = leases.lock("busy");
+        let outer = lock.lock().await.expect("a lease");
+        let inner = lock.lock().await.expect("a nested lease");
+        inner.unlock().await.expect("a release");
+        outer.unlock().await.expect("a release");
+    }
+    done.store(true, Ordering::Relaxed);
+    let (lowest, renewals, endless) = sampler.join().expect("every sample was right");
+    // Renewed at every third, it is never much below two thirds.
+    assert!(lowest > T / 2, "it fell to {lowest} ms");
+    assert!(renewals >= 5, "{renewals}");
+    assert_eq!(endless, 0, "it was seen without a time to live");
+    lease.check().expect("held");
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test]
+async fn the_last_release_publishes_exactly_0_on_redissons_channel() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut ear = Ear::on(&server);
+    for (name, channel) in [
+        ("plain", "redisson_lock__channel:{plain}"),
+        ("x{tag}y", "redisson_lock__channel:x{tag}y"),
+        ("{a}{b}", "redisson_lock__channel:{a}{b}"),
+    ] {
+        let mut lock = leases.lock(name);
+        let outer = lock.lock().await.expect("a lease");
+        let inner = lock.lock().await.expect("a nested lease");
+        inner.unlock().await.expect("a release");
+        assert_eq!(ear.heard(&server), [], "a partial release is no release");
+        assert!(exists(&server, name));
+        outer.unlock().await.expect("a release");
+        assert!(!exists(&server, name));
+        assert_eq!(ear.heard(&server), words(&[(channel, "0")]));
+
+        // Dropping does the same.
+        drop(lock.lock().await.expect("a lease"));
+        eventually(LONG, || !exists(&server, name)).await;
+        assert_eq!(ear.heard(&server), words(&[(channel, "0")]));
+    }
+}
+
+#[tokio::test]
+async fn the_prefix_goes_before_every_key_and_channel() {
+    let server = Server::start();
+    for (prefix, key, fence, channel) in [
+        ("app:", "app:job", "redisson_lock_token:{app:job}", "redisson_lock__channel:{app:job}"),
+        ("{t}:", "{t}:job", "redisson_lock_token:{t}:job", "redisson_lock__channel:{t}:job"),
+    ] {
+        let leases = connect_with(&server, LeaseManager::builder().prefix(prefix)).await;
+        let mut ear = Ear::on(&server);
+        let lease = leases.lock("job").lock().await.expect("a lease");
+        assert_eq!(lease.name(), "job");
+        assert_eq!(hash(&server, key).1, "1");
+        assert_eq!(server.command(&["TYPE", fence]).text(), "string");
+        let holding = leases.inspect("job").await.expect("an answer");
+        assert_eq!(holding.expect("a holder").holder, hash(&server, key).0);
+        lease.unlock().await.expect("a release");
+        assert_eq!(ear.heard(&server), words(&[(channel, "0")]));
+        assert!(!exists(&server, "job"));
+    }
+}
+
+#[tokio::test]
+async fn the_fencing_token_is_kept_beside_the_lock_for_a_day() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let time = |server: &Server| {
+        let time = server.command(&["TIME"]).list();
+        time[0].int() * 1_000_000 + time[1].int()
+    };
+    let before = time(&server);
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let fence = fence_of(&lease);
+    assert!((before..=time(&server)).contains(&fence), "{fence}");
+    let key = fence_key("job");
+    assert_eq!(server.command(&["TYPE", &key]).text(), "string");
+    // A grant may reserve some more for hand-overs at home.
+    let last = server.command(&["GET", &key]).int();
+    assert!((fence..fence + 128).contains(&last), "{last}, {fence}");
+    const DAY: i64 = 24 * 60 * 60 * 1000;
+    let left = pttl(&server, &key);
+    assert!((DAY - 60_000..=DAY).contains(&left), "{left}");
+    lease.unlock().await.expect("a release");
+    assert!(exists(&server, &key), "it outlives the lock");
+}
+
+#[tokio::test]
+async fn the_memory_of_the_fencing_token_can_be_endless_or_none() {
+    let server = Server::start();
+    let endless = connect_with(&server, LeaseManager::builder().fence_retention(None)).await;
+    let lease = endless.lock("a").lock().await.expect("a lease");
+    assert!(lease.fence().is_some());
+    assert_eq!(pttl(&server, &fence_key("a")), -1);
+    drop(lease);
+
+    // For ever stays for ever, whoever comes next; so does the counter of a Java client.
+    let day = connect(&server).await;
+    server.command(&["INCR", &fence_key("java")]);
+    for (name, last) in [("a", server.command(&["GET", &fence_key("a")]).int()), ("java", 1)] {
+        let lease = day.lock(name).lock().await.expect("a lease");
+        assert!(fence_of(&lease) > last, "{name}");
+        assert_eq!(pttl(&server, &fence_key(name)), -1, "{name}");
+    }
+
+    let none = connect_with(&server, LeaseManager::builder().fencing(false)).await;
+    let lease = none.lock("b").lock().await.expect("a lease");
+    assert_eq!(lease.fence(), None);
+    assert!(!exists(&server, &fence_key("b")));
+    drop(lease);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fence_memory_lasts_as_long_as_the_lease_and_then_ends() {
+    const T: u64 = 1_500;
+    let server = Server::start();
+    let builder = LeaseManager::builder().ttl(millis(T)).fence_retention(Some(millis(2 * T)));
+    let leases = connect_with(&server, builder).await;
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let key = fence_key("job");
+    let start = Instant::now();
+    while start.elapsed() < millis(3 * T) {
+        let left = pttl(&server, &key);
+        assert!(left > T as i64 / 3, "{left} ms left of the memory");
+        tokio::time::sleep(millis(2)).await;
+    }
+    lease.unlock().await.expect("a release");
+    // Names leave nothing behind.
+    eventually(LONG, || server.command(&["DBSIZE"]).int() == 0).await;
+}
+
+#[tokio::test]
+async fn fencing_tokens_grow_whatever_the_server_forgets() {
+    let server = Server::start();
+    let ttl = millis(1_500);
+    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let others = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let mut last = 0;
+    let mut grown = async |leases: &LeaseManager, what: &str| {
+        let lease = leases.lock("job").lock().await.expect("a lease");
+        let fence = fence_of(&lease);
+        assert!(fence > last, "{what}: {fence} after {last}");
+        last = fence;
+        lease
+    };
+    grown(&leases, "at first").await.forget();
+    let lease = grown(&others, "after an expiry").await;
+    lease.unlock().await.expect("a release");
+    let lease = grown(&leases, "after a release").await;
+    drop(lease);
+    let lease = grown(&others, "after a drop").await;
+    server.command(&["FLUSHALL"]);
+    grown(&leases, "after FLUSHALL").await.forget();
+    drop(lease);
+    server.restart();
+    let lease = grown(&others, "after a restart").await;
+    let far = fence_of(&lease) + 3_600_000_000;
+    lease.unlock().await.expect("a release");
+    // Somebody's clock was an hour ahead, or a Java client counts from there.
+    server.command(&["SET", &fence_key("job"), &far.to_string()]);
+    let lease = grown(&leases, "after a leap").await;
+    assert_eq!(fence_of(&lease), far + 1);
+    lease.unlock().await.expect("a release");
+    grown(&others, "after the leap").await.forget();
+}
+
+#[tokio::test]
+async fn java_holder_is_contention_and_its_release_wakes_the_waiter() {
+    let server = Server::start();
+    let builder = LeaseManager::builder().poll_bound(Duration::from_secs(60));
+    let leases = connect_with(&server, builder).await;
+    lock_by_hand(&server, "job", Duration::from_secs(30));
+    let none = leases.lock("job").try_lock().await.expect("an answer");
+    assert!(none.is_none());
+    let holding = leases.inspect("job").await.expect("an answer");
+    assert_eq!(holding.expect("a holder").holder, JAVA);
+
+    let mut lock = leases.lock("job");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let mut connection = server.connection();
+    eventually(LONG, || subscribers(&mut connection, &channel("job")) == 1).await;
+    // The waiter tries once more after subscribing; what it sees must be the holder.
+    tokio::time::sleep(millis(100)).await;
+    assert!(!waiter.is_finished());
+    server.command(&["DEL", "job"]);
+    server.command(&["PUBLISH", &channel("job"), "0"]);
+    let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
+    drop(lease);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_unlock_by_java_is_noticed_at_the_next_renewal() {
+    let server = Server::start();
+    let ttl = millis(3_000);
+    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let lost = tokio::spawn(within(LONG, lease.lost()));
+    server.command(&["DEL", "job"]);
+    server.command(&["PUBLISH", &channel("job"), "0"]);
+    let start = Instant::now();
+    assert_eq!(lost.await.expect("no panic"), Loss::Gone);
+    assert!(start.elapsed() < ttl * 2 / 3, "{:?}", start.elapsed());
+    assert!(!exists(&server, "job"));
+    drop(lease);
+}
+
+/// As it is, or percent-encoded.
+#[tokio::test]
+async fn a_unix_socket_may_have_any_name() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let socket = dir.path().join("my schöne ☕ 100%.sock");
+    let path = socket.to_str().expect("a path in UTF-8");
+    let server = Server::start();
+    let plain = server.unix_url();
+    let plain = plain.strip_prefix("redis+unix://").expect("the scheme of unix sockets");
+    std::os::unix::fs::symlink(plain, &socket).expect("a link in a directory of our own");
+    let encoded: String = path
+        .bytes()
+        .map(|byte| match byte {
+            b'/' | b'.' => char::from(byte).to_string(),
+            byte => format!("%{byte:02x}"),
+        })
+        .collect();
+    for path in [encoded, path.replace('%', "%25")] {
+        let leases = LeaseManager::connect(&format!("redis+unix://{path}")).await;
+        let lease = leases.expect("a manager").lock("job").lock().await.expect("a lease");
+        assert!(exists(&server, "job"));
+        lease.unlock().await.expect("a release");
+    }
+}
+
+/// A key of a read-write lock as Redisson writes it.
+fn read_write(server: &Server, key: &str) {
+    server.command(&["HSET", key, "mode", "write", &format!("{JAVA}:write"), "1"]);
+}
+
+#[tokio::test]
+async fn a_read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    read_write(&server, "job");
+    server.command(&["PEXPIRE", "job", "30000"]);
+    let start = Instant::now();
+    for error in [
+        leases.lock("job").lock().await.expect_err("no lock"),
+        leases.lock("job").try_lock().await.expect_err("no lock"),
+        leases.lock("job").lock_timeout(LONG).await.expect_err("no lock"),
+        leases.inspect("job").await.expect_err("no lock"),
+        leases.force_unlock("job").await.expect_err("no lock"),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+        assert_eq!(error.fate(), leasehold::Fate::NotExecuted, "{error}");
+    }
+    assert!(start.elapsed() < LONG, "nothing is waited for: {:?}", start.elapsed());
+    assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
+    assert!(!exists(&server, &fence_key("job")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_under_redissons_read_write_lock_is_lost_alone() {
+    let server = Server::start();
+    let ttl = millis(3_000);
+    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let mut outer = leases.lock("nested");
+    let nested = outer.lock().await.expect("a lease");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let other = leases.lock("other").lock().await.expect("a lease");
+    read_write(&server, "job");
+    read_write(&server, "nested");
+    let error = outer.lock().await.expect_err("it is not held alone");
+    assert!([ErrorKind::WrongType, ErrorKind::Lost].contains(&error.kind()), "{error}");
+    for lease in [&nested, &lease] {
+        assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
+    }
+    assert_eq!(server.command(&["HLEN", "job"]).int(), 2, "what is left is Redisson's");
+    other.check().expect("it has nothing to do with that");
+    renewal(&server, "other", LONG).await;
+    for lease in [nested, lease] {
+        assert_eq!(lease.unlock().await.expect_err("lost").loss(), Some(Loss::Taken));
+    }
+    assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
+    drop(other);
+}
+
+#[tokio::test]
+async fn inspect_tells_what_the_server_has() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let others = connect(&server).await;
+    assert_eq!(others.inspect("job").await.expect("an answer"), None);
+    let mut lock = leases.lock("job");
+    let outer = lock.lock().await.expect("a lease");
+    let inner = lock.lock().await.expect("a nested lease");
+    let holding = others.inspect("job").await.expect("an answer").expect("a holder");
+    assert_eq!(holding.holder, hash(&server, "job").0);
+    assert_eq!(holding.hold_count, 2);
+    let remaining = holding.remaining.expect("a time to live");
+    assert!(
+        remaining > Duration::from_secs(20) && remaining <= Duration::from_secs(30),
+        "{remaining:?}"
+    );
+    drop((inner, outer));
+
+    // What others may have put there.
+    server.command(&["HSET", "endless", JAVA, "3"]);
+    let holding = leases.inspect("endless").await.expect("an answer").expect("a holder");
+    assert_eq!((holding.hold_count, holding.remaining), (3, None));
+    server.command(&["HSET", "rw", "mode", "read", JAVA, "1"]);
+    server.command(&["SET", "text", "x"]);
+    for name in ["rw", "text"] {
+        let error = leases.inspect(name).await.expect_err("it is no lock");
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+        assert!(exists(&server, name));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn force_unlock_takes_a_lock_from_whoever_has_it() {
+    let server = Server::start();
+    let ttl = millis(1_500);
+    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let others = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let mut ear = Ear::on(&server);
+    assert!(!leases.force_unlock("job").await.expect("an answer"));
+
+    // From a holder in the same manager: its token has fired when the call returns.
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    ear.heard(&server);
+    assert!(leases.force_unlock("job").await.expect("an answer"));
+    assert_eq!(lease.check().expect_err("revoked").loss(), Some(Loss::Revoked));
+    assert!(lease.token().is_cancelled());
+    assert!(!exists(&server, "job"));
+    assert_eq!(ear.heard(&server), words(&[(&channel("job"), "0")]));
+    drop(lease);
+
+    // From a holder in another manager, which learns it at its next renewal.
+    let lease = others.lock("job").lock().await.expect("a lease");
+    let lost = tokio::spawn(within(LONG, lease.lost()));
+    assert!(leases.force_unlock("job").await.expect("an answer"));
+    assert!(!exists(&server, "job"));
+    assert_eq!(lost.await.expect("no panic"), Loss::Gone);
+    drop(lease);
+
+    // From one who is followed by another.
+    let lease = others.lock("job").lock().await.expect("a lease");
+    let lost = tokio::spawn(within(LONG, lease.lost()));
+    assert!(leases.force_unlock("job").await.expect("an answer"));
+    let next = leases.lock("job").lock().await.expect("a lease");
+    assert!(next.fence() > lease.fence());
+    assert_eq!(lost.await.expect("no panic"), Loss::Taken);
+    drop(lease);
+    next.check().expect("the loser's drop took nothing away");
+
+    // From a Java client; but never something that is not a lock.
+    lock_by_hand(&server, "java", Duration::from_secs(30));
+    assert!(leases.force_unlock("java").await.expect("an answer"));
+    assert!(!exists(&server, "java"));
+    server.command(&["SET", "text", "x"]);
+    let error = leases.force_unlock("text").await.expect_err("it is no lock");
+    assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+    assert_eq!(server.command(&["GET", "text"]).text(), "x");
+}
+
+#[tokio::test]
+async fn a_unix_socket_serves_as_well() {
+    let server = Server::start();
+    let leases = LeaseManager::connect(&server.unix_url()).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    assert_eq!(hash(&server, "job").1, "1");
+    lease.unlock().await.expect("a release");
+    assert!(!exists(&server, "job"));
+    let list = server.command(&["CLIENT", "LIST"]).text();
+    assert!(list.contains("redis.sock"), "{list}");
+
+    let third =
+        LeaseManager::connect(&format!("{}?db=3", server.unix_url())).await.expect("a manager");
+    let lease = third.lock("job").lock().await.expect("a lease");
+    let mut connection = server.connection();
+    connection.command(&["SELECT", "3"]);
+    assert_eq!(connection.command(&["EXISTS", "job"]).int(), 1);
+    assert!(!exists(&server, "job"));
+    drop(lease);
+}
+
+#[tokio::test]
+async fn user_password_and_database_come_from_the_url() {
+    let server = Server::start();
+    let user = ["ACL", "SETUSER", "lease", "on", ">s@fe/1", "~*", "&*"];
+    server.command(&[&user[..], &["+@all"]].concat());
+    server.command(&["ACL", "SETUSER", "default", "off"]);
+    let mut connection = server.connection();
+    connection.command(&["AUTH", "lease", "s@fe/1"]);
+    connection.command(&["SELECT", "3"]);
+
+    let leases =
+        LeaseManager::connect(&server.url_as("lease", "s%40fe%2F1", 3)).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    assert_eq!(connection.command(&["EXISTS", "job"]).int(), 1);
+    connection.command(&["SELECT", "0"]);
+    assert_eq!(connection.command(&["EXISTS", "job"]).int(), 0);
+    lease.unlock().await.expect("a release");
+    let list = connection.command(&["CLIENT", "LIST"]).text();
+    let ours = list.lines().filter(|line| line.contains("user=lease"));
+    assert!(ours.count() > 2, "{list}");
+}
+
+#[tokio::test]
+async fn a_password_alone_is_that_of_the_default_user() {
+    let server = Server::start_with(&["--requirepass", "secret"]);
+    let url = format!("redis://:secret@127.0.0.1:{}", server.port());
+    let leases = LeaseManager::connect(&url).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    assert!(exists(&server, "job"));
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_that_the_server_forgets_are_sent_again_unseen() {
+    let server = Server::start();
+    let ttl = millis(900);
+    let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
+    let lease = leases.lock("held").lock().await.expect("a lease");
+    let mut connection = server.connection();
+    connection.command(&["CONFIG", "RESETSTAT"]);
+    let start = Instant::now();
+    while start.elapsed() < ttl * 2 {
+        connection.command(&["SCRIPT", "FLUSH"]);
+        let mut lock = leases.lock("busy");
+        let outer = lock.lock().await.expect("a lease");
+        connection.command(&["SCRIPT", "FLUSH"]);
+        let inner = lock.lock().await.expect("a nested lease");
+        connection.command(&["SCRIPT", "FLUSH"]);
+        inner.unlock().await.expect("a release");
+        outer.unlock().await.expect("a release");
+        assert_eq!(lease.state(), LeaseState::Held);
+    }
+    // Had a renewal failed, the lease would be lost by now.
+    lease.check().expect("held");
+    assert!(pttl(&server, "held") > 0);
+    assert!(calls(&mut connection, "eval") > 3, "none was forgotten");
+    connection.command(&["SCRIPT", "FLUSH"]);
+    assert!(leases.inspect("held").await.expect("an answer").is_some());
+    connection.command(&["SCRIPT", "FLUSH"]);
+    assert!(leases.force_unlock("held").await.expect("an answer"));
+}
+
+/// A script call: the script's digest, and all words after it.
+type Call = (String, Vec<String>);
+
+/// The scripts that passed a proxy, by their digests, and the calls of them in their order.
+fn captured(server: &Server, proxy: &Proxy) -> (HashMap<String, String>, Vec<Call>) {
+    let (mut scripts, mut called) = (HashMap::new(), Vec::<Call>::new());
+    for request in proxy.requests() {
+        if let Some(rest) = request.strip_prefix("EVALSHA ") {
+            let mut words = rest.split(' ').map(str::to_owned);
+            let digest = words.next().expect("a digest");
+            called.push((digest, words.collect()));
+        } else if let Some(rest) = request.strip_prefix("EVAL ") {
+            // The same call once more, now with its text.
+            let (digest, words) = called.last_mut().expect("EVALSHA comes first");
+            let text = rest
+                .strip_suffix(&words.join(" "))
+                .and_then(|text| text.strip_suffix(' '))
+                .expect("the same words as before");
+            let loaded = server.command(&["SCRIPT", "LOAD", text]).text();
+            // To see whether texts are let in, `connect` sends one under a name that no server knows.
+            if *digest == "0".repeat(40) {
+                digest.clone_from(&loaded);
+            }
+            assert_eq!(loaded, *digest);
+            scripts.insert(loaded, text.to_owned());
+        }
+    }
+    (scripts, called)
+}
+
+/// All keys, with type, value and time to live in ms.
+fn contents(connection: &mut Resp) -> BTreeMap<String, (String, i64)> {
+    let keys = connection.command(&["KEYS", "*"]).list();
+    keys.into_iter()
+        .map(|key| {
+            let key = key.text();
+            let kind = connection.command(&["TYPE", &key]).text();
+            let value = match kind.as_str() {
+                "hash" => format!("{:?}", connection.command(&["HGETALL", &key]).pairs()),
+                "string" => connection.command(&["GET", &key]).text(),
+                other => panic!("{key:?} is a {other}"),
+            };
+            let left = connection.command(&["PTTL", &key]).int();
+            (key, (format!("{kind} {value}"), left))
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_script_may_run_twice() {
+    const T: u64 = 2_000;
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let builder = LeaseManager::builder().ttl(millis(T)).fence_retention(Some(millis(2 * T)));
+    let leases = builder.connect(&proxy.url()).await.expect("a manager");
+
+    // Everything that leasehold does, with calls of one item and of several.
+    let mut lock = leases.lock("job");
+    let outer = lock.lock().await.expect("a lease");
+    let inner = lock.lock().await.expect("a nested lease");
+    leases.inspect("job").await.expect("an answer");
+    lock_by_hand(&server, "java", LONG);
+    let none = leases.lock("java").try_lock().await.expect("an answer");
+    assert!(none.is_none());
+    let mut several = JoinSet::new();
+    for i in 0..20 {
+        let mut lock = leases.lock(format!("several:{i}"));
+        several.spawn(async move { lock.lock().await });
+    }
+    let several = several.join_all().await;
+    // Until a renewal has also prolonged the memory of the fencing token.
+    let mut lowest = i64::MAX;
+    let renewed = || {
+        let left = pttl(&server, &fence_key("job"));
+        lowest = lowest.min(left);
+        left > lowest + 100
+    };
+    eventually(LONG, renewed).await;
+    drop(several);
+    eventually(LONG, || server.command(&["KEYS", "several:*"]) == Reply::List(vec![])).await;
+    inner.unlock().await.expect("a release");
+    outer.unlock().await.expect("a release");
+    let forced = leases.lock("forced").lock().await.expect("a lease");
+    leases.force_unlock("forced").await.expect("an answer");
+    drop(forced);
+
+    let (scripts, called) = captured(&server, &proxy);
+    assert!(scripts.len() >= 4, "{:?}", scripts.keys());
+    let mirror = Server::start();
+    let mut connection = mirror.connection();
+    for text in scripts.values() {
+        connection.command(&["SCRIPT", "LOAD", text]);
+    }
+    lock_by_hand(&mirror, "java", LONG);
+    for (digest, words) in &called {
+        // The fencing token of the try-out at the start is remembered for a millisecond only.
+        if words.iter().any(|word| word.contains("leasehold-probe")) {
+            continue;
+        }
+        let mut request = vec!["EVALSHA", digest.as_str()];
+        request.extend(words.iter().map(String::as_str));
+        let before = contents(&mut connection);
+        let first = connection.command(&request);
+        let once = contents(&mut connection);
+        let second = connection.command(&request);
+        let twice = contents(&mut connection);
+        for (key, (value, left)) in &once {
+            let (again, later) =
+                twice.get(key).unwrap_or_else(|| panic!("{key} has gone: {words:?}"));
+            assert_eq!(value, again, "{key} {words:?}");
+            assert!(*left > 0 && *later > 0, "{key} {left} {later} {words:?}");
+            assert!((left - later).abs() < 1_000, "{key} {left} {later} {words:?}");
+        }
+        assert_eq!(once.len(), twice.len(), "{words:?}");
+        // The same answers too, times to live apart, unless the first has deleted something.
+        if once.len() >= before.len() {
+            let plain = |reply: Reply| -> Vec<Reply> {
+                let about = |item| match item {
+                    Reply::Int(-100_000..=-4 | 3..=100_000) => Reply::Nil,
+                    item => item,
+                };
+                reply.list().into_iter().map(about).collect()
+            };
+            assert_eq!(plain(first), plain(second), "{words:?}");
+        }
+    }
+    let left: Vec<String> = contents(&mut connection).into_keys().collect();
+    let locks: Vec<&String> =
+        left.iter().filter(|key| !key.starts_with("redisson_lock_token")).collect();
+    assert_eq!(locks, ["java"]);
+}
+
+#[tokio::test]
+async fn what_waits_for_the_connection_leaves_as_two_calls() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
+    // While the replies to two calls are on their way, a hundred more arrive.
+    proxy.set(Mode::HoldReplies);
+    let mut early = JoinSet::new();
+    for name in ["first", "second"] {
+        let mut lock = leases.lock(name);
+        early.spawn(async move { lock.lock().await });
+        eventually(LONG, || exists(&server, name)).await;
+    }
+    let before = proxy.count("EVALSHA");
+    let started = Arc::new(AtomicUsize::new(0));
+    let mut others = JoinSet::new();
+    for i in 0..100 {
+        let mut lock = leases.lock(format!("other:{i}"));
+        let started = Arc::clone(&started);
+        others.spawn(async move {
+            started.fetch_add(1, Ordering::Relaxed);
+            lock.lock().await
+        });
+    }
+    eventually(LONG, || started.load(Ordering::Relaxed) == 100).await;
+    assert_eq!(proxy.count("EVALSHA"), before);
+    proxy.set(Mode::Pass);
+    for lease in early.join_all().await {
+        lease.expect("a lease").forget();
+    }
+    for lease in others.join_all().await {
+        lease.expect("a lease").forget();
+    }
+    // Half of what is under way in each.
+    assert_eq!(proxy.count("EVALSHA") - before, 2);
+}
+
+#[tokio::test]
+async fn many_concurrent_operations_need_few_calls() {
+    const LOCKS: i64 = 500;
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut connection = server.connection();
+    connection.command(&["CONFIG", "RESETSTAT"]);
+    let mut tasks = JoinSet::new();
+    for i in 0..LOCKS {
+        let mut lock = leases.lock(format!("job:{i}"));
+        tasks.spawn(async move {
+            let lease = lock.lock().await.expect("a lease");
+            lease.unlock().await.expect("a release");
+        });
+    }
+    tasks.join_all().await;
+    let (evalsha, deleted) = (calls(&mut connection, "evalsha"), calls(&mut connection, "hdel"));
+    assert_eq!(deleted, LOCKS, "each was taken and given back");
+    assert!(evalsha * 4 < 2 * LOCKS, "{evalsha} calls for {LOCKS} pairs");
+}
+
+#[tokio::test]
+async fn a_bad_name_in_a_batch_spoils_no_other() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
+    server.command(&["SET", "job:10", "somebody's"]);
+    server.command(&["RPUSH", "job:20", "somebody's"]);
+    server.command(&["SET", &fence_key("job:30"), "somebody's"]);
+    server.command(&["HSET", &fence_key("job:40"), "somebody's", "1"]);
+    proxy.set(Mode::HoldReplies);
+    let mut first = leases.lock("first");
+    let first = tokio::spawn(async move { first.lock().await });
+    eventually(LONG, || exists(&server, "first")).await;
+    let started = Arc::new(AtomicUsize::new(0));
+    let mut others = JoinSet::new();
+    for i in 0..60 {
+        let mut lock = leases.lock(format!("job:{i}"));
+        let started = Arc::clone(&started);
+        others.spawn(async move {
+            started.fetch_add(1, Ordering::Relaxed);
+            (i, lock.lock().await)
+        });
+    }
+    eventually(LONG, || started.load(Ordering::Relaxed) == 60).await;
+    proxy.set(Mode::Pass);
+    let mut granted = 0;
+    for (i, lease) in others.join_all().await {
+        match lease {
+            Ok(lease) => {
+                assert!(![10, 20, 30, 40].contains(&i), "{i}");
+                granted += 1;
+                lease.unlock().await.expect("a release");
+            }
+            Err(error) => {
+                assert!([10, 20, 30, 40].contains(&i), "{i}: {error}");
+                assert_eq!(error.kind(), ErrorKind::WrongType, "{i}: {error}");
+            }
+        }
+    }
+    assert_eq!(granted, 56);
+    assert_eq!(server.command(&["GET", "job:10"]).text(), "somebody's");
+    assert_eq!(server.command(&["LLEN", "job:20"]).int(), 1);
+    assert_eq!(server.command(&["GET", &fence_key("job:30")]).text(), "somebody's");
+    assert_eq!(server.command(&["HLEN", &fence_key("job:40")]).int(), 1);
+    assert!(!exists(&server, "job:30") && !exists(&server, "job:40"));
+    drop(first.await.expect("no panic").expect("a lease"));
+}
+
+#[tokio::test]
+async fn fences_grow_from_what_is_remembered_even_ahead_of_the_clock() {
+    let server = Server::start();
+    // A grant reserves one fencing token only.
+    let builder = LeaseManager::builder().handoff_bound(0);
+    let leases = connect_with(&server, builder).await;
+    let fence = fence_key("job");
+    server.command(&["SET", &fence, "8000000000000000"]);
+    for expected in 8_000_000_000_000_001..8_000_000_000_000_004 {
+        let lease = leases.lock("job").lock().await.expect("a lease");
+        assert_eq!(fence_of(&lease), expected);
+        assert_eq!(server.command(&["GET", &fence]).text(), expected.to_string());
+        lease.unlock().await.expect("a release");
+    }
+    // What cannot grow is refused before anything is written, and stays as it is.
+    for stuck in ["9007199254740993", "inf", "nan", "0x", "somebody's", ""] {
+        server.command(&["SET", &fence, stuck, "EX", "1000"]);
+        let error = leases.lock("job").lock().await.expect_err("no fencing token");
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{stuck:?}: {error}");
+        assert_eq!(server.command(&["GET", &fence]).text(), stuck);
+        assert!(pttl(&server, &fence) < 1_000_001 && !exists(&server, "job"), "{stuck:?}");
+    }
+}
+
+/// What acquires have in common is sent once; here it changes from one to the next.
+#[tokio::test]
+async fn acquires_of_every_kind_share_a_call() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    // A grant reserves one fencing token only.
+    let builder = LeaseManager::builder().handoff_bound(0);
+    let leases = builder.connect(&proxy.url()).await.expect("a manager");
+    let mut held = Vec::new();
+    for i in 0..20 {
+        let mut lock = leases.lock(format!("nested:{i}"));
+        let lease = lock.lock().await.expect("a lease");
+        held.push((lock, lease));
+    }
+    proxy.set(Mode::HoldReplies);
+    let mut tasks = JoinSet::new();
+    for name in ["first", "second"] {
+        let mut lock = leases.lock(name);
+        tasks.spawn(async move { (lock.lock().await.expect("a lease"), None) });
+        eventually(LONG, || exists(&server, name)).await;
+    }
+    let before = proxy.count("EVALSHA");
+    for (i, (mut lock, outer)) in held.into_iter().enumerate() {
+        let mut other = leases.lock(format!("outermost:{i}"));
+        tasks.spawn(async move { (other.lock().await.expect("a lease"), None) });
+        tasks.spawn(async move { (lock.lock().await.expect("a nested lease"), Some(outer)) });
+    }
+    tokio::time::sleep(millis(100)).await;
+    proxy.set(Mode::Pass);
+    let leases = tasks.join_all().await;
+    assert_eq!(proxy.count("EVALSHA") - before, 2);
+    for (lease, outer) in &leases {
+        let count = if outer.is_some() { "2" } else { "1" };
+        assert_eq!(hash(&server, lease.name()).1, count, "{}", lease.name());
+        assert_eq!(
+            server.command(&["GET", &fence_key(lease.name())]).text(),
+            fence_of(lease).to_string()
+        );
+    }
+    let mut releases = JoinSet::new();
+    for (inner, outer) in leases {
+        releases.spawn(async move {
+            inner.unlock().await.expect("a release");
+            if let Some(outer) = outer {
+                outer.unlock().await.expect("a release");
+            }
+        });
+    }
+    releases.join_all().await;
+    eventually(LONG, || {
+        server
+            .command(&["KEYS", "*:*"])
+            .list()
+            .iter()
+            .all(|key| format!("{key:?}").contains("token"))
+    })
+    .await;
+}

@@ -1,0 +1,194 @@
+//! The lock protocol, without its code: every order of events within small bounds, by a model checker.
+//!
+//! One name, one server, two or three clients. A client is what one process has of the name: who holds it
+//! inside, and who waits in its queue, is the process's own affair. Time is in ticks. A tick moves all clocks;
+//! a client's may fall behind the server's by [`rules::DRIFT`] in T, and catch up. Messages may be lost (they
+//! never arrive), be late, arrive in any order, and run twice. A server that restarts with its keys does
+//! nothing that these do not: all that was under way is lost.
+//!
+//! | here | there |
+//! |---|---|
+//! | `Server::run` | the scripts in `store/redis/scripts`, each at one instant; `store/memory.rs` |
+//! | `Rules::{deadline, cancel, stale}` | `hold/timing.rs`: D and C count from `s`, before the send |
+//! | `Client::{acquire, ask_again}` | `seek.rs`, `Seek::take`: one token for all requests of an acquire |
+//! | `Client::granted` | the same: a grant with less than T/2 left is given back |
+//! | `Client::{abandon, send_sweep}` | `hold/reaper.rs`, `Attempt` and `Sweep`: released by its token until T after the last send |
+//! | `Client::{renew, confirmed}` | `hold/watchdog.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
+//! | `Client::nest` | `hold/state/count.rs`: one operation at a time, and the count is absolute |
+//! | `Client::{leave, release_again}` | `hold/state/count.rs`, `hold/settle.rs`: belief ends before the release is sent; retried until D |
+//! | `Client::hand_off` | `hold/handoff.rs`, `State::may_pass`: bounded, only what is sure, with a reserved fencing token |
+//! | `Client::tick` | `State::expire`: told at C, and no renewal after it; over at D |
+//!
+//! What must be so is in [`properties`]. The tests below first check it with all rules, then drop one rule
+//! each, and see the checker find what goes wrong: a model that cannot fail shows nothing.
+
+mod client;
+mod properties;
+mod rules;
+mod server;
+mod world;
+
+use properties::*;
+use rules::{Rule, Rules};
+use stateright::{Checker, HasDiscoveries, Model};
+use std::collections::BTreeSet;
+use world::{Fault, Scope};
+
+const SCOPE: Scope = Scope {
+    rules: Rules { dropped: &[] },
+    clients: 2,
+    tokens: 1,
+    faults: 0,
+    kinds: &[],
+    plain_rivals: true,
+    nesting: false,
+    handoff: false,
+    abandon: false,
+    drift: false,
+    requests: 4,
+};
+const DRIFT: Scope = Scope { drift: true, ..SCOPE };
+const HANDOFF: Scope = Scope { handoff: true, ..SCOPE };
+const NESTING: Scope = Scope { nesting: true, ..SCOPE };
+const ABANDON: Scope = Scope { abandon: true, ..SCOPE };
+
+/// Visits all of a scope, and demands that nothing bad was found except `broken`, and all of `met`.
+fn holds(title: &str, scope: Scope, broken: &[&str], met: &[&str]) {
+    let checker = scope.checker().threads(2).spawn_bfs().join();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    println!("{title}: {states} states, the farthest after {depth} steps");
+    for (name, path) in checker.discoveries() {
+        let good = broken.contains(&name) || met.contains(&name) || SOMETIMES.contains(&name);
+        assert!(good, "{title}: not so: {name}: {:#?}", path.into_actions());
+    }
+    for name in broken.iter().chain(met) {
+        let found = checker.discoveries().keys().any(|found| found == name);
+        assert!(found, "{title}: never met: {name}");
+    }
+}
+
+/// Without a rule, what it is there for is found broken.
+fn breaks(dropped: &'static [Rule], scope: Scope, property: &'static str) {
+    let found = HasDiscoveries::AnyOf(BTreeSet::from([property]));
+    let scope = Scope { rules: Rules { dropped }, ..scope };
+    let checker = scope.checker().threads(2).finish_when(found).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    match checker.discovery(property) {
+        Some(path) => {
+            let steps = path.into_actions().len();
+            println!("without {dropped:?}: {steps} steps to break it, {states} states: {property}");
+        }
+        None => panic!("without {dropped:?} it should not be so that {property} ({states} states)"),
+    }
+}
+
+#[test]
+fn rivals_exclude_each_other() {
+    let met = [LOSS, LOST_REPLY, ORPHAN, TAKE_OVER];
+    holds("two clients", Scope { plain_rivals: false, ..SCOPE }, &[], &met);
+}
+
+#[test]
+fn clocks_within_the_rate_error_exclude_each_other() {
+    holds("clocks that drift", DRIFT, &[], &[LOSS, TAKE_OVER]);
+}
+
+#[test]
+fn requests_that_run_twice_or_far_too_late_change_nothing() {
+    let kinds = &[Fault::Double, Fault::Late];
+    let scope = Scope { faults: 1, kinds, requests: 3, ..NESTING };
+    holds("doubled and late", scope, &[], &[ORPHAN, LOST_REPLY, LOSS]);
+}
+
+#[test]
+fn three_clients_exclude_each_other() {
+    holds("three clients", Scope { clients: 3, requests: 3, ..SCOPE }, &[], &[LOSS, TAKE_OVER]);
+}
+
+#[test]
+fn the_count_of_a_nested_hold_is_the_holders() {
+    holds("nested acquires", NESTING, &[], &[NESTED]);
+}
+
+#[test]
+fn hand_off_excludes_rivals_and_has_its_own_fence() {
+    holds("hand-offs", HANDOFF, &[], &[HAND_OFF, LOSS]);
+}
+
+#[test]
+fn an_abandoned_acquire_leaves_nothing_behind() {
+    holds("abandoned acquires", ABANDON, &[], &[ORPHAN, LOST_REPLY]);
+}
+
+/// What a server costs that loses its keys: exclusion. A reply that comes late may even make the older of two
+/// grants the later to be believed in; but no two have the same fencing token, so the resource can tell.
+#[test]
+fn server_without_its_keys_lets_two_believe_and_fences_differ() {
+    let scope = Scope { faults: 1, kinds: &[Fault::LoseKeys], requests: 3, ..HANDOFF };
+    holds("lost keys", scope, &[ONE_BELIEVER, COVERED, GRACE, FENCES], &[]);
+}
+
+/// What a forward step of the server's clock costs: the same.
+#[test]
+fn clock_step_of_the_server_lets_two_believe_and_fences_differ() {
+    let scope = Scope { faults: 1, kinds: &[Fault::StepForward], requests: 3, ..HANDOFF };
+    holds("a clock that is stepped", scope, &[ONE_BELIEVER, COVERED, GRACE, FENCES], &[]);
+}
+
+#[test]
+fn counted_from_the_reply_the_deadline_is_too_late() {
+    breaks(&[Rule::DeadlineFromSend], SCOPE, ONE_BELIEVER);
+}
+
+#[test]
+fn without_margin_and_grace_a_slow_clock_believes_for_too_long() {
+    breaks(&[Rule::Margin, Rule::Grace], DRIFT, ONE_BELIEVER);
+}
+
+#[test]
+fn without_the_margin_the_grace_is_not_kept_free() {
+    breaks(&[Rule::Margin], DRIFT, GRACE);
+}
+
+#[test]
+fn grace_left_out_tells_the_holder_when_it_is_too_late() {
+    breaks(&[Rule::Grace], DRIFT, COVERED);
+}
+
+#[test]
+fn a_release_that_is_not_by_token_ends_somebody_elses_hold() {
+    breaks(&[Rule::ReleaseByToken], SCOPE, COVERED);
+}
+
+#[test]
+fn an_acquire_that_increments_counts_itself_twice() {
+    breaks(&[Rule::CountsAreAbsolute], SCOPE, ASKED);
+}
+
+#[test]
+fn a_renewal_that_creates_revives_what_was_given_back() {
+    breaks(&[Rule::RenewalsNeverCreate], SCOPE, REVIVED);
+}
+
+#[test]
+fn a_count_that_creates_leaves_a_key_for_ever() {
+    breaks(&[Rule::CountsNeverCreate], NESTING, ENDS);
+}
+
+#[test]
+fn without_sweeping_an_abandoned_acquire_stays_until_it_expires() {
+    breaks(&[Rule::Sweep], ABANDON, EMPTY);
+    let rules = Rules { dropped: &[Rule::Sweep] };
+    let scope = Scope { rules, requests: 4, ..ABANDON };
+    holds("without sweeping", scope, &[EMPTY], &[ORPHAN]);
+}
+
+#[test]
+fn a_hand_off_after_the_release_was_sent_lets_two_believe() {
+    breaks(&[Rule::HandOffBeforeRelease], HANDOFF, ONE_BELIEVER);
+}
+
+#[test]
+fn a_hand_off_without_a_reserved_fence_takes_the_next_grants() {
+    breaks(&[Rule::ReservedFences], HANDOFF, FENCES);
+}

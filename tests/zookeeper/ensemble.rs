@@ -1,0 +1,325 @@
+//! Leases on a ZooKeeper ensemble that loses its leader or its majority, with a crowd on all members:
+//! never do two believe at once, and what is left afterwards is nothing.
+
+use kit::beliefs::{Belief, Beliefs, Watched};
+use kit::relay::Flow;
+use kit::zookeeper::{Look, ZooKeeper};
+use kit::{connect_in_the_end, within};
+use leasehold::clock::{Clock, Instant};
+use leasehold::{ErrorKind, Lease, LeaseManager};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Less than what members of an ensemble take to notice that one of them is silent.
+const T: Duration = Duration::from_secs(2);
+const LONG: Duration = Duration::from_secs(40);
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+async fn connect(url: &str, ttl: Duration) -> LeaseManager {
+    connect_in_the_end(LeaseManager::builder().ttl(ttl), url).await
+}
+
+/// Flows on each member, and some that know all members, which lock a few names again and again.
+struct Crowd {
+    beliefs: Arc<Beliefs>,
+    stop: CancellationToken,
+    flows: Vec<(Arc<AtomicUsize>, JoinHandle<()>)>,
+    managers: Vec<LeaseManager>,
+}
+
+impl Crowd {
+    async fn on(servers: &ZooKeeper, ttl: Duration) -> Self {
+        let mut crowd = Self {
+            beliefs: Arc::new(Beliefs::new()),
+            stop: CancellationToken::new(),
+            flows: Vec::new(),
+            managers: Vec::new(),
+        };
+        for number in 0..8 {
+            let url = if number < 6 { servers.url_of(number % 3) } else { servers.url() };
+            let leases = connect(&url, ttl).await;
+            let grants = Arc::new(AtomicUsize::new(0));
+            let (beliefs, stop) = (Arc::clone(&crowd.beliefs), crowd.stop.clone());
+            let flow = roam(number, leases.clone(), ttl, beliefs, stop, Arc::clone(&grants));
+            crowd.flows.push((grants, tokio::spawn(flow)));
+            crowd.managers.push(leases);
+        }
+        crowd.until_all_were_let_in().await;
+        crowd
+    }
+
+    /// Each once more.
+    async fn until_all_were_let_in(&self) {
+        let counts = || self.flows.iter().map(|(grants, _)| grants.load(Ordering::Relaxed));
+        let before: Vec<usize> = counts().collect();
+        let start = std::time::Instant::now();
+        while counts().zip(&before).any(|(now, before)| now <= *before) {
+            let now: Vec<usize> = counts().collect();
+            assert!(start.elapsed() < LONG, "{before:?}, and now {now:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// When all is well again: everybody gets in once more, then all stop, and nothing is left.
+    async fn end(self, servers: &ZooKeeper, lasting: Vec<LeaseManager>) -> Vec<Belief> {
+        self.until_all_were_let_in().await;
+        self.stop.cancel();
+        for (_, flow) in self.flows {
+            within(LONG, flow).await.expect("it ends well");
+        }
+        let look = Look::at(&servers.hosts()).await;
+        for name in NAMES.into_iter().chain(KEPT) {
+            look.until_nodes(name, 0).await;
+        }
+        for leases in self.managers.into_iter().chain(lasting) {
+            leases.close().await.expect("all is released");
+        }
+        look.until_children("/leasehold/sessions", 0).await;
+        self.beliefs.judge()
+    }
+}
+
+async fn roam(
+    number: usize,
+    leases: LeaseManager,
+    ttl: Duration,
+    beliefs: Arc<Beliefs>,
+    stop: CancellationToken,
+    grants: Arc<AtomicUsize>,
+) {
+    let flow = format!("flow {number}");
+    for round in number.. {
+        if stop.is_cancelled() {
+            return;
+        }
+        let mut lock = leases.lock(NAMES[round % NAMES.len()]);
+        match lock.lock_timeout(ttl * 2).await {
+            Ok(Some(lease)) => {
+                let held = beliefs.watch(&flow, lease);
+                grants.fetch_add(1, Ordering::Relaxed);
+                // Some for long enough to have it in any fault.
+                let most = [5, 100, 20, 700, 40][round % 5];
+                let _ = tokio::time::timeout(Duration::from_millis(most), stop.cancelled()).await;
+                // It may be lost.
+                let _ = held.unlock().await;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Asks until it is let in: there may be no session at the moment.
+async fn hold(leases: &LeaseManager, name: &str) -> Lease {
+    loop {
+        match leases.lock(name).lock().await {
+            Ok(lease) => return lease,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
+        }
+    }
+}
+
+/// Names that are held for as long as nothing happens; one by somebody on each member.
+const KEPT: [&str; 3] = ["kept:0", "kept:1", "kept:2"];
+
+/// On each member one who holds, and one who waits for what is held on another.
+struct Keepers {
+    managers: Vec<LeaseManager>,
+    held: Vec<Watched>,
+    waiting: Vec<JoinHandle<Watched>>,
+}
+
+impl Keepers {
+    async fn on(servers: &ZooKeeper, ttl: Duration, beliefs: &Arc<Beliefs>) -> Self {
+        let mut keepers = Self { managers: Vec::new(), held: Vec::new(), waiting: Vec::new() };
+        for (member, name) in KEPT.into_iter().enumerate() {
+            let leases = connect(&servers.url_of(member), ttl).await;
+            keepers.held.push(beliefs.watch("holder", hold(&leases, name).await));
+            keepers.managers.push(leases);
+        }
+        for (member, name) in KEPT.into_iter().enumerate() {
+            let leases = connect(&servers.url_of((member + 1) % 3), ttl).await;
+            let beliefs = Arc::clone(beliefs);
+            keepers.managers.push(leases.clone());
+            let waiting = async move { beliefs.watch("waiter", hold(&leases, name).await) };
+            keepers.waiting.push(tokio::spawn(waiting));
+        }
+        // The heartbeats have a rhythm; be anywhere in it.
+        tokio::time::sleep(ttl / 2).await;
+        keepers
+    }
+
+    /// Who was let in, after the one before is told; gives it back.
+    async fn next(&mut self, member: usize) -> Belief {
+        let next = within(LONG, &mut self.waiting[member]).await.expect("it runs");
+        assert!(self.held[member].lease().check().is_err());
+        let belief = next.so_far();
+        // It may be lost again meanwhile.
+        let _ = next.unlock().await;
+        belief
+    }
+
+    /// All were told a time to live after this at the latest: so long would no leader keep a session of which
+    /// he has heard nothing more.
+    fn were_told_in_time(&self, fault: Instant, ttl: Duration) {
+        for held in &self.held {
+            let Belief { name, until, fired, .. } = held.so_far();
+            let fired = fired.unwrap_or_else(|| panic!("{name}: the token has not fired"));
+            println!("{name}: told {:?} after the fault", fired.saturating_duration_since(fault));
+            assert!(until < fault + ttl, "{name}: believed until {until:?}, fault at {fault:?}");
+            assert!(fired < fault + ttl, "{name}: fired at {fired:?}, fault at {fault:?}");
+        }
+    }
+
+    /// Everything is given back.
+    async fn end(self) -> Vec<LeaseManager> {
+        for held in self.held {
+            let _ = held.unlock().await;
+        }
+        for waiting in self.waiting {
+            if !waiting.is_finished() {
+                let next = within(LONG, waiting).await.expect("it runs");
+                let _ = next.unlock().await;
+            }
+        }
+        self.managers
+    }
+}
+
+fn now() -> Instant {
+    Clock::system().now()
+}
+
+fn others(member: usize) -> [usize; 2] {
+    [(member + 1) % 3, (member + 2) % 3]
+}
+
+#[tokio::test]
+async fn leader_frozen_leases_elsewhere_outlive_a_quick_election() {
+    let servers = ZooKeeper::ensemble_that_notices(5);
+    let (ttl, leader) = (5 * T, servers.leader());
+    let crowd = Crowd::on(&servers, ttl).await;
+    let mut keepers = Keepers::on(&servers, ttl, &crowd.beliefs).await;
+    servers.freeze(leader);
+    assert!(servers.wait_for(&others(leader)));
+    keepers.next(leader).await;
+    for member in others(leader) {
+        keepers.held[member].lease().check().expect("held");
+        assert!(!keepers.waiting[member].is_finished());
+    }
+    servers.thaw(leader);
+    assert!(servers.wait_for(&[0, 1, 2]));
+    let managers = keepers.end().await;
+    crowd.end(&servers, managers).await;
+}
+
+/// It takes longer to notice than a lease lasts.
+#[tokio::test]
+async fn leader_frozen_holders_are_told_before_anybody_enters() {
+    let servers = ZooKeeper::ensemble();
+    let leader = servers.leader();
+    let crowd = Crowd::on(&servers, T).await;
+    let mut keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+    let fault = now();
+    servers.freeze(leader);
+    tokio::time::sleep(T).await;
+    keepers.were_told_in_time(fault, T);
+    assert!(servers.wait_for(&others(leader)));
+    // By somebody on the leader himself.
+    let waits_for = (leader + 2) % 3;
+    for member in (0..3).filter(|member| *member != waits_for) {
+        keepers.next(member).await;
+    }
+    servers.thaw(leader);
+    assert!(servers.wait_for(&[0, 1, 2]));
+    let managers = keepers.end().await;
+    crowd.end(&servers, managers).await;
+}
+
+/// Each side notices only that the other is silent.
+#[tokio::test]
+async fn leader_cut_off_holders_are_told_before_anybody_enters() {
+    let (servers, links) = ZooKeeper::linked();
+    let leader = servers.leader();
+    let crowd = Crowd::on(&servers, T).await;
+    let mut keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+    let fault = now();
+    links.set(leader, Flow::Hold);
+    tokio::time::sleep(T).await;
+    keepers.were_told_in_time(fault, T);
+    let waits_for = (leader + 2) % 3;
+    for member in (0..3).filter(|member| *member != waits_for) {
+        keepers.next(member).await;
+    }
+    links.heal();
+    assert!(servers.wait_for(&[0, 1, 2]));
+    let managers = keepers.end().await;
+    crowd.end(&servers, managers).await;
+}
+
+/// The others elect a new one while the old one still believes in himself, and goes on answering reads.
+#[tokio::test]
+async fn holder_on_a_deposed_leader_is_told_before_the_next_enters() {
+    let (servers, links) = ZooKeeper::linked();
+    let (ttl, leader) = (3 * T, servers.leader());
+    let crowd = Crowd::on(&servers, ttl).await;
+    let mut keepers = Keepers::on(&servers, ttl, &crowd.beliefs).await;
+    let fault = now();
+    links.set(leader, Flow::Orphan);
+    assert!(servers.wait_for(&others(leader)));
+    let next = keepers.next(leader).await;
+    println!("let in {:?} after the fault", next.from.saturating_duration_since(fault));
+    let told = keepers.held[leader].so_far();
+    assert!(told.until < fault + ttl && told.until < next.from, "{told:?}, fault at {fault:?}");
+    assert!(told.fired.is_some_and(|fired| fired < next.from), "{told:?}, {next:?}");
+    for member in others(leader) {
+        keepers.held[member].lease().check().expect("held");
+        assert!(!keepers.waiting[member].is_finished());
+    }
+    links.heal();
+    assert!(servers.wait_for(&[0, 1, 2]));
+    let managers = keepers.end().await;
+    crowd.end(&servers, managers).await;
+}
+
+#[tokio::test]
+async fn majority_frozen_holders_are_told_before_sessions_may_end() {
+    let servers = ZooKeeper::ensemble();
+    let crowd = Crowd::on(&servers, T).await;
+    let mut managers = Vec::new();
+    // A leader that wakes up ends at once the sessions of which it should have heard meanwhile.
+    for length in [T * 11 / 10, T * 13 / 10, T * 2] {
+        let leader = servers.leader();
+        let keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+        let fault = now();
+        let frozen = [leader, (leader + 1) % 3];
+        frozen.iter().for_each(|member| servers.freeze(*member));
+        tokio::time::sleep(length).await;
+        frozen.iter().for_each(|member| servers.thaw(*member));
+        keepers.were_told_in_time(fault, T);
+        assert!(servers.wait_for(&[0, 1, 2]));
+        managers.extend(keepers.end().await);
+    }
+    crowd.end(&servers, managers).await;
+}
+
+#[tokio::test]
+async fn holders_are_told_in_time_when_no_member_reaches_another() {
+    let (servers, links) = ZooKeeper::linked();
+    let crowd = Crowd::on(&servers, T).await;
+    let keepers = Keepers::on(&servers, T, &crowd.beliefs).await;
+    let fault = now();
+    (0..3).for_each(|member| links.set(member, Flow::Hold));
+    tokio::time::sleep(T).await;
+    keepers.were_told_in_time(fault, T);
+    links.heal();
+    assert!(servers.wait_for(&[0, 1, 2]));
+    let managers = keepers.end().await;
+    crowd.end(&servers, managers).await;
+}

@@ -1,0 +1,7 @@
+//! Leases on real ZooKeeper servers: one, and an ensemble.
+
+mod ensemble;
+mod faults;
+mod leases;
+mod store;
+mod users;

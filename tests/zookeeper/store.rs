@@ -1,0 +1,679 @@
+//! What the store for ZooKeeper answers to the engine, where a lock alone would not show it: late, after answers
+//! that were lost, and when others have a hand in its nodes.
+
+use kit::pipe::{Pace, Pipe};
+use kit::relay::{Flow, Relay, request};
+use kit::trace::Trace;
+use kit::within;
+use kit::zookeeper::{Look, ZooKeeper, directory};
+use leasehold::clock::Clock;
+use leasehold::store::{
+    Absence, Acquire, Acquired, Fencing, Mode, Name, Release, Released, Renewal, Renewed, Store,
+    Token,
+};
+use leasehold::testing::zookeeper_store;
+use leasehold::{ErrorKind, Fate, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
+
+/// Of the session; a lease is believed for three quarters of it.
+const SESSION: Duration = Duration::from_secs(4);
+const LEASE: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(15);
+const SESSIONS: &str = "/leasehold/sessions";
+/// A request for the nodes in a directory.
+const LIST: i32 = 8;
+
+async fn store(url: &str) -> Arc<dyn Store> {
+    zookeeper_store(url, LEASE).await.expect("the server is there")
+}
+
+/// One who asks for `job`.
+struct Party {
+    store: Arc<dyn Store>,
+    token: Token,
+}
+
+impl Party {
+    fn of(store: &Arc<dyn Store>) -> Self {
+        Self { store: Arc::clone(store), token: Token::new(Uuid::new_v4(), 1) }
+    }
+
+    async fn at(url: &str) -> Self {
+        Self::of(&store(url).await)
+    }
+
+    fn request(&self, ttl: Duration, timeout: Duration) -> Acquire {
+        let (name, token, mode) = (job(), self.token, Mode::Exclusive);
+        let fencing = Some(Fencing { block: 1, retention: None });
+        Acquire { name, token, mode, count: 1, ttl, fencing, timeout }
+    }
+
+    async fn acquire_for(&self, ttl: Duration) -> Result<Acquired> {
+        self.store.acquire(self.request(ttl, LONG)).await
+    }
+
+    async fn acquire_within(&self, limit: Duration) -> Result<Acquired> {
+        self.store.acquire(self.request(LEASE, limit)).await
+    }
+
+    async fn acquire(&self) -> Result<Acquired> {
+        self.acquire_for(LEASE).await
+    }
+
+    async fn release(&self, count: u32) -> Released {
+        let (name, token) = (job(), self.token);
+        let request = Release { name, token, count, timeout: LONG };
+        self.store.release(request).await.expect("an answer")
+    }
+
+    async fn renew(&self, ttl: Duration, limit: Duration) -> Result<Renewed> {
+        let (name, token) = (job(), self.token);
+        self.store.renew(vec![Renewal { name, token, ttl, fence_retention: None }], limit).await
+    }
+
+    /// A node that this one could have made, made by somebody else.
+    async fn forge(&self, look: &Look) {
+        let path = format!("{}/h~{}~", directory("job"), self.token);
+        forge(look, &path).await;
+    }
+}
+
+/// Puts a node at the end of the line; returns its path.
+async fn forge(look: &Look, path: &str) -> String {
+    let open = Acls::anyone_all();
+    let mode = CreateMode::Container.with_acls(open);
+    look.0.mkdir(&directory("job"), &mode).await.expect("made");
+    let mode = CreateMode::EphemeralSequential.with_acls(open);
+    let (_, sequence) = look.0.create(path, b"", &mode).await.expect("made");
+    format!("{path}{sequence}")
+}
+
+fn job() -> Name {
+    Name::new("job").expect("a name")
+}
+
+#[track_caller]
+fn granted(verdict: Result<Acquired>) -> (leasehold::clock::Instant, u64) {
+    match verdict {
+        Ok(Acquired::Granted { sent, fence: Some(fence), .. }) => (sent, fence),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn held(verdict: Result<Acquired>) {
+    assert!(matches!(verdict, Ok(Acquired::Held { remaining: None })), "{verdict:?}");
+}
+
+/// The sessions of the nodes in the line.
+async fn owners(look: &Look) -> Vec<i64> {
+    let mut owners = Vec::new();
+    for node in look.nodes("job").await {
+        let path = format!("{}/{node}", directory("job"));
+        let stat = look.0.check_stat(&path).await.expect("an answer");
+        owners.extend(stat.map(|stat| stat.ephemeral_owner));
+    }
+    owners
+}
+
+/// Deletes all nodes in a directory, as an operator may.
+async fn clear(look: &Look, directory: &str) {
+    for node in look.0.list_children(directory).await.expect("it is there") {
+        look.0.delete(&format!("{directory}/{node}"), None).await.expect("deleted");
+    }
+}
+
+#[tokio::test]
+async fn requests_to_a_silent_server_end_with_the_connection() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let store = store(&relay.url()).await;
+    relay.set(Flow::Hold);
+    let (name, start) = (job(), Instant::now());
+    let timed = |result: Result<()>| {
+        let error = result.expect_err("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        let passed = start.elapsed();
+        assert!(passed >= SESSION / 8 && passed < SESSION / 2, "{passed:?}");
+    };
+    let all = async {
+        tokio::join!(async { timed(store.inspect(&name).await.map(drop)) }, async {
+            timed(store.force_release(&name).await.map(drop))
+        },)
+    };
+    within(SESSION, all).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_was_made_anew_is_told() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let store = store(&relay.url()).await;
+    let reconnects = store.reconnects().expect("it tells");
+    relay.set(Flow::Refuse);
+    relay.set(Flow::Pass);
+    within(LONG, reconnects.notified()).await;
+}
+
+#[tokio::test]
+async fn of_two_who_subscribed_the_one_who_stays_is_let_in() {
+    let server = ZooKeeper::start();
+    let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
+    let look = Look::at(&server.hosts()).await;
+    granted(holder.acquire().await);
+    let subscribed = async || waiter.store.subscribe(&job()).await.expect("in the line");
+    let (first, second) = (subscribed().await, subscribed().await);
+    drop(first);
+    look.until_nodes("job", 2).await;
+    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    let mut second = second.expect("it is woken");
+    within(LONG, second.recv()).await;
+    granted(waiter.acquire().await);
+}
+
+/// The old session's nodes are there for a while, and go with it.
+#[tokio::test]
+async fn place_of_an_ended_session_is_found_again_in_the_new_one() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let waiter = Party::at(&server.url()).await;
+    let mut wakeups = waiter.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    within(LONG, wakeups.recv()).await;
+    let old = owners(&look).await;
+    let other = forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
+    clear(&look, SESSIONS).await;
+    // Only a node of the new session is beside the other.
+    let start = Instant::now();
+    loop {
+        let owners = owners(&look).await;
+        if owners.len() == 2 && !owners.contains(&old[0]) {
+            break;
+        }
+        assert!(start.elapsed() < LONG, "{old:?} and then {owners:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    held(waiter.acquire().await);
+    look.0.delete(&other, None).await.expect("deleted");
+    within(LONG, wakeups.recv()).await;
+    granted(waiter.acquire().await);
+    // Longer than the old session lasts.
+    for _ in 0..6 {
+        tokio::time::sleep(SESSION / 4).await;
+        let renewed = waiter.renew(LEASE, LONG).await.expect("an answer");
+        assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
+    }
+}
+
+/// Its node is the holder's from then on.
+#[tokio::test]
+async fn a_place_that_was_taken_over_is_not_taken_over_again() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let holder = Party::at(&server.url()).await;
+    let next = Party::of(&holder.store);
+    let mut wakeups = holder.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    within(LONG, wakeups.recv()).await;
+    let (_, first) = granted(holder.acquire().await);
+    // Who still listens is back in the line.
+    held(next.acquire().await);
+    look.until_nodes("job", 2).await;
+    held(next.acquire().await);
+    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    within(LONG, wakeups.recv()).await;
+    let (_, second) = granted(next.acquire().await);
+    assert!(second > first, "{first}, then {second}");
+    assert_eq!(look.nodes("job").await.len(), 1);
+}
+
+#[tokio::test]
+async fn hold_of_an_ended_session_is_not_renewed_despite_its_node() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let party = Party::at(&server.url()).await;
+    granted(party.acquire().await);
+    clear(&look, SESSIONS).await;
+    // The next session has a node of its own.
+    look.until_children(SESSIONS, 1).await;
+    assert_eq!(look.nodes("job").await.len(), 1);
+    let renewed = party.renew(LEASE, LONG).await.expect("an answer");
+    assert!(matches!(renewed.verdicts[..], [Ok(Some(Absence::Taken))]), "{renewed:?}");
+    held(party.acquire().await);
+}
+
+#[tokio::test]
+async fn place_left_before_its_creation_is_known_leaves_no_node() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let look = Look::at(&server.hosts()).await;
+    let waiter = store(&relay.url()).await;
+    forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
+    relay.lose_reply_and_refuse(request::CREATE);
+    let wakeups = waiter.subscribe(&job()).await.expect("on its way");
+    kit::eventually(LONG, || relay.lost() == 1).await;
+    assert_eq!(look.nodes("job").await.len(), 2);
+    drop(wakeups);
+    relay.set(Flow::Pass);
+    look.until_nodes("job", 1).await;
+}
+
+#[tokio::test]
+async fn who_is_closed_leaves_no_node_but_with_what_is_held() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    for holds in [false, true] {
+        let party = Party::at(&server.url()).await;
+        if holds {
+            granted(party.acquire().await);
+        }
+        party.store.close().await;
+        let nodes = look.0.list_children(SESSIONS).await.expect("it is there");
+        assert_eq!(nodes.len(), usize::from(holds), "{nodes:?}");
+        let error = party.acquire().await.expect_err("no more");
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Closed, Fate::NotExecuted));
+        // Its handle keeps nothing alive.
+        look.until_children(SESSIONS, 0).await;
+        look.until_nodes("job", 0).await;
+    }
+}
+
+#[tokio::test]
+async fn the_session_of_a_dropped_store_ends() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let party = Party::at(&server.url()).await;
+    granted(party.acquire().await);
+    drop(party);
+    look.until_children(SESSIONS, 0).await;
+    look.until_nodes("job", 0).await;
+}
+
+#[tokio::test]
+async fn a_time_to_live_beyond_the_sessions_is_refused() {
+    let server = ZooKeeper::start();
+    let party = Party::at(&server.url()).await;
+    let longer = LEASE + Duration::from_millis(1);
+    let error = party.acquire_for(longer).await.expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    granted(party.acquire().await);
+    let renewed = party.renew(longer, LONG).await.expect("an answer");
+    let error = renewed.verdicts[0].as_ref().expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let renewed = party.renew(LEASE, LONG).await.expect("an answer");
+    assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
+}
+
+#[tokio::test]
+async fn who_is_granted_again_has_a_new_time_to_live() {
+    let server = ZooKeeper::start();
+    let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
+    let short = LEASE / 3;
+    let (_, first) = granted(party.acquire_for(short).await);
+    assert_eq!(granted(party.acquire().await).1, first);
+    tokio::time::sleep(short + LEASE / 6).await;
+    assert_eq!(look.nodes("job").await.len(), 1);
+    look.until_nodes("job", 0).await;
+}
+
+#[tokio::test]
+async fn who_was_granted_and_deleted_is_granted_anew() {
+    let server = ZooKeeper::start();
+    let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
+    let (_, first) = granted(party.acquire().await);
+    clear(&look, &directory("job")).await;
+    let (_, second) = granted(party.acquire().await);
+    assert!(second > first, "{first}, then {second}");
+    assert_eq!(look.nodes("job").await.len(), 1);
+}
+
+#[tokio::test]
+async fn hold_with_an_unheard_grant_is_released_and_reported() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
+    granted(party.acquire().await);
+    party.release(0).await;
+    relay.lose_reply_of(request::CREATE);
+    let error = party.acquire().await.expect_err("no answer");
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
+    assert_eq!(look.nodes("job").await.len(), 1);
+    assert_eq!(party.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(look.nodes("job").await.len(), 0);
+    assert_eq!(party.release(0).await, Released::NotYours(Absence::Gone));
+}
+
+/// Should the creation of unknown outcome have come twice.
+#[tokio::test]
+async fn all_nodes_of_a_token_go_when_its_hold_does() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
+    for expires in [false, true] {
+        granted(party.acquire().await);
+        party.release(0).await;
+        relay.lose_reply_of(request::CREATE);
+        party.acquire().await.expect_err("no answer");
+        party.forge(&look).await;
+        granted(party.acquire().await);
+        assert_eq!(look.nodes("job").await.len(), 2);
+        if !expires {
+            assert_eq!(party.release(0).await, Released::Done { listeners: 0 });
+            assert_eq!(look.nodes("job").await.len(), 0);
+        }
+        look.until_nodes("job", 0).await;
+    }
+}
+
+/// The directory may have been closed to those who list it: what was deleted before that is not there any more.
+#[tokio::test]
+async fn a_release_that_is_refused_halfway_is_told_as_unknown() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
+    granted(party.acquire().await);
+    party.release(0).await;
+    relay.lose_reply_of(request::CREATE);
+    party.acquire().await.expect_err("no answer");
+    granted(party.acquire().await);
+    let no_list = Permission::WRITE | Permission::CREATE | Permission::DELETE | Permission::ADMIN;
+    for (rights, refused) in [(no_list, true), (Permission::ALL, false)] {
+        let acl = [Acl::new(rights, AuthId::anyone())];
+        look.0.set_acl(&directory("job"), &acl, None).await.expect("changed");
+        let (name, token) = (job(), party.token);
+        let request = Release { name, token, count: 0, timeout: LONG };
+        let released = party.store.release(request).await;
+        if refused {
+            let error = released.expect_err("it may not look for others");
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::Unknown));
+        } else {
+            assert_eq!(released.expect("an answer"), Released::NotYours(Absence::Gone));
+        }
+    }
+    assert_eq!(look.nodes("job").await.len(), 0);
+}
+
+/// As one of a session that has ended may be.
+#[tokio::test]
+async fn node_unknown_here_is_deleted_by_its_tokens_last_release() {
+    let server = ZooKeeper::start();
+    let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
+    party.forge(&look).await;
+    assert_eq!(party.release(1).await, Released::NotYours(Absence::Taken));
+    assert_eq!(look.nodes("job").await.len(), 1);
+    assert_eq!(party.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(look.nodes("job").await.len(), 0);
+    assert_eq!(party.release(0).await, Released::NotYours(Absence::Gone));
+}
+
+#[tokio::test]
+async fn hold_that_is_gone_is_told_whatever_is_there_instead() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (party, rival) = (Party::at(&relay.url()).await, Party::at(&server.url()).await);
+    granted(rival.acquire().await);
+    assert_eq!(party.release(1).await, Released::NotYours(Absence::Taken));
+    relay.lose_reply_of(LIST);
+    assert_eq!(party.release(1).await, Released::NotYours(Absence::Gone));
+    assert_eq!(relay.lost(), 1);
+}
+
+#[tokio::test]
+async fn waiter_first_but_unaware_is_deleted_by_force_and_told() {
+    let server = ZooKeeper::start();
+    let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
+    forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
+    assert_eq!(party.store.inspect(&job()).await.expect("an answer"), None);
+    assert!(party.store.force_release(&job()).await.expect("an answer"));
+    assert_eq!(look.nodes("job").await.len(), 0);
+    assert!(!party.store.force_release(&job()).await.expect("an answer"), "nobody was left");
+}
+
+#[tokio::test]
+async fn a_renewal_counts_from_the_write_before_the_last_at_most() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let party = Party::at(&relay.url()).await;
+    let writes = || relay.times_of(request::SET_DATA);
+    granted(party.acquire().await);
+    kit::eventually(LONG, || writes().len() >= 2).await;
+    for _ in 0..40 {
+        let renewed = party.renew(LEASE, LONG).await.expect("an answer");
+        assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
+        // It passed the relay after it was sent.
+        let writes = writes();
+        let one_before = writes[writes.len() - 2];
+        let session_ends = one_before + SESSION;
+        assert!(renewed.sent + LEASE <= session_ends, "{:?}, but {writes:?}", renewed.sent);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn grant_after_a_pause_waits_for_a_proof_of_the_session() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let party = Party::at(&relay.url()).await;
+    relay.set(Flow::Hold);
+    // Longer than a proof is new enough, shorter than the session.
+    tokio::time::sleep(SESSION * 3 / 5).await;
+    relay.set(Flow::Pass);
+    let asked = Clock::system().now();
+    let (sent, _) = granted(party.acquire().await);
+    let late = asked.saturating_duration_since(sent);
+    assert!(late <= SESSION / 3, "it counts from {late:?} before it was asked for");
+}
+
+#[tokio::test]
+async fn leases_are_renewed_also_while_the_server_answers_slowly() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    // The last write but one is never new then.
+    pipe.set(Pace { latency: SESSION / 20, ..Pace::default() });
+    let start = Instant::now();
+    while start.elapsed() < SESSION * 3 / 2 {
+        let renewed = party.renew(LEASE, SESSION * 5 / 8).await.expect("in time");
+        assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
+    }
+}
+
+#[tokio::test]
+async fn renewal_leaves_time_for_its_look_at_a_distant_server_too() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    pipe.set(Pace { latency: SESSION * 7 / 200, ..Pace::default() });
+    // It is known after the next write.
+    tokio::time::sleep(SESSION / 2).await;
+    let (start, mut failures) = (Instant::now(), 0);
+    while start.elapsed() < SESSION {
+        // As much as the engine gives it, and less than two round trips.
+        let renewed = party.renew(LEASE, SESSION / 10).await;
+        failures = if renewed.is_ok() { 0 } else { failures + 1 };
+        assert!(failures < 2, "{renewed:?}, and so the one before");
+    }
+}
+
+#[tokio::test]
+async fn a_proof_that_came_to_nothing_is_tried_again_soon() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let _store = store(&relay.url()).await;
+    let writes = || relay.times_of(request::SET_DATA).len();
+    // The next write is a quarter of the session away. It is given up after as long, and the connection soon
+    // after that: it must be the same one that goes on.
+    kit::eventually(LONG, || writes() == 1).await;
+    let start = Instant::now();
+    let until = async |at| tokio::time::sleep_until((start + at).into()).await;
+    until(SESSION / 5).await;
+    relay.set(Flow::Hold);
+    until(SESSION * 21 / 40).await;
+    let before = writes();
+    relay.set(Flow::Pass);
+    kit::eventually(SESSION, || writes() >= before + 2).await;
+}
+
+/// It is told once, however long it lasts, and the session that has ended meanwhile is followed by another.
+#[tokio::test]
+async fn a_connection_that_is_not_to_be_had_is_asked_for_again_soon() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let store = zookeeper_store(&relay.url(), Duration::from_millis(750)).await;
+    let store = store.expect("the server is there");
+    let look = Look::at(&server.hosts()).await;
+    let told = || {
+        let events = trace.events();
+        events.iter().filter(|event| event.message().contains("no connection to ZooKeeper")).count()
+    };
+    relay.set(Flow::Refuse);
+    kit::eventually(LONG, || told() == 1).await;
+    look.until_children(SESSIONS, 0).await;
+    assert_eq!(told(), 1);
+    relay.set(Flow::Pass);
+    look.until_children(SESSIONS, 1).await;
+    let ready = async {
+        while store.inspect(&job()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(LONG, ready).await;
+}
+
+/// Nobody needs to sweep what was never made, however many have asked.
+#[tokio::test]
+async fn who_has_made_nothing_is_told_that_nothing_was_done() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let party = Party::at(&relay.url()).await;
+    let asked = async || {
+        let error = party.acquire_within(SESSION / 40).await.expect_err("no answer");
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::NotExecuted));
+    };
+    // It is asked whether the name is free, and does not answer.
+    relay.set(Flow::Hold);
+    asked().await;
+    // It is not asked.
+    let reconnects = party.store.reconnects().expect("it tells");
+    relay.set(Flow::Refuse);
+    let before = relay.times_of(LIST).len();
+    for _ in 0..10 {
+        asked().await;
+    }
+    relay.set(Flow::Pass);
+    within(LONG, reconnects.notified()).await;
+    granted(party.acquire().await);
+    let lists = relay.times_of(LIST).len() - before;
+    assert!(lists <= 4, "{lists} lists for one lock");
+}
+
+#[tokio::test]
+async fn a_request_outlives_the_runtime_that_asked() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let url = relay.url();
+    let party = runtime.spawn(async move { Party::at(&url).await }).await.expect("it runs");
+    relay.set(Flow::Hold);
+    let mut request = party.store.acquire(party.request(LEASE, LONG));
+    let asking = std::thread::spawn(move || {
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let other = other.expect("a runtime");
+        other.block_on(async {
+            tokio::select! {
+                _ = &mut request => panic!("nobody answers"),
+                () = tokio::time::sleep(SESSION / 40) => {}
+            }
+        });
+        drop(other);
+        request
+    });
+    let request = asking.join().expect("it has asked");
+    relay.set(Flow::Pass);
+    granted(within(LONG, request).await);
+    runtime.shutdown_background();
+}
+
+#[tokio::test]
+async fn who_is_refused_halfway_is_told_that_there_may_be_a_node() {
+    let server = ZooKeeper::start_with("enforceQuota=true");
+    let look = Look::at(&server.hosts()).await;
+    let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
+    granted(holder.acquire().await);
+    let mut wakeups = waiter.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    look.until_nodes("job", 2).await;
+    let quota = "/zookeeper/quota/leasehold/locks";
+    let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    look.0.mkdir(quota, &open).await.expect("made");
+    let limits = b"count=-1,bytes=-1=;byteHardLimit=10;countHardLimit=-1";
+    look.0.create(&format!("{quota}/zookeeper_limits"), limits, &open).await.expect("made");
+    let stats = format!("{quota}/zookeeper_stats");
+    look.0.create(&stats, b"count=0,bytes=0", &open).await.expect("made");
+    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    within(LONG, wakeups.recv()).await;
+    let error = waiter.acquire().await.expect_err("over quota");
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::Rejected, Fate::Unknown));
+    drop(wakeups);
+    // As the engine does then.
+    assert_eq!(waiter.release(0).await, Released::Done { listeners: 0 });
+    look.until_nodes("job", 0).await;
+}
+
+#[tokio::test]
+async fn acquire_has_room_for_two_round_trips_to_a_distant_server() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    party.release(0).await;
+    pipe.set(Pace { latency: Duration::from_millis(60), ..Pace::default() });
+    // It is known after the next write.
+    tokio::time::sleep(SESSION / 2).await;
+    granted(party.acquire_within(Duration::from_millis(200)).await);
+}
+
+#[tokio::test]
+async fn who_subscribes_need_not_wait_for_the_place_in_the_line() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&relay.url()).await);
+    let look = Look::at(&server.hosts()).await;
+    granted(holder.acquire().await);
+    relay.set(Flow::Hold);
+    let mut wakeups = waiter.store.subscribe(&job()).await.expect("on its way").expect("woken");
+    relay.set(Flow::Pass);
+    look.until_nodes("job", 2).await;
+    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    within(LONG, wakeups.recv()).await;
+    granted(waiter.acquire().await);
+}
+
+#[tokio::test]
+async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
+    let server = ZooKeeper::start();
+    let pipe = Pipe::start(server.port(0));
+    let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
+    granted(party.acquire().await);
+    let renewal = |name, number| Renewal {
+        name,
+        token: if number == 1 { party.token } else { Token::new(Uuid::new_v4(), number) },
+        ttl: LEASE,
+        fence_retention: None,
+    };
+    let mut batch = vec![renewal(job(), 1)];
+    batch.extend((2..200).map(|n| renewal(Name::new(&format!("job:{n}")).expect("a name"), n)));
+    let count = batch.len();
+    // One after the other, their answers take 8 s.
+    pipe.set(Pace { latency: SESSION / 200, ..Pace::default() });
+    let renewed = party.store.renew(batch, SESSION * 5 / 8).await.expect("in time");
+    assert_eq!(renewed.verdicts.len(), count);
+    assert!(matches!(renewed.verdicts[0], Ok(None)), "{:?}", renewed.verdicts[0]);
+    let gone = |verdict: &Result<_>| matches!(verdict, Ok(Some(Absence::Gone)));
+    assert!(renewed.verdicts[1..].iter().all(gone));
+}

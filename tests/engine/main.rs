@@ -16,7 +16,6 @@ mod renew;
 mod rounds;
 mod runtimes;
 mod stress;
-mod traces;
 mod types;
 mod unpolled;
 mod wait;

@@ -35,6 +35,13 @@ impl Libraries {
         if !cfg!(debug_assertions) {
             cargo.arg("--release");
         }
+        // Cargo gives these to what it runs; some build scripts look at them, and would run once more.
+        for (name, _) in env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+                cargo.env_remove(&name);
+            }
+        }
         let output = cargo.current_dir(root()).stderr(Stdio::inherit()).output();
         let output = output.expect("cargo can be started");
         assert!(output.status.success(), "cargo cannot build this very program");

@@ -1,5 +1,8 @@
 //! What leasehold tells of itself: a span for each acquire, and an event for each turn in the life
 //! of a lease.
+//!
+//! These tests are a program of their own: tracing remembers for each place in the code whether anybody listens, and
+//! threads that have no subscriber may get in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -26,7 +26,7 @@ fn url(server: &Server) -> String {
 async fn lasting(cut: Cut) {
     const T: Duration = millis(2_000);
     undisturbed(move || async move {
-        let network = Network::new();
+        let network = Network::start();
         let server = server();
         let rivals = connect(&server.url(), T).await;
         let mut holder = network.holder();
@@ -77,7 +77,7 @@ async fn healing(cut: Cut) {
     // From a renewal on: the next one, after at most T/3, has no answer within its T/10.
     const OUTAGE: Duration = millis(3_000);
     undisturbed(move || async move {
-        let network = Network::new();
+        let network = Network::start();
         let server = server();
         let rivals = connect(&server.url(), T).await;
         let mut holder = network.holder();

@@ -33,7 +33,7 @@ struct Crowd {
 impl Crowd {
     async fn on(servers: &ZooKeeper, ttl: Duration) -> Self {
         let mut crowd = Self {
-            beliefs: Arc::new(Beliefs::new()),
+            beliefs: Arc::new(Beliefs::start()),
             stop: CancellationToken::new(),
             flows: Vec::new(),
             managers: Vec::new(),

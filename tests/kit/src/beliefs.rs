@@ -45,7 +45,7 @@ impl Belief {
 }
 
 impl Beliefs {
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         let shared = Arc::new(Shared::default());
         let looking = Arc::downgrade(&shared);
         thread::spawn(move || {

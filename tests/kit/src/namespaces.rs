@@ -161,7 +161,7 @@ pub struct Network {
 
 impl Network {
     /// To be made in [`with_own_network`].
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         let (router, holder) = (Namespace::new(), Namespace::new());
         let (to_router, to_holder) = (router.0.id().to_string(), holder.0.id().to_string());
         ip(&["link", "add", "server", "type", "veth", "peer", "near", "netns", &to_router]);

@@ -363,7 +363,7 @@ async fn blip(name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_lost_reply_is_a_risk_and_no_loss() {
     const T: Duration = millis(3_000);
-    Trace::of_all_threads();
+    let _trace = Trace::of_all_threads();
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = connect(&proxy.url(), T).await;
@@ -380,7 +380,7 @@ async fn one_lost_reply_is_a_risk_and_no_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_renewals_are_a_risk_and_no_loss_if_they_end_in_time() {
     const T: Duration = millis(3_000);
-    Trace::of_all_threads();
+    let _trace = Trace::of_all_threads();
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "lease", "on", ">secret", "~*", "&*", "+@all"]);
     let url = server.url_as("lease", "secret", 0);
@@ -418,7 +418,7 @@ async fn refused_renewals_are_a_risk_and_no_loss_if_they_end_in_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_outage_is_a_risk_and_no_loss() {
     const T: Duration = millis(3_000);
-    Trace::of_all_threads();
+    let _trace = Trace::of_all_threads();
     let server = Server::start();
     for mode in [Mode::BlackHole, Mode::HoldReplies, Mode::DropReplies, Mode::Refuse] {
         let name = format!("outage:{mode:?}");
@@ -438,7 +438,7 @@ async fn a_short_outage_is_a_risk_and_no_loss() {
 async fn a_reconnect_verifies_the_lease_at_once() {
     // The next renewal would come after 27 s.
     const T: Duration = Duration::from_secs(90);
-    Trace::of_all_threads();
+    let _trace = Trace::of_all_threads();
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = connect(&proxy.url(), T).await;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
@@ -51,6 +52,30 @@ pub struct Trace(Arc<Mutex<Log>>);
 struct Log {
     events: Vec<Traced>,
     spans: Vec<Spanned>,
+    /// How many tests look at it, where that counts: nothing is kept while none does.
+    users: Option<usize>,
+}
+
+/// What all threads trace, collected as long as this is there.
+pub struct AllThreads(&'static Trace);
+
+impl Deref for AllThreads {
+    type Target = Trace;
+
+    fn deref(&self) -> &Trace {
+        self.0
+    }
+}
+
+impl Drop for AllThreads {
+    fn drop(&mut self) {
+        let mut log = self.0.lock();
+        log.users = log.users.map(|users| users - 1);
+        if log.is_unused() {
+            log.events = Vec::new();
+            log.spans = Vec::new();
+        }
+    }
 }
 
 impl Trace {
@@ -62,13 +87,19 @@ impl Trace {
     }
 
     /// Collects what all threads of this process trace, and what libraries log.
-    pub fn of_all_threads() -> &'static Self {
+    pub fn of_all_threads() -> AllThreads {
         static ALL: LazyLock<Trace> = LazyLock::new(|| {
             let trace = Trace::default();
-            tracing_subscriber::registry().with(trace.clone()).init();
+            trace.lock().users = Some(0);
+            // This also leads `log` to `tracing`, which can be done once in a process.
+            drop(Trace::of_this_thread());
+            let all = tracing_subscriber::registry().with(trace.clone());
+            tracing::subscriber::set_global_default(all).expect("no other one in this process");
             trace
         });
-        &ALL
+        let mut log = ALL.lock();
+        log.users = log.users.map(|users| users + 1);
+        AllThreads(&ALL)
     }
 
     /// leasehold's events about the lock `name`.
@@ -125,7 +156,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Trace {
         let mut fields = Fields::new();
         attributes.record(&mut Texts(&mut fields));
         let name = attributes.metadata().name().to_owned();
-        self.lock().spans.push(Spanned { name, fields, closed: false, id: id.into_u64() });
+        let mut log = self.lock();
+        if !log.is_unused() {
+            log.spans.push(Spanned { name, fields, closed: false, id: id.into_u64() });
+        }
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, _context: Context<'_, S>) {
@@ -141,6 +175,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Trace {
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        if self.lock().is_unused() {
+            return;
+        }
         let mut fields = Fields::new();
         event.record(&mut Texts(&mut fields));
         let within = context
@@ -159,6 +196,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Trace {
 }
 
 impl Log {
+    fn is_unused(&self) -> bool {
+        self.users == Some(0)
+    }
+
     /// Ids are used again once a span is closed.
     fn open(&mut self, id: &Id) -> Option<&mut Spanned> {
         let id = id.into_u64();

@@ -5,6 +5,8 @@
 //! each call is short enough to be made from async code.
 
 #![forbid(unsafe_code)]
+// What is made anew here starts threads and networks, which no default should.
+#![allow(clippy::new_without_default)]
 
 pub mod beliefs;
 #[cfg(target_os = "linux")]

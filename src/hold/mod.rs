@@ -26,7 +26,7 @@
 //! 10. **Only `close` closes.** A poll of ours that panics is told from a panic elsewhere ([`alarm`]); the tokens
 //!     fire, and what is asked later is told that the watchdog has panicked.
 //!
-//! Lock order: a hold's state, then its round, then the schedule or the queue. Who waits for a change is woken with
+//! Lock order: a hold's state, then the schedule or the queue. Who waits for a change is woken with
 //! no lock held.
 
 mod alarm;
@@ -38,7 +38,6 @@ pub(crate) mod place;
 pub(crate) mod queue;
 pub(crate) mod reaper;
 mod renewal;
-mod round;
 mod schedule;
 pub(crate) mod settle;
 mod spare;
@@ -53,7 +52,6 @@ use crate::store::{Absence, Name, Token};
 use crate::trace;
 use engine::Core;
 use place::Turn;
-use round::Round;
 use schedule::Group;
 use state::{Entered, Entry, Next, Op, Phase, State};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,10 +66,6 @@ use tracing::Level;
 static HOLDS: AtomicU64 = AtomicU64::new(0);
 
 /// One possession of a name, shared by its leases and the engine.
-///
-/// In memory as it stands here, and so are `Inner` and `State`: what a renewal reads and writes is in the first
-/// three cache lines then, not in five.
-#[repr(C)]
 pub(crate) struct Hold {
     pub(crate) name: Name,
     pub(crate) token: Token,
@@ -85,15 +79,12 @@ pub(crate) struct Hold {
     changed: Notify,
 }
 
-#[repr(C)]
 struct Inner {
     /// Where it stands in the watchdog's schedule.
     scheduled: Option<Instant>,
     /// Whether somebody has ever waited for `changed`: to ask costs less than to wake nobody.
     watched: bool,
     state: State,
-    /// The call that is to renew it with others, until what came of it has been read.
-    round: Option<Arc<Round>>,
     /// Kept until nothing more is to be sent for this hold.
     turn: Option<Turn>,
 }
@@ -146,7 +137,7 @@ impl Hold {
             number: HOLDS.fetch_add(1, Ordering::Relaxed),
             lost: OnceLock::new(),
             changed: Notify::new(),
-            inner: Mutex::new(Inner { scheduled: None, watched: false, state, round: None, turn }),
+            inner: Mutex::new(Inner { scheduled: None, watched: false, state, turn }),
         })
     }
 
@@ -161,11 +152,7 @@ impl Hold {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Transitions do not panic half way.
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(confirmed) = inner.round.as_ref().and_then(|round| round.confirmed()) {
-            inner.take(confirmed);
-        }
-        inner
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs a transition, then what follows from it: the schedule, the token, the turn, a trace.
@@ -194,7 +181,6 @@ impl Hold {
         group: Option<&mut Group<'_>>,
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
-        inner.leave_round();
         let (was, was_over) = (inner.state.phase(), inner.state.is_over());
         let before = inner.watched.then(|| inner.state.visible());
         let result = change(&mut inner.state, now);
@@ -355,10 +341,7 @@ impl Hold {
     pub(crate) fn changed(&self) -> Notified<'_> {
         // In this order: what changes before `watched` is set is there to be seen.
         let changed = self.changed.notified();
-        let mut inner = self.lock();
-        inner.leave_round();
-        inner.watched = true;
-        drop(inner);
+        self.lock().watched = true;
         changed
     }
 

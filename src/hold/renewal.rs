@@ -3,7 +3,6 @@
 use super::Hold;
 use super::engine::Core;
 use super::reaper::Job;
-use super::round::Open;
 use super::schedule::Group;
 use super::state::{Due, State};
 use super::timing::Timing;
@@ -15,20 +14,12 @@ use std::sync::Arc;
 use tracing::Level;
 
 impl Hold {
-    /// Reads a little of each part that a renewal needs; what it returns means nothing.
-    pub(super) fn warm(&self) -> usize {
-        let name = self.name.as_str().bytes().next().map_or(0, usize::from);
-        let own = self.token.number() as usize + usize::from(self.fence.is_some());
-        name + own + usize::from(self.inner.is_poisoned())
-    }
-
     /// What is due; the watchdog has taken the hold out of the schedule, where it stood at `at`. `change` is
     /// [`State::tick`], or [`State::renew_early`] to fill a batch or to verify after a reconnect.
     pub(super) fn taken(
         self: &Arc<Self>,
         core: &Arc<Core>,
         (at, now): (Instant, Instant),
-        open: Option<Open<'_>>,
         change: impl FnOnce(&mut State, &Timing, Instant) -> Due,
     ) -> Due {
         let mut inner = self.lock();
@@ -37,12 +28,6 @@ impl Hold {
             return Due::Nothing;
         }
         inner.scheduled = None;
-        if let Some(Open { round, whole }) = open.filter(|_| !inner.watched)
-            && let Some(attempt) = inner.state.renew_plainly(&core.timing, whole)
-        {
-            inner.round = Some(Arc::clone(round));
-            return Due::Join(attempt);
-        }
         let due = self
             .update_locked(core, now, inner, None, |state, now| change(state, &core.timing, now));
         if due != Due::TakenBack {

@@ -20,7 +20,7 @@ struct Entries {
     holds: BTreeMap<Key, Arc<Hold>>,
     /// Holds that are due together. Who has moved or ended since is still among them, and does nothing when its
     /// time has come: to look for it would cost more.
-    groups: BTreeMap<Key, Members>,
+    groups: BTreeMap<Key, Vec<Arc<Hold>>>,
     /// By when each batch must be answered.
     batches: BTreeMap<Key, Arc<Batch>>,
     last_key: u64,
@@ -29,24 +29,6 @@ struct Entries {
 }
 
 pub(super) type Key = (Instant, u64);
-
-enum Members {
-    Holds(Vec<Arc<Hold>>),
-    /// As they were sent.
-    Batch(Arc<Batch>),
-}
-
-impl Members {
-    fn holds(self) -> Vec<Arc<Hold>> {
-        match self {
-            Self::Holds(holds) => holds,
-            Self::Batch(batch) => match Arc::try_unwrap(batch) {
-                Ok(batch) => batch.into_iter().map(|one| one.hold).collect(),
-                Err(batch) => batch.iter().map(|one| Arc::clone(&one.hold)).collect(),
-            },
-        }
-    }
-}
 
 /// Holds that were renewed together and are due together again. Each believes that it stands there from the
 /// moment that it joins, so the group is put in when this is dropped: also in a panic.
@@ -94,11 +76,10 @@ impl Entries {
             };
             if hold == Some(at) {
                 taken.extend(self.holds.pop_first().map(|(_, hold)| (at, hold)));
-            } else if let Some((key, group)) = self.groups.pop_first() {
-                let mut group = group.holds();
+            } else if let Some((key, mut group)) = self.groups.pop_first() {
                 let rest = group.split_off(group.len().min(count - taken.len()));
                 if !rest.is_empty() {
-                    self.groups.insert(key, Members::Holds(rest));
+                    self.groups.insert(key, rest);
                 }
                 taken.extend(group.into_iter().map(|hold| (at, hold)));
             }
@@ -166,7 +147,7 @@ impl Schedule {
         }
         self.insert(at, |entries| {
             let key = entries.key(at);
-            entries.groups.insert(key, Members::Holds(holds));
+            entries.groups.insert(key, holds);
         });
     }
 
@@ -176,17 +157,6 @@ impl Schedule {
             let key = entries.key(until);
             entries.batches.insert(key, Arc::clone(batch));
             key
-        })
-    }
-
-    /// All of a batch are due together again, at `at`; false if the batch is not there any more. Its holds are not
-    /// looked at.
-    pub(super) fn again(&self, batch: Key, at: Instant) -> bool {
-        self.insert(at, |entries| {
-            let Some(batch) = entries.batches.remove(&batch) else { return false };
-            let key = entries.key(at);
-            entries.groups.insert(key, Members::Batch(batch));
-            true
         })
     }
 
@@ -311,25 +281,6 @@ mod tests {
         assert!(schedule.soon(at(10), 0).is_empty());
         assert_eq!(schedule.lock().first(), Some(at(10)));
         assert_eq!(numbers(&schedule.due(at(10)).holds), [4, 5]);
-    }
-
-    #[test]
-    fn a_batch_that_is_still_there_is_due_again() {
-        let schedule = Schedule::default();
-        let batch = Arc::new([1, 2].map(renewing).into());
-        let key = schedule.put(&batch, at(10));
-        assert!(schedule.again(key, at(20)));
-        assert!(!schedule.again(key, at(30)), "it is not there any more");
-        assert!(schedule.due(at(19)).batches.is_empty());
-        for _ in 0..2 {
-            // Who sent it has it still, or not any more.
-            assert_eq!(numbers(&schedule.due(at(20)).holds), [1, 2]);
-            let key = schedule.put(&batch, at(10));
-            assert!(schedule.again(key, at(20)));
-        }
-        drop(batch);
-        assert_eq!(numbers(&schedule.soon(at(20), 1)), [1]);
-        assert_eq!(numbers(&schedule.all()), [2]);
     }
 
     #[test]

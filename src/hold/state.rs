@@ -35,8 +35,6 @@ enum Renewal {
 pub(crate) enum Due {
     Nothing,
     Renew(Attempt),
-    /// Renew, and what comes of it may be told to all of its round at once.
-    Join(Attempt),
     Settle,
     /// Settle it: nobody has accepted it.
     TakenBack,
@@ -59,9 +57,8 @@ pub(crate) struct Attempt {
     pub(crate) fence_kept: Instant,
 }
 
-/// What a renewal needs comes first; see [`Hold`](super::Hold).
+/// What is known of a hold, and what is under way for it.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct State {
     phase: Phase,
     /// An operation that writes the count is under way.
@@ -296,18 +293,6 @@ impl State {
         Due::TakenBack
     }
 
-    /// Starts a renewal of which only the next could come, if it succeeds by `until`.
-    pub(super) fn renew_plainly(&mut self, timing: &Timing, until: Instant) -> Option<Attempt> {
-        let believed_until = timing.cancel(self.confirmed);
-        let plain = self.phase == Phase::Held
-            && self.renewable()
-            && matches!(self.renewal, Renewal::Due(_))
-            && self.max_until.is_none()
-            && until <= believed_until
-            && !self.needs_settling();
-        plain.then(|| self.attempt(believed_until))
-    }
-
     fn attempt(&mut self, believed_until: Instant) -> Attempt {
         let number = self.attempts.wrapping_add(1);
         self.attempts = number;
@@ -470,30 +455,6 @@ mod tests {
         assert_eq!(state.believed_until(&timing()), at(334 + 888));
         verdict(&mut state, 341, attempt, 100, Ok(None));
         assert_eq!(state.believed_until(&timing()), at(334 + 888));
-    }
-
-    #[test]
-    fn what_is_plainly_held_may_be_renewed_with_others() {
-        let plainly = |mut state: State, until| {
-            let attempt = state.renew_plainly(&timing(), at(until));
-            assert_eq!(attempt.is_some(), matches!(state.renewal, Renewal::UnderWay { .. }));
-            attempt.map(|attempt| (attempt.number, attempt.believed_until))
-        };
-        assert_eq!(plainly(held(), 888), Some((1, at(888))));
-        assert_eq!(plainly(held(), 889), None, "too little time is left");
-        let mut state = held();
-        let attempt = renew(&mut state, 333);
-        assert!(state.renew_plainly(&timing(), at(500)).is_none(), "it is being renewed");
-        verdict(&mut state, 340, attempt, 334, Err(unavailable()));
-        assert_eq!(plainly(state, 500), None, "it is at risk");
-        let limited = State::granted(at(0), at(333), Some(at(10_000)), None);
-        assert_eq!(plainly(limited, 500), None, "it ends by itself");
-        let mut nested = held();
-        nested.enter(&timing(), at(1));
-        let entered = Entered::Granted { sent: at(1), count: 2 };
-        nested.entered(&timing(), at(2), 0.0, entered, true).unwrap();
-        nested.leave(&timing(), at(3));
-        assert_eq!(plainly(nested, 500), None, "the store does not know the count");
     }
 
     #[test]

@@ -6,19 +6,16 @@
 use super::Hold;
 use super::engine::Core;
 use super::reaper::{Job, Work, caught, made};
-use super::round::Confirmed;
-use super::watchdog::{Batch, Call, Renewing, warm};
+use super::watchdog::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Name, Renewal, Renewed};
-use crate::trace;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-use tracing::Level;
 
 /// What waits to be done.
 pub(super) struct Inbox {
@@ -79,7 +76,7 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
         let mut all = all.into_iter();
         while all.len() > 0 {
             let batch = all.by_ref().take(core.batch_size).collect();
-            let (core, call) = (Arc::clone(core), Call::new(core, batch, None, call.whole));
+            let (core, call) = (Arc::clone(core), Call::new(core, batch, call.whole));
             calls.spawn(async move { renew(&core, call).await });
         }
     }
@@ -94,17 +91,15 @@ fn shard(core: &Core, name: &Name) -> usize {
 
 /// Without an answer it stays in the schedule, for the watchdog to see.
 async fn renew(core: &Arc<Core>, call: Call) {
-    let Call { batch, round, until, key, .. } = call;
+    let Call { batch, until, key, .. } = call;
     let now = core.now();
     let timeout = until.saturating_duration_since(now);
     if timeout.is_zero() {
         // The thread stood still since it was due: nothing is sent after `C`.
         return;
     }
-    let mut kept = false;
     let request = |renewing: &Renewing| {
         let fence_retention = fence_retention(core, renewing, now);
-        kept |= fence_retention.is_some();
         let Hold { name, token, .. } = &*renewing.hold;
         Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
     };
@@ -124,15 +119,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
     };
     let moment = (core.now(), core.jitter());
     let next = core.timing.renewal(sent, moment.1);
-    let plainly = moment.0 < until && !kept && !trace::wanted(Level::TRACE);
-    if let Some(round) = round.filter(|_| plainly)
-        && verdicts.iter().all(|verdict| matches!(verdict, Ok(None)))
-        && round.conclude(Confirmed { sent, next }, || core.schedule.again(key, next))
-    {
-        return;
-    }
     let mut group = core.schedule.group(next, batch.len());
-    warm(batch.iter().map(|renewing| &renewing.hold));
     for (renewing, verdict) in batch.iter().zip(verdicts) {
         let kept = fence_retention(core, renewing, now).is_some();
         let attempt = (renewing.attempt.number, sent, kept);

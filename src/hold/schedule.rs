@@ -213,8 +213,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::{Attempt, State};
-    use super::super::watchdog::Renewing;
+    use super::super::state::State;
     use super::*;
     use crate::store::{Name, Token};
     use std::time::Duration;
@@ -228,11 +227,6 @@ mod tests {
         let state = State::granted(at(0), at(1), None, None);
         let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), number));
         Hold::new(name, token, None, state, None)
-    }
-
-    fn renewing(number: u64) -> Renewing {
-        let attempt = Attempt { number: 1, believed_until: at(20), fence_kept: at(0) };
-        Renewing { hold: hold(number), attempt }
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {

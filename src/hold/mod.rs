@@ -110,9 +110,12 @@ impl Hold {
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
-        // The first token is ahead of the store's clock by a block at most.
-        let ahead = core.settings.fencing.filter(|_| !reached).map_or(0, |fencing| fencing.block);
-        state.reached(now + Duration::from_micros(ahead.into()));
+        // If it is ahead of the store's clock then by a block at most, and one to be odd.
+        let ahead = match core.settings.fencing {
+            Some(fencing) if !reached => u64::from(fencing.block) + 1,
+            _ => 0,
+        };
+        state.reached(now + Duration::from_micros(ahead));
         let hold = Self::new(name, token, fence, state, Some(turn));
         let forced = core.queue.install(&hold, sent);
         hold.start(core, now);

@@ -755,13 +755,13 @@ mod tests {
         state.reached(micros(1_001));
         assert!(!state.has_fence(micros(1_000), 1));
         assert!(state.has_fence(micros(1_000), 2), "reserved by the grant");
-        // The first after it needs more than a microsecond, by a clock that is 1 % slower.
-        assert!(!state.has_fence(micros(1_002), 1));
-        assert!(state.has_fence(micros(1_004), 1));
+        // The first after it needs three microseconds, by a clock that is 1 % slower.
+        assert!(!state.has_fence(micros(1_004), 1));
+        assert!(state.has_fence(micros(1_005), 1));
         let next = state.pass(None, at(0));
         assert!(next.has_fence(micros(1_000), 3));
         assert!(!next.has_fence(micros(1_000), 2));
-        assert!(!next.has_fence(micros(1_004), 2));
+        assert!(!next.has_fence(micros(1_005), 2));
         assert!(next.has_fence(micros(1_006), 2));
         assert!(!next.has_fence(at(0), 2), "before it is reached");
     }

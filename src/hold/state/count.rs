@@ -146,11 +146,12 @@ impl State {
     }
 
     /// Whether the next holder in a chain has a fencing token of its own, of a grant that reserved `block`. One that
-    /// was not reserved must lie behind the store's clock, which may be 1 % slower.
+    /// was not reserved must lie behind the store's clock, which may be 1 % slower, by more than a microsecond: the next
+    /// grant may begin at an even number.
     pub(in crate::hold) fn has_fence(&self, now: Instant, block: u32) -> bool {
         let next = self.passed.saturating_add(1);
         let passed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
-        next < block || passed > u128::from(next)
+        next < block || passed > u128::from(next) + 1
     }
 
     /// Ends it for its holder; returns what the next one has of it, to be accepted before the renewal that is

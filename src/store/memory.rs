@@ -34,12 +34,10 @@ use tokio::sync::Notify;
 /// # }).unwrap();
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct MemoryStore {
     clock: Clock,
     state: Arc<Mutex<State>>,
-    /// Tells the clones apart.
-    id: u64,
 }
 
 #[derive(Debug, Default)]
@@ -49,20 +47,12 @@ struct State {
     fences: HashMap<Name, u64>,
     /// The last one that was forgotten before its time.
     forgotten: u64,
-    waiters: HashMap<Name, Vec<Waiter>>,
+    waiters: HashMap<Name, Vec<Arc<Notify>>>,
     to_wake: Vec<Arc<Notify>>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
     sweep_at: usize,
-    clones: u64,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    notify: Arc<Notify>,
-    /// The clone by which it has subscribed.
-    by: u64,
 }
 
 #[derive(Debug)]
@@ -72,15 +62,6 @@ struct Entry {
     /// The first of the fencing tokens reserved at the grant.
     fence: Option<u64>,
     expires: Instant,
-}
-
-/// Shares the leases. A subscriber of one clone is a waiter elsewhere for the others.
-impl Clone for MemoryStore {
-    fn clone(&self) -> Self {
-        let mut state = self.lock();
-        state.clones += 1;
-        Self { clock: self.clock.clone(), state: Arc::clone(&self.state), id: state.clones }
-    }
 }
 
 impl Default for MemoryStore {
@@ -93,7 +74,7 @@ impl MemoryStore {
     /// An empty store on tokio's clock.
     #[must_use]
     pub fn new() -> Self {
-        Self { clock: Clock::tokio(), state: Arc::default(), id: 0 }
+        Self { clock: Clock::tokio(), state: Arc::default() }
     }
 
     /// Deletes what is under `name`, as an operator's `DEL` would: nobody is told.
@@ -130,7 +111,8 @@ impl MemoryStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        // No code between lock and unlock can leave the maps half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs an operation at one instant.
@@ -210,8 +192,7 @@ impl State {
         self.sweep_at = 2 * (self.holds.len() + self.fences.len());
     }
 
-    /// Releases a name by one of the clones.
-    fn release(&mut self, request: &Release, now: Instant, by: u64) -> Released {
+    fn release(&mut self, request: &Release, now: Instant) -> Released {
         match self.own(&request.name, request.token, now) {
             Err(absence) => Released::NotYours(absence),
             Ok(entry) if request.count > 0 => {
@@ -220,7 +201,7 @@ impl State {
             }
             Ok(_) => {
                 self.holds.remove(&request.name);
-                Released::Done { listeners: self.wake(&request.name, by) }
+                Released::Done { listeners: self.wake(&request.name) }
             }
         }
     }
@@ -235,18 +216,13 @@ impl State {
         }
     }
 
-    /// Has the waiters of a name woken as soon as the lock is free; how many of them are another clone's. One of this
-    /// clone may be a future that nobody polls.
-    fn wake(&mut self, name: &Name, by: u64) -> u64 {
+    /// Has the waiters of a name woken as soon as the lock is free; how many. They are other
+    /// managers': of one that holds the name, nobody waits here.
+    fn wake(&mut self, name: &Name) -> u64 {
         let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
-        self.to_wake.extend(waiters.iter().map(|waiter| Arc::clone(&waiter.notify)));
-        waiters.iter().filter(|waiter| waiter.by != by).count() as u64
+        self.to_wake.extend(waiters.iter().cloned());
+        waiters.len() as u64
     }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    // No code between lock and unlock can leave the maps half changed.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn micros(now: Instant) -> u64 {
@@ -261,7 +237,7 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // That a hold was forced open shows at its next renewal: a subscription of each waiter behind it costs more.
+        // A release counts all that have subscribed; those of its own manager would be taken for waiters elsewhere.
         Capabilities { announces: false, ..Capabilities::default() }
     }
 
@@ -270,8 +246,7 @@ impl Store for MemoryStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let by = self.id;
-        self.at_once(move |state, now| state.release(&request, now, by))
+        self.at_once(|state, now| state.release(&request, now))
     }
 
     fn renew(&self, batch: Vec<Renewal>, _timeout: Duration) -> StoreFuture<Renewed> {
@@ -295,7 +270,7 @@ impl Store for MemoryStore {
         self.at_once(|state, now| {
             let held = state.entry(name, now).is_some();
             state.holds.remove(name);
-            state.wake(name, self.id);
+            state.wake(name);
             held
         })
         .await
@@ -303,10 +278,9 @@ impl Store for MemoryStore {
 
     async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
         let notify = Arc::new(Notify::new());
-        let waiter = Waiter { notify: Arc::clone(&notify), by: self.id };
-        self.lock().waiters.entry(name.clone()).or_default().push(waiter);
-        let state = Arc::clone(&self.state);
-        let subscription = Subscription { state, name: name.clone(), notify: Arc::clone(&notify) };
+        self.lock().waiters.entry(name.clone()).or_default().push(Arc::clone(&notify));
+        let subscription =
+            Subscription { store: self.clone(), name: name.clone(), notify: Arc::clone(&notify) };
         Ok(Some(Wakeups::new(notify, subscription)))
     }
 
@@ -326,16 +300,16 @@ impl Store for MemoryStore {
 }
 
 struct Subscription {
-    state: Arc<Mutex<State>>,
+    store: MemoryStore,
     name: Name,
     notify: Arc<Notify>,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut state = lock(&self.state);
+        let mut state = self.store.lock();
         if let Some(waiters) = state.waiters.get_mut(&self.name) {
-            waiters.retain(|waiter| !Arc::ptr_eq(&waiter.notify, &self.notify));
+            waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
             if waiters.is_empty() {
                 state.waiters.remove(&self.name);
             }
@@ -400,8 +374,7 @@ mod tests {
         take_many(&mut state, 0..2_000, at(990));
         state.holds.clear();
         assert_eq!(take(&mut state, "n", at(990)), 1_000_001);
-        let store = MemoryStore::new();
-        *store.lock() = state;
+        let store = MemoryStore { clock: Clock::tokio(), state: Arc::new(Mutex::new(state)) };
         store.restart();
         let after = take(&mut store.lock(), "n", at(991));
         assert_eq!(after, 1_000_011);
@@ -430,6 +403,21 @@ mod tests {
         take_many(&mut state, 1_535..1_536, at(3_500));
         // What was to live until 3.5 s is dead at 3.5 s.
         assert_eq!(count(&state), (1, 1));
+    }
+
+    /// Several managers may be on one store, also without a clone of it.
+    #[tokio::test(start_paused = true)]
+    async fn release_counts_whoever_listens_on_the_same_store() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let (name, timeout) = (Name::new("n").unwrap(), TTL);
+        let _wakeups = store.subscribe(&name).await.unwrap().unwrap();
+        let token = Token::new(Uuid::from_u128(1), 1);
+        let (mode, ttl) = (Mode::Exclusive, TTL);
+        let acquire =
+            Acquire { name: name.clone(), token, mode, count: 1, ttl, fencing: None, timeout };
+        assert!(matches!(store.acquire(acquire).await, Ok(Acquired::Granted { .. })));
+        let released = store.release(Release { name, token, count: 0, timeout }).await;
+        assert_eq!(released.unwrap(), Released::Done { listeners: 1 });
     }
 
     #[tokio::test(start_paused = true)]

@@ -293,29 +293,3 @@ async fn nested_unlock_put_aside_keeps_nothing_after_max_hold() {
     let _ = aside.await;
     next.check().expect("held");
 }
-
-/// It has subscribed, and would be woken by a release of its own process, which gives way to waiters elsewhere.
-#[tokio::test(start_paused = true)]
-async fn a_waiter_that_was_put_aside_is_no_waiter_elsewhere() {
-    let setup = Setup::new();
-    let theirs = setup.held_elsewhere("n").await;
-    let aside = in_line(&setup.leases, 1).await;
-    theirs.unlock().await.expect("held");
-    gets_in(&setup.leases, "n").await.unlock().await.expect("held");
-    let (took, lease) = timed(setup.leases.lock("n").lock()).await;
-    assert_eq!(took, Duration::ZERO, "nobody else wants it");
-    lease.expect("free").unlock().await.expect("held");
-    // One that is elsewhere is made room for.
-    let other = in_line_elsewhere(&setup).await;
-    let (took, lease) = timed(setup.leases.lock("n").lock()).await;
-    assert!(took > Duration::ZERO, "{took:?}");
-    drop((lease, other, aside));
-}
-
-/// A waiter of another process, which has heard of a release, and is polled no more.
-async fn in_line_elsewhere(setup: &Setup) -> Vec<Waiting> {
-    let lease = gets_in(&setup.leases, "n").await;
-    let other = in_line(&setup.other(), 1).await;
-    lease.unlock().await.expect("held");
-    other
-}

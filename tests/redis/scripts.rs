@@ -400,6 +400,21 @@ fn what_is_no_fencing_token_keeps_its_time_to_live_or_that_it_has_none() {
     }
 }
 
+/// It can only get there while the name is held, for a grant refuses it.
+#[test]
+fn renewal_leaves_a_fence_key_without_a_token_alone() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+    for text in ["9999999999999999999999", "9900000000000000000", "1e300", "inf", "nan", "x"] {
+        bench.command(&["SET", &fence, text, "PX", "20000"]);
+        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]), "{text}");
+        assert_eq!(bench.command(&["GET", &fence]).text(), text);
+        assert!((1..=20_000).contains(&bench.command(&["PTTL", &fence]).int()), "{text}");
+    }
+}
+
 /// One that is to be remembered for ever goes on behind the last, and its key has no time to live from then on.
 #[test]
 fn fencing_tokens_that_are_remembered_for_ever_go_on_behind_the_last_block() {

@@ -110,12 +110,8 @@ impl Hold {
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
-        // If it is ahead of the store's clock then by a block at most, and one to be odd.
-        let ahead = match core.settings.fencing {
-            Some(fencing) if !reached => u64::from(fencing.block) + 1,
-            _ => 0,
-        };
-        state.reached(now + Duration::from_micros(ahead));
+        // Of one that is ahead of the clock nobody knows by how much: then the block is all there is.
+        state.reached(if reached { now } else { Instant::MAX });
         let hold = Self::new(name, token, fence, state, Some(turn));
         let forced = core.queue.install(&hold, sent);
         hold.start(core, now);

@@ -93,7 +93,7 @@ pub(crate) struct State {
     passed: u32,
     /// When the store's grant was asked for.
     granted: Instant,
-    /// By when the store's clock had surely reached the first fencing token of the grant.
+    /// By when the store's clock had surely reached the first fencing token of the grant; at no time if that is not known.
     reached: Instant,
     /// The loss was ours to decide: when to release at the latest.
     owed: Option<Instant>,

@@ -207,7 +207,8 @@ pub struct Capabilities {
     pub fence_blocks: bool,
     /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
     /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
-    /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it.
+    /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
+    /// tells that the clock has [reached](Acquired::Granted::reached) the first.
     pub longest_fence_block: u32,
     /// [`Acquired::Held`] and [`Holding`] tell how much time is left.
     pub time_left: bool,

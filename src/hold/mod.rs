@@ -293,7 +293,7 @@ impl Hold {
         self.lock().state.is_over()
     }
 
-    /// Whether it is over, and has no lease that knows nothing of it.
+    /// Returns whether it is over and has no live lease.
     pub(crate) fn is_left(&self) -> bool {
         let inner = self.lock();
         inner.state.is_over() && inner.state.live() == 0

@@ -54,6 +54,13 @@ impl Line {
             }
         }
     }
+
+    /// The store has answered a request for a name.
+    fn answered(&mut self, name: &Name) {
+        if let Some(slot) = self.slots.get_mut(name) {
+            slot.silent_since = None;
+        }
+    }
 }
 
 pub(super) struct Slot {
@@ -222,26 +229,23 @@ impl Queue {
         }
     }
 
-    /// The store is asked for a name at `now`; returns since when it has not answered.
-    pub(crate) fn asked(&self, name: &Name, now: Instant) -> Instant {
-        let mut line = self.lock();
-        line.slots.get_mut(name).map_or(now, |slot| *slot.silent_since.get_or_insert(now))
+    /// The store was asked at `now` about a name, and has not answered.
+    pub(crate) fn asked(&self, name: &Name, now: Instant) {
+        if let Some(slot) = self.lock().slots.get_mut(name) {
+            slot.silent_since.get_or_insert(now);
+        }
     }
 
     /// The store has answered.
     pub(crate) fn answered(&self, name: &Name) {
-        if let Some(slot) = self.lock().slots.get_mut(name) {
-            slot.silent_since = None;
-        }
+        self.lock().answered(name);
     }
 
     /// The store has answered that a name is held elsewhere.
     pub(crate) fn saw_another(&self, name: &Name) {
         let mut line = self.lock();
         line.pauses.saw_another(name);
-        if let Some(slot) = line.slots.get_mut(name) {
-            slot.silent_since = None;
-        }
+        line.answered(name);
     }
 
     /// Since when the store has not answered a request for this name.

@@ -1,5 +1,4 @@
-//! Leases that are renewed by one call: what came of it is written down once, and must be the same for each as
-//! if he had been told.
+//! Leases that are renewed by one call: each learns what the call brought for it, whatever happens to the others.
 
 use super::*;
 use leasehold::LeaseState;

@@ -30,15 +30,6 @@ local function set(new_ttl, new_count, new_block, new_retention)
   block, newest = whole(new_block, 1, 1000000), nil
 end
 
--- A remembered fencing token as a number, if there is one and it can grow.
-local function grown(text)
-  local last = tonumber(text)
-  -- Above 2^53 a number of Lua does not grow by 1 any more. Of one that is none the comparison fails.
-  if last and last <= 9007199253000000 then
-    return last
-  end
-end
-
 -- Reserves a block of fencing tokens, and tells the first. The last of them is remembered for `retention`; one that is
 -- ahead of the clock, by so many microseconds, for longer by as much. A key without a time to live keeps none: the
 -- counter of a Redisson `RFencedLock`, which others go on from, or what a manager remembers for ever.

@@ -52,11 +52,7 @@ local function run()
         if fence then
           -- A token that is ahead of the clock is remembered for longer by as much, and one that is remembered
           -- for ever stays so. What is none is not ours.
-          local last, kept = tonumber(try('GET', fence) or nil), retention
-          if last and not (last <= 9007199253000000) then
-            -- No fencing token, as an acquire has it: too large to grow by 1, or not a number at all.
-            last = nil
-          end
+          local last, kept = grown(try('GET', fence) or nil), retention
           if last and not now then
             doing = 'TIME'
             local time = call('TIME')

@@ -289,6 +289,8 @@ impl Cluster {
         until("all know the new node", || {
             self.nodes.iter().all(|node| self.info(node, "cluster_known_nodes") == known)
         });
+        // It answers CLUSTERDOWN until it knows the owner of each slot, and for 2 s after its start.
+        until("the new node is up", || self.info(&self.nodes[last], "cluster_state") == "ok");
         last
     }
 

@@ -4,9 +4,8 @@ use crate::LeaseManager;
 #[cfg(doc)]
 use crate::Loss;
 use crate::clock::Clock;
+use crate::engine::{Core, Engine, Settings, Timing};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hold::engine::{Core, Engine, Settings};
-use crate::hold::timing::Timing;
 use crate::store::remote::{Remote, Replicas};
 use crate::store::url::{Common, Target};
 use crate::store::{Fencing, MemoryStore, Store};

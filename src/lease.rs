@@ -1,11 +1,7 @@
 //! What the user keeps in hand while a name is held.
 
+use crate::engine::{Claim, Core, Engine, Hold, Phase};
 use crate::error::{Error, Loss, Result};
-use crate::hold::Hold;
-use crate::hold::engine::{Core, Engine};
-use crate::hold::reaper::Job;
-use crate::hold::settle::settle;
-use crate::hold::state::Phase;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -13,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A held lease: the guard of a lock.
@@ -67,7 +62,8 @@ pub enum LeaseState {
 }
 
 impl Lease {
-    pub(crate) fn new(engine: &Arc<Engine>, hold: Arc<Hold>) -> Self {
+    pub(crate) fn new(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
+        let hold = claim.into_hold();
         Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), over: false }
     }
 
@@ -162,10 +158,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn check(&self) -> Result<()> {
-        match self.hold.phase(self.core()) {
-            Phase::Lost(loss) => Err(Error::lost(loss)),
-            _ => Ok(()),
-        }
+        self.hold.check(self.core())
     }
 
     /// For how long the lease is surely held if no further renewal succeeds; zero when lost.
@@ -213,32 +206,7 @@ impl Lease {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn ensure(&self, min: Duration) -> Result<()> {
-        let core = self.core();
-        if min > core.timing.ttl / 2 {
-            return Err(Error::invalid(format!(
-                "{min:?} cannot be ensured with a time to live of {:?}; ask for at most half of it",
-                core.timing.ttl
-            )));
-        }
-        core.ensure_running();
-        consume_budget().await;
-        loop {
-            self.check()?;
-            if self.remaining() >= min {
-                return Ok(());
-            }
-            if self.hold.ends_before(core.now() + min) {
-                return Err(Error::invalid(format!(
-                    "max_hold ends this lease in less than {min:?}"
-                )));
-            }
-            // So late, a renewal is under way or due: the first leaves after a third of T. What changed
-            // before this line is seen by the next look, what comes later wakes us.
-            let changed = self.hold.changed();
-            if self.check().is_ok() && self.remaining() < min {
-                core.attend(pin!(changed)).await;
-            }
-        }
+        self.hold.until_remaining(self.core(), min).await
     }
 
     /// Whether the lease is held, at risk or lost, by the local clock.
@@ -364,38 +332,9 @@ impl Lease {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.call();
         self.end();
-        let result = self.settle().await;
+        let result = self.hold.unlock(&engine.core).await;
         // Only now: what is begun must not wait for a turn of this task.
         consume_budget().await;
-        result
-    }
-
-    async fn settle(&self) -> Result<()> {
-        let (core, hold) = (self.core(), &self.hold);
-        let now = core.now();
-        let Some(phase) = hold.leave(core, now) else {
-            // The next in line of this process has it.
-            return Ok(());
-        };
-        if let Phase::Lost(loss) = phase {
-            core.reap(Job::Settle(Arc::clone(hold)));
-            return Err(Error::lost(loss));
-        }
-        core.ensure_running();
-        // A request may have to wait for the one before it, so two attempts in all.
-        let settle = pin!(settle(core, hold, now));
-        let result = match timeout(core.timing.attempt * 2, core.attend(settle)).await {
-            Ok(result) => result,
-            Err(_) => return Err(Error::silent()),
-        };
-        // Another lease's release may have found it out.
-        let result = result.and_then(|()| match hold.loss() {
-            Some(loss) => Err(Error::lost(loss)),
-            None => Ok(()),
-        });
-        if result.is_err() {
-            core.reap(Job::Settle(Arc::clone(hold)));
-        }
         result
     }
 
@@ -432,7 +371,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if !self.over {
             self.end();
-            self.hold.give_back(self.core());
+            self.hold.hand_back(self.core());
         }
     }
 }

@@ -174,15 +174,13 @@
 
 mod builder;
 pub mod clock;
+mod engine;
 mod error;
 #[doc = include_str!("faults.md")]
 pub mod faults {}
-mod hints;
-mod hold;
 mod lease;
 mod lock;
 mod manager;
-mod seek;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;

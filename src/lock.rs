@@ -1,11 +1,9 @@
 //! The handles: what asks for a name.
 
-use crate::error::{ErrorKind, Result};
-use crate::hold::Hold;
-use crate::hold::engine::Engine;
+use crate::engine::{Engine, Hold, WaitLimit, acquire};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
-use crate::seek::{Patience, acquire, lock};
-use crate::store::Name;
+use crate::store::{Mode, Name};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -149,7 +147,7 @@ impl Lock {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn try_lock(&mut self) -> Result<Option<Lease>> {
-        acquire(&self.engine, &self.name, &mut self.current, Patience::Once).await
+        lease(&self.engine, &self.name, &mut self.current, WaitLimit::Once).await
     }
 
     /// Waits until the lock is ours, at most for `timeout`; `None` if it was not by then.
@@ -182,7 +180,7 @@ impl Lock {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
-        acquire(&self.engine, &self.name, &mut self.current, Patience::For(timeout)).await
+        lease(&self.engine, &self.name, &mut self.current, WaitLimit::For(timeout)).await
     }
 
     /// Takes the lock, runs `body` for as long as it is held, and gives it back.
@@ -231,7 +229,26 @@ impl Lock {
     }
 }
 
-/// What [`acquire`] needs of a holder for one name.
+async fn lock(
+    engine: &Arc<Engine>,
+    name: &Result<Name>,
+    current: &mut Option<Arc<Hold>>,
+) -> Result<Lease> {
+    let lease = lease(engine, name, current, WaitLimit::Forever).await?;
+    lease.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the wait ended without a lease"))
+}
+
+async fn lease(
+    engine: &Arc<Engine>,
+    name: &Result<Name>,
+    current: &mut Option<Arc<Hold>>,
+    limit: WaitLimit,
+) -> Result<Option<Lease>> {
+    let claim = acquire(&engine.core, name, Mode::Exclusive, current, limit).await?;
+    Ok(claim.map(|claim| Lease::new(engine, claim)))
+}
+
+/// What [`lease`] needs of a holder for one name.
 type Place<'a> = (&'a Arc<Engine>, Name, &'a mut Option<Arc<Hold>>);
 
 impl Holder {
@@ -272,7 +289,7 @@ impl Holder {
     /// Safe, as [`Lock::lock`].
     pub async fn try_lock(&mut self, name: &str) -> Result<Option<Lease>> {
         let (engine, name, current) = self.place(name)?;
-        acquire(engine, &Ok(name), current, Patience::Once).await
+        lease(engine, &Ok(name), current, WaitLimit::Once).await
     }
 
     /// Waits until `name` is ours, at most for `timeout`, as [`Lock::lock_timeout`] does.
@@ -290,7 +307,7 @@ impl Holder {
     /// Safe, as [`Lock::lock`].
     pub async fn lock_timeout(&mut self, name: &str, timeout: Duration) -> Result<Option<Lease>> {
         let (engine, name, current) = self.place(name)?;
-        acquire(engine, &Ok(name), current, Patience::For(timeout)).await
+        lease(engine, &Ok(name), current, WaitLimit::For(timeout)).await
     }
 
     fn place(&mut self, name: &str) -> Result<Place<'_>> {

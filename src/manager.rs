@@ -1,16 +1,11 @@
 //! Where locks come from.
 
-use crate::Loss;
 use crate::builder::Builder;
+use crate::engine::{Closed, Engine};
 use crate::error::{Error, Result};
-use crate::hold::Hold;
-use crate::hold::engine::{Core, Engine};
-use crate::hold::handoff::lose;
 use crate::lock::{Holder, Lock};
 use crate::store::{Holding, Name};
-use crate::trace;
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 
@@ -101,8 +96,8 @@ impl LeaseManager {
     /// | the new primary | the old holder |
     /// |---|---|
     /// | has the lease | goes on; choose T ≥ (time to fail over) / 0.4 |
-    /// | does not have it | is told [`Gone`](Loss::Gone) at the first contact, which is the verification, or [`Taken`](Loss::Taken) |
-    /// | cannot be reached by it | is told [`Expired`](Loss::Expired) before T has passed since its last renewal |
+    /// | does not have it | is told [`Gone`](crate::Loss::Gone) at the first contact, which is the verification, or [`Taken`](crate::Loss::Taken) |
+    /// | cannot be reached by it | is told [`Expired`](crate::Loss::Expired) before T has passed since its last renewal |
     ///
     /// In tests with three sentinels on one machine the holder is told within a second of the promotion, whether
     /// the old primary was killed or frozen. [`replicas`](Builder::replicas) makes such a loss rarer, not
@@ -218,7 +213,7 @@ impl LeaseManager {
 
     /// Takes `name` away from whoever holds it, and wakes a waiter; whether somebody held it.
     ///
-    /// The tokens of a holder in this manager fire first, with [`Loss::Revoked`]. A holder elsewhere learns
+    /// The tokens of a holder in this manager fire first, with [`Loss::Revoked`](crate::Loss::Revoked). A holder elsewhere learns
     /// it at its next renewal. A lease that a waiter of this manager was granted in the meantime is verified before
     /// this returns, and lost with the same cause if the store does not confirm it. **The next holder can be granted while the old one still works**: this is for
     /// operators who know that the old one is dead or must be stopped.
@@ -245,26 +240,13 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        let name = Name::new(name.as_ref())?;
-        let hold = lose(core, &name, Loss::Revoked);
-        let mut revoked = Revoked { core, hold };
-        let held = core.force_release(&name).await;
-        // A grant that was sent before that, and is heard of later, is given back.
-        core.queue.forced(&name, core.now());
-        let before = if held.is_ok() { revoked.hold.take() } else { revoked.hold.clone() };
-        // What was granted to a waiter of this manager meanwhile may have gone with the rest.
-        if let Some(hold) = core.queue.hold(&name)
-            && !before.is_some_and(|before| Arc::ptr_eq(&before, &hold))
-        {
-            hold.verify(core).await;
-        }
-        held
+        core.revoke(&Name::new(name.as_ref())?).await
     }
 
     /// Ends everything: no new locks, all leases given back, connections closed.
     ///
     /// Waiters get [`Closed`](crate::ErrorKind::Closed). The tokens of all leases fire first, with
-    /// [`Loss::Closed`]; each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
+    /// [`Loss::Closed`](crate::Loss::Closed); each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
     /// 2 s), never before. It takes at most that and four attempts (T/10 each), in which it also waits for the
     /// traces that are to be written. All clones are closed.
     ///
@@ -288,63 +270,8 @@ impl LeaseManager {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub async fn close(&self) -> Result<(), CloseError> {
-        let core = &self.engine.core;
-        core.ensure_running();
-        core.closed.cancel();
-        consume_budget().await;
-        let until = core.now() + core.timing.grace + core.timing.attempt * 2;
-        let until = *core.closing_until.get_or_init(|| until);
-        let mut holds = core.queue.holds();
-        for hold in &mut holds {
-            if let Some(last) = lose(core, &hold.name, Loss::Closed) {
-                *hold = last;
-            }
-        }
-        let mut failed = Vec::new();
-        let mut released = 0;
-        for hold in holds {
-            let over = pin!(hold.until_over());
-            let in_time = tokio::select! {
-                biased;
-                () = core.attend(over) => true,
-                () = core.clock().sleep_until(until) => hold.is_over(),
-            };
-            match hold.release_error() {
-                Some(error) => failed.push((hold.name.to_string(), error)),
-                None if in_time => released += 1,
-                None => failed.push((hold.name.to_string(), Error::silent())),
-            }
-        }
-        tokio::select! {
-            biased;
-            () = core.until_no_call() => {}
-            () = core.clock().sleep_until(until) => {}
-        }
-        core.stop.cancel();
-        let ended = pin!(async {
-            core.stopped.cancelled().await;
-            trace::written().await;
-        });
-        tokio::select! {
-            biased;
-            () = core.attend(ended) => {}
-            () = core.clock().sleep_until(core.now() + core.timing.attempt * 2) => {}
-        }
+        let Closed { released, failed } = self.engine.core.close().await;
         if failed.is_empty() { Ok(()) } else { Err(CloseError { released, failed }) }
-    }
-}
-
-/// A hold whose key is to be deleted by force; if that fails or is given up, it is owed to the store.
-struct Revoked<'a> {
-    core: &'a Arc<Core>,
-    hold: Option<Arc<Hold>>,
-}
-
-impl Drop for Revoked<'_> {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            hold.owe(self.core);
-        }
     }
 }
 

@@ -1,16 +1,19 @@
 //! What the watchdog does to a hold: starts its renewals, and tells it what came of them.
 
-use super::Hold;
-use super::engine::Core;
-use super::reaper::Job;
+use super::core::Core;
+use super::hold::Hold;
+use super::job::Job;
 use super::schedule::Group;
 use super::state::{Due, State};
 use super::timing::Timing;
 use crate::clock::Instant;
-use crate::error::{Loss, Result};
+use crate::error::{Error, Loss, Result};
 use crate::store::Absence;
 use crate::trace;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::coop::consume_budget;
 use tracing::Level;
 
 impl Hold {
@@ -34,7 +37,7 @@ impl Hold {
             return due;
         }
         core.queue.missed(self);
-        Due::Settle
+        Due::Flush
     }
 
     /// Waits until the store has confirmed it by a renewal that leaves from now on, or it is over. Without an answer
@@ -62,6 +65,39 @@ impl Hold {
             sure.then_some(())
         })
         .await;
+    }
+
+    /// Waits until at least `min` remains; an error if it is lost before that, or can never be so.
+    pub(crate) async fn until_remaining(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        min: Duration,
+    ) -> Result<()> {
+        if min > core.timing.ttl / 2 {
+            return Err(Error::invalid(format!(
+                "{min:?} cannot be ensured with a time to live of {:?}; ask for at most half of it",
+                core.timing.ttl
+            )));
+        }
+        core.ensure_running();
+        consume_budget().await;
+        loop {
+            self.check(core)?;
+            if self.remaining(core) >= min {
+                return Ok(());
+            }
+            if self.ends_before(core.now() + min) {
+                return Err(Error::invalid(format!(
+                    "max_hold ends this lease in less than {min:?}"
+                )));
+            }
+            // So late, a renewal is under way or due: the first leaves after a third of T. What changed
+            // before this line is seen by the next look, what comes later wakes us.
+            let changed = self.changed();
+            if self.check(core).is_ok() && self.remaining(core) < min {
+                core.attend(pin!(changed)).await;
+            }
+        }
     }
 
     /// A renewal was not answered in time.
@@ -93,12 +129,12 @@ impl Hold {
                 move || tracing::debug!(name = name.as_str(), %error, "renewal failed")
             }),
         }
-        let unsettled = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
+        let unflushed = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
             state.renewed(&core.timing, now, jitter, attempt, verdict);
-            state.needs_settling()
+            state.needs_flush()
         });
-        if unsettled {
-            core.reap(Job::Settle(Arc::clone(self)));
+        if unflushed {
+            core.reap(Job::Flush(Arc::clone(self)));
         }
     }
 }

@@ -10,47 +10,17 @@
 //!    that stands still costs renewals, never a token.
 //! 3. Only the watchdog takes holds out of the schedule.
 
-use super::Hold;
-use super::engine::Core;
-use super::reaper::Job;
-use super::schedule::Key;
-use super::state::{Attempt, Due, State};
+use super::core::Core;
+use super::hold::Hold;
+use super::job::Job;
+use super::schedule::{Batch, Call, Renewing};
+use super::state::{Due, State};
 use super::timing::Timing;
 use crate::clock::{Instant, Sleeper};
 use std::sync::Arc;
 
-/// A hold and the attempt to renew it.
-#[derive(Clone)]
-pub(super) struct Renewing {
-    pub(super) hold: Arc<Hold>,
-    pub(super) attempt: Attempt,
-}
-
 /// How many calls go out together at most, unless more are due.
 const BURST: usize = 16;
-
-/// What is renewed by one call.
-pub(super) type Batch = Vec<Renewing>;
-
-/// A call to be sent. It is in the schedule, where the watchdog finds it if nothing comes of it.
-pub(super) struct Call {
-    pub(super) batch: Arc<Batch>,
-    /// When a call of those with time enough must be over.
-    pub(super) whole: Instant,
-    /// When this one must be over: no attempt outlives the first `C` among them.
-    pub(super) until: Instant,
-    pub(super) key: Key,
-}
-
-impl Call {
-    pub(super) fn new(core: &Core, batch: Batch, whole: Instant) -> Self {
-        let batch = Arc::new(batch);
-        let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
-        let until = first.map_or(whole, |first| first.min(whole));
-        let key = core.schedule.put(&batch, until);
-        Self { batch, whole, until, key }
-    }
-}
 
 /// Watches for ever.
 pub(super) async fn run(core: &Arc<Core>) {
@@ -98,7 +68,7 @@ struct Departure {
     size: usize,
     renewing: Batch,
     /// Lost, and owed to the store.
-    settle: Vec<Arc<Hold>>,
+    flush: Vec<Arc<Hold>>,
 }
 
 impl Departure {
@@ -108,11 +78,11 @@ impl Departure {
             whole: now + core.timing.attempt,
             size: core.batch_size,
             renewing: Vec::new(),
-            settle: Vec::new(),
+            flush: Vec::new(),
         }
     }
 
-    /// Takes along what was taken out of the schedule, as far as it is to be renewed or settled.
+    /// Takes along what was taken out of the schedule, as far as it is to be renewed or flushed.
     fn take(
         &mut self,
         core: &Arc<Core>,
@@ -122,7 +92,7 @@ impl Departure {
         for (at, hold) in taken {
             match hold.taken(core, (at, self.now), change) {
                 Due::Nothing => {}
-                Due::Settle | Due::TakenBack => self.settle.push(hold),
+                Due::Flush | Due::TakenBack => self.flush.push(hold),
                 Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
             }
         }
@@ -144,8 +114,8 @@ impl Departure {
     }
 
     fn leave(mut self, core: &Arc<Core>) {
-        for hold in self.settle {
-            core.reap(Job::Settle(hold));
+        for hold in self.flush {
+            core.reap(Job::Flush(hold));
         }
         let mut calls: Vec<Call> = Vec::new();
         let short = self.renewing.extract_if(.., |one| one.attempt.believed_until < self.whole);
@@ -156,7 +126,7 @@ impl Departure {
             let mut all = all.into_iter();
             while all.len() > 0 {
                 let batch = all.by_ref().take(size).collect();
-                calls.push(Call::new(core, batch, self.whole));
+                calls.push(Call::new(&core.schedule, batch, self.whole));
             }
         }
         if !calls.is_empty() {

@@ -35,8 +35,8 @@ enum Renewal {
 pub(crate) enum Due {
     Nothing,
     Renew(Attempt),
-    Settle,
-    /// Settle it: nobody has accepted it.
+    Flush,
+    /// Flush it: nobody has accepted it.
     TakenBack,
 }
 
@@ -66,8 +66,8 @@ pub(crate) struct State {
     /// ... and it is a nested acquire.
     nesting: bool,
     /// The reaper was told of what is owed.
-    settling: bool,
-    /// The engine is settling it; one at a time, so that the gaps between attempts hold.
+    flushing: bool,
+    /// The engine is flushing it; one at a time, so that the gaps between attempts hold.
     reaping: bool,
     /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
     refused: bool,
@@ -126,7 +126,7 @@ impl State {
             offered: false,
             busy: false,
             nesting: false,
-            settling: false,
+            flushing: false,
             reaping: false,
             owed: None,
             max_until,
@@ -202,7 +202,7 @@ impl State {
     }
 
     /// Whether something of the store's is still owed and nobody is at it.
-    pub(super) fn needs_settling(&self) -> bool {
+    pub(super) fn needs_flush(&self) -> bool {
         match self.phase {
             Phase::Releasing => true,
             Phase::Lost(_) => self.owed.is_some() && self.live == 0,
@@ -223,7 +223,7 @@ impl State {
                 }
             }
             Phase::Releasing => Some(self.left_at(timing)),
-            Phase::Lost(_) if self.settling => self.owed.map(|_| self.left_at(timing)),
+            Phase::Lost(_) if self.flushing => self.owed.map(|_| self.left_at(timing)),
             Phase::Lost(_) => self.owed,
             Phase::Released => None,
         }
@@ -270,13 +270,13 @@ impl State {
 
     pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
-        if (self.settling || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
+        if (self.flushing || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
             self.end();
         }
         if let Phase::Lost(_) = self.phase {
-            let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.settling;
-            self.settling |= due;
-            return if due { Due::Settle } else { Due::Nothing };
+            let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.flushing;
+            self.flushing |= due;
+            return if due { Due::Flush } else { Due::Nothing };
         }
         match self.renewal {
             Renewal::Due(at) if at <= now => self.verify(timing, now),
@@ -371,7 +371,7 @@ impl State {
     fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
         if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
             self.owed = Some(self.deadline(timing).max(now));
-            self.settling = false;
+            self.flushing = false;
             self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl));
         }
     }
@@ -380,7 +380,7 @@ impl State {
     pub(super) fn owe(&mut self, until: Instant) {
         if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
             self.owed = Some(until);
-            self.settling = false;
+            self.flushing = false;
         }
     }
 
@@ -540,7 +540,7 @@ mod tests {
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
         assert_eq!(state.next_op(at(950)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.tick(&timing(), at(988)), Due::Settle);
+        assert_eq!(state.tick(&timing(), at(988)), Due::Flush);
         assert_eq!(state.next_op(at(988)), Next::Op(Op::Release));
     }
 
@@ -553,7 +553,7 @@ mod tests {
         assert_eq!(state.next_op(at(11)), Next::Op(Op::Release));
         assert_eq!(state.next_op(at(11)), Next::Busy);
         assert!(!state.is_over());
-        state.settled(&timing(), at(12), Op::Release, Ok(None)).unwrap();
+        state.flushed(&timing(), at(12), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
         assert_eq!(state.next_op(at(13)), Next::Nothing);
     }
@@ -568,7 +568,7 @@ mod tests {
         assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
         state.leave(&timing(), at(13));
         assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
-        state.settled(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
+        state.flushed(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
         assert_eq!(state.next_op(at(16)), Next::Nothing, "a refused record is let be");
     }
 
@@ -590,7 +590,7 @@ mod tests {
         state.leave(&timing(), at(11));
         let failed = Entered::Failed(unavailable());
         assert!(state.entered(&timing(), at(12), 0.0, failed, true).is_err());
-        assert!(state.needs_settling());
+        assert!(state.needs_flush());
         assert_eq!(state.next_op(at(13)), Next::Op(Op::Release));
     }
 
@@ -612,10 +612,10 @@ mod tests {
         assert_eq!(state.next_op(at(250)), Next::Nothing, "the lease is alive");
         assert_eq!(state.enter(&timing(), at(250)), Entry::Lost(Loss::MaxHold));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
-        assert_eq!(state.tick(&timing(), at(300)), Due::Settle);
+        assert_eq!(state.tick(&timing(), at(300)), Due::Flush);
         assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
         assert_eq!(state.next_op(at(301)), Next::Op(Op::Release));
-        state.settled(&timing(), at(302), Op::Release, Ok(None)).unwrap();
+        state.flushed(&timing(), at(302), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold), "lost is terminal");
 
@@ -630,7 +630,7 @@ mod tests {
         let mut state = State::granted(at(0), at(333), None, Some(at(900)));
         state.leave(&timing(), at(10));
         state.next_op(at(10));
-        state.settled(&timing(), at(11), Op::Release, Ok(None)).unwrap();
+        state.flushed(&timing(), at(11), Op::Release, Ok(None)).unwrap();
         assert_eq!(state.sweep(&timing(), at(11)), Some((at(11), at(900))));
         assert_eq!(state.sweep(&timing(), at(900)), None);
     }
@@ -649,15 +649,15 @@ mod tests {
             let mut state = held();
             state.leave(&timing(), at(10));
             state.next_op(at(10));
-            assert!(state.settled(&timing(), at(20), Op::Release, Err(unavailable())).is_err());
+            assert!(state.flushed(&timing(), at(20), Op::Release, Err(unavailable())).is_err());
             state.next_op(at(30));
-            let result = state.settled(&timing(), at(now), Op::Release, Ok(Some(Absence::Gone)));
+            let result = state.flushed(&timing(), at(now), Op::Release, Ok(Some(Absence::Gone)));
             assert_eq!(result.is_ok(), explained);
         }
         let mut state = held();
         state.leave(&timing(), at(10));
         state.next_op(at(10));
-        let result = state.settled(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone)));
+        let result = state.flushed(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone)));
         assert_eq!(result.unwrap_err().loss(), Some(Loss::Gone));
     }
 
@@ -714,7 +714,7 @@ mod tests {
         let mut state = held();
         state.leave(&timing(), at(10));
         state.next_op(at(10));
-        state.settled(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone))).unwrap_err();
+        state.flushed(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone))).unwrap_err();
         assert_eq!(state.loss(), Some(Loss::Gone));
     }
 
@@ -728,7 +728,7 @@ mod tests {
         assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
 
         let mut state = held();
-        let error = state.settled(&timing(), at(11), Op::Record(1), Err(wrong())).unwrap_err();
+        let error = state.flushed(&timing(), at(11), Op::Record(1), Err(wrong())).unwrap_err();
         assert_eq!(error.loss(), Some(Loss::Taken));
         assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
     }
@@ -795,7 +795,7 @@ mod tests {
         let mut state = held();
         state.enter(&timing(), at(10));
         state.lose(Loss::Closed, Some(at(900)));
-        assert_eq!(state.tick(&timing(), at(900)), Due::Settle);
+        assert_eq!(state.tick(&timing(), at(900)), Due::Flush);
         let end = state.wake_at(&timing()).expect("it is looked at again");
         assert!(end > at(988) && !state.is_over());
         assert_eq!(state.tick(&timing(), end), Due::Nothing);
@@ -848,7 +848,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_settles() {
+    fn one_at_a_time_flushes() {
         let mut state = held();
         assert!(state.begin_reaping());
         assert!(!state.begin_reaping());

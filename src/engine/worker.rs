@@ -3,10 +3,12 @@
 //! One loop per engine, which hands each piece of work to a task of its own, so that none waits for another. The
 //! watchdog needs none of it to fire a token.
 
-use super::Hold;
-use super::engine::Core;
-use super::reaper::{Job, Work, caught, made};
-use super::watchdog::{Batch, Call, Renewing};
+use super::ask::{caught, made};
+use super::core::{Core, Inbox};
+use super::hold::Hold;
+use super::job::Job;
+use super::reaper::Work;
+use super::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Name, Renewal, Renewed};
@@ -16,12 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
-
-/// What waits to be done.
-pub(super) struct Inbox {
-    pub(super) calls: mpsc::UnboundedReceiver<Vec<Call>>,
-    pub(super) jobs: mpsc::UnboundedReceiver<Job>,
-}
 
 /// Works until nobody needs the engine any more, and ends it.
 pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
@@ -76,7 +72,7 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
         let mut all = all.into_iter();
         while all.len() > 0 {
             let batch = all.by_ref().take(core.batch_size).collect();
-            let (core, call) = (Arc::clone(core), Call::new(core, batch, call.whole));
+            let (core, call) = (Arc::clone(core), Call::new(&core.schedule, batch, call.whole));
             calls.spawn(async move { renew(&core, call).await });
         }
     }

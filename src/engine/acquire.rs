@@ -1,16 +1,17 @@
-//! How a name is taken: alone, again, or after waiting.
+//! The acquire loop: takes a name alone, once more, or after waiting.
 
 mod line;
 
+use super::attempt::{Attempt, Nested};
+use super::core::Core;
+use super::hints::Hints;
+use super::hold::Hold;
+use super::life::Grant;
+use super::state::{Entered, Entry};
+use super::ticket::Admission;
+use super::turn::{Kept, Turn};
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
-use crate::hints::Hints;
-use crate::hold::engine::{Core, Engine};
-use crate::hold::place::{Admission, Kept, Turn};
-use crate::hold::reaper::{Attempt, Nested};
-use crate::hold::state::{Entered, Entry};
-use crate::hold::{Grant, Hold};
-use crate::lease::Lease;
+use crate::error::{Error, Result};
 use crate::store::{Acquire, Acquired, Mode, Name, Token};
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -32,30 +33,48 @@ const FIRST_GAP: Duration = Duration::from_millis(50);
 
 /// How long the caller waits for somebody else.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     Once,
     For(Duration),
     Forever,
 }
 
-pub(crate) async fn lock(
-    engine: &Arc<Engine>,
-    name: &Result<Name>,
-    current: &mut Option<Arc<Hold>>,
-) -> Result<Lease> {
-    let lease = acquire(engine, name, current, Patience::Forever).await?;
-    lease.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the wait ended without a lease"))
+/// A hold that was acquired and that no lease has yet. Dropping it releases it.
+pub(crate) struct Claim<'a> {
+    core: &'a Arc<Core>,
+    hold: Arc<Hold>,
+    taken: bool,
 }
 
-/// The one way to a lease: traced, and bounded by the caller's patience.
-pub(crate) async fn acquire(
-    engine: &Arc<Engine>,
+impl<'a> Claim<'a> {
+    fn new(core: &'a Arc<Core>, hold: Arc<Hold>) -> Self {
+        Self { core, hold, taken: false }
+    }
+
+    /// Returns the hold, which the caller releases from now on.
+    pub(crate) fn into_hold(mut self) -> Arc<Hold> {
+        self.taken = true;
+        Arc::clone(&self.hold)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.hold.hand_back(self.core);
+        }
+    }
+}
+
+/// The one way to a lease: traced, and bounded by the caller's limit.
+pub(crate) async fn acquire<'a>(
+    core: &'a Arc<Core>,
     name: &Result<Name>,
+    mode: Mode,
     current: &mut Option<Arc<Hold>>,
-    patience: Patience,
-) -> Result<Option<Lease>> {
+    limit: WaitLimit,
+) -> Result<Option<Claim<'a>>> {
     let name = name.as_ref().map_err(Error::clone)?;
-    let core = &engine.core;
     let _call = core.call();
     // What is ready at once must not keep the rest of its thread waiting.
     consume_budget().await;
@@ -68,25 +87,25 @@ pub(crate) async fn acquire(
     let start = core.now();
     // Whether the store has said anything; waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
-    let (once, pause) = match patience {
-        Patience::Once => (true, SHORT_PAUSE),
+    let (once, pause) = match limit {
+        WaitLimit::Once => (true, SHORT_PAUSE),
         // What is left must do for a request.
-        Patience::For(limit) => (limit.is_zero(), (limit / 2).max(SHORT_PAUSE)),
-        Patience::Forever => (false, Duration::MAX),
+        WaitLimit::For(limit) => (limit.is_zero(), (limit / 2).max(SHORT_PAUSE)),
+        WaitLimit::Forever => (false, Duration::MAX),
     };
     // Each is pinned where it is made: a future that is moved into another one takes its room there again.
-    let seek = Seek { engine, name, once, pause, start, answered: &answered };
-    let mut seek = pin!(seek.run(current).instrument(span.clone()));
+    let acquiring = AcquireLoop { core, name, mode, once, pause, start, answered: &answered };
+    let mut acquiring = pin!(acquiring.run(current).instrument(span.clone()));
     let open = pin!(async {
         tokio::select! {
             biased;
-            result = seek.as_mut() => result,
+            result = acquiring.as_mut() => result,
             () = core.closed.cancelled() => Err(core.closed_error()),
         }
     });
     let attended = core.attend(open);
-    let result = match patience {
-        Patience::For(limit) if !once => match timeout(limit, attended).await {
+    let result = match limit {
+        WaitLimit::For(limit) if !once => match timeout(limit, attended).await {
             Ok(result) => result,
             Err(_) if answered.load(Ordering::Relaxed) && !is_silent(core, name, start) => Ok(None),
             Err(_) => Err(Error::silent()),
@@ -106,7 +125,7 @@ fn is_silent(core: &Core, name: &Name, start: Instant) -> bool {
     })
 }
 
-fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Lease>>) {
+fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Claim<'_>>>) {
     span.record("waited_ms", waited.as_secs_f64() * 1e3);
     span.record(
         "outcome",
@@ -116,15 +135,16 @@ fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Lease>>
             Err(_) => "failed",
         },
     );
-    if let Ok(Some(lease)) = &result {
-        let (name, count) = (lease.name(), lease.hold_count());
-        span.in_scope(|| tracing::debug!(name, fence = lease.fence(), count, "granted"));
+    if let Ok(Some(Claim { hold, .. })) = &result {
+        let (name, count) = (hold.name.as_str(), hold.count());
+        span.in_scope(|| tracing::debug!(name, fence = hold.fence, count, "granted"));
     }
 }
 
-struct Seek<'a> {
-    engine: &'a Arc<Engine>,
+struct AcquireLoop<'a, 'core> {
+    core: &'core Arc<Core>,
     name: &'a Name,
+    mode: Mode,
     once: bool,
     /// For how long it lets others go first, at most.
     pause: Duration,
@@ -132,55 +152,53 @@ struct Seek<'a> {
     answered: &'a AtomicBool,
 }
 
-impl Seek<'_> {
-    fn core(&self) -> &Arc<Core> {
-        &self.engine.core
-    }
-
-    async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Lease>> {
-        self.core().check_open()?;
-        self.core().ensure_running();
+impl<'core> AcquireLoop<'_, 'core> {
+    async fn run(self, current: &mut Option<Arc<Hold>>) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        core.check_open()?;
+        core.ensure_running();
         // Most of the time the last one is over.
         if let Some(hold) = current.clone().filter(|hold| !hold.is_left()) {
             // In a box, as is all that few calls come to, so that the others stay small.
-            if let Some(lease) = Box::pin(self.enter(hold)).await? {
-                return Ok(Some(lease));
+            if let Some(claim) = Box::pin(self.enter(hold)).await? {
+                return Ok(Some(claim));
             }
         }
         *current = None;
         let Some(hold) = self.first().await? else {
             return Ok(None);
         };
+        let claim = Claim::new(core, hold);
         // While we waited, the engine's runtime may have gone.
-        self.core().ensure_running();
-        if self.core().is_closed() {
+        core.ensure_running();
+        if core.is_closed() {
             // What was granted goes the way of a dropped lease.
-            drop(Lease::new(self.engine, hold));
-            return Err(self.core().closed_error());
+            drop(claim);
+            return Err(core.closed_error());
         }
-        *current = Some(Arc::clone(&hold));
-        Ok(Some(Lease::new(self.engine, hold)))
+        *current = Some(Arc::clone(&claim.hold));
+        Ok(Some(claim))
     }
 
     /// Waits in line, and takes the name from the store or from the one before us.
     async fn first(&self) -> Result<Option<Arc<Hold>>> {
-        let core = self.core();
+        let core = self.core;
         if self.once {
-            return match core.queue.try_enter(self.name, self.start) {
+            return match core.queue.try_turn(self.name, self.mode, self.start) {
                 Some(turn) => self.begin(turn).await,
                 None => Box::pin(self.behind_a_silence()).await,
             };
         }
-        let mut place = core.queue.place(self.name);
+        let mut ticket = core.queue.ticket(self.name, self.mode);
         loop {
-            match self.wait_in_line(&mut place).await? {
+            match self.wait_in_line(&mut ticket).await? {
                 Admission::Turn(turn) => {
                     if let Some(hold) = self.begin(turn).await? {
                         return Ok(Some(hold));
                     }
                 }
                 Admission::Hold(passed) => {
-                    if let Some(hold) = passed.accept() {
+                    if let Some(hold) = passed.accept(core) {
                         return Ok(Some(hold));
                     }
                 }
@@ -191,22 +209,22 @@ impl Seek<'_> {
     /// Takes the name from the store.
     async fn begin(&self, turn: Turn) -> Result<Option<Arc<Hold>>> {
         let grant = self.take(turn).await?;
-        Ok(grant.map(|grant| Hold::begin(self.core(), grant)))
+        Ok(grant.map(|grant| Hold::begin(self.core, grant)))
     }
 
     /// For how long no answer from the store is taken.
     fn silence_limit(&self) -> Duration {
         // A request may have to wait for the one before it.
-        let timing = &self.core().timing;
+        let timing = &self.core.timing;
         if self.once { timing.attempt * 2 } else { timing.ttl }
     }
 
     fn request(&self, token: Token, count: u32) -> Acquire {
-        let core = self.core();
+        let core = self.core;
         Acquire {
             name: self.name.clone(),
             token,
-            mode: Mode::Exclusive,
+            mode: self.mode,
             count,
             ttl: core.timing.ttl,
             fencing: core.settings.fencing.filter(|_| count == 1),
@@ -217,12 +235,12 @@ impl Seek<'_> {
     /// A nested request, which must not outlive `C`.
     fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
         let request = self.request(hold.token, count);
-        Acquire { timeout: request.timeout.min(hold.remaining(self.core())), ..request }
+        Acquire { timeout: request.timeout.min(hold.remaining(self.core)), ..request }
     }
 
     /// Enters a hold of ours once more. `None`: nothing is left of it.
-    async fn enter(&self, hold: Arc<Hold>) -> Result<Option<Lease>> {
-        let core = self.core();
+    async fn enter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
         let count = loop {
             match hold.enter(core) {
                 Entry::Count(count) => break count,
@@ -266,13 +284,13 @@ impl Seek<'_> {
             },
             loss = hold.when_lost() => return Err(Error::lost(loss)),
         }
-        Ok(Some(Lease::new(self.engine, hold)))
+        Ok(Some(Claim::new(core, hold)))
     }
 
     /// Takes the name from the store, alone in this process. `None`: it is held, and we ask once only, or we took too
     /// long between two steps, and another waiter has the turn.
     async fn take(&self, turn: Turn) -> Result<Option<Grant>> {
-        let core = self.core();
+        let core = self.core;
         let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
         let mut hints = Hints::Unasked;
         let mut unanswered: Option<Instant> = None;
@@ -301,15 +319,15 @@ impl Seek<'_> {
                 Ok(Acquired::Granted { sent, fence, reached }) => {
                     let now = core.now();
                     let stale = core.timing.stale(sent, now);
-                    let kept = if stale { Kept::Forced } else { turn.keep(sent, now) };
+                    let kept = if stale { Kept::Forced } else { turn.keep(sent) };
                     if kept == Kept::Forced {
                         tracing::debug!("granted too late; given back");
-                        attempt.give_back(sent);
+                        attempt.undo(sent);
                         attempt = Attempt::new(core, self.name.clone(), core.draw_token());
                         continue;
                     }
                     if kept == Kept::Not {
-                        attempt.give_back(sent);
+                        attempt.undo(sent);
                         return Ok(None);
                     }
                     let token = attempt.token();
@@ -323,7 +341,7 @@ impl Seek<'_> {
                         sent,
                         now,
                         unsure_until,
-                        turn,
+                        seat: turn.into_seat(),
                     }));
                 }
                 Ok(Acquired::Held { remaining }) => {
@@ -363,7 +381,7 @@ impl Seek<'_> {
         mut request: Pin<&mut impl Future<Output = R>>,
         until: Instant,
     ) -> Option<R> {
-        let core = self.core();
+        let core = self.core;
         loop {
             let now = core.now();
             let left = until.saturating_duration_since(now);
@@ -379,7 +397,7 @@ impl Seek<'_> {
     /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound; meanwhile, it is seen that
     /// this is polled.
     async fn rest<'a>(&'a self, turn: &Turn, hints: &mut Hints<'a>, remaining: Option<Duration>) {
-        let core = self.core();
+        let core = self.core;
         let bound = core.settings.poll_bound;
         let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
         let until = core.now() + pause;

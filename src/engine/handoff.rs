@@ -15,19 +15,19 @@
 //! 5. **Not renewed until it is accepted.** When its renewal is due by then, it is released: nobody waits for a
 //!    future that is not polled.
 
-use super::Hold;
-use super::alarm::wake;
-use super::engine::{Core, Settings};
-use super::reaper::Job;
+use super::core::{Core, Settings};
+use super::hold::Hold;
+use super::job::Job;
+use super::slot::{Passed, TakesBack};
 use super::state::Phase;
+use super::wake::wake;
 use crate::clock::Instant;
-use crate::error::Loss;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
 impl Hold {
     /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
-    /// was passed on: the caller settles then.
+    /// was passed on: the caller flushes then.
     pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<Phase> {
         if self.pass_on(core, now) {
             return None;
@@ -36,9 +36,9 @@ impl Hold {
     }
 
     /// One lease less, in the background.
-    pub(crate) fn give_back(self: &Arc<Self>, core: &Arc<Core>) {
+    pub(crate) fn hand_back(self: &Arc<Self>, core: &Arc<Core>) {
         if self.leave(core, core.now()).is_some() {
-            core.reap(Job::Settle(Arc::clone(self)));
+            core.reap(Job::Flush(Arc::clone(self)));
         }
     }
 
@@ -66,10 +66,10 @@ impl Hold {
         }
         let next = core.queue.hand_over(&self.name, inner.state.is_young(now), || {
             let state = inner.state.pass(max_hold.map(|max| now + max), now + core.timing.attempt);
-            let turn = inner.turn.take();
+            let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
-            let hold = Self::new(self.name.clone(), self.token, fence, state, turn);
-            let passed = Passed { core: Arc::clone(core), hold: Some(Arc::clone(&hold)) };
+            let hold = Self::new(self.name.clone(), self.token, fence, state, seat);
+            let passed = Passed { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, passed)
         })?;
         let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
@@ -82,44 +82,16 @@ impl Hold {
     }
 }
 
-/// A hold on its way to the next in line.
-pub(crate) struct Passed {
-    core: Arc<Core>,
-    hold: Option<Arc<Hold>>,
-}
-
 impl Passed {
-    /// The hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile, or the hold
+    /// Returns the hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile, or the hold
     /// have been taken back.
-    pub(crate) fn accept(mut self) -> Option<Arc<Hold>> {
-        let core = &self.core;
+    pub(crate) fn accept(mut self, core: &Arc<Core>) -> Option<Arc<Hold>> {
         self.hold.take_if(|hold| hold.update(core, |state, now| state.accept(&core.timing, now)))
     }
-
-    pub(crate) fn is(&self, hold: &Arc<Hold>) -> bool {
-        self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
-    }
 }
 
-impl Drop for Passed {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            hold.give_back(&self.core);
-        }
-    }
-}
-
-/// Ends belief in whatever this process has of a name, and returns it.
-pub(crate) fn lose(core: &Arc<Core>, name: &crate::store::Name, loss: Loss) -> Option<Arc<Hold>> {
-    let mut told: Option<Arc<Hold>> = None;
-    loop {
-        // It may be passed on between the look and the word.
-        match core.queue.hold(name) {
-            Some(hold) if !told.as_ref().is_some_and(|told| Arc::ptr_eq(told, &hold)) => {
-                hold.lose(core, loss);
-                told = Some(hold);
-            }
-            _ => return told,
-        }
+impl TakesBack for Core {
+    fn take_back(self: Arc<Self>, hold: Arc<Hold>) {
+        hold.hand_back(&self);
     }
 }

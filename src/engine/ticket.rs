@@ -1,137 +1,43 @@
-//! A place in the line of a name, and the turn that comes to it.
+//! A place in the line of a name, and what comes to it.
 
-use super::handoff::Passed;
-use super::queue::{Ended, Line, Offer, Queue, Slot, Waiter};
+use super::queue::{Ended, Queue};
+use super::seat::Seats;
+use super::slot::{Member, Offer, Passed, Slot, Waiter};
+use super::turn::Turn;
 use crate::clock::Instant;
-use crate::store::Name;
-use std::fmt;
+use crate::store::{Mode, Name};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// What the first in line gets.
+/// What a waiter gets.
 pub(crate) enum Admission {
     /// The permission to ask the store.
     Turn(Turn),
-    /// What the one before it had; to be accepted.
+    /// The hold of another one of this process, handed off; to be accepted.
     Hold(Passed),
 }
 
-impl Queue {
-    /// Takes the turn of a name that nobody in this process has or waits for.
-    pub(crate) fn try_enter(self: &Arc<Self>, name: &Name, now: Instant) -> Option<Turn> {
-        let mut line = self.lock();
-        let mut ended = Ended::default();
-        let turn = loop {
-            match line.enter(name, now + self.attempt) {
-                (number, None) => break Some(self.turn(&line, name, number, now)),
-                (_, Some(slot)) if slot.is_overdue(now) => {}
-                (_, Some(_)) => break None,
-            }
-            ended = self.take_away(&mut line, name, now);
-        };
-        drop(line);
-        ended.tell();
-        turn
-    }
-
-    fn turn(self: &Arc<Self>, line: &Line, name: &Name, number: u64, now: Instant) -> Turn {
-        let not_before = line.pauses.not_before(name, now);
-        Turn { queue: Arc::clone(self), name: name.clone(), number, not_before }
-    }
-
-    /// A place in the line of a name, from the first [`Place::next`] on.
-    pub(crate) fn place(self: &Arc<Self>, name: &Name) -> Place {
-        Place { queue: Arc::clone(self), name: name.clone(), ticket: None, told: None }
-    }
-}
-
-/// Whether a turn is kept for a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Yes,
-    /// There is a hold already.
-    Not,
-    /// The name was forced open since the store was asked for it; the grant may be gone.
-    Forced,
-}
-
-/// The permission to talk to the store about a name, alone in this process.
-pub(crate) struct Turn {
-    queue: Arc<Queue>,
-    name: Name,
-    number: u64,
-    not_before: Option<Instant>,
-}
-
-impl Turn {
-    /// When to ask the store at the earliest, if others are to go first.
-    pub(crate) fn not_before(&self) -> Option<Instant> {
-        self.not_before
-    }
-
-    /// Tells by when the next step follows.
-    pub(crate) fn moves_by(&self, time: Instant) {
-        self.with_slot(|slot| slot.due = Some(time));
-    }
-
-    /// The store is asked at `now`; returns since when it has not answered, or `None` when the turn is over.
-    pub(crate) fn asks(&self, now: Instant) -> Option<Instant> {
-        self.with_slot(|slot| *slot.silent_since.get_or_insert(now))
-    }
-
-    fn with_slot<R>(&self, change: impl FnOnce(&mut Slot) -> R) -> Option<R> {
-        let mut line = self.queue.lock();
-        line.slots.get_mut(&self.name).filter(|slot| slot.turn == self.number).map(change)
-    }
-
-    /// Keeps the turn for a hold: the store was asked at `sent`, and has granted the name. If the turn was taken away
-    /// since, it comes back, for whoever has it now can be granted nothing.
-    pub(crate) fn keep(&self, sent: Instant, now: Instant) -> Kept {
-        let mut line = self.queue.lock();
-        let served_at = line.pauses.is_heard(&self.name).then_some(line.numbers);
-        let slot =
-            line.slots.entry(self.name.clone()).or_insert_with(|| Slot::new(self.number, now));
-        if slot.turn != self.number && slot.due.is_none() {
-            return Kept::Not;
-        }
-        if slot.rivals().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some()) {
-            return Kept::Forced;
-        }
-        (slot.turn, slot.due) = (self.number, None);
-        if served_at.is_some() || slot.see_rivals().is_some() {
-            slot.make_rivals().served_at = served_at;
-        }
-        let offer = slot.take_offer();
-        drop(line);
-        drop(offer);
-        Kept::Yes
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.queue.pass(&self.name, self.number);
-    }
-}
-
-impl fmt::Debug for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Turn").field(&self.name).finish()
-    }
-}
-
 /// A place in the line; leaving is O(log n). Dropping it gives up what was offered there.
-pub(crate) struct Place {
+pub(crate) struct Ticket {
     queue: Arc<Queue>,
     name: Name,
-    ticket: Option<u64>,
+    mode: Mode,
+    number: Option<u64>,
     /// Made when it has to wait.
     told: Option<Arc<Notify>>,
 }
 
-impl Place {
-    /// Waits until it is first, looking at `now` and whenever it is told. To be called again each
-    /// [`Timing::look_period`], and by a waiter that has not got a hold of what it was given: it keeps its place.
+impl Queue {
+    /// Returns a place in the line of a name, from the first [`Ticket::next`] on.
+    pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
+        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, told: None }
+    }
+}
+
+impl Ticket {
+    /// Waits for what comes to it, looking at `now` and whenever it is told. To be called again each
+    /// [`Timing::look_period`](super::timing::Timing::look_period), and by a waiter that has not got a hold of what it
+    /// was given: it keeps its place.
     pub(crate) async fn next(&mut self, now: Instant) -> Admission {
         loop {
             if let Some(admission) = self.look(now) {
@@ -141,64 +47,67 @@ impl Place {
         }
     }
 
-    /// Whether it waits for a hold of this process, and all others in line are behind it.
+    /// Returns whether it waits for a hold of this process, and all others in line are behind it.
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
         let since = self.queue.looked_since(now);
-        let line = self.queue.lock();
-        let slot = line.slots.get(&self.name).filter(|slot| slot.hold.is_some());
+        let state = self.queue.lock();
+        let slot = state.slots.get(&self.name).filter(|slot| slot.holds().next().is_some());
         let rivals = slot.and_then(Slot::see_rivals);
         let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
         let first = waiters.find(|(_, waiter)| waiter.looked >= since);
-        first.is_some_and(|(ticket, _)| Some(*ticket) == self.ticket)
+        first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
     }
 
     fn look(&mut self, now: Instant) -> Option<Admission> {
-        let queue = &self.queue;
-        let mut line = queue.lock();
+        let (queue, name, mode) = (&self.queue, &self.name, self.mode);
+        let mut guard = queue.lock();
+        let state = &mut *guard;
         let mut ended = Ended::default();
         let admission = loop {
-            let (number, Some(slot)) = line.enter(&self.name, now + queue.attempt) else {
-                let number = line.numbers;
-                let turn = queue.turn(&line, &self.name, number, now);
-                break Some(Admission::Turn(turn));
+            let number = state.number();
+            let Some(slot) = state.slots.get_mut(name) else {
+                let member = Member::asking(number, mode, now + queue.attempt);
+                state.slots.insert(name.clone(), Slot::new(member));
+                break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
             };
-            let ticket = *self.ticket.get_or_insert(number);
-            let rivals = slot.make_rivals();
+            let ticket = *self.number.get_or_insert(number);
             let told = self.told.get_or_insert_default();
-            let waiter = || Waiter { told: Arc::clone(told), looked: now };
-            rivals.waiters.entry(ticket).or_insert_with(waiter).looked = now;
-            match rivals.offer.take_if(|(to, _)| *to == ticket) {
-                Some((_, Offer::Hold(passed))) => break Some(Admission::Hold(passed)),
-                Some((_, Offer::Turn)) => {
+            let waiter = || Waiter { mode, told: Arc::clone(told), looked: now };
+            slot.make_rivals().waiters.entry(ticket).or_insert_with(waiter).looked = now;
+            // It may ask beside those that ask or hold already.
+            ended.told.extend(slot.advance(&mut state.numbers, now + queue.attempt));
+            let rivals = slot.make_rivals();
+            match rivals.offers.remove(&ticket) {
+                Some(Offer::Hold(passed)) => break Some(Admission::Hold(passed)),
+                Some(Offer::Turn(number)) => {
                     rivals.waiters.remove(&ticket);
-                    let number = slot.turn;
-                    let turn = queue.turn(&line, &self.name, number, now);
-                    break Some(Admission::Turn(turn));
+                    break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
                 }
-                None if slot.is_overdue(now) => {}
+                // Only once: what is offered then is not overdue.
+                None if ended.is_empty() && slot.is_overdue(now) => {}
                 None => break None,
             }
-            ended = queue.take_away(&mut line, &self.name, now);
+            ended = queue.take_away(state, name, now);
         };
-        drop(line);
+        drop(guard);
         ended.tell();
         admission
     }
 }
 
-impl Drop for Place {
+impl Drop for Ticket {
     fn drop(&mut self) {
-        let Some(ticket) = self.ticket else { return };
-        let mut line = self.queue.lock();
-        let Some(slot) = line.slots.get_mut(&self.name) else { return };
-        let turn = slot.turn;
+        let Some(ticket) = self.number else { return };
+        let mut state = self.queue.lock();
+        let Some(slot) = state.slots.get_mut(&self.name) else { return };
         let Some(rivals) = slot.rivals() else { return };
-        rivals.waiters.remove(&ticket);
-        let offer = rivals.offer.take_if(|(to, _)| *to == ticket);
-        drop(line);
+        let waiter = rivals.waiters.remove(&ticket);
+        let offer = rivals.offers.remove(&ticket);
+        drop(state);
+        drop(waiter);
         match offer {
-            Some((_, Offer::Turn)) => self.queue.pass(&self.name, turn),
-            Some((_, Offer::Hold(passed))) => drop(passed),
+            Some(Offer::Turn(number)) => self.queue.leave(&self.name, number),
+            Some(Offer::Hold(passed)) => drop(passed),
             None => {}
         }
     }
@@ -207,6 +116,7 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::super::timing::Timing;
+    use super::super::turn::Kept;
     use super::*;
     use crate::clock::Clock;
     use std::future::Future;
@@ -219,11 +129,11 @@ mod tests {
     }
 
     async fn enter(queue: &Arc<Queue>, name: &Name) -> Admission {
-        queue.place(name).next(queue.clock.now()).await
+        queue.ticket(name, Mode::Exclusive).next(queue.clock.now()).await
     }
 
     fn try_enter(queue: &Arc<Queue>, name: &Name) -> Option<Turn> {
-        queue.try_enter(name, queue.clock.now())
+        queue.try_turn(name, Mode::Exclusive, queue.clock.now())
     }
 
     fn queue() -> (Arc<Queue>, Name) {
@@ -286,10 +196,10 @@ mod tests {
     }
 
     /// Three in line behind a turn, all of which have looked at the time that is returned.
-    fn three_in_line() -> (Arc<Queue>, Name, Turn, [Place; 3], Instant) {
+    fn three_in_line() -> (Arc<Queue>, Name, Turn, [Ticket; 3], Instant) {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
-        let mut places = [(); 3].map(|()| queue.place(&name));
+        let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         let now = queue.clock.now();
         for place in &mut places {
             assert!(place.look(now).is_none());
@@ -334,12 +244,13 @@ mod tests {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let now = queue.clock.now();
-        let mut aside: Vec<Place> = (0..100).map(|_| queue.place(&name)).collect();
+        let mut aside: Vec<Ticket> =
+            (0..100).map(|_| queue.ticket(&name, Mode::Exclusive)).collect();
         for place in &mut aside {
             assert!(place.look(now).is_none());
         }
         let late = now + Timing::DEFAULT.ttl;
-        let mut last = queue.place(&name);
+        let mut last = queue.ticket(&name, Mode::Exclusive);
         let taken = turn(last.look(late));
         taken.moves_by(late);
         drop(first);
@@ -355,12 +266,12 @@ mod tests {
         let (queue, name, first, [mut second, mut third, _fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.look(late));
-        assert_eq!(first.keep(late, late), Kept::Yes);
+        assert_eq!(first.keep(late), Kept::Yes);
         assert_eq!(taken.asks(late), None);
-        assert_eq!(taken.keep(late, late), Kept::Not, "the first has a hold");
+        assert_eq!(taken.keep(late), Kept::Not, "the first has a hold");
         drop(taken);
         assert!(third.look(late + Timing::DEFAULT.ttl).is_none(), "a hold is never overdue");
-        assert!(queue.try_enter(&name, late + Timing::DEFAULT.ttl).is_none());
+        assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
         drop(turn(third.look(late)));
     }
@@ -372,7 +283,7 @@ mod tests {
         let taken = turn(second.look(late));
         drop(second);
         drop(taken);
-        assert_eq!(first.keep(late, late), Kept::Yes);
+        assert_eq!(first.keep(late), Kept::Yes);
         assert!(third.look(late).is_none());
         assert!(fourth.look(late).is_none());
         drop(first);
@@ -384,9 +295,9 @@ mod tests {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let late = queue.clock.now() + Timing::DEFAULT.ttl;
-        drop(queue.try_enter(&name, late).unwrap());
-        assert_eq!(first.keep(late, late), Kept::Yes);
-        assert!(queue.try_enter(&name, late + Timing::DEFAULT.ttl).is_none());
+        drop(queue.try_turn(&name, Mode::Exclusive, late).unwrap());
+        assert_eq!(first.keep(late), Kept::Yes);
+        assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
         assert!(queue.lock().slots.is_empty());
     }
@@ -395,7 +306,7 @@ mod tests {
     fn after_a_stall_no_one_overtakes_those_in_line() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
-        let mut places = [(); 3].map(|()| queue.place(&name));
+        let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         for place in &mut places {
             // Long ago.
             assert!(place.look(Instant::ZERO).is_none());
@@ -411,7 +322,7 @@ mod tests {
         let (queue, name, first, mut places, now) = three_in_line();
         drop(first);
         let late = now + Timing::DEFAULT.ttl;
-        let taken = queue.try_enter(&name, late).unwrap();
+        let taken = queue.try_turn(&name, Mode::Exclusive, late).unwrap();
         assert!(places.iter_mut().all(|place| place.look(late).is_none()));
         drop(taken);
         drop(turn(places[0].look(late)));

@@ -1,8 +1,8 @@
 //! What tells a waiter to ask again: a message, or the clock.
 
+use super::ask::in_time;
+use super::core::Core;
 use crate::error::Result;
-use crate::hold::engine::Core;
-use crate::hold::reaper::in_time;
 use crate::store::{Name, Wakeups};
 use std::future::{Future, pending};
 use std::pin::Pin;

@@ -1,9 +1,8 @@
 //! Tells a panic of our own from one elsewhere.
 
-use super::engine::Core;
+use super::core::Core;
 use crate::error::Loss;
 use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -21,12 +20,6 @@ pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
         poll
     })
     .await;
-}
-
-/// Wakes those who wait. A waker is the only code of the user's that runs here; if it panics, nobody else is struck.
-pub(super) fn wake(wake: impl FnOnce()) {
-    // The panic hook has told it.
-    let _ = catch_unwind(AssertUnwindSafe(wake));
 }
 
 struct Alarm<'a> {

@@ -52,7 +52,7 @@ pub(crate) enum Next {
 
 impl State {
     /// Asks to enter once more; after [`Entry::Count`] the verdict must follow.
-    pub(in crate::hold) fn enter(&mut self, timing: &Timing, now: Instant) -> Entry {
+    pub(in crate::engine) fn enter(&mut self, timing: &Timing, now: Instant) -> Entry {
         self.expire(timing, now);
         match self.phase {
             Phase::Lost(loss) if self.live > 0 => Entry::Lost(loss),
@@ -67,7 +67,7 @@ impl State {
     }
 
     /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
-    pub(in crate::hold) fn entered(
+    pub(in crate::engine) fn entered(
         &mut self,
         timing: &Timing,
         now: Instant,
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// One lease less; returns the phase as it was for its holder.
-    pub(in crate::hold) fn leave(&mut self, timing: &Timing, now: Instant) -> Phase {
+    pub(in crate::engine) fn leave(&mut self, timing: &Timing, now: Instant) -> Phase {
         self.expire(timing, now);
         let phase = self.phase;
         self.live = self.live.saturating_sub(1);
@@ -122,7 +122,7 @@ impl State {
     /// Whether a waiter of this process may have the hold when its last lease ends now: it is sure, the
     /// store's record is right, nothing is under way, enough is left, and other processes have not waited
     /// for too long.
-    pub(in crate::hold) fn may_pass(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
+    pub(in crate::engine) fn may_pass(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
         self.phase == Phase::Held
             && self.live == 1
             && self.recorded == Some(1)
@@ -136,19 +136,19 @@ impl State {
     }
 
     /// When the store was asked for what is handed on since.
-    pub(in crate::hold) fn chain_began(&self) -> Instant {
+    pub(in crate::engine) fn chain_began(&self) -> Instant {
         self.granted
     }
 
     /// Whether so little time has passed since the store's grant that waiters elsewhere do not mind.
-    pub(in crate::hold) fn is_young(&self, now: Instant) -> bool {
+    pub(in crate::engine) fn is_young(&self, now: Instant) -> bool {
         now < self.granted + SHORTEST_CHAIN
     }
 
     /// Whether the next holder in a chain has a fencing token of its own, of a grant that reserved `block`. One that
     /// was not reserved must lie behind the store's clock, which may be 1 % slower, by more than a microsecond: the next
     /// grant may begin at an even number.
-    pub(in crate::hold) fn has_fence(&self, now: Instant, block: u32) -> bool {
+    pub(in crate::engine) fn has_fence(&self, now: Instant, block: u32) -> bool {
         let next = self.passed.saturating_add(1);
         let passed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
         next < block || passed > u128::from(next) + 1
@@ -156,7 +156,11 @@ impl State {
 
     /// Ends it for its holder; returns what the next one has of it, to be accepted before the renewal that is
     /// due, which is not before `earliest`.
-    pub(in crate::hold) fn pass(&mut self, max_until: Option<Instant>, earliest: Instant) -> Self {
+    pub(in crate::engine) fn pass(
+        &mut self,
+        max_until: Option<Instant>,
+        earliest: Instant,
+    ) -> Self {
         let unsure_until = self.unsure_until.take();
         let renewal = match self.renewal {
             Renewal::Due(at) => Renewal::Due(at.max(earliest)),
@@ -178,7 +182,7 @@ impl State {
     }
 
     /// Whether the waiter that it was passed to can rely on it for as long as on a new grant, and has it then.
-    pub(in crate::hold) fn accept(&mut self, timing: &Timing, now: Instant) -> bool {
+    pub(in crate::engine) fn accept(&mut self, timing: &Timing, now: Instant) -> bool {
         self.expire(timing, now);
         let accepted = self.phase == Phase::Held && !timing.stale(self.confirmed, now);
         self.offered &= !accepted;
@@ -194,7 +198,7 @@ impl State {
     }
 
     /// One lease less without telling the store: it is left to expire.
-    pub(in crate::hold) fn forget(&mut self) {
+    pub(in crate::engine) fn forget(&mut self) {
         self.live = self.live.saturating_sub(1);
         if self.live == 0 && !self.nesting {
             self.owed = None;
@@ -206,17 +210,17 @@ impl State {
         }
     }
 
-    /// Whether the engine may begin to settle it.
-    pub(in crate::hold) fn begin_reaping(&mut self) -> bool {
+    /// Whether the engine may begin to flush it.
+    pub(in crate::engine) fn begin_reaping(&mut self) -> bool {
         !std::mem::replace(&mut self.reaping, true)
     }
 
-    pub(in crate::hold) fn end_reaping(&mut self) {
+    pub(in crate::engine) fn end_reaping(&mut self) {
         self.reaping = false;
     }
 
     /// What the store must be told next.
-    pub(in crate::hold) fn next_op(&mut self, now: Instant) -> Next {
+    pub(in crate::engine) fn next_op(&mut self, now: Instant) -> Next {
         if self.is_over() {
             return Next::Nothing;
         }
@@ -238,7 +242,7 @@ impl State {
     }
 
     /// The verdict on [`State::next_op`]; what it means for who waits for it.
-    pub(in crate::hold) fn settled(
+    pub(in crate::engine) fn flushed(
         &mut self,
         timing: &Timing,
         now: Instant,
@@ -279,7 +283,7 @@ impl State {
     }
 
     /// From when until when late copies of the grant must be swept away, once it is over.
-    pub(in crate::hold) fn sweep(
+    pub(in crate::engine) fn sweep(
         &self,
         timing: &Timing,
         now: Instant,
@@ -294,7 +298,7 @@ impl State {
     }
 
     /// Nothing more is owed to the store.
-    pub(in crate::hold) fn end(&mut self) {
+    pub(in crate::engine) fn end(&mut self) {
         self.owed = None;
         if self.phase == Phase::Releasing {
             self.phase = Phase::Released;

@@ -1,8 +1,8 @@
 //! What the watchdog must look at when: one entry for those that were renewed together, one for each other
 //! hold, and one for each batch that is being renewed.
 
-use super::Hold;
-use super::watchdog::Batch;
+use super::hold::{Hold, HoldNo};
+use super::state::Attempt;
 use crate::clock::{Instant, Sleeper};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub(crate) struct Schedule {
 
 #[derive(Default)]
 struct Entries {
-    holds: BTreeMap<Key, Arc<Hold>>,
+    holds: BTreeMap<(Instant, HoldNo), Arc<Hold>>,
     /// Holds that are due together. Who has moved or ended since is still among them, and does nothing when its
     /// time has come: to look for it would cost more.
     groups: BTreeMap<Key, Vec<Arc<Hold>>>,
@@ -26,6 +26,36 @@ struct Entries {
     last_key: u64,
     /// Until when the watchdog sleeps. Only an entry before that needs to wake it.
     armed: Option<Instant>,
+}
+
+/// A hold and the attempt to renew it.
+#[derive(Clone)]
+pub(super) struct Renewing {
+    pub(super) hold: Arc<Hold>,
+    pub(super) attempt: Attempt,
+}
+
+/// What is renewed by one call.
+pub(super) type Batch = Vec<Renewing>;
+
+/// A call to be sent. It is in the schedule, where the watchdog finds it if nothing comes of it.
+pub(super) struct Call {
+    pub(super) batch: Arc<Batch>,
+    /// When a call of those with time enough must be over.
+    pub(super) whole: Instant,
+    /// When this one must be over: no attempt outlives the first `C` among them.
+    pub(super) until: Instant,
+    pub(super) key: Key,
+}
+
+impl Call {
+    pub(super) fn new(schedule: &Schedule, batch: Batch, whole: Instant) -> Self {
+        let batch = Arc::new(batch);
+        let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
+        let until = first.map_or(whole, |first| first.min(whole));
+        let key = schedule.put(&batch, until);
+        Self { batch, whole, until, key }
+    }
 }
 
 pub(super) type Key = (Instant, u64);
@@ -57,7 +87,7 @@ pub(super) struct Due {
     pub(super) batches: Vec<Arc<Batch>>,
 }
 
-fn first_of<V>(entries: &BTreeMap<Key, V>) -> Option<Instant> {
+fn first_of<K: Ord, V>(entries: &BTreeMap<(Instant, K), V>) -> Option<Instant> {
     entries.first_key_value().map(|((at, _), _)| *at)
 }
 

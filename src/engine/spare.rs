@@ -6,7 +6,8 @@
 //! the runtime that has ended.
 
 use super::alarm::guarded;
-use super::engine::{Core, spawn_thread};
+use super::core::Core;
+use super::thread::spawn_thread;
 use super::watchdog;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};

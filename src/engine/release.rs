@@ -1,16 +1,19 @@
 //! Tells the store what it does not know of a hold yet: a lower count, or the release.
 
-use super::Hold;
-use super::engine::Core;
+use super::ask::{caught, in_time};
+use super::core::Core;
+use super::hold::Hold;
+use super::job::Job;
 use super::pause::Heard;
-use super::reaper::{Job, caught, in_time};
-use super::state::{Next, Op};
+use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Release, Released, StoreFuture};
 use crate::trace;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::timeout;
 use tracing::Level;
 
 /// An operation that was sent, if one was.
@@ -18,7 +21,7 @@ type Flight = Option<(Op, StoreFuture<Released>)>;
 
 /// Tells the store what it does not know yet of a hold. Whoever drops this in the middle
 /// leaves the rest to the engine.
-struct Settlement<'a> {
+struct Flush<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     flight: Flight,
@@ -31,7 +34,7 @@ struct Settlement<'a> {
     over: bool,
 }
 
-impl Settlement<'_> {
+impl Flush<'_> {
     fn start(&mut self, op: Op) {
         let count = match op {
             Op::Record(count) => count,
@@ -80,7 +83,7 @@ impl Settlement<'_> {
                 move || tracing::debug!(name = name.as_str(), %error, "hold count not recorded")
             });
         }
-        Some(self.hold.settled(self.core, self.now, op, verdict))
+        Some(self.hold.flushed(self.core, self.now, op, verdict))
     }
 
     /// Who waits behind a release that is not answered waits for the store.
@@ -108,39 +111,71 @@ impl Settlement<'_> {
     }
 }
 
-impl Drop for Settlement<'_> {
+impl Drop for Flush<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
             Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
             None if self.over => {}
-            None => self.core.reap(Job::Settle(hold)),
+            None => self.core.reap(Job::Flush(hold)),
         }
     }
 }
 
 /// Settles a hold that was left at `now`, retrying a release for one attempt's time. The caller keeps
 /// the time. A future that is dropped before its first poll leaves it to the engine, too.
-pub(crate) fn settle<'a>(
+fn flush<'a>(
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     now: Instant,
 ) -> impl Future<Output = Result<()>> + 'a {
-    let mut settlement =
-        Settlement { core, hold, flight: None, now, limit: None, silent: false, over: false };
-    async move { finish(&mut settlement, || now + core.timing.attempt).await }
+    let mut flushing =
+        Flush { core, hold, flight: None, now, limit: None, silent: false, over: false };
+    async move { finish(&mut flushing, || now + core.timing.attempt).await }
 }
 
-async fn finish(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let result = run(settlement, until).await;
-    settlement.over = true;
+impl Hold {
+    /// Ends one lease, and waits until the store has confirmed what follows from it, or another one of this process has
+    /// the hold.
+    pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>) -> Result<()> {
+        let now = core.now();
+        let Some(phase) = self.leave(core, now) else {
+            // The next in line of this process has it.
+            return Ok(());
+        };
+        if let Phase::Lost(loss) = phase {
+            core.reap(Job::Flush(Arc::clone(self)));
+            return Err(Error::lost(loss));
+        }
+        core.ensure_running();
+        // A request may have to wait for the one before it, so two attempts in all.
+        let flush = pin!(flush(core, self, now));
+        let result = match timeout(core.timing.attempt * 2, core.attend(flush)).await {
+            Ok(result) => result,
+            Err(_) => return Err(Error::silent()),
+        };
+        // Another lease's release may have found it out.
+        let result = result.and_then(|()| match self.loss() {
+            Some(loss) => Err(Error::lost(loss)),
+            None => Ok(()),
+        });
+        if result.is_err() {
+            core.reap(Job::Flush(Arc::clone(self)));
+        }
+        result
+    }
+}
+
+async fn finish(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let result = run(flushing, until).await;
+    flushing.over = true;
     result
 }
 
-async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Result<()> {
-    let core = settlement.core;
+async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
+    let core = flushing.core;
     let mut failures = 0;
-    while let Some(result) = settlement.step().await {
+    while let Some(result) = flushing.step().await {
         match result {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Lost => return Err(error),
@@ -155,15 +190,15 @@ async fn run(settlement: &mut Settlement<'_>, until: impl Fn() -> Instant) -> Re
                     () = tokio::time::sleep(gap) => {}
                     () = core.stop.cancelled() => {}
                 }
-                settlement.now = core.now();
+                flushing.now = core.now();
             }
         }
     }
     Ok(())
 }
 
-/// The engine's own settling: to `D`, after which the store lets it expire.
-pub(super) async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut flight: Flight) {
+/// The engine's own flushing: to `D`, after which the store lets it expire.
+pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut flight: Flight) {
     if flight.is_none() && !hold.begin_reaping() {
         // Whoever is at it looks again before it ends.
         return;
@@ -177,9 +212,8 @@ pub(super) async fn settle_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fl
     let now = core.now();
     // What went before may not have been answered.
     let silent = core.queue.silent_since(&hold.name).is_some();
-    let mut settlement =
-        Settlement { core, hold, flight: flight.take(), now, limit, silent, over: false };
-    match finish(&mut settlement, until).await {
+    let mut flushing = Flush { core, hold, flight: flight.take(), now, limit, silent, over: false };
+    match finish(&mut flushing, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}
     }
@@ -193,7 +227,7 @@ struct Reaping<'a> {
 impl Drop for Reaping<'_> {
     fn drop(&mut self) {
         if self.hold.end_reaping() {
-            self.core.reap(Job::Settle(Arc::clone(self.hold)));
+            self.core.reap(Job::Flush(Arc::clone(self.hold)));
         }
     }
 }

@@ -1,0 +1,153 @@
+//! Requests in flight: acquires that a caller waits for.
+//!
+//! A caller sends through a guard here. When the caller's future is dropped, the guard's Drop hands the request, still
+//! in flight, to the engine as a [`Job`]; it never spawns and never blocks, so it works inside a runtime and out.
+
+use super::ask::caught;
+use super::core::Core;
+use super::hold::Hold;
+use super::job::{Job, Sweep};
+use super::state::Entered;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Absence, Acquire, Acquired, Name, StoreFuture, Token};
+use std::future::Future;
+use std::sync::Arc;
+
+/// An outermost acquire: all requests of one token, until it is granted or given up.
+pub(crate) struct Attempt<'a> {
+    core: &'a Arc<Core>,
+    sweep: Sweep,
+    flight: Option<StoreFuture<Acquired>>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>, name: Name, token: Token) -> Self {
+        Self { core, sweep: Sweep::new(name, token), flight: None }
+    }
+
+    /// Takes over what another future has sent.
+    pub(super) fn resume(
+        core: &'a Arc<Core>,
+        sweep: Sweep,
+        verdict: StoreFuture<Acquired>,
+    ) -> Self {
+        Self { core, sweep, flight: Some(core.bounded(verdict)) }
+    }
+
+    /// Asks the store once.
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Result<Acquired>> {
+        self.flight = Some(self.core.acquire(request));
+        self.land()
+    }
+
+    pub(super) async fn land(&mut self) -> Result<Acquired> {
+        let verdict = land(&mut self.flight).await;
+        if let Err(error) = &verdict
+            && error.fate() != Fate::NotExecuted
+        {
+            self.sweep.unsure(self.core.now() + self.core.timing.ttl);
+        }
+        verdict
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.sweep.token
+    }
+
+    /// The grant is taken over; until when earlier requests may still arrive.
+    pub(crate) fn taken(mut self) -> Option<Instant> {
+        self.sweep.until.take()
+    }
+
+    /// The grant, sent at `sent`, is of no use.
+    pub(crate) fn undo(mut self, sent: Instant) {
+        self.sweep.unsure(sent + self.core.timing.ttl);
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let sweep = self.sweep.clone();
+        match self.flight.take() {
+            Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
+            None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
+            None => {}
+        }
+    }
+}
+
+/// A nested acquire: between [`Hold::enter`] and [`Hold::entered`].
+pub(crate) struct Nested<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Hold>,
+    count: u32,
+    flight: Option<StoreFuture<Acquired>>,
+}
+
+impl<'a> Nested<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
+        Self { core, hold, count, flight: None }
+    }
+
+    /// Takes over what another future has sent.
+    pub(super) fn resume(
+        core: &'a Arc<Core>,
+        hold: &'a Arc<Hold>,
+        count: u32,
+        verdict: StoreFuture<Acquired>,
+    ) -> Self {
+        Self { core, hold, count, flight: Some(core.bounded(verdict)) }
+    }
+
+    /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Entered> {
+        self.flight = Some(self.core.acquire(request));
+        self.land()
+    }
+
+    pub(super) async fn land(&mut self) -> Entered {
+        match land(&mut self.flight).await {
+            Ok(Acquired::Granted { sent, .. }) => Entered::Granted { sent, count: self.count },
+            Ok(Acquired::NotYours(absence)) => Entered::NotYours(absence),
+            // A store must not say this of a nested acquire; it means the same.
+            Ok(Acquired::Held { .. }) => Entered::NotYours(Absence::Taken),
+            Err(error) => Entered::Failed(error),
+        }
+    }
+
+    /// Ends it; with `keep`, and if it was granted, there is one lease more.
+    pub(crate) fn end(self, verdict: Entered, keep: bool) -> Result<()> {
+        // Its Drop has nothing left to do.
+        let nested = std::mem::ManuallyDrop::new(self);
+        nested.hold.entered(nested.core, verdict, keep)
+    }
+}
+
+impl Drop for Nested<'_> {
+    fn drop(&mut self) {
+        let hold = Arc::clone(self.hold);
+        match self.flight.take() {
+            Some(verdict) => {
+                self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
+            }
+            // Dropped between two attempts: what the store has recorded is not known.
+            None => {
+                let error = Error::new(ErrorKind::Unavailable, "given up");
+                let _ = hold.entered(self.core, Entered::Failed(error), false);
+            }
+        }
+    }
+}
+
+/// Awaits a request in place, so that a guard's Drop finds it there as long as it is in flight.
+async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> Result<T> {
+    let verdict = match flight {
+        Some(request) => caught(request).await,
+        None => {
+            Err(Error::new(ErrorKind::Unavailable, "nothing was sent").with_fate(Fate::NotExecuted))
+        }
+    };
+    *flight = None;
+    verdict
+}

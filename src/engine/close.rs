@@ -1,0 +1,79 @@
+//! Ends all leases of a manager.
+
+use super::core::Core;
+use super::hold::Hold;
+use super::life::lose_all;
+use crate::error::{Error, Loss};
+use crate::trace;
+use std::collections::HashSet;
+use std::pin::pin;
+use std::sync::Arc;
+use tokio::task::coop::consume_budget;
+
+/// What came of the leases that there were.
+pub(crate) struct Closed {
+    pub(crate) released: usize,
+    /// The names that could not be released, and why.
+    pub(crate) failed: Vec<(String, Error)>,
+}
+
+impl Core {
+    /// Fires all tokens, waits for the releases, and ends the engine.
+    pub(crate) async fn close(self: &Arc<Self>) -> Closed {
+        self.ensure_running();
+        self.closed.cancel();
+        consume_budget().await;
+        let until = self.now() + self.timing.grace + self.timing.attempt * 2;
+        let until = *self.closing_until.get_or_init(|| until);
+        let mut closed = Closed { released: 0, failed: Vec::new() };
+        for hold in self.lose_everything() {
+            let over = pin!(hold.until_over());
+            let in_time = tokio::select! {
+                biased;
+                () = self.attend(over) => true,
+                () = self.clock().sleep_until(until) => hold.is_over(),
+            };
+            let name = || hold.name.to_string();
+            match hold.release_error() {
+                Some(error) => closed.failed.push((name(), error)),
+                None if in_time => closed.released += 1,
+                None => closed.failed.push((name(), Error::silent())),
+            }
+        }
+        tokio::select! {
+            biased;
+            () = self.until_no_call() => {}
+            () = self.clock().sleep_until(until) => {}
+        }
+        self.stop.cancel();
+        let ended = pin!(async {
+            self.stopped.cancelled().await;
+            trace::written().await;
+        });
+        tokio::select! {
+            biased;
+            () = self.attend(ended) => {}
+            () = self.clock().sleep_until(self.now() + self.timing.attempt * 2) => {}
+        }
+        closed
+    }
+
+    /// Ends belief in all holds. Returns those whose end is to be waited for.
+    fn lose_everything(self: &Arc<Self>) -> Vec<Arc<Hold>> {
+        let mut names = HashSet::new();
+        let mut all = Vec::new();
+        for hold in self.queue.holds() {
+            if !names.insert(hold.name.clone()) {
+                continue;
+            }
+            // What was handed off meanwhile has ended; the one that was lost is to be released.
+            let lost = lose_all(self, &hold.name, Loss::Closed);
+            let before = all.len();
+            all.extend(lost.into_iter().filter(|hold| hold.loss().is_some()));
+            if all.len() == before {
+                all.push(hold);
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,283 @@
+//! The data that all leases of a manager share.
+
+use super::job::Job;
+use super::queue::Queue;
+use super::schedule::{Call, Schedule};
+use super::timing::Timing;
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Fencing, Store, Token};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// What the builder decides, besides T.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) poll_bound: Duration,
+    /// How often in a row a hold is passed on in memory.
+    pub(crate) handoff_bound: u32,
+    pub(crate) fencing: Option<Fencing>,
+    /// Of the jitter, for a simulation that is to be repeated.
+    #[cfg(feature = "testing")]
+    pub(crate) seed: Option<u64>,
+}
+
+impl Settings {
+    fn seed(&self) -> Option<u64> {
+        #[cfg(feature = "testing")]
+        return self.seed;
+        #[cfg(not(feature = "testing"))]
+        None
+    }
+}
+
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) timing: Timing,
+    pub(crate) settings: Settings,
+    pub(crate) schedule: Schedule,
+    pub(crate) queue: Arc<Queue>,
+    /// Fires when no lock may be taken any more.
+    pub(crate) closed: CancellationToken,
+    /// Fires when nobody needs the engine any more.
+    pub(crate) stop: CancellationToken,
+    /// Fires when the engine's work is done and its connections are closed.
+    pub(crate) stopped: CancellationToken,
+    /// Wakes the reaper's sweeps when a connection was made anew.
+    pub(crate) reconnected: Notify,
+    /// How many of these sweeps there are.
+    pub(crate) sweeps: AtomicU32,
+    /// Asks the watchdog to look at all leases: a connection was lost and made again, so the server may have
+    /// restarted without them.
+    pub(super) verify: Notify,
+    /// Until when `close` lets releases be tried.
+    pub(crate) closing_until: OnceLock<Instant>,
+    /// How many renewals a call takes, and whether parts of the store can fail on their own. Asked once: the
+    /// watchdog never asks the store.
+    pub(super) batch_size: usize,
+    pub(super) sharded: bool,
+    pub(crate) announces: bool,
+    /// The work is done on the runtime of whoever locks.
+    pub(crate) on_caller: bool,
+    /// Tells that the place of watchdog and worker has become vacant, and that it was taken.
+    pub(super) vacated: Notify,
+    pub(super) taken: Notify,
+    pub(super) panicked: AtomicBool,
+    clock: Clock,
+    manager: Uuid,
+    tokens: AtomicU64,
+    random: AtomicU64,
+    jobs: mpsc::UnboundedSender<Job>,
+    calls: mpsc::UnboundedSender<Vec<Call>>,
+    inbox: Mutex<Option<Inbox>>,
+    pub(super) running: AtomicBool,
+    callers: AtomicUsize,
+    no_call: Notify,
+}
+
+/// What waits for the worker.
+pub(super) struct Inbox {
+    pub(super) calls: mpsc::UnboundedReceiver<Vec<Call>>,
+    pub(super) jobs: mpsc::UnboundedReceiver<Job>,
+}
+
+/// Counts a call that may still send something, or leave work to the reaper; see [`Core::call`].
+pub(crate) struct CallGuard<'a>(&'a Core);
+
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        if self.0.callers.fetch_sub(1, Ordering::AcqRel) == 1 && self.0.is_closed() {
+            self.0.no_call.notify_waiters();
+        }
+    }
+}
+
+impl Core {
+    /// With `on_caller`, the work is to be done on the runtime of whoever locks.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        timing: Timing,
+        mut settings: Settings,
+        on_caller: bool,
+    ) -> Arc<Self> {
+        let can = store.capabilities();
+        if let (Some(fencing), false) = (&mut settings.fencing, can.fence_blocks) {
+            // Each holder has a fencing token of its own, or there is no hand-off.
+            fencing.block = 1;
+            settings.handoff_bound = 0;
+        }
+        if let Some(fencing) = &mut settings.fencing {
+            fencing.block = fencing.block.min(can.longest_fence_block);
+        }
+        let (jobs, jobs_waiting) = mpsc::unbounded_channel();
+        let (calls, calls_waiting) = mpsc::unbounded_channel();
+        let inbox = Inbox { calls: calls_waiting, jobs: jobs_waiting };
+        let manager = Uuid::new_v4();
+        Arc::new(Self {
+            queue: Arc::new(Queue::new(store.clock(), &timing)),
+            clock: store.clock(),
+            store,
+            timing,
+            settings,
+            schedule: Schedule::default(),
+            closed: CancellationToken::new(),
+            stop: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+            reconnected: Notify::new(),
+            verify: Notify::new(),
+            batch_size: can.renewal_batch.max(1),
+            sharded: can.sharded,
+            announces: can.announces && can.wakeups,
+            on_caller,
+            vacated: Notify::new(),
+            taken: Notify::new(),
+            panicked: AtomicBool::new(false),
+            sweeps: AtomicU32::new(0),
+            closing_until: OnceLock::new(),
+            manager,
+            tokens: AtomicU64::new(1),
+            random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
+            jobs,
+            calls,
+            inbox: Mutex::new(Some(inbox)),
+            running: AtomicBool::new(false),
+            callers: AtomicUsize::new(0),
+            no_call: Notify::new(),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// A token that was never used before.
+    pub(crate) fn draw_token(&self) -> Token {
+        Token::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A number in [0, 1) to keep processes apart; splitmix64 over a counter.
+    pub(crate) fn jitter(&self) -> f64 {
+        let mut z = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Gives work to the reaper: from any thread, inside a runtime or out.
+    pub(crate) fn reap(&self, job: Job) {
+        // The receiver outlives every sender but the engine's end, after which nothing can be sent.
+        let _ = self.jobs.send(job);
+    }
+
+    /// Gives calls to the worker, which has them sent.
+    pub(super) fn send(&self, calls: Vec<Call>) {
+        // As above.
+        let _ = self.calls.send(calls);
+    }
+
+    /// Begins a call; to be dropped after all that the call holds.
+    pub(crate) fn call(&self) -> CallGuard<'_> {
+        self.callers.fetch_add(1, Ordering::AcqRel);
+        CallGuard(self)
+    }
+
+    /// Waits until no call is under way; for after the closing.
+    pub(crate) async fn until_no_call(&self) {
+        loop {
+            let mut none = std::pin::pin!(self.no_call.notified());
+            none.as_mut().enable();
+            if self.callers.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+
+    /// The inbox, while no task has it.
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Inbox>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() { Err(self.closed_error()) } else { Ok(()) }
+    }
+
+    /// Why no lock may be taken any more.
+    pub(crate) fn closed_error(&self) -> Error {
+        if self.panicked.load(Ordering::Acquire) {
+            let error = Error::new(
+                ErrorKind::Unavailable,
+                "the watchdog has panicked; make a new manager to lock again",
+            );
+            return error.with_fate(Fate::NotExecuted);
+        }
+        Error::closed()
+    }
+
+    /// A part of the engine has panicked: no lock may be taken any more.
+    pub(super) fn panicked(&self) {
+        self.panicked.store(true, Ordering::Release);
+        self.closed.cancel();
+    }
+
+    /// Whether somebody is at work, on whatever runtime.
+    pub(super) fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+}
+
+/// A hold and the queue keep each other, through the hold's turn.
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.queue.clear();
+    }
+}
+
+#[cfg(test)]
+pub(super) fn core_in_memory() -> Arc<Core> {
+    use crate::store::MemoryStore;
+
+    let timing = Timing::DEFAULT;
+    let settings = Settings {
+        max_hold: None,
+        poll_bound: Duration::from_secs(1),
+        handoff_bound: 0,
+        fencing: None,
+        #[cfg(feature = "testing")]
+        seed: None,
+    };
+    Core::new(Arc::new(MemoryStore::new()), timing, settings, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_is_spread_evenly_from_zero_to_below_one() {
+        const DRAWS: usize = 4_000;
+        let core = core_in_memory();
+        let mut tenths = [0; 10];
+        for _ in 0..DRAWS {
+            let jitter = core.jitter();
+            assert!((0.0..1.0).contains(&jitter), "{jitter}");
+            tenths[(jitter * 10.0) as usize] += 1;
+        }
+        // Six standard deviations on both sides.
+        let even = DRAWS / 10 - 115..DRAWS / 10 + 115;
+        assert!(tenths.iter().all(|count| even.contains(count)), "{tenths:?}");
+    }
+}

@@ -1,0 +1,176 @@
+//! One hold: the data that its leases and the engine share.
+
+use super::seat::Seat;
+use super::state::{Next, Phase, State};
+use crate::clock::Instant;
+use crate::error::{Error, Loss};
+use crate::store::{Name, Token};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use tokio_util::sync::CancellationToken;
+
+/// How many there have been.
+static HOLDS: AtomicU64 = AtomicU64::new(0);
+
+/// The number of a hold. No other hold of the process has it; all of one chain of hand-offs have the same holder id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HoldNo(u64);
+
+/// One possession of a name, shared by its leases and the engine.
+pub(crate) struct Hold {
+    pub(crate) name: Name,
+    pub(crate) token: Token,
+    /// Our own copy: the store may forget its.
+    pub(crate) fence: Option<u64>,
+    pub(super) number: HoldNo,
+    inner: Mutex<Inner>,
+    /// Fires on loss, never on release; made when first asked for.
+    pub(super) lost: OnceLock<CancellationToken>,
+    pub(super) changed: Notify,
+}
+
+pub(super) struct Inner {
+    /// Where it stands in the watchdog's schedule.
+    pub(super) scheduled: Option<Instant>,
+    /// Whether somebody has ever waited for `changed`: to ask costs less than to wake nobody.
+    pub(super) watched: bool,
+    pub(super) state: State,
+    /// Kept until nothing more is to be sent for this hold.
+    pub(super) seat: Option<Seat>,
+}
+
+impl Hold {
+    /// One that nobody knows of and nobody watches yet.
+    pub(super) fn new(
+        name: Name,
+        token: Token,
+        fence: Option<u64>,
+        state: State,
+        seat: Option<Seat>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            token,
+            fence,
+            number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
+            lost: OnceLock::new(),
+            changed: Notify::new(),
+            inner: Mutex::new(Inner { scheduled: None, watched: false, state, seat }),
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Transitions do not panic half way.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the store was asked for what is handed from hold to hold.
+    pub(crate) fn granted(&self) -> Instant {
+        self.lock().state.chain_began()
+    }
+
+    /// When the last confirmed grant or renewal was sent.
+    pub(super) fn confirmed(&self) -> Instant {
+        self.lock().state.confirmed()
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.lock().state.live()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().state.is_over()
+    }
+
+    /// Returns whether it is over and has no live lease.
+    pub(crate) fn is_left(&self) -> bool {
+        let inner = self.lock();
+        inner.state.is_over() && inner.state.live() == 0
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.lock().state.is_busy()
+    }
+
+    pub(crate) fn release_error(&self) -> Option<Error> {
+        self.lock().state.release_error()
+    }
+
+    /// Whether `max_hold` ends it before `time`, whatever is renewed.
+    pub(crate) fn ends_before(&self, time: Instant) -> bool {
+        self.lock().state.max_until().is_some_and(|max| max < time)
+    }
+
+    /// Why what was given back had been lost before, if it had.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.lock().state.loss()
+    }
+
+    /// A token that fires on the loss.
+    pub(crate) fn lost_token(&self) -> CancellationToken {
+        let lost = self.lost.get_or_init(CancellationToken::new);
+        // A loss before this line has found no token to fire, one after it does.
+        if matches!(self.lock().state.phase(), Phase::Lost(_)) {
+            lost.cancel();
+        }
+        lost.child_token()
+    }
+
+    /// Waits for the loss; for ever after a clean end.
+    pub(crate) async fn when_lost(&self) -> Loss {
+        self.until(|hold| match hold.lock().state.phase() {
+            Phase::Lost(loss) => Some(loss),
+            _ => None,
+        })
+        .await
+    }
+
+    /// A future of the next change; make it before looking at the state.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        // In this order: what changes before `watched` is set is there to be seen.
+        let changed = self.changed.notified();
+        self.lock().watched = true;
+        changed
+    }
+
+    /// Waits until `look` sees something, looking at each change.
+    pub(crate) async fn until<R>(&self, mut look: impl FnMut(&Self) -> Option<R>) -> R {
+        loop {
+            let changed = self.changed();
+            if let Some(result) = look(self) {
+                return result;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until no operation that writes the count is under way, or it is over.
+    pub(crate) async fn until_idle(&self) {
+        self.until(|hold| (!hold.is_busy() || hold.is_over()).then_some(())).await;
+    }
+
+    /// Waits until nothing more is sent for it.
+    pub(crate) async fn until_over(&self) {
+        self.until(|hold| hold.is_over().then_some(())).await;
+    }
+
+    /// Whether the engine may begin to flush it: one at a time. [`Hold::end_reaping`] must follow.
+    pub(crate) fn begin_reaping(&self) -> bool {
+        self.lock().state.begin_reaping()
+    }
+
+    /// Whether there is more to flush that came up meanwhile.
+    pub(crate) fn end_reaping(&self) -> bool {
+        let mut inner = self.lock();
+        inner.state.end_reaping();
+        inner.state.needs_flush()
+    }
+
+    /// What the store must be told next; after [`Next::Op`], [`Hold::flushed`] must follow.
+    pub(crate) fn next_op(&self, now: Instant) -> Next {
+        // What it changes wakes nobody and moves no time.
+        self.lock().state.next_op(now)
+    }
+}

@@ -1,0 +1,141 @@
+//! Releases what nothing holds any more: dropped leases, abandoned acquires, unknown outcomes.
+
+use super::ask::{caught, in_time};
+use super::attempt::{Attempt, Nested};
+use super::core::Core;
+use super::job::{Job, Sweep};
+use super::release::flush_to_the_end;
+use crate::store::{Acquired, Release, Released};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long the sweeps of an outage take after a reconnect, for each of them: a server that has just come back is
+/// not to meet all of them at once.
+const AFTER_RECONNECT: Duration = Duration::from_micros(100);
+
+/// A job in the hands of a task. Made before the task is spawned, so that the job comes back if the
+/// runtime ends before the task's first turn.
+pub(crate) struct Work {
+    core: Arc<Core>,
+    job: Option<Job>,
+}
+
+impl Work {
+    pub(crate) fn new(core: &Arc<Core>, job: Job) -> Self {
+        Self { core: Arc::clone(core), job: Some(job) }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let core = &self.core;
+        match self.job.take() {
+            None => {}
+            Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
+            Some(Job::Finish { hold, op, verdict }) => {
+                flush_to_the_end(core, &hold, Some((op, verdict))).await;
+            }
+            Some(Job::FinishNested { hold, count, verdict }) => {
+                let mut nested = Nested::resume(core, &hold, count, verdict);
+                let verdict = nested.land().await;
+                // Nobody is there to be told.
+                let _ = nested.end(verdict, false);
+            }
+            Some(Job::Abandon { sweep, verdict }) => {
+                let mut attempt = Attempt::resume(core, sweep, verdict);
+                if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
+                    attempt.undo(sent);
+                }
+            }
+            Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
+        }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.take() {
+            self.core.reap(job);
+        }
+    }
+}
+
+/// A sweep under way, which goes back to the engine if the runtime ends.
+struct Sweeping<'a> {
+    core: &'a Arc<Core>,
+    sweep: Option<Sweep>,
+}
+
+impl<'a> Sweeping<'a> {
+    fn new(core: &'a Arc<Core>, sweep: Sweep) -> Self {
+        core.sweeps.fetch_add(1, Ordering::Relaxed);
+        Self { core, sweep: Some(sweep) }
+    }
+
+    async fn run(mut self) {
+        if let Some(sweep) = &self.sweep {
+            sweep.run(self.core).await;
+        }
+        self.sweep = None;
+    }
+}
+
+impl Drop for Sweeping<'_> {
+    fn drop(&mut self) {
+        self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
+        if let Some(sweep) = self.sweep.take() {
+            self.core.reap(Job::Sweep(sweep));
+        }
+    }
+}
+
+impl Sweep {
+    /// Releases the token now, after every reconnect and every T/10, or sooner when no answer came, until a late grant
+    /// would have expired by itself. That it is not there says nothing: the grant may still be on its way.
+    async fn run(&self, core: &Arc<Core>) {
+        let Some(until) = self.until else { return };
+        if let Some(from) = self.from {
+            tokio::select! {
+                biased;
+                () = core.clock().sleep_until(from) => {}
+                () = core.stop.cancelled() => return,
+            }
+        }
+        loop {
+            let mut reconnected = std::pin::pin!(core.reconnected.notified());
+            reconnected.as_mut().enable();
+            let request = Release {
+                name: self.name.clone(),
+                token: self.token,
+                count: 0,
+                timeout: core.timing.attempt,
+            };
+            // A grant may still arrive after a release that was sent before `until`.
+            let last = core.now() >= until;
+            let mut request = core.release(request);
+            let verdict = in_time(core.timing.attempt * 2, caught(&mut request)).await;
+            if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
+                return;
+            }
+            if last || core.stop.is_cancelled() {
+                return;
+            }
+            // Spread: there may be as many of these as there were requests in an outage.
+            let longest = core.timing.sweep_gap(verdict.is_err());
+            let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
+            let after_reconnect = async {
+                reconnected.await;
+                let all = AFTER_RECONNECT * core.sweeps.load(Ordering::Relaxed);
+                let wait = all.min(core.timing.attempt).mul_f64(core.jitter());
+                if wait >= Duration::from_millis(1) {
+                    tokio::time::sleep(wait).await;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = after_reconnect => {}
+                () = tokio::time::sleep(gap) => {}
+                () = core.stop.cancelled() => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Forces a name open.
+
+use super::core::Core;
+use super::hold::Hold;
+use super::life::lose_all;
+use crate::error::{Loss, Result};
+use crate::store::Name;
+use std::sync::Arc;
+
+impl Core {
+    /// Has the store take a name away from whatever holds it. Tokens of this process fire first. Returns whether it was
+    /// held.
+    pub(crate) async fn revoke(self: &Arc<Self>, name: &Name) -> Result<bool> {
+        let mut revoked = Revoked { core: self, holds: lose_all(self, name, Loss::Revoked) };
+        let held = self.force_release(name).await;
+        // A grant that was sent before that, and is heard of later, is released.
+        self.queue.forced(name, self.now());
+        let before = revoked.holds.clone();
+        if held.is_ok() {
+            revoked.holds.clear();
+        }
+        // What was granted to a waiter of this manager meanwhile may have gone with the rest.
+        for hold in self.queue.holds_of(name) {
+            if !before.iter().any(|before| Arc::ptr_eq(before, &hold)) {
+                hold.verify(self).await;
+            }
+        }
+        held
+    }
+}
+
+/// Holds whose keys are to be deleted by force; if that fails or is given up, the keys are owed to the store.
+struct Revoked<'a> {
+    core: &'a Arc<Core>,
+    holds: Vec<Arc<Hold>>,
+}
+
+impl Drop for Revoked<'_> {
+    fn drop(&mut self) {
+        for hold in self.holds.drain(..) {
+            hold.owe(self.core);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! One name in the queue: who asks for it, who holds it, who waits.
+
+use super::hold::Hold;
+use crate::clock::Instant;
+use crate::store::Mode;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// Takes back a hold that a waiter did not accept.
+pub(super) trait TakesBack: Send + Sync {
+    /// Offers the hold to the next waiter, or releases it.
+    fn take_back(self: Arc<Self>, hold: Arc<Hold>);
+}
+
+/// A hold on its way to a waiter. Dropping it gives it back.
+pub(crate) struct Passed {
+    pub(super) from: Arc<dyn TakesBack>,
+    pub(super) hold: Option<Arc<Hold>>,
+}
+
+impl Passed {
+    pub(super) fn is(&self, hold: &Arc<Hold>) -> bool {
+        self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
+    }
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            Arc::clone(&self.from).take_back(hold);
+        }
+    }
+}
+
+/// The permission to ask the store, or the place of a hold.
+pub(super) struct Member {
+    pub(super) number: u64,
+    pub(super) mode: Mode,
+    pub(super) stage: Stage,
+}
+
+pub(super) enum Stage {
+    /// It moves by `due`, if it is polled.
+    Asking { due: Instant },
+    /// Without a hold until the grant is installed.
+    Holding(Option<Arc<Hold>>),
+}
+
+impl Member {
+    pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
+        Self { number, mode, stage: Stage::Asking { due } }
+    }
+
+    pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
+        match &self.stage {
+            Stage::Holding(hold) => hold.as_ref(),
+            Stage::Asking { .. } => None,
+        }
+    }
+
+    fn is_overdue(&self, now: Instant) -> bool {
+        matches!(self.stage, Stage::Asking { due } if due < now)
+    }
+}
+
+/// The members of a slot. Most names have one.
+#[derive(Default)]
+pub(super) enum Members {
+    #[default]
+    None,
+    One(Member),
+    Many(Vec<Member>),
+}
+
+impl Members {
+    pub(super) fn all(&self) -> &[Member] {
+        match self {
+            Self::None => &[],
+            Self::One(member) => std::slice::from_ref(member),
+            Self::Many(members) => members,
+        }
+    }
+
+    pub(super) fn all_mut(&mut self) -> &mut [Member] {
+        match self {
+            Self::None => &mut [],
+            Self::One(member) => std::slice::from_mut(member),
+            Self::Many(members) => members,
+        }
+    }
+
+    pub(super) fn get(&mut self, number: u64) -> Option<&mut Member> {
+        self.all_mut().iter_mut().find(|member| member.number == number)
+    }
+
+    pub(super) fn push(&mut self, member: Member) {
+        *self = match std::mem::take(self) {
+            Self::None => Self::One(member),
+            Self::One(first) => Self::Many(vec![first, member]),
+            Self::Many(mut members) => {
+                members.push(member);
+                Self::Many(members)
+            }
+        };
+    }
+
+    /// Takes out those that are not to be kept.
+    pub(super) fn remove(&mut self, mut keep: impl FnMut(&Member) -> bool) -> Vec<Member> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(member) if keep(member) => Vec::new(),
+            Self::One(_) => match std::mem::take(self) {
+                Self::One(member) => vec![member],
+                _ => Vec::new(),
+            },
+            Self::Many(members) => {
+                let removed = members.extract_if(.., |member| !keep(member)).collect();
+                if members.is_empty() {
+                    *self = Self::None;
+                }
+                removed
+            }
+        }
+    }
+
+    /// Whether one more may ask for the name in this mode. Who asks next is decided here alone: between processes the
+    /// store decides.
+    pub(super) fn may_ask(&self, mode: Mode) -> bool {
+        match mode {
+            Mode::Exclusive => self.all().is_empty(),
+        }
+    }
+}
+
+/// Whether two holds of these modes can be there at once.
+pub(super) fn share(one: Mode, other: Mode) -> bool {
+    match (one, other) {
+        (Mode::Exclusive, Mode::Exclusive) => false,
+    }
+}
+
+/// Whether a hold of this mode can be handed off to a waiter for the same.
+fn is_handed_off(mode: Mode) -> bool {
+    match mode {
+        Mode::Exclusive => true,
+    }
+}
+
+/// A name that this process asks for or holds.
+pub(super) struct Slot {
+    pub(super) members: Members,
+    /// Since when the store has not answered a request for this name.
+    pub(super) silent_since: Option<Instant>,
+    /// What a name that one flow of control locks does not need: most names are such.
+    rivals: Option<Box<Rivals>>,
+}
+
+/// What others do about a name.
+#[derive(Default)]
+pub(super) struct Rivals {
+    /// Those in line, by their numbers.
+    pub(super) waiters: BTreeMap<u64, Waiter>,
+    /// What these waiters are to have when they look.
+    pub(super) offers: BTreeMap<u64, Offer>,
+    /// When the name was last forced open from here.
+    pub(super) forced: Option<Instant>,
+    /// While waiters elsewhere listen: the last number that there was when the store granted the name.
+    pub(super) served_at: Option<u64>,
+}
+
+/// A place in the line, as the queue has it.
+pub(super) struct Waiter {
+    pub(super) mode: Mode,
+    pub(super) told: Arc<Notify>,
+    pub(super) looked: Instant,
+}
+
+pub(super) enum Offer {
+    /// The turn of this number.
+    Turn(u64),
+    Hold(Passed),
+}
+
+impl Rivals {
+    /// Returns the tickets that have such an offer.
+    fn tickets(&self, mut such: impl FnMut(&Offer) -> bool) -> Vec<u64> {
+        let offers = self.offers.iter().filter(|(_, offer)| such(offer));
+        offers.map(|(ticket, _)| *ticket).collect()
+    }
+
+    /// Takes such offers back.
+    pub(super) fn take_offers(&mut self, such: impl FnMut(&Offer) -> bool) -> Vec<(u64, Offer)> {
+        let tickets = self.tickets(such);
+        let taken = tickets.into_iter().filter_map(|ticket| self.offers.remove_entry(&ticket));
+        taken.collect()
+    }
+}
+
+/// What was taken out of a slot: to be dropped with no lock held.
+#[derive(Default)]
+pub(super) struct Removed {
+    _members: Vec<Member>,
+    _offers: Vec<Offer>,
+    _waiters: Vec<Waiter>,
+}
+
+impl Slot {
+    pub(super) fn new(member: Member) -> Self {
+        Self { members: Members::One(member), silent_since: None, rivals: None }
+    }
+
+    /// Returns what there is to change of the rivals.
+    pub(super) fn rivals(&mut self) -> Option<&mut Rivals> {
+        self.rivals.as_deref_mut()
+    }
+
+    /// Returns what there is to see of the rivals.
+    pub(super) fn see_rivals(&self) -> Option<&Rivals> {
+        self.rivals.as_deref()
+    }
+
+    pub(super) fn make_rivals(&mut self) -> &mut Rivals {
+        self.rivals.get_or_insert_default()
+    }
+
+    pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        self.members.all().iter().filter_map(Member::hold)
+    }
+
+    pub(super) fn has_waiters(&self) -> bool {
+        self.see_rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
+    }
+
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.members.all().iter().any(|member| member.is_overdue(now))
+    }
+
+    /// Offers turns to those in line, in their order, as far as each may ask. Returns whom to wake.
+    pub(super) fn advance(&mut self, numbers: &mut u64, due: Instant) -> Vec<Arc<Notify>> {
+        let mut told = Vec::new();
+        let Some(rivals) = self.rivals.as_deref_mut() else { return told };
+        for (ticket, waiter) in &rivals.waiters {
+            if rivals.offers.contains_key(ticket) {
+                continue;
+            }
+            if !self.members.may_ask(waiter.mode) {
+                break;
+            }
+            *numbers += 1;
+            self.members.push(Member::asking(*numbers, waiter.mode, due));
+            rivals.offers.insert(*ticket, Offer::Turn(*numbers));
+            told.push(Arc::clone(&waiter.told));
+        }
+        told
+    }
+
+    /// Takes out the members that are not to be kept, and what was offered of theirs.
+    pub(super) fn remove(&mut self, keep: impl FnMut(&Member) -> bool) -> Removed {
+        let members = self.members.remove(keep);
+        if members.is_empty() {
+            return Removed::default();
+        }
+        let offers = self.rivals().map(|rivals| {
+            rivals.take_offers(|offer| {
+                members.iter().any(|member| match offer {
+                    Offer::Turn(number) => *number == member.number,
+                    Offer::Hold(passed) => member.hold().is_some_and(|hold| passed.is(hold)),
+                })
+            })
+        });
+        let offers = offers.into_iter().flatten().map(|(_, offer)| offer).collect();
+        Removed { _offers: offers, _members: members, _waiters: Vec::new() }
+    }
+
+    /// Takes the turns away from futures that are not polled: of those that were offered one and do not look, also their
+    /// place in the line, and of those at its head that have not looked since `since`.
+    pub(super) fn take_away(&mut self, now: Instant, since: Instant) -> Removed {
+        let mut waiters = Vec::new();
+        if let Some(rivals) = self.rivals.as_deref_mut() {
+            let members = self.members.all();
+            let overdue = rivals.tickets(|offer| {
+                let Offer::Turn(number) = offer else { return false };
+                members.iter().any(|member| member.number == *number && member.is_overdue(now))
+            });
+            waiters.extend(overdue.iter().filter_map(|ticket| rivals.waiters.remove(ticket)));
+            // All that have not looked lately at once, or each of them would have to be waited for.
+            while let Some(first) = rivals.waiters.first_entry()
+                && first.get().looked < since
+                && !rivals.offers.contains_key(first.key())
+            {
+                waiters.push(first.remove());
+            }
+        }
+        let removed = self.remove(|member| !member.is_overdue(now));
+        Removed { _waiters: waiters, ..removed }
+    }
+
+    /// Returns the first waiter, if the only hold can be handed off to it.
+    pub(super) fn heir(&self) -> Option<(u64, Arc<Notify>)> {
+        let [member] = self.members.all() else { return None };
+        let (ticket, waiter) = self.see_rivals()?.waiters.first_key_value()?;
+        (is_handed_off(member.mode) && waiter.mode == member.mode)
+            .then(|| (*ticket, Arc::clone(&waiter.told)))
+    }
+}

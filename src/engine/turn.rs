@@ -1,0 +1,140 @@
+//! The permission to ask the store for a name.
+
+use super::queue::{Queue, QueueState};
+use super::seat::Seat;
+use super::slot::{Member, Slot, Stage, share};
+use crate::clock::Instant;
+use crate::store::{Mode, Name};
+use std::sync::Arc;
+
+/// Whether a turn becomes the seat of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Yes,
+    /// There is a hold already that this one cannot share the name with.
+    Not,
+    /// The name was forced open since the store was asked for it; the grant may be gone.
+    Forced,
+}
+
+/// The permission to ask the store for a name. It ends with the grant, which makes it a [`Seat`], or with its drop.
+pub(crate) struct Turn {
+    queue: Arc<Queue>,
+    seat: Seat,
+    mode: Mode,
+    not_before: Option<Instant>,
+}
+
+impl Queue {
+    /// Takes a turn of a name at once, if nobody of this process waits for the name or keeps it from asking.
+    pub(crate) fn try_turn(
+        self: &Arc<Self>,
+        name: &Name,
+        mode: Mode,
+        now: Instant,
+    ) -> Option<Turn> {
+        let mut state = self.lock();
+        let mut ended = None;
+        let number = state.number();
+        let member = Member::asking(number, mode, now + self.attempt);
+        let turn = loop {
+            match state.slots.get_mut(name) {
+                None => drop(state.slots.insert(name.clone(), Slot::new(member))),
+                Some(slot) if !slot.has_waiters() && slot.members.may_ask(mode) => {
+                    slot.members.push(member);
+                }
+                // Only once: what is offered now is not overdue.
+                Some(slot) if ended.is_none() && slot.is_overdue(now) => {
+                    ended = Some(self.take_away(&mut state, name, now));
+                    continue;
+                }
+                Some(_) => break None,
+            }
+            break Some(self.turn(&state, name, mode, number, now));
+        };
+        drop(state);
+        if let Some(ended) = ended {
+            ended.tell();
+        }
+        turn
+    }
+
+    /// Returns the turn of this number, which is a member of its slot.
+    pub(super) fn turn(
+        self: &Arc<Self>,
+        state: &QueueState,
+        name: &Name,
+        mode: Mode,
+        number: u64,
+        now: Instant,
+    ) -> Turn {
+        let not_before = state.pauses.not_before(name, now);
+        let queue = Arc::clone(self);
+        let seat = Seat::new(Arc::clone(self) as _, name.clone(), number);
+        Turn { queue, seat, mode, not_before }
+    }
+}
+
+impl Turn {
+    /// Returns when to ask the store at the earliest, if others are to go first.
+    pub(crate) fn not_before(&self) -> Option<Instant> {
+        self.not_before
+    }
+
+    /// Tells by when the next step follows.
+    pub(crate) fn moves_by(&self, time: Instant) {
+        self.with_slot(|slot, number| {
+            if let Some(Member { stage: Stage::Asking { due }, .. }) = slot.members.get(number) {
+                *due = time;
+            }
+        });
+    }
+
+    /// The store is asked at `now`. Returns since when it has not answered, or `None` when the turn was taken away.
+    pub(crate) fn asks(&self, now: Instant) -> Option<Instant> {
+        self.with_slot(|slot, number| {
+            slot.members.get(number)?;
+            Some(*slot.silent_since.get_or_insert(now))
+        })
+        .flatten()
+    }
+
+    fn with_slot<R>(&self, change: impl FnOnce(&mut Slot, u64) -> R) -> Option<R> {
+        let mut state = self.queue.lock();
+        state.slots.get_mut(&self.seat.name).map(|slot| change(slot, self.seat.number))
+    }
+
+    /// The store was asked at `sent`, and has granted the name. If the turn was taken away since, it comes back: those
+    /// who have asked in its place, and cannot share the name with it, can be granted nothing.
+    pub(crate) fn keep(&self, sent: Instant) -> Kept {
+        let Seat { name, number, .. } = &self.seat;
+        let mut state = self.queue.lock();
+        let served_at = state.pauses.is_heard(name).then_some(state.numbers);
+        let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
+        let slot = state.slots.entry(name.clone()).or_insert_with(|| Slot::new(own()));
+        let excludes = |member: &Member| member.number != *number && !share(member.mode, self.mode);
+        let is_held = |member: &Member| matches!(member.stage, Stage::Holding(_));
+        if slot.members.all().iter().any(|member| is_held(member) && excludes(member)) {
+            return Kept::Not;
+        }
+        if slot.rivals().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some()) {
+            return Kept::Forced;
+        }
+        let removed = slot.remove(|member| !excludes(member));
+        match slot.members.get(*number) {
+            Some(member) => member.stage = Stage::Holding(None),
+            None => slot.members.push(own()),
+        }
+        if served_at.is_some() || slot.see_rivals().is_some() {
+            slot.make_rivals().served_at = served_at;
+        }
+        drop(state);
+        drop(removed);
+        Kept::Yes
+    }
+
+    /// Makes it the seat of a hold, after [`Kept::Yes`].
+    pub(super) fn into_seat(self) -> Seat {
+        self.seat
+    }
+}

@@ -57,20 +57,51 @@ pub(crate) struct Attempt {
     pub(crate) fence_kept: Instant,
 }
 
+/// An operation that writes the count. There is one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InFlight {
+    None,
+    /// A nested acquire, which closes the hold itself if no lease is left by then.
+    Nested,
+    /// A lower count, or the release.
+    Op,
+}
+
+/// What the engine does about a key that is owed to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cleanup {
+    Idle,
+    /// The watchdog has asked for it.
+    Queued,
+    /// Under way, one at a time, so that the gaps between attempts hold. The watchdog may have asked for it meanwhile.
+    Running {
+        queued: bool,
+    },
+}
+
+/// The count that the store has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recorded {
+    Known(u32),
+    /// The store has refused to lower its count to this one, which is not tried again.
+    AtLeast(u32),
+    Unknown,
+}
+
+impl Recorded {
+    /// Returns whether the store has this count, as far as it can be told.
+    fn is(self, count: u32) -> bool {
+        matches!(self, Self::Known(recorded) | Self::AtLeast(recorded) if recorded == count)
+    }
+}
+
 /// What is known of a hold, and what is under way for it.
 #[derive(Debug)]
 pub(crate) struct State {
     phase: Phase,
-    /// An operation that writes the count is under way.
-    busy: bool,
-    /// ... and it is a nested acquire.
-    nesting: bool,
-    /// The reaper was told of what is owed.
-    flushing: bool,
-    /// The engine is flushing it; one at a time, so that the gaps between attempts hold.
-    reaping: bool,
-    /// A lower count was refused, and the store's is let be: it is higher than `recorded`.
-    refused: bool,
+    /// The operation on the count that is under way.
+    in_flight: InFlight,
+    cleanup: Cleanup,
     /// Handed to a waiter that has not accepted it yet.
     offered: bool,
     /// A release that failed may have run.
@@ -87,8 +118,8 @@ pub(crate) struct State {
     fence_kept: Instant,
     /// Leases alive in this process.
     live: u32,
-    /// The count that the store has, as far as known.
-    recorded: Option<u32>,
+    /// The count that the store has.
+    recorded: Recorded,
     /// How often it was passed on since the store granted it.
     passed: u32,
     /// When the store's grant was asked for.
@@ -121,13 +152,10 @@ impl State {
             reached: sent,
             passed: 0,
             live: 1,
-            recorded: Some(1),
-            refused: false,
+            recorded: Recorded::Known(1),
             offered: false,
-            busy: false,
-            nesting: false,
-            flushing: false,
-            reaping: false,
+            in_flight: InFlight::None,
+            cleanup: Cleanup::Idle,
             owed: None,
             max_until,
             unsure_until,
@@ -151,7 +179,7 @@ impl State {
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        self.busy
+        self.in_flight != InFlight::None
     }
 
     pub(super) fn max_until(&self) -> Option<Instant> {
@@ -172,7 +200,7 @@ impl State {
 
     /// What somebody may wait for to change.
     pub(super) fn visible(&self) -> Visible {
-        let (busy, over) = (self.busy, self.is_over());
+        let (busy, over) = (self.is_busy(), self.is_over());
         Visible { phase: self.phase, confirmed: self.confirmed, busy, over }
     }
 
@@ -206,7 +234,7 @@ impl State {
         match self.phase {
             Phase::Releasing => true,
             Phase::Lost(_) => self.owed.is_some() && self.live == 0,
-            Phase::Held | Phase::AtRisk => self.recorded != Some(self.live),
+            Phase::Held | Phase::AtRisk => !self.recorded.is(self.live),
             Phase::Released => false,
         }
     }
@@ -223,10 +251,23 @@ impl State {
                 }
             }
             Phase::Releasing => Some(self.left_at(timing)),
-            Phase::Lost(_) if self.flushing => self.owed.map(|_| self.left_at(timing)),
+            Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.left_at(timing)),
             Phase::Lost(_) => self.owed,
             Phase::Released => None,
         }
+    }
+
+    /// Returns whether the watchdog has asked for what is owed.
+    fn is_queued(&self) -> bool {
+        matches!(self.cleanup, Cleanup::Queued | Cleanup::Running { queued: true })
+    }
+
+    fn set_queued(&mut self, queued: bool) {
+        self.cleanup = match self.cleanup {
+            Cleanup::Running { .. } => Cleanup::Running { queued },
+            _ if queued => Cleanup::Queued,
+            _ => Cleanup::Idle,
+        };
     }
 
     /// When a key that is to be released is left to expire, whatever is under way: what is may be in a future that
@@ -270,12 +311,14 @@ impl State {
 
     pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
-        if (self.flushing || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
+        if (self.is_queued() || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
             self.end();
         }
         if let Phase::Lost(_) = self.phase {
-            let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.flushing;
-            self.flushing |= due;
+            let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.is_queued();
+            if due {
+                self.set_queued(true);
+            }
             return if due { Due::Flush } else { Due::Nothing };
         }
         match self.renewal {
@@ -371,7 +414,7 @@ impl State {
     fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
         if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
             self.owed = Some(self.deadline(timing).max(now));
-            self.flushing = false;
+            self.set_queued(false);
             self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl));
         }
     }
@@ -380,7 +423,7 @@ impl State {
     pub(super) fn owe(&mut self, until: Instant) {
         if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
             self.owed = Some(until);
-            self.flushing = false;
+            self.set_queued(false);
         }
     }
 

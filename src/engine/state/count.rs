@@ -1,7 +1,7 @@
 //! The hold count: entering, leaving, and what the store must be told of it.
 
 use super::super::timing::Timing;
-use super::{Phase, Renewal, State};
+use super::{Cleanup, InFlight, Phase, Recorded, Renewal, State};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
@@ -57,10 +57,9 @@ impl State {
         match self.phase {
             Phase::Lost(loss) if self.live > 0 => Entry::Lost(loss),
             Phase::Lost(_) | Phase::Releasing | Phase::Released => Entry::Over,
-            Phase::Held | Phase::AtRisk if self.busy => Entry::Busy,
+            Phase::Held | Phase::AtRisk if self.is_busy() => Entry::Busy,
             Phase::Held | Phase::AtRisk => {
-                self.busy = true;
-                self.nesting = true;
+                self.in_flight = InFlight::Nested;
                 Entry::Count(self.live + 1)
             }
         }
@@ -75,8 +74,7 @@ impl State {
         verdict: Entered,
         keep: bool,
     ) -> Result<()> {
-        self.busy = false;
-        self.nesting = false;
+        self.in_flight = InFlight::None;
         self.expire(timing, now);
         let result = match (self.phase, verdict) {
             (Phase::Lost(loss), verdict) => {
@@ -91,7 +89,7 @@ impl State {
             }
             (_, Entered::Granted { sent, count }) => {
                 self.confirm_jittered(timing, sent, jitter);
-                (self.recorded, self.refused) = (Some(count), false);
+                self.recorded = Recorded::Known(count);
                 self.live += u32::from(keep);
                 Ok(())
             }
@@ -101,7 +99,7 @@ impl State {
             }
             (_, Entered::Failed(error)) => {
                 if error.fate() != Fate::NotExecuted {
-                    self.recorded = None;
+                    self.recorded = Recorded::Unknown;
                 }
                 Err(error)
             }
@@ -125,9 +123,8 @@ impl State {
     pub(in crate::engine) fn may_pass(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
         self.phase == Phase::Held
             && self.live == 1
-            && self.recorded == Some(1)
-            && !self.refused
-            && !self.busy
+            && self.recorded == Recorded::Known(1)
+            && !self.is_busy()
             && matches!(self.renewal, Renewal::Due(_))
             && self.passed < bound
             && now < self.granted + timing.longest_chain
@@ -191,7 +188,7 @@ impl State {
 
     /// Invariant 5; a nested acquire under way decides about itself when its verdict is there.
     fn close_if_left(&mut self) {
-        if self.live == 0 && self.believed() && !self.nesting {
+        if self.live == 0 && self.believed() && self.in_flight != InFlight::Nested {
             self.phase = Phase::Releasing;
             self.renewal = Renewal::Stopped;
         }
@@ -200,7 +197,7 @@ impl State {
     /// One lease less without telling the store: it is left to expire.
     pub(in crate::engine) fn forget(&mut self) {
         self.live = self.live.saturating_sub(1);
-        if self.live == 0 && !self.nesting {
+        if self.live == 0 && self.in_flight != InFlight::Nested {
             self.owed = None;
             self.unsure_until = None;
             self.renewal = Renewal::Stopped;
@@ -212,11 +209,13 @@ impl State {
 
     /// Whether the engine may begin to flush it.
     pub(in crate::engine) fn begin_reaping(&mut self) -> bool {
-        !std::mem::replace(&mut self.reaping, true)
+        let queued = self.is_queued();
+        let running = Cleanup::Running { queued };
+        !matches!(std::mem::replace(&mut self.cleanup, running), Cleanup::Running { .. })
     }
 
     pub(in crate::engine) fn end_reaping(&mut self) {
-        self.reaping = false;
+        self.cleanup = if self.is_queued() { Cleanup::Queued } else { Cleanup::Idle };
     }
 
     /// What the store must be told next.
@@ -224,7 +223,7 @@ impl State {
         if self.is_over() {
             return Next::Nothing;
         }
-        if self.busy {
+        if self.is_busy() {
             return Next::Busy;
         }
         let op = match self.phase {
@@ -232,12 +231,10 @@ impl State {
             Phase::Lost(_) if self.owed.is_some_and(|at| self.live == 0 || at <= now) => {
                 Op::Release
             }
-            Phase::Held | Phase::AtRisk if self.recorded != Some(self.live) => {
-                Op::Record(self.live)
-            }
+            Phase::Held | Phase::AtRisk if !self.recorded.is(self.live) => Op::Record(self.live),
             _ => return Next::Nothing,
         };
-        self.busy = true;
+        self.in_flight = InFlight::Op;
         Next::Op(op)
     }
 
@@ -249,9 +246,9 @@ impl State {
         op: Op,
         verdict: Result<Option<Absence>>,
     ) -> Result<()> {
-        self.busy = false;
+        self.in_flight = InFlight::None;
         match (op, verdict) {
-            (Op::Record(count), Ok(None)) => (self.recorded, self.refused) = (Some(count), false),
+            (Op::Record(count), Ok(None)) => self.recorded = Recorded::Known(count),
             (Op::Record(_), Ok(Some(absence))) => {
                 self.lose(absence.into(), None);
                 self.found_lost = Some(absence.into());
@@ -262,7 +259,7 @@ impl State {
                 return Err(Error::lost(Loss::Taken));
             }
             // The count in the store is only a record: the renewals and the release will do.
-            (Op::Record(count), Err(_)) => (self.recorded, self.refused) = (Some(count), true),
+            (Op::Record(count), Err(_)) => self.recorded = Recorded::AtLeast(count),
             (Op::Release, Ok(absence)) => {
                 self.end();
                 self.release_error = None;

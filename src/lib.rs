@@ -175,8 +175,8 @@
 mod builder;
 pub mod clock;
 mod error;
-#[doc = include_str!("faults.md")]
-pub mod faults {}
+#[cfg(doc)]
+pub mod guide;
 mod hints;
 mod hold;
 mod lease;

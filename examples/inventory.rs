@@ -5,37 +5,38 @@
 //! REDIS_URL=redis://127.0.0.1:6379 cargo run --example inventory
 //! ```
 //!
-//! Each buyer reads the stock, waits (as for a database) and writes what is left. Two of them who
-//! read the same number sell the same unit. Only the lease keeps them apart: take its two lines out
-//! of `buy`, and see this program fail.
+//! Each buyer reads the stock, waits (as for a database) and writes what is left. Two buyers that read
+//! the same number sell the same unit. Only the lease keeps them apart: remove its two lines from `buy`,
+//! and this program fails.
 
 use leasehold::LeaseManager;
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
-/// A cell, shared by all buyers. Each access is atomic, but nothing joins a read to a write.
+/// A cell that all buyers share. Each access is atomic, but a read and a write together are not.
 type Stock = Arc<AtomicU32>;
 
 /// Buys one unit and returns its number; `None` if nothing is left.
 async fn buy(leases: &LeaseManager, stock: &Stock) -> leasehold::Result<Option<u32>> {
-    // Every call is a flow of control of its own, so it takes a handle of its own.
+    // Every call is a flow of control of its own, so it makes its own handle.
     let lease = leases.lock("leasehold-example:inventory").lock().await?;
 
     let left = stock.load(Relaxed);
-    tokio::task::yield_now().await; // here the others run
+    tokio::task::yield_now().await; // the others run here
     if left > 0 {
         stock.store(left - 1, Relaxed);
     }
 
-    // An error here would say that the lease was lost on the way: the unit may be sold twice.
+    // An error here means that the lease was lost: the unit may be sold twice.
     lease.unlock().await?;
     Ok((left > 0).then_some(left))
 }
 
-/// Lets all buyers in at once; returns who got which units.
+/// Lets all buyers buy at once. Returns the units that each of them got.
 async fn sale(
     leases: &LeaseManager,
     stock: u32,
@@ -62,7 +63,7 @@ async fn sale(
     Ok(bought)
 }
 
-/// Fails unless the units from 1 to `stock` were sold once each.
+/// Returns an error unless each unit from 1 to `stock` was sold once.
 fn audit(stock: u32, bought: &[(String, Vec<u32>)]) -> Result<(), String> {
     let mut units: Vec<u32> = bought.iter().flat_map(|(_, units)| units).copied().collect();
     units.sort_unstable();
@@ -75,8 +76,7 @@ fn audit(stock: u32, bought: &[(String, Vec<u32>)]) -> Result<(), String> {
     Err(format!("{sold} units sold of {stock} in stock, {twice} of them twice"))
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn run() -> Result<(), Box<dyn Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
     let leases = LeaseManager::connect(&url).await?;
 
@@ -85,8 +85,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let bought = sale(&leases, 1, buyers, 1).await?;
     for (buyer, units) in &bought {
         match units.is_empty() {
-            false => println!("  {buyer} bought it"),
-            true => println!("  {buyer} came too late"),
+            false => println!("  {buyer} buys it"),
+            true => println!("  {buyer} is too late"),
         }
     }
     audit(1, &bought)?;
@@ -104,4 +104,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     leases.close().await?;
     Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("inventory: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -2,18 +2,18 @@
 //!
 //! ```sh
 //! cargo run --example leader_election                      # starts a redis-server of its own
-//! LEASES_URL=redis://127.0.0.1:6379 cargo run --example leader_election
-//! LEASES_URL=redis://a,redis://b,redis://c cargo run --example leader_election
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example leader_election
+//! REDIS_URL=redis://a,redis://b,redis://c cargo run --example leader_election
 //! LEASES_URL=zookeeper://127.0.0.1:2181 cargo run --features zookeeper --example leader_election
 //! ```
 //!
-//! To lead is to hold a lease. Who leads works until the lease is lost, then stands again; whoever else wants to
-//! lead waits in `lock`. A killed leader gives nothing back, so the next one leads when the lease has ended.
+//! To lead is to hold a lease. The leader works until the lease is lost, then stands again; the other candidates
+//! wait in `lock`. A killed leader releases nothing, so the next one leads when the lease has expired.
 
 use leasehold::{ErrorKind, Lease, LeaseManager};
 use std::error::Error;
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -26,7 +26,7 @@ const CANDIDATES: usize = 3;
 /// How often the leader is killed.
 const TERMS: usize = 2;
 
-/// After a crash the others wait for as long. Few ZooKeeper servers give sessions of less than four seconds.
+/// Returns the TTL: how long the others wait after a crash. Few ZooKeeper servers allow less than four seconds.
 fn ttl(url: &str) -> Duration {
     Duration::from_secs(if url.starts_with("zookeeper:") { 4 } else { 2 })
 }
@@ -43,14 +43,14 @@ async fn connect(url: &str) -> Result<LeaseManager> {
     }
 }
 
-/// One process: stands for election again and again, until it is killed.
+/// Runs one process: stands for election again and again, until it is killed.
 async fn candidate(url: &str) -> Result {
     let leases = connect(url).await?;
     let mut lock = leases.lock(NAME);
     loop {
         let lease = match lock.lock().await {
             Ok(lease) => lease,
-            // The store is away: stand again.
+            // The store cannot be reached: stand again.
             Err(error) if error.kind() == ErrorKind::Unavailable => continue,
             Err(error) => return Err(error.into()),
         };
@@ -61,8 +61,8 @@ async fn candidate(url: &str) -> Result {
     }
 }
 
-/// What a leader does: it needs to know nothing of how it came to lead. Every write goes with the fencing
-/// token, where there is one.
+/// Does the leader's work, which need not know how it came to lead. Every write carries the fencing token, where the
+/// store has one.
 async fn lead(lease: &Lease) -> std::convert::Infallible {
     println!("leads {}", lease.fence().unwrap_or(0));
     loop {
@@ -88,11 +88,11 @@ impl Process {
     }
 }
 
-/// The next of them to lead, and its fencing token.
+/// Returns the next process to lead, and its fencing token.
 async fn next_leader(processes: &mut [Process]) -> Result<(usize, u64)> {
     loop {
         for (index, process) in processes.iter_mut().enumerate() {
-            // Reading a line can be given up and begun again.
+            // Reading a line is cancel-safe.
             let Ok(line) = timeout(Duration::from_millis(10), process.lines.next_line()).await
             else {
                 continue;
@@ -115,7 +115,7 @@ async fn elections(url: &str) -> Result {
     for term in 0..=TERMS {
         let limit = ttl(url) + Duration::from_secs(20);
         let elected = timeout(limit, next_leader(&mut processes)).await;
-        let (leader, fence) = elected.map_err(|_| "nobody leads")??;
+        let (leader, fence) = elected.map_err(|_| "no process leads")??;
         let id = processes[leader].child.id().unwrap_or(0);
         match killed {
             None => println!("process {id} leads, fencing token {fence}"),
@@ -124,7 +124,7 @@ async fn elections(url: &str) -> Result {
                 at.elapsed()
             ),
         }
-        // A quorum of servers has none, and says 0.
+        // A quorum of servers has none, and prints 0.
         if fence != 0 && fence <= last {
             return Err(format!("fencing token {fence} does not grow from {last}").into());
         }
@@ -141,15 +141,14 @@ async fn elections(url: &str) -> Result {
     Ok(())
 }
 
-#[tokio::main]
-async fn main() -> Result {
+async fn run() -> Result {
     let mut arguments = std::env::args().skip(1);
     if let (Some("candidate"), Some(url)) = (arguments.next().as_deref(), arguments.next()) {
         return candidate(&url).await;
     }
-    if let Ok(url) = std::env::var("LEASES_URL") {
+    if let Ok(url) = std::env::var("LEASES_URL").or_else(|_| std::env::var("REDIS_URL")) {
         if url == "memory:" {
-            return Err("memory: lives in one process; these are three".into());
+            return Err("memory: works within one process; these are three".into());
         }
         return elections(&url).await;
     }
@@ -162,4 +161,15 @@ async fn main() -> Result {
         .spawn()
         .map_err(|error| format!("redis-server cannot be started: {error}"))?;
     elections(&format!("redis://127.0.0.1:{port}")).await
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("leader_election: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

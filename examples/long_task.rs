@@ -6,10 +6,11 @@
 //! ```
 //!
 //! The job would run for a minute. After half a second an operator takes its lease away, as a crashed
-//! server or a network that stays away would; nobody tells the job anything but the lease.
+//! server or a lost network would. Only the lease reports this to the job.
 
 use leasehold::{CancellationToken, ErrorKind, LeaseManager, Loss};
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio::time::sleep;
 
 const NAME: &str = "leasehold-example:nightly-report";
 
-/// The job itself: it needs to know nothing of leases. `run` drops it at one of its awaits.
+/// Does the job. It knows nothing of leases: `run` drops it at one of its awaits.
 async fn write_report(pages: &AtomicU32) {
     for page in 1..=1200 {
         sleep(Duration::from_millis(50)).await;
@@ -25,11 +26,11 @@ async fn write_report(pages: &AtomicU32) {
     }
 }
 
-/// What a job spawns is not dropped with it, so it gets the token.
+/// Runs beside the job. What a job spawns is not dropped with it, so it gets the token.
 async fn upload(uploads: Arc<AtomicU32>, token: CancellationToken) {
     loop {
         tokio::select! {
-            // The token first: when both are ready, nothing more may be done.
+            // Check the token first: when both are ready, nothing more may be done.
             biased;
             () = token.cancelled() => break,
             () = sleep(Duration::from_millis(50)) => {}
@@ -39,14 +40,13 @@ async fn upload(uploads: Arc<AtomicU32>, token: CancellationToken) {
     println!("  uploads: stopped by the token after {}", uploads.load(Relaxed));
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn run() -> Result<(), Box<dyn Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
     let leases = LeaseManager::connect(&url).await?;
     let (pages, uploads) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
 
     let lease = leases.lock(NAME).lock().await?;
-    println!("The job begins; its lease is good for {:.1?}", lease.remaining());
+    println!("The job begins; its lease lasts for {:.1?} without a renewal", lease.remaining());
     let helper = tokio::spawn(upload(Arc::clone(&uploads), lease.token()));
 
     let operator = leases.clone();
@@ -60,7 +60,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Ok(()) => return Err("the job was not stopped".into()),
         Err(error) => {
             println!("  job: stopped after {} pages: {error}", pages.load(Relaxed));
-            // The cause tells what to do: after `MaxHold`, say, somebody should look at the job.
+            // The cause decides what to do: after `MaxHold`, for example, an operator should look at the job.
             if error.loss() != Some(Loss::Revoked) {
                 return Err(error.into());
             }
@@ -68,20 +68,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     helper.await?;
 
-    // Nothing goes on behind our back.
+    // Nothing goes on in the background.
     let written = (pages.load(Relaxed), uploads.load(Relaxed));
     sleep(Duration::from_millis(200)).await;
     if written != (pages.load(Relaxed), uploads.load(Relaxed)) {
         return Err("the job went on without its lease".into());
     }
 
-    // Lost is for good: nothing brings this lease back, and giving it back tells the cause again.
+    // A lost lease never comes back, and `unlock` returns the cause again.
     match lease.unlock().await {
         Err(error) if error.kind() == ErrorKind::Lost => println!("  unlock: {error}"),
         other => return Err(format!("unlock after the loss: {other:?}").into()),
     }
     let again = leases.lock(NAME).try_lock().await?;
-    println!("The next one can begin: {}", again.is_some());
+    println!("The next job can begin: {}", again.is_some());
     if again.is_none() {
         return Err("the name is not free".into());
     }
@@ -89,4 +89,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     leases.close().await?;
     Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("long_task: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -6,10 +6,10 @@
 //!
 //! A purchase reads a price, an owner and two balances, decides, and writes four keys. With `WATCH` each
 //! buyer would start over whenever another one was faster, which in a busy market is nearly always.
-//! One lease per market lets them through one after the other.
+//! With one lease per market they take turns.
 //!
-//! The lease keeps others out; `MULTI` makes the writes happen all or not at all, should this
-//! process die between them. Neither does the work of the other.
+//! The lease keeps others out. `MULTI` makes all writes happen or none, if this process dies between
+//! them. Neither does the work of the other.
 
 use fred::prelude::*;
 use leasehold::LeaseManager;
@@ -27,7 +27,7 @@ const COINS_EACH: i64 = 100;
 
 #[derive(Clone)]
 struct Market {
-    /// The lock's name, and what the names of the three keys begin with.
+    /// The lock's name, which is also the prefix of the three keys.
     name: String,
     leases: LeaseManager,
     redis: Client,
@@ -79,13 +79,13 @@ impl Market {
 
     async fn buy(&self, buyer: &str, item: &str) -> Result<Purchase> {
         let lease = self.leases.lock(&self.name).lock().await?;
-        // Dropped half way, should the lease be lost: then somebody else may be in the market.
+        // Dropped half way if the lease is lost: then another buyer may be in the market.
         let purchase = lease.run(self.trade(buyer, item)).await??;
         lease.unlock().await?;
         Ok(purchase)
     }
 
-    /// To be called under the lease: it writes balances that it has computed from what it read.
+    /// Trades. Call it under the lease: it writes balances that it computed from what it read.
     async fn trade(&self, buyer: &str, item: &str) -> Result<Purchase> {
         let price: Option<i64> = self.redis.hget(self.prices(), item).await?;
         let seller: Option<String> = self.redis.hget(self.owners(), item).await?;
@@ -110,7 +110,7 @@ impl Market {
         Ok(Purchase::Done { seller, price })
     }
 
-    /// Fails if money or an item was made or lost.
+    /// Returns an error if money or an item was made or lost.
     async fn audit(&self) -> Result<()> {
         let coins: HashMap<String, i64> = self.redis.hgetall(self.coins()).await?;
         let owners: HashMap<String, String> = self.redis.hgetall(self.owners()).await?;
@@ -134,7 +134,7 @@ impl Market {
     }
 }
 
-/// Offers all that the trader has, then tries to buy all of everyone else, cheapest first.
+/// Offers all items of the trader, then tries to buy the items of all others, cheapest first.
 async fn trade_all_day(market: Market, trader: usize) -> Result<[u32; 3]> {
     let name = TRADERS[trader];
     for number in 1..=ITEMS_EACH {
@@ -178,7 +178,7 @@ async fn trade_at_once(market: &Market) -> Result<()> {
 }
 
 async fn run(url: &str) -> Result<()> {
-    // Nobody will use the name of this run again: a minute is enough to remember its fences.
+    // The name of this run is not used again: a minute is enough to remember its fencing tokens.
     let leases =
         LeaseManager::builder().fence_retention(Some(Duration::from_secs(60))).connect(url).await?;
     let redis = Builder::from_config(Config::from_url(url)?).build()?;
@@ -197,7 +197,7 @@ async fn run(url: &str) -> Result<()> {
 async fn main() -> ExitCode {
     let url = std::env::var("REDIS_URL").unwrap_or_default();
     if !url.starts_with("redis") {
-        eprintln!("marketplace moves data between keys of a real Redis server; tell it which:");
+        eprintln!("marketplace moves data between keys of a real Redis server; set REDIS_URL:");
         eprintln!("  REDIS_URL=redis://127.0.0.1:6379 cargo run --example marketplace");
         return ExitCode::from(2);
     }

@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --example quorum                       # starts five servers of its own and kills two of them
-//! REDIS_URL=redis://a:6379,redis://b:6379,redis://c:6379 cargo run --example quorum    # kills nobody
+//! REDIS_URL=redis://a:6379,redis://b:6379,redis://c:6379 cargo run --example quorum    # kills none of them
 //! ```
 //!
 //! Four workers take turns under one lock that a majority of the servers keeps, and beside them one lease
@@ -11,7 +11,7 @@
 use leasehold::{Lease, LeaseManager, LeaseState};
 use std::error::Error;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const TTL: Duration = Duration::from_secs(2);
 const WORKERS: u32 = 4;
 
-/// A server that ends with this program.
+/// Runs a server that ends with this program.
 struct Server {
     process: Child,
     url: String,
@@ -70,7 +70,7 @@ async fn connect(urls: &str) -> Result<LeaseManager> {
     }
 }
 
-/// A server counts only when it has been up for the time to live, for it could have forgotten a lock.
+/// Waits until the servers count: each must have been up for the TTL, because it could have forgotten a lock.
 async fn lock_when_old_enough(leases: &LeaseManager, name: &str) -> Result<Lease> {
     let start = Instant::now();
     loop {
@@ -82,7 +82,7 @@ async fn lock_when_old_enough(leases: &LeaseManager, name: &str) -> Result<Lease
     }
 }
 
-/// What the lock protects.
+/// The resource that the lock protects.
 #[derive(Default)]
 struct Desk {
     inside: AtomicU32,
@@ -106,8 +106,7 @@ async fn work(leases: LeaseManager, desk: Arc<Desk>) -> Result<u32> {
     Ok(turns)
 }
 
-#[tokio::main]
-async fn main() -> Result {
+async fn run() -> Result {
     let given = std::env::var("REDIS_URL").ok();
     let mut servers = Vec::new();
     if given.is_none() {
@@ -155,11 +154,26 @@ async fn main() -> Result {
         return Err("two workers were inside at once".into());
     }
     lease.check()?;
-    println!("  the steady lease is {:?}, good for {:.1?}", lease.state(), lease.remaining());
+    println!(
+        "  the steady lease is {:?}, and lasts for {:.1?} without a renewal",
+        lease.state(),
+        lease.remaining()
+    );
     if lease.state() != LeaseState::Held {
         return Err("the steady lease was not renewed".into());
     }
     lease.unlock().await?;
-    println!("Nobody was inside together, and no lease was lost");
+    println!("No two workers were inside at once, and no lease was lost");
     Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("quorum: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

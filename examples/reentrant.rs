@@ -5,11 +5,12 @@
 //! REDIS_URL=redis://127.0.0.1:6379 cargo run --example reentrant
 //! ```
 //!
-//! Each public method of `Warehouse` is safe by itself: it takes the lock. They can call each other,
-//! because they pass on the caller's handle, `&mut Lock`. With the same handle a nested call enters at
-//! once; with a handle of its own it would wait for its caller for ever.
+//! Each public method of `Warehouse` is safe by itself: it locks. The methods can call each other, because
+//! each is given the caller's handle, `&mut Lock`. With the same handle a nested call re-enters at once;
+//! with a handle of its own it would wait for its caller forever.
 
 use leasehold::{LeaseManager, Lock, Result};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const NAME: &str = "leasehold-example:warehouse";
@@ -20,7 +21,7 @@ struct Warehouse {
 }
 
 impl Warehouse {
-    /// Takes boxes out; orders more if there are too few.
+    /// Removes boxes. Orders more if there are too few.
     async fn ship(&self, lock: &mut Lock, wanted: u32) -> Result<()> {
         let lease = lock.lock().await?;
         println!("  ship:    in,  hold count {}", lease.hold_count());
@@ -30,7 +31,7 @@ impl Warehouse {
         if here < wanted {
             self.restock(lock, wanted - here).await?;
         }
-        // Still alone: the nested call gave back its own lease only.
+        // Still held: the nested call released its own lease only.
         assert_eq!(lease.hold_count(), outside);
         lease.check()?;
         self.boxes.fetch_sub(wanted, Relaxed);
@@ -47,8 +48,7 @@ impl Warehouse {
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
     let leases = LeaseManager::connect(&url).await?;
     let warehouse = Warehouse::default();
@@ -61,30 +61,41 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let lease = lock.lock().await?;
     println!("  main:    in,  hold count {}", lease.hold_count());
     warehouse.ship(&mut lock, 3).await?;
-    let holding = leases.inspect(NAME).await?.ok_or("nobody holds it")?;
-    println!("  main:    the store says hold count {}", holding.hold_count);
+    let holding = leases.inspect(NAME).await?.ok_or("no flow of control holds it")?;
+    println!("  main:    the store has hold count {}", holding.hold_count);
     if (lease.hold_count(), holding.hold_count) != (1, 1) {
-        return Err("the nested calls did not give back what they took".into());
+        return Err("the nested calls did not release what they acquired".into());
     }
 
     // Another handle is a rival, even here in the same task.
     let mut rival = leases.lock(NAME);
     let taken = rival.try_lock().await?;
-    println!("  a rival tries meanwhile: {}", outcome(&taken));
+    println!("  a rival tries meanwhile:  {}", outcome(&taken));
     if taken.is_some() {
         return Err("two holders at once".into());
     }
 
     lease.unlock().await?;
     let taken = rival.try_lock().await?;
-    println!("  a rival tries after it:  {}", outcome(&taken));
+    println!("  a rival tries afterwards: {}", outcome(&taken));
     if taken.is_none() {
-        return Err("the name was not given back".into());
+        return Err("the name was not released".into());
     }
     drop(taken);
-    // A dropped lease is given back in the background; `close` waits for that.
+    // A dropped lease is released in the background; `close` waits for that.
     leases.close().await?;
     Ok(())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("reentrant: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn outcome(taken: &Option<leasehold::Lease>) -> &'static str {

@@ -84,7 +84,7 @@ impl Builder {
     ///
     /// Renewals go out every third of it (at most every 60 s). Below 2 s a short stall of the network or the
     /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4. For ZooKeeper it is the
-    /// [session's time-out](crate::store#zookeeper).
+    /// [session timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -189,19 +189,14 @@ impl Builder {
         self
     }
 
-    /// A grant counts only if `count` replicas have it within `timeout`; default: no such condition. Redis only.
+    /// Counts a grant only if `count` replicas acknowledge it within `timeout`. Default: no such condition. Redis only.
     ///
-    /// Otherwise it is given back, and the attempt fails with [`Rejected`](ErrorKind::Rejected). After a
-    /// failover to one of those replicas the lease is still there. It is **no guarantee**: another replica can
-    /// be promoted, one that was cut off from the primary in the meantime; renewals do not wait, and their loss
-    /// shortens a lease on the new primary; and a primary that is cut off from its sentinels, but not from its
-    /// replicas and from you, goes on granting. What remains, only the [fencing token](crate::Lease::fence)
-    /// catches.
+    /// Otherwise the grant is released, and the attempt fails with [`Rejected`](ErrorKind::Rejected). This makes a loss
+    /// in a failover rarer and is no guarantee: see [`redis`](crate::guide::redis#replicas). Only the
+    /// [fencing token](crate::Lease::fence) catches the remaining cases.
     ///
-    /// At least 1 replica and 1 ms; at most half the time that an attempt may take, which is T/10 (250 ms at
-    /// least, T/6 at most). Each call that grants waits for the replicas, and so do the calls behind it on the
-    /// same connection: about a round trip from the primary to them, and `timeout` when they are away. The
-    /// server's `WAIT` does it, for which the user needs the right.
+    /// `count` is at least 1. `timeout` is at least 1 ms and at most half the time that an attempt may take, which is
+    /// T/10 (at least 250 ms, at most T/6). The user needs permission for `WAIT`.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
         self

@@ -20,6 +20,14 @@ use tokio_util::sync::CancellationToken;
 /// A lease is owned and can be moved to another task; what it guards is the flow of control of
 /// the [`Lock`](crate::Lock) that it came from.
 ///
+/// # Keep it in a variable
+///
+/// A dropped lease is released. Write `let _lease = ..`, never `let _ = ..`, and `if let Some(_lease) = ..` after
+/// `try_lock`, not `.is_some()`: the others release the name [before the work begins][keep]. The release of a dropped
+/// lease needs a moment; if the process exits right after the drop, the name stays taken for one TTL.
+///
+/// [keep]: crate::guide::reentrancy#keep-the-lease-in-a-variable
+///
 /// # What a lease does not promise
 ///
 /// Between a [`check`](Lease::check) and the write that follows it, a process can be paused for
@@ -38,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 /// # }).unwrap();
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "a lease that is not kept is released at once"]
+#[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
 #[clippy::has_significant_drop]
 pub struct Lease {
     engine: Arc<Engine>,
@@ -341,8 +349,8 @@ impl Lease {
     /// Lets the lease go without telling the store: it expires by itself.
     ///
     /// When no other lease of the hold is alive, renewal stops, and the name becomes free after
-    /// the time to live at the latest. Useful to keep others out for a while after a crash-like
-    /// end.
+    /// the time to live at the latest. Use it to keep others out for a while, for example to let a job run
+    /// [once in each period](crate::guide::guarantees#a-lock-does-not-remember).
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {

@@ -1,7 +1,8 @@
-//! Distributed locks for tokio: leases that their holder knows to be lost before anyone else gets in.
+//! Provides distributed locks for tokio: leases that tell their holder they are lost before anyone else can acquire
+//! them.
 //!
-//! A [`LeaseManager`] connects to a store: a Redis server, ZooKeeper, or the memory of this process. It makes a
-//! [`Lock`] for a name, locking that gives a [`Lease`], and while the lease is alive a watchdog renews it.
+//! A [`LeaseManager`] connects to a store: Redis, ZooKeeper, or the memory of this process. It creates a [`Lock`] for a
+//! name. Locking it returns a [`Lease`], which a watchdog renews until it is released.
 //!
 //! # Lock
 //!
@@ -13,26 +14,32 @@
 //! let leases = LeaseManager::in_memory(); // or LeaseManager::connect("redis://..").await?
 //!
 //! let lease = leases.lock("orders:42").lock().await?;
-//! // ... alone here ...
+//! // ... only this flow of control is here ...
 //! lease.unlock().await?;
 //!
-//! if let Some(_lease) = leases.lock("cron").try_lock().await? {
-//!     // ... nobody else had it ...
-//! } // a dropped lease is given back in the background
+//! if let Some(_lease) = leases.lock("cache:refresh").try_lock().await? {
+//!     // ... the name was free ...
+//! } // a dropped lease is released in the background
 //!
-//! leases.close().await?; // give back what is left, before the process ends
+//! leases.close().await?; // releases what is left, before the process ends
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! `Ok(None)` says that the name is taken; an [`Error`] says that it is not known. What else may
-//! write at the same time, after a pause or a failover, is refused by its [fencing token](Lease::fence)
-//! or by nobody: read [what is promised](LeaseManager#what-is-promised).
+//! `Ok(None)` means that the name is taken; an [`Error`] means that this is not known. Keep the lease in a variable:
+//! `let _lease = ..`, not `let _ = ..`, which [releases it at once](guide::reentrancy#keep-the-lease-in-a-variable). A
+//! lock does not remember that work was done: see [jobs that run once](guide::guarantees#a-lock-does-not-remember).
 //!
-//! # Call what locks the same name
+//! All calls need a tokio runtime with timers (and, for servers, I/O), as `#[tokio::main]` starts it. Outside a runtime
+//! they panic.
 //!
-//! `&mut` is the proof of one flow of control. Pass the handle on, and the nested call enters at once; a
-//! handle of its own would wait for its caller.
+//! After a pause or a failover a stale holder may still write. Only a check of the [fencing token](guide::fencing)
+//! stops it. [`guarantees`](guide::guarantees) lists what is promised and what is not.
+//!
+//! # Nested locking
+//!
+//! `&mut` is the proof of one flow of control. Pass the handle to the nested call, and it re-enters at once. With a
+//! handle of its own it would [wait for its caller](guide::reentrancy#two-handles-wait-for-each-other).
 //!
 //! ```
 //! use leasehold::{Lock, Result};
@@ -55,9 +62,9 @@
 //!
 //! # Stop long work when the lease is lost
 //!
-//! [`run`](Lease::run) drops a future at the loss. What that future spawns gets the
-//! [`token`](Lease::token). Between steps that must not be cut, [`check`](Lease::check) costs nothing,
-//! and [`ensure`](Lease::ensure) makes sure that there is time for the next one.
+//! [`run`](Lease::run) drops a future at the loss. Give what that future spawns the [`token`](Lease::token). Between
+//! steps that must not be interrupted, call [`check`](Lease::check) (no I/O), or [`ensure`](Lease::ensure) to wait
+//! until enough time remains.
 //!
 //! ```
 //! use leasehold::{LeaseManager, Loss};
@@ -80,32 +87,11 @@
 //! # }
 //! ```
 //!
-//! # Take many names
-//!
-//! In one order everywhere, or two flows may wait for each other for ever.
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> leasehold::Result<()> {
-//! # let leases = leasehold::LeaseManager::in_memory();
-//! let mut accounts = ["account:7", "account:3"];
-//! accounts.sort();
-//!
-//! let mut holder = leases.holder();
-//! let mut held = Vec::new();
-//! for account in accounts {
-//!     held.push(holder.lock(account).await?);
-//! }
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! # Several processes
 //!
-//! Give each a manager on the same server, with the same settings. Within a process, share one manager by
-//! cloning it: its waiters queue first come, first served, and only the first of them asks the server. A lease
-//! that is given back goes to the next of them in memory, with no word to the server; after
-//! [a while](Builder::handoff_bound) the other processes get their turn.
+//! Give each process a manager on the same store, with the same [settings](guide::settings). Within a process, share one
+//! manager by cloning it: its waiters queue in order, and only the first of them asks the store. A released lease is
+//! handed off to the next of them in memory. After [a while](Builder::handoff_bound) the other processes get their turn.
 //!
 //! ```no_run
 //! use leasehold::LeaseManager;
@@ -123,49 +109,32 @@
 //! # }
 //! ```
 //!
-//! # Test with paused time
+//! # Guide
 //!
-//! In memory, time is tokio's: `#[tokio::test(start_paused = true)]` waits for nothing. Two managers on one
-//! [`MemoryStore`](store::MemoryStore) are rivals, as two processes are. A paused clock belongs to one runtime: share neither a
-//! manager nor a `MemoryStore` between a runtime that has paused its time and another.
+//! - [`guarantees`](guide::guarantees), [`fencing`](guide::fencing), [`reentrancy`](guide::reentrancy): what a lease
+//!   promises, how a resource rejects stale writers, and who holds a lock.
+//! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
+//!   URLs, permissions, costs and limits of each store.
+//! - [`settings`](guide::settings): all settings, and what follows from the TTL.
+//! - [`performance`](guide::performance), [`comparison`](guide::comparison): measured, beside other crates.
+//! - [`testing`](guide::testing), [`faults`](guide::faults): paused time, injected failures, and the table of faults.
 //!
-//! ```
-//! use leasehold::{LeaseManager, store::MemoryStore};
+//! # Types
 //!
-//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
-//! # async fn main() -> leasehold::Result<()> {
-//! let store = MemoryStore::new();
-//! let here = LeaseManager::builder().store(store.clone())?;
-//! let there = LeaseManager::builder().store(store)?;
-//!
-//! here.lock("job").lock().await?.forget(); // as a crash would leave it
-//!
-//! let start = tokio::time::Instant::now();
-//! let _lease = there.lock("job").lock().await?; // no real time passes
-//! assert_eq!(start.elapsed().as_secs(), 30);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! # The types
-//!
-//! - [`LeaseManager`]: one connection to a store, and the source of locks; its clones are the same manager.
-//! - [`Builder`]: its settings.
-//! - [`Lock`]: a handle on one name for one flow of control.
-//! - [`Holder`]: the same for many names.
-//! - [`Lease`]: what is held; given back on drop.
-//! - [`LeaseState`]: held, at risk or lost.
-//! - [`Loss`]: why a lease was lost.
-//! - [`Error`], [`ErrorKind`], [`Fate`]: what failed, what to do about it, and whether it happened all the same.
-//! - [`CloseError`]: what could not be given back at the end.
-//! - [`Holding`]: who holds a name, for people who look.
-//! - [`store::Store`]: what a lock needs of a server; implement it for one of your own.
+//! - [`LeaseManager`] is the connection to a store and the source of locks. Its clones are the same manager.
+//! - [`Builder`] has its settings.
+//! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
+//! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
+//! - [`Loss`] is the reason why a lease was lost.
+//! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
+//! - [`CloseError`] lists the names that `close` could not release.
+//! - [`Holding`] describes the holder of a name, for people and dashboards.
+//! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features
 //!
-//! `redis` (default): the Redis store. `rustls`: `rediss://` URLs. `zookeeper`: the
-//! [ZooKeeper store](store#zookeeper). `testing`: a conformance suite for stores, and a store that fails
-//! when told to.
+//! `redis` (default) has the Redis stores, `rustls` adds `rediss://` URLs, `zookeeper` the ZooKeeper store. `testing`
+//! has a conformance suite for stores, and a store that fails on request.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
@@ -176,8 +145,8 @@ mod builder;
 pub mod clock;
 mod engine;
 mod error;
-#[doc = include_str!("faults.md")]
-pub mod faults {}
+#[cfg(doc)]
+pub mod guide;
 mod lease;
 mod lock;
 mod manager;
@@ -194,7 +163,7 @@ pub use manager::{CloseError, LeaseManager};
 pub use store::Holding;
 pub use tokio_util::sync::CancellationToken;
 
-/// The README's examples are tests.
+/// Makes the README's examples tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

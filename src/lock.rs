@@ -25,10 +25,19 @@ use std::time::Duration;
 /// # }
 /// ```
 ///
+/// Two handles take turns. `join!` keeps what the first branch returns until the last one ends, so each branch must
+/// release its lease; otherwise [one waits for the other forever](crate::guide::reentrancy#two-handles-wait-for-each-other).
+///
 /// ```
-/// # async fn f(leases: leasehold::LeaseManager) {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
 /// let (mut here, mut there) = (leases.lock("a"), leases.lock("a"));
-/// let _ = tokio::join!(here.lock(), there.lock());
+/// let (first, second) = tokio::join!(
+///     async { here.lock().await?.unlock().await },
+///     async { there.lock().await?.unlock().await },
+/// );
+/// # first.and(second)
 /// # }
 /// ```
 ///

@@ -9,29 +9,29 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 
-/// The source of locks: one connection to a store, one watchdog, shared by all clones.
+/// Creates locks: one connection to a store and one watchdog, shared by all clones.
 ///
 /// # What is promised
 ///
-/// While a lease's token has not fired, no other holder believes to have the name, provided that
-/// the store keeps a key for its time to live by a clock that runs within 1 % of ours and is not
-/// stepped. The token fires before that time can have passed.
+/// While a lease's token has not fired, no other holder can believe it has the name, provided that the store keeps
+/// a key for its TTL, by a clock that runs within 1 % of the local clock and is not stepped. The token fires before
+/// that time can have passed.
 ///
-/// # What is not
+/// # What is not promised
 ///
-/// - A key that an operator deletes or the server evicts, or that is lost with a server that restarts
-///   without persistence or fails over, is gone before anyone can know. The token fires at the next
-///   renewal (T/3) or reconnect; until then the lock is also handed on between waiters of this manager, for
-///   T/10 at most.
+/// - A key can be deleted by an operator, evicted, or lost when a server restarts without persistence or fails over.
+///   The token then fires at the next renewal (T/3) or reconnect. Until then the lock is also handed off between
+///   waiters of this manager, for T/10 at most.
 /// - A process that is paused between [`check`](crate::Lease::check) and its write can write late.
 /// - [`force_unlock`](LeaseManager::force_unlock) overlaps by design.
 ///
-/// In these cases only the [fencing token](crate::Lease::fence) protects, if the resource compares it.
+/// In these cases only the [fencing token](crate::Lease::fence) protects, if the resource compares it. See
+/// [`guarantees`](crate::guide::guarantees) for more.
 ///
 /// # Ending
 ///
-/// Dropping the last manager, lock and lease disconnects in the background. Call
-/// [`close`](LeaseManager::close) before the process ends, so that its leases do not outlive it.
+/// Dropping the last manager, lock and lease disconnects in the background. Call [`close`](LeaseManager::close) before
+/// the process ends, so that its leases do not outlive it.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -55,72 +55,30 @@ pub struct LeaseManager {
 impl LeaseManager {
     /// Connects to the store at `url` with the default settings.
     ///
-    /// - `memory:` - a new store in this process, as [`in_memory`](LeaseManager::in_memory); two managers
-    ///   share one through [`Builder::store`];
-    /// - `redis://user:password@host:6379/0` - one Redis server (every part but the host is optional);
-    /// - `rediss://…` - the same over TLS, with the feature `rustls`;
-    /// - `redis+unix:///path/to/socket` - a Unix socket, with `redis+unix://user:password@localhost/path` for a user
-    ///   and `?db=3` for a database;
-    /// - `redis-sentinel://user:password@host:26379/0?node=host2:26379&sentinelServiceName=mymaster` - the
-    ///   primary that these sentinels name; `&sentinelUsername=` and `&sentinelPassword=` if they want a user;
-    /// - `redis-cluster://user:password@host:6379?node=host2:6379` - a cluster, of which these nodes are asked;
-    /// - `rediss-sentinel://…`, `rediss-cluster://…` - the same over TLS.
-    /// - `zookeeper://user:password@host:2181,host:2181/path` - a [ZooKeeper](crate::store#zookeeper) server or
-    ///   ensemble, with the feature `zookeeper` (user, password and path are optional).
-    /// - `redis://a,redis://b,redis://c` - a [`Quorum`](crate::store::Quorum) of 3 to 15 independent servers. A
-    ///   minority may be down: it is tried again in the background.
-    ///
-    /// Odd characters in users, passwords and paths are percent-encoded. Other keys in the query are refused, and so is
-    /// a `#`. What a URL cannot say, the [builder](LeaseManager::builder) can.
-    ///
-    /// The connection is tried out with a key of its own, so that a wrong password or a missing right
-    /// shows here and not at the first lock.
-    ///
-    /// # Sentinel and Cluster
-    ///
-    /// Every server has connections of its own, and only primaries are asked. All keys of a name are in one
-    /// slot. In a cluster a call carries the leases of one slot, calls of different slots go out together, and a
-    /// server that is down delays nobody else's renewals. Waiters are woken by sharded pub/sub (`SPUBLISH`), as
-    /// Redisson does it by default, or as [`sharded_pubsub`](Builder::sharded_pubsub) says; on Sentinel by plain pub/sub.
-    ///
-    /// When a slot moves, calls follow it (`MOVED`, `ASK`). While it is moving, held leases are renewed and
-    /// released, but a name that nobody holds cannot be locked with a fencing token (`TRYAGAIN`: the server
-    /// takes no call on two keys that it lacks); who locks waits for the end of the move, for T at most. Wake-ups
-    /// follow a moved slot within T/3 (10 s at most); until then waiters go by the clock, as
-    /// [`poll_bound`](Builder::poll_bound) says.
-    ///
-    /// After a failover all leases are verified at once on the new primary. **A grant that the old primary did
-    /// not pass on is lost with it**: replication is asynchronous, so somebody else can be granted the name
-    /// before the old holder knows. What the holder sees, and by when:
-    ///
-    /// | the new primary | the old holder |
+    /// | URL | connects to |
     /// |---|---|
-    /// | has the lease | goes on; choose T ≥ (time to fail over) / 0.4 |
-    /// | does not have it | is told [`Gone`](crate::Loss::Gone) at the first contact, which is the verification, or [`Taken`](crate::Loss::Taken) |
-    /// | cannot be reached by it | is told [`Expired`](crate::Loss::Expired) before T has passed since its last renewal |
+    /// | `memory:` | a new store in this process, as [`in_memory`](LeaseManager::in_memory) |
+    /// | `redis://user:password@host:6379/0` | one Redis server; `rediss://` with TLS, `redis+unix://` for a socket |
+    /// | `redis-sentinel://..`, `redis-cluster://..` | a fleet of Redis servers |
+    /// | `redis://a,redis://b,redis://c` | a [`Quorum`](crate::store::Quorum) of independent servers |
+    /// | `zookeeper://host:2181,host:2181/path` | ZooKeeper, with the feature `zookeeper` |
     ///
-    /// In tests with three sentinels on one machine the holder is told within a second of the promotion, whether
-    /// the old primary was killed or frozen. [`replicas`](Builder::replicas) makes such a loss rarer, not
-    /// impossible. Fencing tokens grow across failovers as long as the clocks of the servers agree better than
-    /// the failover takes: a token is at least the server's time. Only a resource that compares them is safe in
-    /// all cases.
+    /// [`stores`](crate::guide::stores#urls) has all parts of these URLs. Use the [builder](LeaseManager::builder) for
+    /// settings that do not fit in a URL. [`redis`](crate::guide::redis) lists the permissions that a Redis user needs,
+    /// and what happens in a failover.
     ///
-    /// List all sentinels: each is listened to, and of their answers the newest counts. So `SENTINEL REMOVE`, after
-    /// which epochs begin again, goes to all of them; where some still name another primary, who is a replica by its
-    /// own word does not count, if the user has `+info`. Names that tie many
-    /// leases to one slot, as `{tenant}:a` and `{tenant}:b`, are renewed in fewer calls, all by one server.
-    ///
-    /// Rights, beside those that one server needs: in a cluster `+cluster|slots +asking +spublish +ssubscribe
-    /// +sunsubscribe` instead of `+publish +subscribe +unsubscribe`; on sentinels, if they have users,
-    /// `+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master`; `+wait` for `replicas`. In a cluster with TLS, the
-    /// certificates must name what the nodes announce: their addresses, or their host names.
+    /// Connecting runs a probe on a temporary key, so bad credentials or a command that is not allowed fail here rather
+    /// than at the first lock. A key that the user may not touch does not fail here, because other names may be
+    /// allowed: check that the prefix fits the user's permissions.
     ///
     /// # Errors
     ///
-    /// [`Invalid`](crate::ErrorKind::Invalid) for a URL that makes no sense,
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for one that needs a feature or a later version,
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if nobody answers, [`Denied`](crate::ErrorKind::Denied) for a
-    /// wrong password or a missing right, [`Rejected`](crate::ErrorKind::Rejected) if the server refuses writes.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL is not valid.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): it needs a feature or a later version.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers.
+    /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, or a permission is missing.
+    /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
+    ///
     /// The URL never appears in them.
     ///
     /// # Panics
@@ -147,12 +105,11 @@ impl LeaseManager {
         Self::builder().connect(url).await
     }
 
-    /// Leases in the memory of this process, for tests, tools and one-process services.
+    /// Keeps leases in the memory of this process, for tests, tools and one-process services.
     ///
-    /// Follows tokio's clock, and works on the runtime that it is first used on, which must be driven; when
-    /// that has ended, on another that waits, runs work under a lease or locks next (see
-    /// [`own_thread`](Builder::own_thread)). Runtimes that share it must share a clock too: none of them, or the
-    /// only one, may pause its time.
+    /// It follows tokio's clock. It runs on the runtime that first uses it, which must keep running, and moves to
+    /// another caller's runtime if that one shuts down (see [`own_thread`](Builder::own_thread)). Runtimes that share
+    /// it must share a clock too: none of them, or the only one, may pause its time.
     #[must_use]
     pub fn in_memory() -> Self {
         Self::new(Builder::default_in_memory())

@@ -1,61 +1,10 @@
-//! What a lock needs of a store, and the stores that leasehold brings.
+//! Defines what a lock needs of a store, and the stores that leasehold brings.
 //!
-//! [`Store`] is the one narrow waist between the engine and whatever keeps the leases. Its
-//! contract is in prose on the trait; with the feature `testing`, the conformance suite in
-//! `leasehold::testing` checks a store of your own against it.
+//! [`Store`] is the one narrow interface between the engine and a store. Its contract is in prose on the trait; with the
+//! feature `testing`, the conformance suite in `leasehold::testing` checks a store of your own against it.
 //!
-//! # ZooKeeper
-//!
-//! With the feature `zookeeper`, by `zookeeper://host:2181,host:2181/path`. Each lock is a directory under
-//! `<path>/leasehold/locks`, each holder and each process that waits an ephemeral sequential node in it. The first
-//! in the line holds, and each other watches the one before it, so a release wakes one process, and processes
-//! are let in in the order of their arrival. One session serves all leases of a manager.
-//!
-//! **The time to live** is the session's timeout: others wait for as long after a crash. The servers must give
-//! exactly what [`ttl`](crate::Builder::ttl) asks for, else `connect` says what they give; by default that is from
-//! 2 to 20 of their ticks, 4 s to 40 s. It must be at least 1 s and at least 3 ticks (6 s by default; 6 ticks where
-//! clients connect to observers that follow an observer master, by `observerMasterPort`: what such an observer has heard
-//! reaches the leader a tick late, not half of one), with the same limits on all members. Ticks are not told to clients: below
-//! 10 s `connect` looks for the shortest timeout that the servers give, by default 2 ticks, and a warning in the log says
-//! when T is less than 1.5 times that; more nobody can check from outside. Do not change the limits while clients run:
-//! a session that is given another timeout at a reconnect is given up, and its holders are told at once. A lease is
-//! believed for three quarters of it: until the send time of the last acknowledged write *but one* plus the
-//! timeout. For an acknowledged write proves that there is a quorum, but the leader, which ends sessions, surely
-//! knows only of the one before it.
-//!
-//! **Promised** beyond what [holds for every store](crate::LeaseManager#what-is-promised): a holder whose member
-//! is frozen, or cut off from the quorum, is told before the next one is let in, also while its member still
-//! answers reads. What an old session held, a new one never revives. A wait that is given up, and an answer
-//! that is lost, leave no node behind. Leases and places in the line outlive a reconnect and a new leader. A member
-//! that is silent for a fifth of the timeout is left for another one, so from 6 s on a silent member of three costs no
-//! lease; in an outage all members are tried at least once in a second or two, and nothing is sent while there is no
-//! connection. A [fencing token](crate::Lease::fence) is the number of the transaction that made the node, and grows
-//! for as long as the ensemble's data is kept.
-//!
-//! **Not promised:** how long somebody else's hold has left ([`Holding::remaining`] is `None`). A node that an
-//! operator deletes is noticed at the next renewal. A process that is stopped while it is the first to wait
-//! keeps the others waiting until its session ends; one that runs, but does not poll its waiter, for an eighth of the
-//! timeout (250 ms at least), then it goes to the end of the line. A process whose round trips take more than a fourteenth
-//! of the timeout misses some of its turns. [`force_unlock`](crate::LeaseManager::force_unlock)
-//! deletes whatever is the first in the line, and says whether there was anything. Since each grant has one fencing
-//! token, a lock is handed on in memory only with [`fencing(false)`](crate::Builder::fencing). TLS is not supported:
-//! the client library's brings a second cryptography along, which leaves rustls without a default, and code that is
-//! no longer maintained. A tunnel on the same machine does it.
-//!
-//! **Users:** `zookeeper://user:password@host:2181,host:2181/path`, percent-encoded, is authentication by the scheme
-//! `digest`. All nodes that leasehold then makes, also those of `<path>`, are this user's alone; without a user
-//! they are open to all who reach the servers. Who may not is told so, by [`Denied`](crate::ErrorKind::Denied). Rights to
-//! `<path>/leasehold/locks` and `<path>/leasehold/sessions` are enough where an operator has made these two.
-//! Users who share these, but no rights, do not share names: whoever comes first to a name has its directory
-//! for as long as it is used, and then until it is cleared away, some ten seconds. The password passes the network
-//! as it is.
-//!
-//! **Costs:** a free lock 2 round trips, of which 1 is a write to the quorum; one that was waited for 1 write
-//! after the wake-up; entering again, leaving and the release 1 write each. A session writes once in each
-//! quarter of the time to live (a server that is far away sees fewer), however many leases there are, and also when there are none; each lease
-//! adds a read from the member that it is connected to. The process that released a lock deletes its directory after
-//! 5 to 10 s without a use, which is 1 write more for a name that is used once; what it cannot delete, the servers
-//! clear away, 10 000 in a minute at most (`znode.container.maxPerMinute`).
+//! [`stores`](crate::guide::stores) compares the stores; [`redis`](crate::guide::redis), [`quorum`](crate::guide::quorum)
+//! and [`zookeeper`](crate::guide::zookeeper) describe each.
 
 mod memory;
 pub(crate) mod name;

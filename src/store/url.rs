@@ -66,6 +66,7 @@ impl Target {
     }
 
     fn one(url: &str, common: &Common) -> Result<Self> {
+        let url = &normalized(url);
         let tls = common.remote.has_tls() && url.starts_with("zookeeper:");
         if tls || SECURE_ZOOKEEPER.iter().any(|scheme| url.starts_with(scheme)) {
             return Err(Error::new(
@@ -74,7 +75,12 @@ impl Target {
                  and leave tls_ca and tls_identity out",
             ));
         }
-        if url == "memory:" {
+        if let Some(rest) = url.strip_prefix("memory:") {
+            if !rest.is_empty() {
+                return Err(Error::invalid(
+                    "a store in memory has no address; write memory: alone",
+                ));
+            }
             common.remote.refuse()?;
             return Ok(Self::Memory);
         }
@@ -203,6 +209,14 @@ fn twice(nodes: &[Target]) -> Option<[usize; 2]> {
     })
 }
 
+/// Writes the scheme in small letters, and removes spaces around the URL.
+fn normalized(url: &str) -> String {
+    match url.trim().split_once(':') {
+        Some((scheme, rest)) => format!("{}:{rest}", scheme.to_ascii_lowercase()),
+        None => url.trim().to_owned(),
+    }
+}
+
 /// The URLs of a list: a comma separates them where a scheme follows, for URLs may have commas inside.
 fn list(text: &str) -> Vec<&str> {
     let mut urls = Vec::new();
@@ -213,8 +227,7 @@ fn list(text: &str) -> Vec<&str> {
             start = comma + 1;
         }
     }
-    // A URL alone is left as it is.
-    urls.push(if start == 0 { text } else { text[start..].trim() });
+    urls.push(text[start..].trim());
     urls
 }
 
@@ -279,6 +292,21 @@ mod tests {
         assert!(matches!(three, Target::Quorum(nodes) if nodes.len() == 3));
         let error = parsed("memory:,memory:").unwrap_err();
         assert!(error.to_string().contains("3 to 15 nodes"), "{error}");
+    }
+
+    #[test]
+    fn scheme_in_capitals_and_spaces_around_a_url_are_accepted() {
+        for url in ["memory:", "Memory:", " memory:", "memory:\n"] {
+            assert!(matches!(parsed(url), Ok(Target::Memory)), "{url:?}");
+        }
+        #[cfg(feature = "redis")]
+        for url in ["Redis://Host", " redis://host", "REDIS://host \n", "Valkey://host"] {
+            assert!(matches!(parsed(url), Ok(Target::Redis(_))), "{url:?}");
+        }
+        for url in ["memory://", "memory:///x", "Memory:x"] {
+            let error = parsed(url).unwrap_err();
+            assert!(error.to_string().contains("write memory: alone"), "{url}: {error}");
+        }
     }
 
     #[cfg(feature = "redis")]

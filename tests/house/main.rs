@@ -1,6 +1,8 @@
-//! The house itself: who may import whom, what the compiler refuses, and whether the tools of the tests can be relied on.
+//! The house itself: imports between modules, the words of the prose, code that the compiler must reject, and the tools of the
+//! tests.
 
 mod compile_fail;
 mod harness;
 mod layers;
 mod oracle;
+mod prose;

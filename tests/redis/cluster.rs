@@ -674,9 +674,9 @@ async fn a_killed_primary_costs_no_lease_that_its_replica_has() {
     next.unlock().await.expect("released");
 }
 
-/// The rights that the README names, and no others; those to plain pub/sub only where that is used.
+/// The permissions that the guide lists, and no others; those for plain pub/sub only where that is used.
 #[tokio::test]
-async fn the_rights_of_the_readme_are_enough_for_a_cluster() {
+async fn permissions_of_the_guide_are_enough_for_a_cluster() {
     let cluster = own().await;
     let (one, more) = (rights::of_one_server(), rights::of_a_cluster());
     let (plain, sharded) =

@@ -7,10 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kit::look::{channel, fence_key, others, subscribers};
-use kit::trace::Trace;
+use kit::trace::{Trace, Traced};
 use kit::{Proxy, Reply, Resp, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
+use tracing::Level;
 
 const LONG: Duration = Duration::from_secs(10);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
@@ -336,9 +337,9 @@ async fn the_minimal_rights_are_enough_for_everything() {
     }
 }
 
-/// Names with braces need the two that the README tells apart.
+/// Names with braces need the two that the guide lists apart.
 #[test]
-fn the_least_rights_of_these_tests_are_those_of_the_readme() {
+fn least_permissions_of_these_tests_are_those_of_the_guide() {
     let braces = ["~redisson_lock_token:app:*", "&redisson_lock__channel:app:*"];
     let mut least = MINIMAL.to_vec();
     least.retain(|word| !braces.contains(word));
@@ -385,10 +386,15 @@ async fn without_exists_the_cause_of_a_loss_is_not_known() {
 
 #[tokio::test]
 async fn a_user_of_a_prefix_cannot_lock_beyond_it() {
+    let trace = Trace::of_all_threads();
     let server = Server::start();
     set_user(&server, &MINIMAL);
     // Without the prefix, the try-out's key is out of reach too, which proves nothing.
     let leases = LeaseManager::connect(&lease_url(&server)).await.expect("a manager");
+    // A prefix that the user may not touch shows in the log.
+    let warns =
+        |event: &Traced| event.level == Level::WARN && event.message().contains("leasehold-probe:");
+    eventually(LONG, || trace.events().iter().any(warns)).await;
     let error = leases.lock("job").lock().await.expect_err("out of reach");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let lease = lock(&leases, "app:job").await;

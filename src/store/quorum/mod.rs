@@ -40,14 +40,10 @@ const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
 /// How long looking at all nodes may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(3);
 
-/// A store made of N independent stores: what a majority of them grants is granted.
+/// Grants what a majority of N independent stores grants.
 ///
-/// Independent means: no replication between them, none of them shares a fate (power, host, operator's mistake)
-/// with another, and no two are the same server. A list of URLs that names a server twice is refused. If the addresses
-/// of two nodes lead to one server later, by DNS or a proxy, that server votes once, and the log and errors name the two.
-///
-/// 3 nodes survive the failure of one, 5 that of two. An even number survives no more
-/// than the odd one below it.
+/// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. A lease of a quorum has no
+/// fencing token. [`quorum`](crate::guide::quorum) has the promises, the limits and the costs.
 ///
 /// ```
 /// use leasehold::LeaseManager;
@@ -63,57 +59,6 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// # }).unwrap();
 /// # Ok::<(), std::io::Error>(())
 /// ```
-///
-/// # What is promised
-///
-/// What [`LeaseManager`](crate::LeaseManager#what-is-promised) promises, while at most a minority of the nodes
-/// is down, slow, or restarts, even without its keys. The reason: two holders at one time would need two
-/// majorities, which have a node in common; that node granted the second while the first one's time to live
-/// ran, so it had forgotten the first. But no grant and no renewal counts unless its node says *after it*
-/// that it has forgotten nothing for a whole time to live (see [`Store::age`]). A Redis server says that when it has
-/// been up for as long, also if it keeps its keys on disk: a disk can be replaced by an empty one, and an append-only
-/// file can lack the last second.
-///
-/// - A lease lives exactly while a majority confirms its renewals, each round as one: its deadline counts from
-///   before the first send of the round.
-/// - A node that was down, or comes back empty, gets the keys of living holds back at their next renewal, and
-///   counts again when it has been up for the time to live. So restarts one after the other cost no lease, if
-///   T and one renewal (T/3) lie between them.
-/// - What did not become a majority is released on every node, as is a late grant, until it is confirmed or
-///   has expired. The next attempt has another token at the nodes (`<uuid>:<number>.<node>.<attempt>`), so that a
-///   late release cannot undo a later grant. A key of one's own that is left at a node is released there
-///   before the name is asked for again: it never votes against its owner.
-/// - When several ask at once and none gets a majority, they give back and try again after a random
-///   pause, which grows.
-///
-/// # What is not
-///
-/// - **Fencing tokens.** Each node could count, but not all of them alike, so a majority's numbers do not
-///   grow in the order of the grants. [`Lease::fence`](crate::Lease::fence) is `None`. Where a
-///   resource must refuse late writes, use a store that has fencing tokens.
-/// - **Lost keys without a restart.** A flush, an eviction or a `DEL` on a running node goes unnoticed: if the
-///   holder has just a majority, the node can help another one in. Use `noeviction`.
-/// - **A wiped majority.** When the leases are lost on a majority of the nodes, all holders are told at the next
-///   renewal; nothing new is granted for T after the restart.
-/// - **Addresses that move to a server that was no node before**, or to several servers in turn. Such a server counts
-///   by its own age, though it knows nothing of what the one before it has granted: stop the old one, and give its
-///   address to the new one T later.
-/// - **Clocks** that are stepped, on a node or here; and pauses between `check` and a write.
-/// - **Different times to live.** All who share names must use the same T, since a node counts again after
-///   the T of whoever asks.
-///
-/// # Costs
-///
-/// Two round trips for a grant: one to all nodes at once, then one for the age of those that granted (shared by
-/// all grants that wait for it). Renewals the same, for each batch. One for a release, a nested acquire two. The slowest
-/// of the fastest majority sets the pace. Each node has half of the request's time-out, T/20 unless T is below
-/// 2.5 s or above 200 s, but 50 ms at least; what a slower one answers changes no verdict, but is not lost: grants are
-/// given back, missing keys made again.
-///
-/// Waiters are woken when a majority of the nodes says so, by a minority's word after a short while, and by
-/// the clock at the poll bound whatever is lost.
-///
-/// The work goes on in tasks of the runtime that asks. If that ends, what was taken without a majority expires.
 pub struct Quorum {
     inner: Arc<Inner>,
 }

@@ -174,10 +174,17 @@ impl RedisStore {
         let acquire = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
         match self.acquire(acquire.clone()).await {
             Err(error) if replies::is_key_out_of_reach(&error) => {
-                trace::later(
-                    Level::DEBUG,
-                    || move || tracing::debug!(%error, "rights not tried out"),
-                );
+                let prefix = self.keys.prefix().to_owned();
+                trace::later(Level::WARN, || {
+                    move || {
+                        tracing::warn!(
+                            prefix,
+                            %error,
+                            "this user may not touch the prefix followed by leasehold-probe:, so its permissions were \
+                             not checked; if all locks are denied, the prefix does not fit the user"
+                        );
+                    }
+                });
                 return Ok(());
             }
             result => drop(result?),

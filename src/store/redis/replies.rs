@@ -92,8 +92,7 @@ pub(super) fn sort(text: &str) -> Error {
 
     // Inside a script a missing right has no word of its own.
     if NO_RIGHT_IN_SCRIPT.iter().any(|words| text.contains(words)) {
-        let message =
-            "the user lacks a right that the lock scripts need; see the README for the ACL";
+        let message = "the user lacks a permission that the lock scripts need; leasehold::guide::redis lists them";
         return error(Denied, message, text, Fate::Unknown);
     }
     let word = text.split([' ', ':']).next().unwrap_or_default();
@@ -113,9 +112,12 @@ pub(super) fn sort(text: &str) -> Error {
         "NOREPLICAS" => (Rejected, "the server has too few replicas to accept writes"),
         "MISCONF" => (Rejected, "the server cannot save to disk and refuses writes"),
         "DENIED" => (Denied, "the server is in protected mode: it takes local clients only"),
-        "NOAUTH" => (Denied, "the server wants a password; put it into the URL"),
+        "NOAUTH" => (
+            Denied,
+            "the server wants a password; put it into the URL after a colon: redis://:password@host",
+        ),
         "WRONGPASS" => (Denied, "the server refuses this user or password"),
-        "NOPERM" => (Denied, "the user lacks a right; see the README for the ACL"),
+        "NOPERM" => (Denied, "the user lacks a permission; leasehold::guide::redis lists them"),
         "WRONGTYPE" => (WrongType, "the key under this name is not a lock; it was left untouched"),
         "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
         "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),
@@ -260,6 +262,12 @@ mod tests {
         ] {
             assert!(!is_key_out_of_reach(&sort(text)), "{text}");
         }
+    }
+
+    #[test]
+    fn password_in_the_place_of_the_user_is_pointed_out() {
+        let error = sort("NOAUTH Authentication required.");
+        assert!(error.to_string().contains("redis://:password@host"), "{error}");
     }
 
     #[test]

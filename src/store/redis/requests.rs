@@ -235,7 +235,7 @@ impl Request for Release {
                 trace::later(Level::WARN, || {
                     || {
                         tracing::warn!(
-                            "the server refused to wake waiters; see the README for the ACL"
+                            "the server refused to wake waiters; leasehold::guide::redis lists the permissions"
                         )
                     }
                 });

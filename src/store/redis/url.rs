@@ -65,7 +65,7 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
         }
         _ => Err(Error::invalid(
             "the URL's scheme is unknown; use redis, rediss, redis+unix, redis-sentinel, \
-             redis-cluster or memory",
+             redis-cluster, zookeeper or memory:, or valkey in place of redis",
         )),
     }
 }
@@ -224,6 +224,9 @@ fn unknown_key(key: &str, hint: &str) -> Error {
 
 fn database_of(rest: &str) -> Result<Option<u8>> {
     match rest.split_once('/') {
+        Some((_, path)) if path.contains('@') => Err(Error::invalid(
+            "the URL has an '@' behind a '/'; if it belongs to a password, write a '/' in it as %2F",
+        )),
         Some((_, path)) if !path.is_empty() => database(path),
         _ => Ok(None),
     }
@@ -276,7 +279,7 @@ mod tests {
     fn bad_urls_say_what_to_do_and_never_echo_a_secret() {
         let table = [
             ("localhost:6379", "no scheme"),
-            ("http://localhost", "scheme is unknown"),
+            ("http://localhost", "redis-cluster, zookeeper or memory:"),
             ("redis://", "cannot be parsed"),
             ("redis://u:hunter2@:99999", "cannot be parsed"),
             ("redis://u:hunter2@host:port", "cannot be parsed"),
@@ -293,6 +296,9 @@ mod tests {
             ("redis://host/3#hunter2", "has a '#'"),
             ("redis://u:6379#hunter2@host", "has a '#'"),
             ("redis+unix:///a#hunter2", "has a '#'"),
+            ("redis://:hun/ter2@host:6379", "a '/' in it as %2F"),
+            ("redis-cluster://u:hun/ter2@host:6379", "a '/' in it as %2F"),
+            ("redis-sentinel://u:hun/ter2@host:6379?sentinelServiceName=m", "a '/' in it as %2F"),
             ("redis-cluster://u:p@host?node=h2:1#hunter2", "has a '#'"),
             ("redis-sentinel://host?sentinelServiceName=m#hunter2", "has a '#'"),
             ("redis+unix:///a%2", "a '%' as %25"),

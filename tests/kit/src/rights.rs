@@ -1,6 +1,6 @@
-//! The rights of a user as the README tells them.
+//! The permissions of a user, as the guide lists them.
 
-const README: &str = include_str!("../../../README.md");
+const GUIDE: &str = include_str!("../../../src/guide/redis.md");
 
 /// The least that one server needs, for names that begin with `app:`.
 pub fn of_one_server() -> Vec<&'static str> {
@@ -18,7 +18,7 @@ pub fn of_plain_pubsub() -> Vec<&'static str> {
 }
 
 fn words(before: &str, behind: &str) -> Vec<&'static str> {
-    let (_, words) = README.split_once(before).expect("the README tells it");
+    let (_, words) = GUIDE.split_once(before).expect("the guide has it");
     let (words, _) = words.split_once(behind).expect("it has an end");
     words.split_whitespace().collect()
 }

@@ -1,0 +1,41 @@
+//! Explains leasehold by topic: promises, stores, settings, performance, faults.
+//!
+//! Start with [`guarantees`]. Before you lock something that must never be written twice, read [`fencing`].
+//!
+//! This module exists only in the documentation. Its examples are tests.
+
+#[doc = include_str!("guarantees.md")]
+pub mod guarantees {}
+
+#[doc = include_str!("fencing.md")]
+pub mod fencing {}
+
+#[doc = include_str!("reentrancy.md")]
+pub mod reentrancy {}
+
+#[doc = include_str!("stores.md")]
+pub mod stores {}
+
+#[doc = include_str!("redis.md")]
+pub mod redis {}
+
+#[doc = include_str!("quorum.md")]
+pub mod quorum {}
+
+#[doc = include_str!("zookeeper.md")]
+pub mod zookeeper {}
+
+#[doc = include_str!("settings.md")]
+pub mod settings {}
+
+#[doc = include_str!("performance.md")]
+pub mod performance {}
+
+#[doc = include_str!("comparison.md")]
+pub mod comparison {}
+
+#[doc = include_str!("testing.md")]
+pub mod testing {}
+
+#[doc = include_str!("faults.md")]
+pub mod faults {}

@@ -106,20 +106,17 @@ impl Members {
     }
 
     /// Takes out those that are not to be kept.
-    pub(super) fn remove(&mut self, mut keep: impl FnMut(&Member) -> bool) -> Vec<Member> {
+    pub(super) fn remove(&mut self, mut keep: impl FnMut(&Member) -> bool) -> Self {
         match self {
-            Self::None => Vec::new(),
-            Self::One(member) if keep(member) => Vec::new(),
-            Self::One(_) => match std::mem::take(self) {
-                Self::One(member) => vec![member],
-                _ => Vec::new(),
-            },
+            Self::None => Self::None,
+            Self::One(member) if keep(member) => Self::None,
+            Self::One(_) => std::mem::take(self),
             Self::Many(members) => {
                 let removed = members.extract_if(.., |member| !keep(member)).collect();
                 if members.is_empty() {
                     *self = Self::None;
                 }
-                removed
+                Self::Many(removed)
             }
         }
     }
@@ -200,7 +197,7 @@ impl Rivals {
 /// What was taken out of a slot: to be dropped with no lock held.
 #[derive(Default)]
 pub(super) struct Removed {
-    _members: Vec<Member>,
+    _members: Members,
     _offers: Vec<Offer>,
     _waiters: Vec<Waiter>,
 }
@@ -258,12 +255,12 @@ impl Slot {
     /// Takes out the members that are not to be kept, and what was offered of theirs.
     pub(super) fn remove(&mut self, keep: impl FnMut(&Member) -> bool) -> Removed {
         let members = self.members.remove(keep);
-        if members.is_empty() {
+        if members.all().is_empty() {
             return Removed::default();
         }
         let offers = self.rivals().map(|rivals| {
             rivals.take_offers(|offer| {
-                members.iter().any(|member| match offer {
+                members.all().iter().any(|member| match offer {
                     Offer::Turn(number) => *number == member.number,
                     Offer::Hold(passed) => member.hold().is_some_and(|hold| passed.is(hold)),
                 })

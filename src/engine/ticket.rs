@@ -17,6 +17,15 @@ pub(crate) enum Admission {
     Hold(Passed),
 }
 
+/// What a waiter sees.
+pub(crate) enum Look {
+    Admitted(Admission),
+    /// Since when the store has not answered a request for this name.
+    Waits {
+        silent_since: Option<Instant>,
+    },
+}
+
 /// A place in the line; leaving is O(log n). Dropping it gives up what was offered there.
 pub(crate) struct Ticket {
     queue: Arc<Queue>,
@@ -35,16 +44,9 @@ impl Queue {
 }
 
 impl Ticket {
-    /// Waits for what comes to it, looking at `now` and whenever it is told. To be called again each
-    /// [`Timing::look_period`](super::timing::Timing::look_period), and by a waiter that has not got a hold of what it
-    /// was given: it keeps its place.
-    pub(crate) async fn next(&mut self, now: Instant) -> Admission {
-        loop {
-            if let Some(admission) = self.look(now) {
-                return admission;
-            }
-            self.told.get_or_insert_default().notified().await;
-        }
+    /// Waits until it may look again.
+    pub(crate) async fn told(&mut self) {
+        self.told.get_or_insert_default().notified().await;
     }
 
     /// Returns whether it waits for a hold of this process, and all others in line are behind it.
@@ -58,7 +60,10 @@ impl Ticket {
         first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
     }
 
-    fn look(&mut self, now: Instant) -> Option<Admission> {
+    /// Looks at `now` for what has come to it. To be called again whenever it is [`told`](Ticket::told), each
+    /// [`Timing::look_period`](super::timing::Timing::look_period), and by a waiter that has not got a hold of what it
+    /// was given: it keeps its place.
+    pub(crate) fn look(&mut self, now: Instant) -> Look {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
         let mut guard = queue.lock();
         let state = &mut *guard;
@@ -68,7 +73,7 @@ impl Ticket {
             let Some(slot) = state.slots.get_mut(name) else {
                 let member = Member::asking(number, mode, now + queue.attempt);
                 state.slots.insert(name.clone(), Slot::new(member));
-                break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
+                break Look::Admitted(Admission::Turn(queue.turn(state, name, mode, number, now)));
             };
             let ticket = *self.number.get_or_insert(number);
             let told = self.told.get_or_insert_default();
@@ -78,14 +83,15 @@ impl Ticket {
             ended.told.extend(slot.advance(&mut state.numbers, now + queue.attempt));
             let rivals = slot.make_rivals();
             match rivals.offers.remove(&ticket) {
-                Some(Offer::Hold(passed)) => break Some(Admission::Hold(passed)),
+                Some(Offer::Hold(passed)) => break Look::Admitted(Admission::Hold(passed)),
                 Some(Offer::Turn(number)) => {
                     rivals.waiters.remove(&ticket);
-                    break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
+                    let turn = queue.turn(state, name, mode, number, now);
+                    break Look::Admitted(Admission::Turn(turn));
                 }
                 // Only once: what is offered then is not overdue.
                 None if ended.is_empty() && slot.is_overdue(now) => {}
-                None => break None,
+                None => break Look::Waits { silent_since: slot.silent_since },
             }
             ended = queue.take_away(state, name, now);
         };
@@ -129,7 +135,20 @@ mod tests {
     }
 
     async fn enter(queue: &Arc<Queue>, name: &Name) -> Admission {
-        queue.ticket(name, Mode::Exclusive).next(queue.clock.now()).await
+        let mut ticket = queue.ticket(name, Mode::Exclusive);
+        loop {
+            match ticket.look(queue.clock.now()) {
+                Look::Admitted(admission) => return admission,
+                Look::Waits { .. } => ticket.told().await,
+            }
+        }
+    }
+
+    fn look(ticket: &mut Ticket, now: Instant) -> Option<Admission> {
+        match ticket.look(now) {
+            Look::Admitted(admission) => Some(admission),
+            Look::Waits { .. } => None,
+        }
     }
 
     fn try_enter(queue: &Arc<Queue>, name: &Name) -> Option<Turn> {
@@ -202,7 +221,7 @@ mod tests {
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         let now = queue.clock.now();
         for place in &mut places {
-            assert!(place.look(now).is_none());
+            assert!(look(place, now).is_none());
         }
         (queue, name, first, places, now)
     }
@@ -211,15 +230,15 @@ mod tests {
     fn turn_not_looked_at_goes_on_and_its_waiter_keeps_its_place() {
         let (queue, _, first, [mut late, mut second, mut third], now) = three_in_line();
         drop(first);
-        assert!(second.look(now).is_none());
+        assert!(look(&mut second, now).is_none());
         let due = queue.clock.now() + Timing::DEFAULT.attempt;
-        let taken = turn(second.look(due + Duration::from_nanos(1)));
+        let taken = turn(look(&mut second, due + Duration::from_nanos(1)));
         // It looks again, in time to be the first of the two.
-        assert!(late.look(due).is_none());
+        assert!(look(&mut late, due).is_none());
         drop(taken);
-        assert!(third.look(due).is_none());
-        drop(turn(late.look(due)));
-        drop(turn(third.look(due)));
+        assert!(look(&mut third, due).is_none());
+        drop(turn(look(&mut late, due)));
+        drop(turn(look(&mut third, due)));
     }
 
     #[test]
@@ -228,15 +247,15 @@ mod tests {
         let due = now + Duration::from_secs(60);
         assert_eq!(first.asks(now), Some(now));
         first.moves_by(due);
-        assert!(second.look(due).is_none(), "it is not overdue yet");
+        assert!(look(&mut second, due).is_none(), "it is not overdue yet");
         let late = due + Duration::from_nanos(1);
-        let taken = turn(second.look(late));
+        let taken = turn(look(&mut second, late));
         assert_eq!(first.asks(late), None);
         first.moves_by(now);
         drop(first);
-        assert!(third.look(late).is_none(), "the second has it");
+        assert!(look(&mut third, late).is_none(), "the second has it");
         drop(taken);
-        drop(turn(third.look(late)));
+        drop(turn(look(&mut third, late)));
     }
 
     #[test]
@@ -247,47 +266,47 @@ mod tests {
         let mut aside: Vec<Ticket> =
             (0..100).map(|_| queue.ticket(&name, Mode::Exclusive)).collect();
         for place in &mut aside {
-            assert!(place.look(now).is_none());
+            assert!(look(place, now).is_none());
         }
         let late = now + Timing::DEFAULT.ttl;
         let mut last = queue.ticket(&name, Mode::Exclusive);
-        let taken = turn(last.look(late));
+        let taken = turn(look(&mut last, late));
         taken.moves_by(late);
         drop(first);
         // They look again, and are in line again.
-        assert!(aside.iter_mut().all(|place| place.look(late).is_none()));
+        assert!(aside.iter_mut().all(|place| look(place, late).is_none()));
         drop(taken);
-        drop(turn(aside[0].look(late)));
-        drop(turn(aside[1].look(late)));
+        drop(turn(look(&mut aside[0], late)));
+        drop(turn(look(&mut aside[1], late)));
     }
 
     #[test]
     fn a_grant_brings_the_turn_back_unless_there_is_a_hold() {
         let (queue, name, first, [mut second, mut third, _fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
-        let taken = turn(second.look(late));
+        let taken = turn(look(&mut second, late));
         assert_eq!(first.keep(late), Kept::Yes);
         assert_eq!(taken.asks(late), None);
         assert_eq!(taken.keep(late), Kept::Not, "the first has a hold");
         drop(taken);
-        assert!(third.look(late + Timing::DEFAULT.ttl).is_none(), "a hold is never overdue");
+        assert!(look(&mut third, late + Timing::DEFAULT.ttl).is_none(), "a hold is never overdue");
         assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
-        drop(turn(third.look(late)));
+        drop(turn(look(&mut third, late)));
     }
 
     #[test]
     fn a_grant_voids_the_offer_of_the_turn_that_was_taken_away() {
         let (_, _, first, [mut second, mut third, mut fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
-        let taken = turn(second.look(late));
+        let taken = turn(look(&mut second, late));
         drop(second);
         drop(taken);
         assert_eq!(first.keep(late), Kept::Yes);
-        assert!(third.look(late).is_none());
-        assert!(fourth.look(late).is_none());
+        assert!(look(&mut third, late).is_none());
+        assert!(look(&mut fourth, late).is_none());
         drop(first);
-        drop(turn(third.look(late)));
+        drop(turn(look(&mut third, late)));
     }
 
     #[test]
@@ -309,11 +328,11 @@ mod tests {
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         for place in &mut places {
             // Long ago.
-            assert!(place.look(Instant::ZERO).is_none());
+            assert!(look(place, Instant::ZERO).is_none());
         }
         drop(first);
         assert!(try_enter(&queue, &name).is_none());
-        drop(turn(places[0].look(queue.clock.now())));
+        drop(turn(look(&mut places[0], queue.clock.now())));
         assert!(try_enter(&queue, &name).is_none());
     }
 
@@ -323,8 +342,8 @@ mod tests {
         drop(first);
         let late = now + Timing::DEFAULT.ttl;
         let taken = queue.try_turn(&name, Mode::Exclusive, late).unwrap();
-        assert!(places.iter_mut().all(|place| place.look(late).is_none()));
+        assert!(places.iter_mut().all(|place| look(place, late).is_none()));
         drop(taken);
-        drop(turn(places[0].look(late)));
+        drop(turn(look(&mut places[0], late)));
     }
 }

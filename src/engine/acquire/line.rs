@@ -2,7 +2,7 @@
 
 use super::super::hints::Hints;
 use super::super::hold::Hold;
-use super::super::ticket::{Admission, Ticket};
+use super::super::ticket::{Admission, Look, Ticket};
 use super::{AcquireLoop, FIRST_GAP, is_silent};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -27,12 +27,13 @@ impl AcquireLoop<'_, '_> {
             if until <= now {
                 return Err(Error::silent());
             }
-            let pause = FIRST_GAP.min(until.saturating_duration_since(now));
-            match timeout(pause, ticket.next(now)).await {
-                Ok(Admission::Turn(turn)) => return self.begin(turn).await,
-                Ok(Admission::Hold(passed)) => return Ok(passed.accept(core)),
-                Err(_) => {}
+            match ticket.look(now) {
+                Look::Admitted(Admission::Turn(turn)) => return self.begin(turn).await,
+                Look::Admitted(Admission::Hold(passed)) => return Ok(passed.accept(core)),
+                Look::Waits { .. } => {}
             }
+            let pause = FIRST_GAP.min(until.saturating_duration_since(now));
+            let _ = timeout(pause, ticket.told()).await;
         }
     }
 
@@ -46,8 +47,12 @@ impl AcquireLoop<'_, '_> {
         self.answered.store(true, Ordering::Relaxed);
         loop {
             let now = core.now();
+            let silent_since = match ticket.look(now) {
+                Look::Admitted(admission) => return Ok(admission),
+                Look::Waits { silent_since } => silent_since,
+            };
             let mut pause = gap.min(core.timing.look_period());
-            if let Some(since) = core.queue.silent_since(self.name) {
+            if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;
                 if until <= now {
                     return Err(Error::silent());
@@ -56,19 +61,19 @@ impl AcquireLoop<'_, '_> {
             }
             // Long enough to be worth a subscription, so that a release by force is heard.
             let listens = gap > FIRST_GAP && core.announces && ticket.is_first_behind_a_hold(now);
-            let admission = if listens {
+            let told = timeout(pause, ticket.told());
+            let told = if listens {
                 tokio::select! {
                     biased;
-                    admission = timeout(pause, ticket.next(now)) => admission,
+                    told = told => told,
                     never = Box::pin(self.doubt(&mut hints)) => match never {},
                 }
             } else {
-                timeout(pause, ticket.next(now)).await
+                told.await
             };
-            if let Ok(admission) = admission {
-                return Ok(admission);
+            if told.is_err() {
+                gap = gap.saturating_mul(2);
             }
-            gap = gap.saturating_mul(2);
         }
     }
 

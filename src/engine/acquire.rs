@@ -191,17 +191,9 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         let mut ticket = core.queue.ticket(self.name, self.mode);
         loop {
-            match self.wait_in_line(&mut ticket).await? {
-                Admission::Turn(turn) => {
-                    if let Some(hold) = self.begin(turn).await? {
-                        return Ok(Some(hold));
-                    }
-                }
-                Admission::Hold(passed) => {
-                    if let Some(hold) = passed.accept(core) {
-                        return Ok(Some(hold));
-                    }
-                }
+            let admission = self.wait_in_line(&mut ticket).await?;
+            if let Some(hold) = self.admitted(admission).await? {
+                return Ok(Some(hold));
             }
         }
     }

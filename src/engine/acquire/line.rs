@@ -27,13 +27,24 @@ impl AcquireLoop<'_, '_> {
             if until <= now {
                 return Err(Error::silent());
             }
-            match ticket.look(now) {
-                Look::Admitted(Admission::Turn(turn)) => return self.begin(turn).await,
-                Look::Admitted(Admission::Hold(passed)) => return Ok(passed.accept(core)),
-                Look::Waits { .. } => {}
+            if let Look::Admitted(admission) = ticket.look(now) {
+                return self.admitted(admission).await;
             }
             let pause = FIRST_GAP.min(until.saturating_duration_since(now));
-            let _ = timeout(pause, ticket.told()).await;
+            // The answer that ends the silence may also have let us ask.
+            if timeout(pause, ticket.told()).await.is_ok()
+                && let Look::Admitted(admission) = ticket.look(core.now())
+            {
+                return self.admitted(admission).await;
+            }
+        }
+    }
+
+    /// Takes what has come to a waiter, once.
+    pub(super) async fn admitted(&self, admission: Admission) -> Result<Option<Arc<Hold>>> {
+        match admission {
+            Admission::Turn(turn) => self.begin(turn).await,
+            Admission::Hold(passed) => Ok(passed.accept(self.core)),
         }
     }
 

@@ -8,7 +8,6 @@ use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
 use super::state::{Entered, Entry};
-use super::ticket::Admission;
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};

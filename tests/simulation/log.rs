@@ -7,13 +7,13 @@ use super::runtime::{USER, Unwound};
 use super::world::TASK;
 use leasehold::LeaseManager;
 use std::panic::resume_unwind;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 use tracing::dispatcher::{DefaultGuard, Dispatch, set_default};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::Interest;
+use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
@@ -49,6 +49,9 @@ struct State {
 impl Log {
     /// The log of what this thread does from now on.
     pub fn start(fault: LogFault, panics_here: Option<u64>) -> Self {
+        // Were there but one subscriber in the process, other threads would say for it that it wants nothing.
+        static OTHER: OnceLock<Dispatch> = OnceLock::new();
+        OTHER.get_or_init(|| Dispatch::new(NoSubscriber::default()));
         let home = thread::current().id();
         let (state, over) = (Mutex::default(), Condvar::new());
         let inner = Arc::new(Inner { fault, panics_here, home, state, over });

@@ -144,13 +144,23 @@ impl Story {
         }
     }
 
-    /// None of the tasks of a process is polled for a while.
+    /// No task of a process is polled for a while, or some are not: what the others hand off is not accepted.
     fn stall(&mut self, at: usize) {
         let (now, ttl) = (self.world.now(), self.world.plan.ttl);
         let time = self.users.between(ttl / 4, 4 * ttl);
+        let all = self.users.percent(50);
         let process = &self.processes[at];
-        self.world.lock().judge.is_not_polled(now, process.client.id, time, ttl);
-        let gates: Vec<Gate> = process.flows.iter().map(|task| task.gate.clone()).collect();
+        let mut gates: Vec<Gate> = process.flows.iter().map(|task| task.gate.clone()).collect();
+        gates.retain(|_| all || self.users.percent(50));
+        let tasks: Vec<u64> = gates.iter().map(|gate| gate.who.1).collect();
+        // Whoever is polled waits for the others no longer than this.
+        let until = if all { now + time } else { now + time.min(ttl) };
+        let mut inner = self.world.lock();
+        inner.judge.are_not_polled(now, process.client.id, &tasks, until);
+        if time > ttl {
+            inner.judge.saw_stalled(&tasks);
+        }
+        drop(inner);
         gates.iter().for_each(Gate::stall);
         self.rest.push(tokio::spawn(async move {
             sleep(ms(time)).await;
@@ -232,14 +242,19 @@ impl super::judge::Judge {
         }
     }
 
-    fn is_not_polled(&mut self, now: u64, client: usize, time: u64, ttl: u64) {
-        self.note(now, format_args!("nobody is polled in c{client} for {time} ms"));
-        if time > ttl && self.wants_or_has(client) {
+    fn are_not_polled(&mut self, now: u64, client: usize, tasks: &[u64], until: u64) {
+        self.note(now, format_args!("nobody polls {tasks:?} in c{client}"));
+        // Whoever is polled first afterwards may take away the turns of the others; who is not hears nothing.
+        for wait in self.waits.iter_mut().filter(|wait| tasks.contains(&wait.task)) {
+            (wait.in_line, wait.patient) = (false, false);
+        }
+        self.all_alone(client, until);
+    }
+
+    fn saw_stalled(&mut self, tasks: &[u64]) {
+        let waits = self.waits.iter().any(|wait| tasks.contains(&wait.task));
+        if waits || self.beliefs.iter().any(|belief| tasks.contains(&belief.task)) {
             self.saw(Sometimes::RuntimeStalled);
         }
-        // Whoever is polled first afterwards may take away the turns of the others.
-        let own = self.waits.iter_mut().filter(|wait| wait.client == client);
-        own.for_each(|wait| wait.in_line = false);
-        self.all_alone(client, now + time);
     }
 }

@@ -36,7 +36,7 @@ impl Judge {
         self.alone.len() - 1
     }
 
-    /// Nothing of a process is polled until then.
+    /// Tasks of a process are not polled, for which it may have to wait until then.
     pub fn all_alone(&mut self, client: usize, until: u64) {
         self.alone.push(Alone { client, name: None, until });
     }

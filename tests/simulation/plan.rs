@@ -125,7 +125,7 @@ impl Plan {
         let any = users.percent(25);
         let mut some =
             |high: u64| if any && users.percent(50) { users.between(1, high) } else { 0 };
-        let (stall, end, unwind) = (some(30), some(30), some(30));
+        let (stall, end, unwind) = (some(60), some(30), some(30));
         let faults = Faults { stall, end, unwind, ..faults };
         let log = users.pick(&[LogFault::Panic, LogFault::Block, LogFault::Slow]);
         let log = users.percent(6).then_some(log);

@@ -144,14 +144,14 @@ impl Story {
         }
     }
 
-    /// No task of a process is polled for a while, or some are not: what the others hand off is not accepted.
+    /// No task of a process is polled for a while, or none that waits: what the others hand off is not accepted.
     fn stall(&mut self, at: usize) {
         let (now, ttl) = (self.world.now(), self.world.plan.ttl);
         let time = self.users.between(ttl / 4, 4 * ttl);
         let all = self.users.percent(50);
         let process = &self.processes[at];
         let mut gates: Vec<Gate> = process.flows.iter().map(|task| task.gate.clone()).collect();
-        gates.retain(|_| all || self.users.percent(50));
+        gates.retain(|gate| all || self.world.lock().judge.waits_now(gate.who.1));
         let tasks: Vec<u64> = gates.iter().map(|gate| gate.who.1).collect();
         // Whoever is polled waits for the others no longer than this.
         let until = if all { now + time } else { now + time.min(ttl) };
@@ -251,8 +251,12 @@ impl super::judge::Judge {
         self.all_alone(client, until);
     }
 
+    fn waits_now(&self, task: u64) -> bool {
+        self.waits.iter().any(|wait| wait.task == task)
+    }
+
     fn saw_stalled(&mut self, tasks: &[u64]) {
-        let waits = self.waits.iter().any(|wait| tasks.contains(&wait.task));
+        let waits = tasks.iter().any(|task| self.waits_now(*task));
         if waits || self.beliefs.iter().any(|belief| tasks.contains(&belief.task)) {
             self.saw(Sometimes::RuntimeStalled);
         }

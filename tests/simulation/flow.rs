@@ -4,13 +4,14 @@ use super::aside::Aside;
 use super::dice::Dice;
 use super::judge::Wait;
 use super::plan::ms;
+use super::runtime::Gate;
 use super::world::{Client, World};
 use leasehold::store::Name;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, Lock, Result};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 pub struct Flow {
     pub client: Client,
@@ -19,6 +20,7 @@ pub struct Flow {
     pub dice: Dice,
     /// For what is left alone, and nothing else.
     pub odd: Dice,
+    pub gate: Gate,
     pub over: Arc<AtomicBool>,
 }
 
@@ -116,7 +118,7 @@ impl Flow {
         let mut kept: Vec<Lock> = Vec::new();
         while !self.over.load(Ordering::Relaxed) {
             let pause = self.short();
-            sleep(ms(pause)).await;
+            self.gate.pause(pause).await;
             let name = format!("n{}", self.dice.below(self.world().plan.names));
             let known = kept.iter().position(|lock| lock.name() == name);
             // A handle that was used before may have to wait for its own last release first.
@@ -263,7 +265,7 @@ impl Flow {
         match self.dice.below(10) {
             0..=3 => {
                 let time = self.short();
-                sleep(ms(time)).await;
+                self.gate.pause(time).await;
             }
             4 | 5 if hands.len() < 3 => self.enter(lock, hands).await,
             6 if hands.len() > 1 => {
@@ -290,7 +292,7 @@ impl Flow {
             _ => {
                 let time = self.short();
                 let hand = &hands[0];
-                if hand.lease().run(sleep(ms(time))).await.is_err() && !hand.is_lost() {
+                if hand.lease().run(self.gate.pause(time)).await.is_err() && !hand.is_lost() {
                     self.fail(format_args!("run() ended without a loss"));
                 }
             }
@@ -352,14 +354,14 @@ impl Flow {
                 let who = (this.client.id, this.task);
                 let ids = world.lock().judge.open(&world.plan, moment, who, lease);
                 *open = Some(ids);
-                sleep(ms(time)).await;
+                this.gate.pause(time).await;
                 let moment = world.moment();
                 world.lock().judge.sample(&world.plan, moment, ids.0, lease);
                 if again && let Some(nested) = this.take(lock, Way::Lock, false, false).await {
                     let id = world.lock().judge.enter(ids.0, &nested);
                     let hand =
                         Hand { world: Arc::clone(world), lease: Some(nested), belief: ids.0, id };
-                    sleep(ms(then)).await;
+                    this.gate.pause(then).await;
                     hand.sample();
                 }
                 world.lock().judge.leave(ids.0, ids.1);

@@ -33,10 +33,17 @@ pub enum Sometimes {
     Abandoned,
     Spin,
     Flood,
+    RuntimeStalled,
+    RuntimeEnded,
+    TaskUnwound,
+    LogPanicked,
+    LogPanickedInCall,
+    LogBlocked,
+    LogSlow,
 }
 
 impl Sometimes {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 25] = [
         Self::Loss,
         Self::BlipSurvived,
         Self::Duplicate,
@@ -55,6 +62,13 @@ impl Sometimes {
         Self::Abandoned,
         Self::Spin,
         Self::Flood,
+        Self::RuntimeStalled,
+        Self::RuntimeEnded,
+        Self::TaskUnwound,
+        Self::LogPanicked,
+        Self::LogPanickedInCall,
+        Self::LogBlocked,
+        Self::LogSlow,
     ];
 }
 

@@ -1,6 +1,6 @@
 //! Deterministic simulation: all of leasehold but its Redis client, in processes of a simulated world
-//! where requests, replies, wake-ups, keys, clocks and processes go wrong, and futures are left alone, judged at
-//! every moment.
+//! where requests, replies, wake-ups, keys, clocks, processes, users' runtimes and the log go wrong, and futures are
+//! left alone, judged at every moment.
 //!
 //! One seed is one run, entirely. `LEASEHOLD_SEED=n` repeats one and prints what happened in it;
 //! `LEASEHOLD_SEEDS=n` runs so many.
@@ -9,16 +9,19 @@ mod aside;
 mod dice;
 mod flow;
 mod judge;
+mod log;
 mod plan;
+mod runtime;
 mod server;
 mod story;
 mod world;
 
 use judge::Sometimes;
+use plan::LogFault;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use story::run;
+use story::{run, run_with};
 
 const SEEDS: u64 = 1500;
 /// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
@@ -117,6 +120,27 @@ fn a_seed_tells_the_same_story_each_time() {
         let differs = parts.enumerate().find(|(_, (first, second))| first != second);
         assert_eq!(differs, None, "seed {seed}");
         assert_eq!(first.log.len(), second.log.len(), "seed {seed}");
+    }
+}
+
+/// But for a log that blocks: closing waits for it, for a while.
+#[test]
+fn whatever_the_log_does_the_story_is_the_same() {
+    for seed in 2_000_000..2_000_006 {
+        let story = |log: Option<LogFault>| {
+            let outcome = run_with(seed, true, |plan| {
+                (plan.log, plan.log_panics_in_calls) = (log, None);
+            });
+            assert_eq!(outcome.failure, None, "seed {seed}, {log:?}");
+            outcome.log
+        };
+        let told = story(None);
+        assert_eq!(story(Some(LogFault::Panic)), told, "seed {seed}");
+        assert_eq!(story(Some(LogFault::Slow)), told, "seed {seed}");
+        let blocked = story(Some(LogFault::Block));
+        let closed = told.iter().position(|line| line.contains(" ends its connections"));
+        let same = closed.unwrap_or(told.len());
+        assert_eq!(blocked[..same], told[..same], "seed {seed}");
     }
 }
 

@@ -9,6 +9,9 @@ pub type HoldId = (usize, u64);
 /// With this, the seeds of the museum are without what came later.
 const ODD: u64 = 72000;
 
+/// And with this, without what came after that.
+const LATER: u64 = 73000;
+
 /// All times in milliseconds.
 pub struct Plan {
     pub ttl: u64,
@@ -22,8 +25,22 @@ pub struct Plan {
     /// The server's clock, in millionths too fast.
     pub rate: i64,
     pub faults: Faults,
+    pub log: Option<LogFault>,
+    /// Of all lines in users' own futures, one in so many panics.
+    pub log_panics_in_calls: Option<u64>,
     /// Chance for what came later: the other decisions of a seed stay as they are.
     pub odd: Dice,
+    /// Chance for what users' runtimes do, which came later still.
+    pub users: Dice,
+}
+
+/// What writing a line of the log does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFault {
+    Panic,
+    /// Until the run is over.
+    Block,
+    Slow,
 }
 
 /// What goes wrong in the storms, each in percent of the requests or of the chances it has.
@@ -52,6 +69,10 @@ pub struct Faults {
     pub spin: u64,
     pub flood: u64,
     pub outage: u64,
+    /// Of a user's runtime.
+    pub stall: u64,
+    pub end: u64,
+    pub unwind: u64,
 }
 
 impl Plan {
@@ -83,6 +104,9 @@ impl Plan {
             spin: 0,
             flood: 0,
             outage: 0,
+            stall: 0,
+            end: 0,
+            unwind: 0,
         };
         // A clock set back and a memory lost at once take the order of the fences away.
         let step = if faults.wipe + faults.failover > 0 { 0 } else { faults.step };
@@ -97,6 +121,17 @@ impl Plan {
             outage: some(20),
             ..faults
         };
+        let mut users = Dice::new(seed ^ LATER);
+        let any = users.percent(25);
+        let mut some =
+            |high: u64| if any && users.percent(50) { users.between(1, high) } else { 0 };
+        let (stall, end, unwind) = (some(60), some(30), some(30));
+        let faults = Faults { stall, end, unwind, ..faults };
+        let log = users.pick(&[LogFault::Panic, LogFault::Block, LogFault::Slow]);
+        let log = users.percent(6).then_some(log);
+        let log_panics_in_calls = users.between(20, 500);
+        let in_calls = log == Some(LogFault::Panic) && users.percent(50);
+        let log_panics_in_calls = in_calls.then_some(log_panics_in_calls);
         Self {
             ttl,
             poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),
@@ -108,7 +143,10 @@ impl Plan {
             names: dice.between(1, 2),
             rate: dice.pick(&[-10_000, 0, 10_000]),
             faults,
+            log,
+            log_panics_in_calls,
             odd,
+            users,
         }
     }
 

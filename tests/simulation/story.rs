@@ -3,12 +3,14 @@
 use super::dice::Dice;
 use super::flow::Flow;
 use super::judge::Sometimes;
-use super::plan::{Plan, ms};
-use super::world::{Client, TASK, World};
+use super::log::Log;
+use super::plan::{LogFault, Plan, ms};
+use super::runtime::{Gate, Task, USER, was_told};
+use super::world::{Client, World};
 use leasehold::LeaseManager;
 use leasehold::store::Name;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -19,37 +21,50 @@ pub struct Outcome {
     pub log: Vec<String>,
 }
 
-struct Process {
-    client: Client,
-    manager: LeaseManager,
-    flows: Vec<JoinHandle<()>>,
+pub struct Process {
+    pub client: Client,
+    pub manager: LeaseManager,
+    pub flows: Vec<Task>,
 }
 
-struct Story {
-    world: Arc<World>,
+pub struct Story {
+    pub world: Arc<World>,
     dice: Dice,
     /// For floods, and for what flows leave alone.
     odd: Dice,
-    processes: Vec<Process>,
-    /// Flows and closings of processes that are gone, and what heals later.
-    rest: Vec<JoinHandle<()>>,
+    /// For what users' runtimes do.
+    pub users: Dice,
+    pub processes: Vec<Process>,
+    /// Flows and closings of processes and runtimes that are gone, and what heals later.
+    pub rest: Vec<JoinHandle<()>>,
     tasks: u64,
     over: Arc<AtomicBool>,
 }
 
 /// Runs a seed from beginning to end.
 pub fn run(seed: u64, keep_log: bool) -> Outcome {
+    run_with(seed, keep_log, |_| ())
+}
+
+/// Runs a seed with a plan that is not all its own.
+pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Outcome {
+    let mut dice = Dice::new(seed);
+    let mut plan = Plan::draw(seed, &mut dice);
+    change(&mut plan);
+    // Without it the lines of a run that has no log are written too, as long as a log was there once.
+    tracing::callsite::rebuild_interest_cache();
+    let log = plan.log.map(|fault| Log::start(fault, plan.log_panics_in_calls));
+    let calls = log.as_ref().map(Log::calls);
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-    let mut dice = Dice::new(seed);
-    let plan = Plan::draw(seed, &mut dice);
-    let odd = plan.odd.clone();
-    let world = runtime.block_on(async move {
-        let world = World::new(plan, dice.fork(), keep_log);
+    let (odd, users) = (plan.odd.clone(), plan.users.clone());
+    let world = runtime.block_on(USER.scope((), async move {
+        let world = World::new(plan, dice.fork(), calls, keep_log);
         let story = Story {
             world: Arc::clone(&world),
             dice,
             odd,
+            users,
             processes: Vec::new(),
             rest: Vec::new(),
             tasks: 0,
@@ -57,10 +72,13 @@ pub fn run(seed: u64, keep_log: bool) -> Outcome {
         };
         story.tell().await;
         world
-    });
+    }));
+    let end = runtime.block_on(async { world.now() });
     drop(runtime);
+    world.look_at_log(end);
     let mut inner = world.lock();
     let judge = &mut inner.judge;
+    log.iter().flat_map(Log::seen).for_each(|what| judge.saw(what));
     Outcome {
         failure: judge.failure.take(),
         counts: judge.counts,
@@ -111,21 +129,27 @@ impl Story {
         let manager = builder.store(client.clone()).expect("good settings");
         let mut flows = Vec::new();
         for _ in 0..plan.tasks {
-            let dice = self.dice.fork();
+            let dice = (self.dice.fork(), self.odd.fork());
             let flow = self.flow(&client, &manager, dice);
-            flows.push(tokio::spawn(TASK.scope(self.tasks, flow.run())));
+            flows.push(Task::spawn(flow.gate.clone(), true, flow.run()));
         }
         self.processes.push(Process { client, manager, flows });
     }
 
-    fn flow(&mut self, client: &Client, manager: &LeaseManager, dice: Dice) -> Flow {
+    pub fn flow(
+        &mut self,
+        client: &Client,
+        manager: &LeaseManager,
+        (dice, odd): (Dice, Dice),
+    ) -> Flow {
         self.tasks += 1;
         Flow {
             client: client.clone(),
             manager: manager.clone(),
             task: self.tasks,
             dice,
-            odd: self.odd.fork(),
+            odd,
+            gate: Gate::new(&self.world, (client.id, self.tasks)),
             over: Arc::clone(&self.over),
         }
     }
@@ -136,9 +160,9 @@ impl Story {
         let (client, manager) =
             (self.processes[at].client.clone(), self.processes[at].manager.clone());
         for _ in 0..self.odd.between(3, 12) {
-            let dice = self.odd.fork();
+            let dice = (self.odd.fork(), self.odd.fork());
             let flow = self.flow(&client, &manager, dice);
-            self.processes[at].flows.push(tokio::spawn(TASK.scope(self.tasks, flow.once())));
+            self.processes[at].flows.push(Task::spawn(flow.gate.clone(), false, flow.once()));
         }
     }
 
@@ -166,6 +190,7 @@ impl Story {
         if flood {
             self.flood(at);
         }
+        self.strike_runtime(at);
         if outage {
             world.set_link(client, false, false);
             let time = self.odd.between(ttl, 4 * ttl);
@@ -227,14 +252,14 @@ impl Story {
         if crash {
             let process = self.processes.swap_remove(at);
             world.kill(client);
-            process.flows.iter().for_each(JoinHandle::abort);
-            self.rest.extend(process.flows);
+            process.flows.iter().for_each(|task| task.handle.abort());
+            self.rest.extend(process.flows.into_iter().map(|task| task.handle));
             self.start();
         } else if close {
             let process = self.processes.swap_remove(at);
             let closing = close_it(Arc::clone(&world), process.client, process.manager);
             self.rest.push(tokio::spawn(closing));
-            self.rest.extend(process.flows);
+            self.rest.extend(process.flows.into_iter().map(|task| task.handle));
             self.start();
         }
     }
@@ -262,11 +287,16 @@ impl Story {
         let ttl = world.plan.ttl;
         self.over.store(true, Ordering::Relaxed);
         let mut flows = std::mem::take(&mut self.rest);
-        flows.extend(self.processes.iter_mut().flat_map(|process| process.flows.drain(..)));
+        let here = self.processes.iter_mut().flat_map(|process| process.flows.drain(..));
+        flows.extend(here.map(|task| task.handle));
         let end = tokio::time::Instant::now() + ms(200 * ttl);
         for flow in flows {
             match tokio::time::timeout_at(end, flow).await {
-                Ok(Err(error)) if error.is_panic() => self.fail(format_args!("a panic: {error}")),
+                Ok(Err(error)) if error.is_panic() => {
+                    if let Err(panic) = was_told(error) {
+                        self.fail(format_args!("a panic: {panic}"));
+                    }
+                }
                 Ok(_) => {}
                 Err(_) => {
                     self.fail(format_args!("somebody waits for ever"));
@@ -325,6 +355,7 @@ async fn watch(world: Arc<World>) {
     loop {
         sleep(ms((world.plan.ttl / 50).max(1))).await;
         let moment = world.moment();
+        world.look_at_log(moment.now);
         let mut inner = world.lock();
         let inner = &mut *inner;
         inner.judge.watch(&world.plan, moment, &mut inner.server);
@@ -341,12 +372,20 @@ async fn close_it(world: Arc<World>, client: Client, manager: LeaseManager) {
         inner.judge.closing.insert(client.id);
         inner.judge.held_by(client.id)
     };
+    // A closing waits for the log, which is written in real time: virtual time stands still meanwhile. A log that
+    // blocks is waited for in vain, so that time must pass.
+    let blocks = world.plan.log == Some(LogFault::Block);
+    let (_closed, closes) = mpsc::channel();
+    if !blocks {
+        world.lock().closings.insert(client.id, closes);
+    }
     let result = manager.close().await;
     let (now, plan) = (world.now(), &world.plan);
     let mut inner = world.lock();
     inner.judge.gone.insert(client.id);
     inner.judge.note(now, format_args!("c{} is closed: {result:?}", client.id));
-    if now > start + plan.grace() + 3 * plan.attempt() + plan.slack() {
+    let attempts = if blocks { 4 } else { 3 };
+    if now > start + plan.grace() + attempts * plan.attempt() + plan.slack() {
         inner.judge.fail(now, format_args!("closing took {} ms", now - start));
     }
     let calm = inner.judge.is_calm_for(start, plan.settled());

@@ -2,6 +2,7 @@
 
 use super::dice::Dice;
 use super::judge::{Judge, Moment, Sometimes};
+use super::log::Calls;
 use super::plan::{HoldId, Plan, ms};
 use super::server::{Deed, Server};
 use async_trait::async_trait;
@@ -11,13 +12,17 @@ use leasehold::store::{
     Store, StoreFuture, Token, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::pending;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
+
+/// No closing that is alive takes so long.
+const STUCK: Duration = Duration::from_secs(60);
 
 tokio::task_local! {
     /// Which flow of control is asking, for what the store is asked in its own name.
@@ -28,6 +33,7 @@ pub struct World {
     pub plan: Plan,
     clock: Clock,
     start: tokio::time::Instant,
+    log: Option<Calls>,
     inner: Mutex<Inner>,
     /// Some way is open again.
     healed: Notify,
@@ -44,6 +50,8 @@ pub struct Inner {
     last_subscription: u64,
     /// Names that a process held when it died.
     left_by_dead: BTreeSet<Name>,
+    /// What tells when a process is closed.
+    pub closings: BTreeMap<usize, Receiver<()>>,
 }
 
 /// What is between a client and the server.
@@ -101,7 +109,7 @@ const REFUSALS: [ErrorKind; 6] = [
 ];
 
 impl World {
-    pub fn new(plan: Plan, dice: Dice, keep_log: bool) -> Arc<Self> {
+    pub fn new(plan: Plan, dice: Dice, log: Option<Calls>, keep_log: bool) -> Arc<Self> {
         let inner = Inner {
             server: Server::new(plan.rate),
             judge: Judge::new(keep_log),
@@ -112,11 +120,13 @@ impl World {
             subscriptions: Vec::new(),
             last_subscription: 0,
             left_by_dead: BTreeSet::new(),
+            closings: BTreeMap::new(),
         };
         Arc::new(Self {
             plan,
             clock: Clock::tokio(),
             start: tokio::time::Instant::now(),
+            log,
             inner: Mutex::new(inner),
             healed: Notify::new(),
         })
@@ -146,6 +156,13 @@ impl World {
             reconnects: Arc::clone(&reconnects),
         });
         Client { world: Arc::clone(self), id: inner.links.len() - 1, reconnects }
+    }
+
+    /// Whether the engine called the log where it must not.
+    pub fn look_at_log(&self, now: u64) {
+        if let Some(wrong) = self.log.as_ref().and_then(Calls::wrong) {
+            self.lock().judge.fail(now, format_args!("{wrong}"));
+        }
     }
 
     pub fn note(&self, event: fmt::Arguments<'_>) {
@@ -690,6 +707,11 @@ impl Store for Client {
 
     async fn close(&self) {
         self.world.note(format_args!("c{} ends its connections", self.id));
+        let closes = self.world.lock().closings.remove(&self.id);
+        if let Some(closes) = closes {
+            // As long as this thread waits, no virtual time passes.
+            tokio::task::spawn_blocking(move || closes.recv_timeout(STUCK));
+        }
     }
 }
 

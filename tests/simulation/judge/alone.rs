@@ -9,7 +9,8 @@ use leasehold::store::Name;
 /// A future that nobody polls, or nobody polled for a while.
 pub struct Alone {
     client: usize,
-    name: Name,
+    /// Without one it is any name.
+    name: Option<Name>,
     /// Until when those who want the name in its process may have to wait for it.
     until: u64,
 }
@@ -30,9 +31,14 @@ impl Judge {
     ) -> usize {
         self.saw(Sometimes::LeftAlone);
         self.note(now, format_args!("c{client} t{task} is not polled"));
-        let name = Name::new(name).expect("it was locked");
+        let name = Some(Name::new(name).expect("it was locked"));
         self.alone.push(Alone { client, name, until });
         self.alone.len() - 1
+    }
+
+    /// Tasks of a process are not polled, for which it may have to wait until then.
+    pub fn all_alone(&mut self, client: usize, until: u64) {
+        self.alone.push(Alone { client, name: None, until });
     }
 
     pub fn polled_again(&mut self, now: u64, which: usize) {
@@ -42,7 +48,10 @@ impl Judge {
 
     /// Until when those who want a name in a process may have to wait for a future of its own.
     pub fn held_up(&self, client: usize, name: &Name) -> u64 {
-        let own = self.alone.iter().filter(|each| (each.client, &each.name) == (client, name));
+        let own = |each: &&Alone| {
+            each.client == client && each.name.as_ref().is_none_or(|own| own == name)
+        };
+        let own = self.alone.iter().filter(own);
         own.map(|each| each.until).max().unwrap_or(0)
     }
 

@@ -167,6 +167,8 @@
 //! [ZooKeeper store](store#zookeeper). `testing`: a conformance suite for stores, and a store that fails
 //! when told to.
 
+// On docs.rs an item tells which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 #![warn(clippy::return_self_not_must_use, clippy::unwrap_used)]

@@ -169,9 +169,7 @@
 
 // On docs.rs an item tells which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
-#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
-#![warn(clippy::return_self_not_must_use, clippy::unwrap_used)]
+#![warn(missing_docs, missing_debug_implementations, unreachable_pub, clippy::unwrap_used)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod builder;

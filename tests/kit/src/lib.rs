@@ -4,7 +4,6 @@
 //! Everything here is synchronous, except for [`eventually`], so that it serves any runtime;
 //! each call is short enough to be made from async code.
 
-#![forbid(unsafe_code)]
 // What is made anew here starts threads and networks, which no default should.
 #![allow(clippy::new_without_default)]
 

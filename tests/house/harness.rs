@@ -356,7 +356,7 @@ fn a_chosen_request_is_answered_in_the_servers_place() {
 }
 
 #[test]
-fn what_passed_can_be_sent_once_more() {
+fn requests_that_passed_can_be_sent_once_more() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());

@@ -13,6 +13,7 @@ pub mod fault;
 pub mod frame;
 #[cfg(target_os = "linux")]
 pub mod holder;
+pub mod janitor;
 pub mod look;
 #[cfg(target_os = "linux")]
 pub mod namespaces;

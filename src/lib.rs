@@ -136,9 +136,9 @@
 //! `redis` (default) has the Redis stores, `rustls` adds `rediss://` URLs, `zookeeper` the ZooKeeper store. `testing`
 //! has a conformance suite for stores, and a store that fails on request.
 
-#![forbid(unsafe_code)]
-#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
-#![warn(clippy::return_self_not_must_use, clippy::unwrap_used)]
+// On docs.rs an item tells which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(missing_docs, missing_debug_implementations, unreachable_pub, clippy::unwrap_used)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod builder;

@@ -185,7 +185,7 @@ async fn stalled_log_delays_neither_renewals_nor_tokens_on_redis() {
 
 /// The client of Redis logs by itself, on the thread that renews.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_client_logs_delays_no_renewal() {
+async fn log_of_the_client_delays_no_renewal() {
     let alone = alone();
     let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;
@@ -231,7 +231,7 @@ async fn a_log_that_panics_takes_nothing_with_it() {
 
 /// Ten thousand leases come to risk and are lost: more than the log has room for.
 #[tokio::test(start_paused = true)]
-async fn what_a_log_has_no_time_for_is_counted_and_delays_no_token() {
+async fn log_without_time_counts_what_it_drops_and_delays_no_token() {
     const LEASES: usize = 10_000;
     let alone = alone();
     let (store, faults) = FaultyStore::new(MemoryStore::new());

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_is_forgotten() {
+    fn pause_that_is_old_is_forgotten() {
         let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
         for i in 0..10_000 {
             pauses.begin(&Name::new(&format!("n:{i}")).unwrap(), heard(now));

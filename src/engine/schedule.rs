@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_stays_where_it_was() {
+    fn renewals_without_room_stay_where_they_were() {
         let schedule = Schedule::default();
         schedule.set(&hold(1), None, Some(at(10)));
         put_group(&schedule, 10, 2..6);
@@ -316,7 +316,7 @@ mod tests {
 
     /// Passed on, a hold has the number of the one before it, and may stand where that one stood in a group.
     #[test]
-    fn who_stands_in_a_group_can_move() {
+    fn lease_in_a_group_can_move() {
         let schedule = Schedule::default();
         let moved = hold(1);
         let mut group = schedule.group(at(10), 2);

@@ -724,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_by_our_own_word_keeps_its_own_time_of_release() {
+    fn hold_lost_by_our_own_word_keeps_its_time_of_release() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         state.lose(Loss::Closed, Some(at(400)));
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_is_owed_only_of_a_lost_hold() {
+    fn release_is_owed_only_of_a_lost_hold() {
         let mut state = held();
         state.owe(at(700));
         assert_eq!(state.wake_at(&timing()), Some(at(333)));
@@ -777,7 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_accepts_is_taken_back_when_its_renewal_is_due() {
+    fn hold_that_nobody_accepts_is_taken_back_when_renewal_is_due() {
         let mut state = held().pass(None, at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_and_what_is_not_is_read() {
+    fn text_is_read_encoded_or_not() {
         for (text, decoded) in [
             ("", Some("")),
             ("/run/my redis", Some("/run/my redis")),

@@ -178,7 +178,7 @@ async fn lease_is_renewed_as_soon_after_a_store_panic_as_a_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_when_it_is_asked_where_a_name_is_loses_no_lease() {
+async fn store_that_panics_when_asked_for_a_shard_loses_no_lease() {
     let store = Broken { store: MemoryStore::new(), breaks: Breaks::PanicAtShard };
     let leases = LeaseManager::builder().store(store).unwrap();
     let lease = leases.lock("n").lock().await.unwrap();
@@ -187,7 +187,7 @@ async fn a_store_that_panics_when_it_is_asked_where_a_name_is_loses_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_store_at_a_look_is_told_as_a_failure_and_harms_nothing() {
+async fn store_that_panics_at_inspect_is_told_and_harms_nothing() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Panic).on(Call::Inspect).times(1));
@@ -199,7 +199,7 @@ async fn a_panic_of_the_store_at_a_look_is_told_as_a_failure_and_harms_nothing()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_store_at_a_release_by_force_is_told_as_a_failure_and_may_be_tried_again() {
+async fn store_that_panics_at_force_unlock_is_told_and_tried_again() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("theirs").await;
     let ours = setup.leases.lock("ours").lock().await.unwrap();
@@ -219,7 +219,7 @@ async fn a_panic_of_the_store_at_a_release_by_force_is_told_as_a_failure_and_may
 
 /// The waiter goes by the clock, and subscribes again the next time. So does one behind a hold of its own process.
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_store_at_a_subscription_costs_a_waiter_no_more_than_a_failure_does() {
+async fn store_that_panics_at_subscribe_costs_no_more_than_a_failure() {
     let setup = Setup::new();
     let lease = setup.held_elsewhere("n").await;
     setup.faults.add(Rule::new(Fault::Panic).on(Call::Subscribe).times(1));
@@ -238,7 +238,7 @@ async fn a_panic_of_the_store_at_a_subscription_costs_a_waiter_no_more_than_a_fa
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_when_it_is_closed_leaves_the_manager_closed_and_no_more() {
+async fn store_that_panics_at_close_leaves_the_manager_closed() {
     let memory = MemoryStore::new();
     let store = Broken { store: memory.clone(), breaks: Breaks::PanicAtClose };
     let leases = LeaseManager::builder().store(store).unwrap();

@@ -422,7 +422,7 @@ async fn abandoned_hold_is_released_although_releases_fail_at_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_abandoned_is_given_back_right_after_a_reconnect() {
+async fn abandoned_hold_is_released_right_after_a_reconnect() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::RunLate).on(Call::Acquire).times(1));
     let mut lock = setup.leases.lock("n");

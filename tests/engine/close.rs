@@ -181,7 +181,7 @@ async fn closing_settles_what_was_dropped_just_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_holds_for_too_long_loses_the_lease_and_later_the_name() {
+async fn holder_for_too_long_loses_the_lease_and_later_the_name() {
     let max = 2 * T;
     let setup = Setup::with(LeaseManager::builder().max_hold(max));
     let other = setup.other();
@@ -232,7 +232,7 @@ async fn hold_kept_too_long_is_released_when_its_leases_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_no_setting_allows_is_invalid() {
+async fn value_that_no_setting_allows_is_invalid() {
     let with = |builder: Builder| failed(builder.store(MemoryStore::new()));
     let millis = Duration::from_millis;
     assert_eq!(with(LeaseManager::builder().ttl(millis(99))), ErrorKind::Invalid);

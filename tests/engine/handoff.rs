@@ -253,7 +253,7 @@ async fn expect_given_back(setup: &Setup, lease: Lease, wire: &str, context: &st
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_at_risk_or_being_renewed_is_given_back() {
+async fn lease_at_risk_or_being_renewed_is_released() {
     for fault in [None, Some(Fault::Fail(unavailable())), Some(Fault::Hang)] {
         let setup = Setup::new();
         let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -279,7 +279,7 @@ async fn what_is_at_risk_or_being_renewed_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_at_risk_and_is_held_again_is_passed_on() {
+async fn lease_held_again_after_a_risk_is_handed_off() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     settle().await;
@@ -429,7 +429,7 @@ async fn a_handle_that_passed_on_waits_like_everybody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_forgotten_is_not_passed_on() {
+async fn forgotten_lease_is_not_handed_off() {
     for nested in [false, true] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -467,7 +467,7 @@ async fn try_lock_amid_hand_offs_is_none_at_once_and_costs_no_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_too_long_for_its_hand_gives_up_its_place() {
+async fn waiter_too_long_for_its_hand_gives_up_its_place() {
     let setup = Setup::new();
     let mut lease = setup.leases.lock("n").lock().await.unwrap();
     let limit = Duration::from_millis(250);

@@ -113,7 +113,7 @@ async fn newcomers(setup: &Setup, waiters: [Waiter; 2]) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_lost_on_the_way_is_nobodys() {
+async fn hold_lost_on_the_way_is_nobodys() {
     for cause in CAUSES {
         let setup = prone_to(cause);
         let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -214,7 +214,7 @@ async fn hold_kept_too_long_is_not_handed_off_even_if_unnoticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_went_away_is_passed_over_whenever_that_was() {
+async fn waiter_that_went_away_is_passed_over_whenever_that_was() {
     const WAITERS: usize = 6;
     // Each waiter stays, goes before it is its turn, or goes when the hold is in its hands.
     for story in 0..3_usize.pow(WAITERS as u32) {
@@ -248,7 +248,7 @@ async fn who_went_away_is_passed_over_whenever_that_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_looked_at_for_too_long_is_not_taken() {
+async fn hold_that_nobody_looked_at_for_too_long_is_not_taken() {
     // Before it was half over, after that, when its token had fired, and when it was somebody else's.
     let looks = [T / 4, T / 2 + MOMENT, C + MOMENT, T + MOMENT];
     for looked_after in looks {

@@ -142,7 +142,7 @@ fn one_task_that_locks_again_at_once_keeps_nobody_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_way_can_still_give_up_in_time() {
+async fn waiter_that_gives_way_can_still_give_up_in_time() {
     let setup = Setup::new();
     // A slow way to the store makes for a long wait.
     let slow = Duration::from_millis(100);

@@ -414,7 +414,7 @@ impl Wake for Asks {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_told_of_a_loss_finds_the_turn_free() {
+async fn holder_told_of_a_loss_finds_the_turn_free() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));

@@ -138,7 +138,7 @@ async fn unlocking_at_a_hung_store_ends_within_about_an_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_released_expires() {
+async fn hold_that_cannot_be_released_expires() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();
@@ -295,7 +295,7 @@ fn a_lease_outlives_its_runtime_and_goes_with_the_next() {
 
 /// In real time: the runtime of the engine has gone.
 #[test]
-fn what_is_handed_to_another_runtime_is_renewed_there() {
+fn hold_handed_to_another_runtime_is_renewed_there() {
     let runtime = || {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
     };
@@ -346,7 +346,7 @@ fn a_runtime_ends_while_its_engine_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_forgotten_is_kept_until_it_expires() {
+async fn forgotten_lease_is_kept_until_it_expires() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.until_calls(Call::Renew, 1).await;
@@ -374,7 +374,7 @@ async fn a_forgotten_lease_leaves_the_others_of_its_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_forgot_waits_like_everybody_else() {
+async fn handle_of_a_forgotten_lease_waits_like_any_other() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     lock.lock().await.unwrap().forget();

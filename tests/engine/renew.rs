@@ -166,7 +166,7 @@ async fn many_leases_are_renewed_in_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_left_since_is_not_renewed_with_the_others_again() {
+async fn lease_that_left_since_is_not_renewed_with_the_others() {
     let setup = Setup::new();
     let mut leases = Vec::new();
     for i in 0..300 {
@@ -373,7 +373,7 @@ async fn a_freeze_before_a_renewal_is_sent_leaves_no_lease_unseen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_ensured_is_invalid() {
+async fn ensure_beyond_what_is_possible_is_invalid() {
     let setup = Setup::with(LeaseManager::builder().max_hold(T / 3));
     let lease = setup.leases.lock("n").lock().await.unwrap();
     assert_eq!(failed(lease.ensure(T / 2 + MOMENT).await), ErrorKind::Invalid);
@@ -382,7 +382,7 @@ async fn what_cannot_be_ensured_is_invalid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_remains_runs_down_and_is_pushed_up_again() {
+async fn remaining_runs_down_and_is_pushed_up_again() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     assert_eq!(lease.remaining(), C);

@@ -46,7 +46,7 @@ async fn all_are_renewed_when_the_call_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_over_stays_over_when_the_call_succeeds() {
+async fn lease_that_is_over_stays_over_when_the_call_succeeds() {
     let setup = Setup::new();
     let (a, b) = under_way(&setup).await;
     setup.leases.force_unlock("a").await.unwrap();
@@ -63,7 +63,7 @@ async fn what_is_over_stays_over_when_the_call_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_leaves_the_others_renewed() {
+async fn lease_that_goes_leaves_the_others_renewed() {
     let setup = Setup::new();
     let (a, b) = under_way(&setup).await;
     a.unlock().await.unwrap();
@@ -75,7 +75,7 @@ async fn who_goes_leaves_the_others_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_begins_to_wait_under_way_hears_of_the_success() {
+async fn waiter_that_begins_under_way_hears_of_the_success() {
     let second = Duration::from_secs(1);
     let setup = Setup::with(LeaseManager::builder().ttl(second));
     let start = Instant::now();
@@ -111,7 +111,7 @@ async fn a_success_that_is_read_after_c_counts_for_nobody() {
 
 /// The watchdog stood still, and somebody waits already when it starts the renewal.
 #[tokio::test(start_paused = true)]
-async fn who_waits_before_the_call_leaves_hears_of_its_success() {
+async fn waiter_before_the_call_leaves_hears_of_its_success() {
     let setup = Setup::new();
     let lease = setup.leases.lock("a").lock().await.unwrap();
     let late = tokio::time::advance(T * 6 / 10);
@@ -178,7 +178,7 @@ impl Store for Counting {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_the_fencing_token_was_kept_in_memory_is_known_to_each() {
+async fn fencing_token_kept_in_memory_is_known_to_each() {
     let store = Counting::new(false);
     let (all, kept) = (Arc::clone(&store.all), Arc::clone(&store.kept));
     // A renewal in 20 s to 30 s prolongs it: every second one or third one.

@@ -44,7 +44,7 @@ async fn next_in_line(leases: &LeaseManager) -> JoinHandle<Lease> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_handed_to_a_future_that_nobody_polls_is_taken_back() {
+async fn hold_handed_to_a_future_that_nobody_polls_is_taken_back() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let aside = in_line(&setup.leases, 1).await.remove(0);
@@ -168,7 +168,7 @@ async fn poll_bound_keeps_no_one_behind_a_waiter_put_aside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_futures_put_aside_an_outage_is_told_as_soon() {
+async fn outage_is_told_as_soon_behind_futures_put_aside() {
     for aside in 0..4 {
         let setup = Setup::new();
         setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));

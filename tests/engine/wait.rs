@@ -329,7 +329,7 @@ async fn waiting_behind_a_holder_of_this_process_needs_no_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waiting_cannot_mend_is_told_at_once() {
+async fn error_that_waiting_cannot_mend_is_told_at_once() {
     use ErrorKind::{Denied, Invalid, Rejected, Unsupported, WrongType};
     for kind in [Denied, Rejected, WrongType, Invalid, Unsupported] {
         for fate in [Fate::NotExecuted, Fate::Unknown] {
@@ -473,7 +473,7 @@ async fn waiter_behind_a_release_in_an_outage_is_told_within_the_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_was_handed_what_is_lost_on_the_way_keeps_its_place() {
+async fn waiter_handed_a_hold_lost_on_the_way_keeps_its_place() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     let (order, mut entered) = mpsc::unbounded_channel();
@@ -555,7 +555,7 @@ async fn after_a_stall_try_lock_waits_for_the_answer_to_an_unlock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_an_unlock_that_is_not_answered_try_lock_fails_at_its_own_limit() {
+async fn try_lock_behind_an_unanswered_unlock_fails_at_its_limit() {
     let setup = Setup::new();
     unanswered_unlock(&setup).await;
     for _ in 0..2 {
@@ -566,7 +566,7 @@ async fn behind_an_unlock_that_is_not_answered_try_lock_fails_at_its_own_limit()
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_before_it_in_line_has_the_name_when_the_unlock_is_answered() {
+async fn waiter_before_it_in_line_gets_the_name_after_the_unlock() {
     let setup = Setup::new();
     unanswered_unlock(&setup).await;
     let mut first = setup.leases.lock("n");

@@ -320,7 +320,7 @@ async fn a_refusal_is_told_to_no_other_that_is_under_way() {
 
 /// Refusals of a script as a whole, in the words of 7.0 and of later versions.
 #[tokio::test]
-async fn what_a_user_may_not_do_costs_no_connection() {
+async fn refusal_of_a_user_costs_no_connection() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     let connections = proxy.connections();

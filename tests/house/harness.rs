@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kit::janitor::Janitor;
 use kit::proxy::frame_length;
 use kit::{Mode, Pace, Pipe, Proxy, Reply, Resp, Server, eventually, is_timeout};
 
@@ -142,6 +143,19 @@ fn a_dropped_server_leaves_nothing_behind() {
         assert!(!dir.exists());
         assert!(Resp::try_connect(port).is_err());
     }
+}
+
+#[tokio::test]
+async fn janitor_removes_what_is_left_when_its_process_is_gone() {
+    let [left, gone] = [(); 2].map(|()| tempfile::tempdir().expect("a directory").keep());
+    std::fs::write(left.join("redis.log"), "text").expect("a file");
+    let mut janitor = Janitor::start();
+    janitor.remove_in_the_end(&gone);
+    janitor.remove_in_the_end(&left);
+    std::fs::remove_dir(&gone).expect("it is empty");
+    assert!(left.exists(), "its process is still there");
+    drop(janitor);
+    eventually(LONG, || !left.exists()).await;
 }
 
 #[test]
@@ -356,7 +370,7 @@ fn a_chosen_request_is_answered_in_the_servers_place() {
 }
 
 #[test]
-fn what_passed_can_be_sent_once_more() {
+fn requests_that_passed_can_be_sent_once_more() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());

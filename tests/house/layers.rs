@@ -241,6 +241,33 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
     }
 }
 
+/// The promise of `tests/README.md`.
+#[test]
+fn test_names_are_at_most_sixty_characters_long() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = sources(&root.join("tests"));
+    files.extend(sources(&root.join("src")));
+    let mut seen = 0;
+    let mut long = String::new();
+    for file in files {
+        let text = fs::read_to_string(&file).expect("readable");
+        let mut is_test = false;
+        for line in text.lines().map(str::trim_start) {
+            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            let code = line.strip_prefix("async ").unwrap_or(line);
+            let Some(rest) = code.strip_prefix("fn ").filter(|_| is_test) else { continue };
+            is_test = false;
+            seen += 1;
+            let name = rest.split('(').next().unwrap_or(rest);
+            if name.chars().count() > 60 {
+                long += &format!("{}: {name}\n", file.display());
+            }
+        }
+    }
+    assert!(long.is_empty(), "these names are too long:\n{long}");
+    assert!(seen > 900, "{seen}: tests have another form now; mend this test");
+}
+
 /// The table of faults names its tests; a test that was renamed must not leave a claim behind.
 #[test]
 fn every_test_that_the_table_of_faults_names_is_there() {

@@ -343,7 +343,7 @@ fn a_key_that_nobody_has_is_found_though_others_wait_for_it() {
 }
 
 #[test]
-fn who_waits_behind_a_future_that_nobody_polls_is_not_found() {
+fn waiter_behind_a_future_that_nobody_polls_is_not_found() {
     let waits =
         "1000 p0.1 wanted 0 ash lock 0\n1100 soak free 2900ms ash\n3000 p0.1 gave-up 0 dropped";
     finds("waiting", waits);
@@ -454,7 +454,7 @@ fn gone(last_ok: u64, cause: &str) -> String {
 }
 
 #[test]
-fn without_fencing_tokens_beliefs_alone_are_judged() {
+fn beliefs_alone_are_judged_without_fencing_tokens() {
     accepts(
         "1 soak run 7 20 quorum
          10 p0.1 wanted 0 ash lock 0
@@ -470,7 +470,7 @@ fn without_fencing_tokens_beliefs_alone_are_judged() {
 }
 
 #[test]
-fn who_was_told_by_a_quorum_has_no_grace_and_that_is_counted() {
+fn holder_told_by_a_quorum_has_no_grace_and_that_is_counted() {
     let told = verdict(&gone(298, "gone"));
     assert!(told.findings.is_empty(), "{:?}", told.findings);
     let [excused] = &told.excused[..] else { panic!("{:?}", told.excused) };
@@ -514,7 +514,7 @@ fn grant_of_a_replaced_primary_alone_is_excused_for_a_ttl() {
 }
 
 #[test]
-fn who_is_awake_is_told_of_a_primary_that_took_over_from_one_that_goes_on() {
+fn takeover_from_a_living_primary_is_told_to_who_is_awake() {
     let succeeded =
         |granted, rival| replaced(granted, rival).replace("soak replaced", "soak succeeded");
     accepts(&succeeded(2500, 2900));
@@ -544,7 +544,7 @@ fn unheard(until: u64) -> String {
 }
 
 #[test]
-fn a_silent_subscription_that_nobody_replaces_is_found_while_somebody_waits() {
+fn silent_subscription_not_replaced_is_found_while_one_waits() {
     accepts(&unheard(2400));
     finds("silence", &unheard(3000));
     accepts(&unheard(3000).replace("soak silent 6000ms", "soak silent 2400ms"));

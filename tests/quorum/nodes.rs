@@ -66,7 +66,7 @@ async fn a_grant_that_comes_too_late_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_did_not_become_a_majority_is_released_on_every_node() {
+async fn grants_without_a_majority_are_released_on_every_node() {
     let nodes = Nodes::new(3);
     let (rival, to_rival) = nodes.process();
     // The rival has just a majority.

@@ -356,7 +356,7 @@ async fn a_server_that_is_down_at_the_start_joins_later() {
 }
 
 #[tokio::test]
-async fn without_a_majority_connecting_fails_and_names_each_node() {
+async fn connect_without_a_majority_fails_and_names_each_node() {
     let servers = Servers::start(3);
     servers.0[0].kill();
     servers.0[1].kill();

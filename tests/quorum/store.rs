@@ -243,7 +243,7 @@ async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
 
 /// Somebody else has a majority, and the third node is silent: that is clear at once.
 #[tokio::test(start_paused = true)]
-async fn what_is_lost_is_told_without_the_silent_node() {
+async fn loss_is_told_without_the_silent_node() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let (name, rival) = (name("job"), Token::new(Uuid::new_v4(), 1));
@@ -371,7 +371,7 @@ async fn a_quorum_is_as_old_as_its_majority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_quorum_can_do_is_what_its_nodes_can() {
+async fn capabilities_of_a_quorum_are_those_of_its_nodes() {
     let (stores, faults) = Nodes::new(3).handles();
     let node = stores[0].capabilities();
     let quorum = Quorum::new(stores).expect("enough nodes");

@@ -67,7 +67,7 @@ async fn there_is_no_fencing_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_holds_is_whoever_has_a_majority() {
+async fn holder_is_whoever_has_a_majority() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");

@@ -512,7 +512,7 @@ async fn subscription_nobody_needs_does_not_follow_its_slot() {
 
 /// Two of three nodes name another owner, as they may for a while when slots and primaries change.
 #[tokio::test]
-async fn a_subscription_is_given_up_also_where_the_slot_is_thought_to_have_moved_and_has_not() {
+async fn subscription_is_given_up_though_the_slot_only_seems_moved() {
     let cluster = Arc::new(own().await);
     let (holder, waiting) = (
         connect(&cluster, Duration::from_secs(60)).await,

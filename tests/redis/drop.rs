@@ -359,7 +359,7 @@ async fn requests_under_way_at_a_reconnect_may_have_run() {
 
 /// Nothing that leaves grows with an outage, so nothing has to be made up for after it.
 #[tokio::test]
-async fn what_is_asked_in_an_outage_never_leaves() {
+async fn requests_made_in_an_outage_never_leave() {
     const ASKED: usize = 500;
     let server = Server::start();
     let mut connection = server.connection();
@@ -720,7 +720,7 @@ fn a_runtime_without_io_is_enough_to_lock() {
 }
 
 #[test]
-fn without_a_thread_of_its_own_a_manager_ends_with_its_runtime() {
+fn manager_without_its_own_thread_ends_with_its_runtime() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     let first = runtime(true);
@@ -849,7 +849,7 @@ async fn a_forgotten_lease_is_left_to_expire() {
 }
 
 #[tokio::test]
-async fn what_is_dropped_during_an_outage_is_released_after_it() {
+async fn lease_dropped_during_an_outage_is_released_after_it() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = bare().connect(&proxy.url()).await.expect("a manager");

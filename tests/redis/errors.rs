@@ -180,7 +180,7 @@ async fn a_missing_right_is_named() {
 }
 
 #[tokio::test]
-async fn without_eval_the_scripts_cannot_be_made_known() {
+async fn eval_refused_leaves_the_scripts_unknown() {
     let server = Server::start();
     set_user(&server, &[&MINIMAL[..], &["-eval"]].concat());
     let error = app().connect(&lease_url(&server)).await.expect_err("unknown scripts");
@@ -191,7 +191,7 @@ async fn without_eval_the_scripts_cannot_be_made_known() {
 
 /// They are known to the server, by an earlier manager, until it forgets them.
 #[tokio::test]
-async fn without_eval_known_scripts_are_not_enough() {
+async fn eval_refused_is_told_also_when_the_scripts_are_known() {
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let leases = app().connect(&lease_url(&server)).await.expect("a manager");
@@ -219,7 +219,7 @@ async fn permission_needed_later_shows_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_right_to_publish_or_to_subscribe_waiters_poll() {
+async fn waiters_without_a_right_to_publish_or_subscribe_poll() {
     const BOUND: Duration = millis(200);
     let server = Server::start();
     for rights in [
@@ -266,7 +266,7 @@ async fn a_release_that_is_denied_says_so_and_is_made_up_for() {
 }
 
 #[tokio::test]
-async fn without_hgetall_only_inspect_is_denied() {
+async fn hgetall_refused_denies_only_inspect() {
     let server = Server::start();
     set_user(&server, &[&MINIMAL[..], &["-hgetall"]].concat());
     let leases = app().connect(&lease_url(&server)).await.expect("a manager");
@@ -372,7 +372,7 @@ async fn database_needs_the_permission_select_and_the_error_names_it() {
 }
 
 #[tokio::test]
-async fn without_exists_the_cause_of_a_loss_is_not_known() {
+async fn exists_refused_leaves_the_cause_of_a_loss_unknown() {
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let leases = app().ttl(millis(900)).connect(&lease_url(&server)).await.expect("a manager");
@@ -520,7 +520,7 @@ async fn fence_too_large_to_be_counted_on_is_refused_or_grows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_memory_locking_is_rejected_and_what_is_held_goes_on() {
+async fn server_without_memory_rejects_locks_and_renews_leases() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = ttl(T).connect(&server.url()).await.expect("a manager");
@@ -732,7 +732,7 @@ async fn a_database_that_the_server_has_not_is_told() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_invalid_and_says_what_would() {
+async fn url_that_makes_no_sense_is_invalid_and_says_what_would() {
     let server = Server::start();
     for (url, hint) in [
         ("localhost:6379", "redis://"),

@@ -50,7 +50,7 @@ fn end_of(server: &Server, key: &str) -> Instant {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_becomes_of_the_key_is_told_at_the_next_renewal() {
+async fn key_deleted_or_taken_is_told_at_the_next_renewal() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
@@ -555,7 +555,7 @@ async fn max_hold_fires_the_token_and_releases_when_work_has_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_followed_by_a_waiter_learns_that_it_is_taken() {
+async fn holder_followed_by_a_waiter_learns_that_it_is_taken() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;

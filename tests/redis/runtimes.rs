@@ -156,7 +156,7 @@ fn a_release_waits_for_another_for_two_attempts_at_most() {
 
 /// Until a runtime has its connection, the one at home serves; it is tried for again and again, not in a rush.
 #[test]
-fn without_a_connection_of_its_own_a_runtime_locks_all_the_same() {
+fn runtime_without_a_connection_of_its_own_locks_all_the_same() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let runtime = runtime();

@@ -163,7 +163,7 @@ fn items_of_every_kind_that_meet_another_type_spoil_no_other() {
 
 /// An item that fails has taken what is its own: its key, its token and its count.
 #[test]
-fn what_follows_a_failed_item_gets_its_own_arguments() {
+fn item_behind_a_failed_one_gets_its_own_arguments() {
     let mut bench = Bench::new();
     bench.batch(&["a", "b"], &[&GOOD[..], &["me:1,me:2", "SAA"]].concat());
     let items = bench.batch(&["a", "a"], &["x", "2", "me:1,me:1", "LL"]);
@@ -205,7 +205,7 @@ fn tokens_begin_as_was_said_last_and_else_stand_alone() {
 
 /// Who holds it is told by how long, or that it is for ever.
 #[test]
-fn what_is_held_is_told_from_what_is_gone_or_taken() {
+fn hold_is_told_from_one_that_is_gone_or_taken() {
     let mut bench = Bench::new();
     bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
     bench.command(&["HSET", "ever", "somebody's", "1"]);
@@ -360,7 +360,7 @@ fn each_block_is_as_long_as_its_settings_say() {
 }
 
 #[test]
-fn what_is_no_fencing_token_is_put_back() {
+fn fence_key_without_a_token_is_put_back() {
     let mut bench = Bench::new();
     let fence = fence_key("job");
     for stuck in ["somebody's", "nan", "9007199254740993", ""] {
@@ -374,7 +374,7 @@ fn what_is_no_fencing_token_is_put_back() {
 
 /// By a grant, whatever is to be remembered, and by a renewal of a lock that was granted before.
 #[test]
-fn what_is_no_fencing_token_keeps_its_time_to_live_or_that_it_has_none() {
+fn fence_key_without_a_token_keeps_its_time_to_live_or_none() {
     let mut bench = Bench::new();
     let fence = fence_key("job");
     let stays = |bench: &mut Bench, case: &str, left: bool| {
@@ -417,7 +417,7 @@ fn renewal_leaves_a_fence_key_without_a_token_alone() {
 
 /// One that is to be remembered for ever goes on behind the last, and its key has no time to live from then on.
 #[test]
-fn fencing_tokens_that_are_remembered_for_ever_go_on_behind_the_last_block() {
+fn fencing_tokens_remembered_for_ever_go_on_behind_the_block() {
     let mut bench = Bench::new();
     let fence = fence_key("job");
     let ever = but(3, "0");
@@ -438,7 +438,7 @@ fn fencing_tokens_that_are_remembered_for_ever_go_on_behind_the_last_block() {
 
 /// Less than a block can be found where somebody has set it, and none where it was evicted.
 #[test]
-fn who_enters_again_gets_a_fencing_token_whatever_is_remembered() {
+fn nested_acquire_gets_a_fencing_token_whatever_is_remembered() {
     let mut bench = Bench::new();
     let fence = fence_key("job");
     let enter = [&GOOD[..], &["me", "SF"]].concat();

@@ -302,7 +302,7 @@ async fn polls(server: &Server, bound: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_channels_right_the_waiter_polls() {
+async fn waiter_without_a_right_to_the_channel_polls() {
     const BOUND: Duration = millis(200);
     let trace = Trace::of_all_threads();
     let server = Server::start();

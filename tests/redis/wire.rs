@@ -746,7 +746,7 @@ async fn every_script_may_run_twice() {
 }
 
 #[tokio::test]
-async fn what_waits_for_the_connection_leaves_as_two_calls() {
+async fn requests_that_wait_for_the_connection_leave_as_two_calls() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");

@@ -438,7 +438,7 @@ async fn directories_of_names_not_used_again_are_cleared_away() {
 }
 
 #[tokio::test]
-async fn who_is_refused_or_has_nothing_left_leaves_no_session() {
+async fn user_refused_or_with_nothing_left_leaves_no_session() {
     let server = ZooKeeper::start();
     let sessions = || server.number(0, "zk_global_sessions");
     assert_eq!(sessions(), 0);

@@ -260,7 +260,7 @@ async fn place_left_before_its_creation_is_known_leaves_no_node() {
 }
 
 #[tokio::test]
-async fn who_is_closed_leaves_no_node_but_with_what_is_held() {
+async fn closed_store_leaves_no_node_but_of_what_is_held() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     for holds in [false, true] {
@@ -306,7 +306,7 @@ async fn a_time_to_live_beyond_the_sessions_is_refused() {
 }
 
 #[tokio::test]
-async fn who_is_granted_again_has_a_new_time_to_live() {
+async fn grant_asked_for_again_has_a_new_time_to_live() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     let short = LEASE / 3;
@@ -318,7 +318,7 @@ async fn who_is_granted_again_has_a_new_time_to_live() {
 }
 
 #[tokio::test]
-async fn who_was_granted_and_deleted_is_granted_anew() {
+async fn grant_that_was_deleted_is_granted_again() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     let (_, first) = granted(party.acquire().await);
@@ -549,7 +549,7 @@ async fn a_connection_that_is_not_to_be_had_is_asked_for_again_soon() {
 
 /// Nobody needs to sweep what was never made, however many have asked.
 #[tokio::test]
-async fn who_has_made_nothing_is_told_that_nothing_was_done() {
+async fn acquire_that_made_nothing_is_told_that_nothing_was_done() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
@@ -604,7 +604,7 @@ async fn a_request_outlives_the_runtime_that_asked() {
 }
 
 #[tokio::test]
-async fn who_is_refused_halfway_is_told_that_there_may_be_a_node() {
+async fn acquire_refused_halfway_is_told_that_there_may_be_a_node() {
     let server = ZooKeeper::start_with("enforceQuota=true");
     let look = Look::at(&server.hosts()).await;
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
@@ -642,7 +642,7 @@ async fn acquire_has_room_for_two_round_trips_to_a_distant_server() {
 }
 
 #[tokio::test]
-async fn who_subscribes_need_not_wait_for_the_place_in_the_line() {
+async fn subscriber_need_not_wait_for_the_place_in_the_line() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&relay.url()).await);

@@ -147,7 +147,7 @@ async fn lease_whose_directory_became_anothers_is_lost() {
 }
 
 #[tokio::test]
-async fn who_has_no_right_to_the_path_is_denied_when_connecting() {
+async fn user_without_a_right_to_the_path_is_denied_when_connecting() {
     let server = ZooKeeper::start();
     let anna = connect(&url_as(&server, ANNA, "/shop")).await.expect("a manager");
     for url in [
@@ -215,7 +215,7 @@ async fn no_password_is_told_to_anyone() {
 
 /// The session that was given up is not kept alive until there is another: there may never be one.
 #[tokio::test]
-async fn what_was_held_goes_also_when_no_new_session_is_to_be_had() {
+async fn leases_go_also_when_no_new_session_is_to_be_had() {
     let server = ZooKeeper::start();
     let operator = Client::connector().with_auth("digest", b"root:secret-4");
     let operator = operator.connect(&server.hosts()).await.expect("a session");
@@ -241,7 +241,7 @@ async fn what_was_held_goes_also_when_no_new_session_is_to_be_had() {
 
 /// Servers that want SASL, or an authentication of some scheme, and close the session of who has none.
 #[tokio::test]
-async fn a_server_that_wants_another_authentication_is_told_as_a_refusal() {
+async fn authentication_of_another_scheme_is_told_as_a_refusal() {
     let sasl = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n\
                 sessionRequireClientSASLAuth=true";
     let digest = "enforce.auth.enabled=true\nenforce.auth.schemes=digest";
@@ -263,7 +263,7 @@ async fn a_server_that_wants_another_authentication_is_told_as_a_refusal() {
 
 /// It closes the connection without a word, so it is told as one that cannot be reached.
 #[tokio::test]
-async fn that_a_server_may_take_no_more_connections_is_told_when_it_opens_no_session() {
+async fn connection_limit_is_told_when_a_server_opens_no_session() {
     let server = ZooKeeper::start_with("maxClientCnxns=1");
     let look = Look::at(&server.hosts()).await;
     let error = connect(&server.url()).await.expect_err("it is refused");

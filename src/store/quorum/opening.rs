@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_nobody_has_any_more_is_not_opened() {
+    async fn store_that_nobody_has_any_more_is_not_opened() {
         let server = Server::new(Some(ErrorKind::Unavailable));
         let node = Absent::start(server.opening(), server.store.clock(), (0, alone()));
         sleep(RETRY * 2 + RETRY / 2).await;

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_may_be_at_the_node_is_owed_until_somebody_keeps_it() {
+    async fn hold_that_may_be_at_the_node_is_owed_until_one_keeps_it() {
         let (node, name) = node();
         let until = node.clock.now() + T;
         let mut place = node.place(&name).await;

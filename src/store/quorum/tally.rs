@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_not_answered_may_be_with_somebody_else() {
+    fn node_that_has_not_answered_may_be_with_somebody_else() {
         use Absence::{Gone, Taken};
 
         let cases: [(&[Absence], usize, Absence); 6] = [

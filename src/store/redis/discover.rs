@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_in_doubt_rests_and_has_no_say_for_a_while() {
+    async fn server_in_doubt_rests_and_has_no_say_for_a_while() {
         let (inquiry, a) = (Inquiry::default(), server("a"));
         assert!(!inquiry.rests(&a) && inquiry.doubted().is_empty());
         inquiry.doubt(&a);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_any_more_is_not_sent() {
+    async fn requests_that_nobody_waits_for_are_not_sent() {
         let (lane, mut inbox) = lane();
         let mut call = async || {
             let items = collect(&lane.road, &mut inbox).await;

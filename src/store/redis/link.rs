@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_connection_the_last_failure_to_connect_says_why() {
+    fn failure_to_connect_says_why_there_is_no_connection() {
         use ErrorKind::{Denied, Invalid, Unavailable};
         let words = "WRONGPASS invalid username-password pair or user is disabled.";
         for (kind, text, sorted, says) in [

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_many_tokens_begin_with_is_said_once() {
+    async fn prefix_of_many_tokens_is_said_once() {
         let wire = wire(None);
         let said = |requests: &[Acquire]| {
             let mut batch = Batch::of(requests.len());
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_too_few_replicas_have_is_not_granted_but_a_hold_goes_on() {
+    async fn grant_on_too_few_replicas_is_refused_but_a_hold_goes_on() {
         let error = Error::new(ErrorKind::Rejected, "too few");
         let sent = crate::clock::Clock::system().now();
         let granted = || Acquired::Granted { sent, fence: None, reached: true };

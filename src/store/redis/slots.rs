@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_when_the_runtime_goes_is_told() {
+    fn requests_that_wait_when_the_runtime_goes_are_told() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (lanes, waiting) = {
             let _in = runtime.enter();

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_clerk_nothing_stays() {
+    async fn desk_without_a_clerk_keeps_nothing() {
         let (hub, orders) = Hub::of_orders();
         let entry = Channel { subscribed: true, ..Channel::default() };
         lock(&hub.channels).insert("c".to_owned(), entry);

@@ -4,7 +4,6 @@
 //! Everything here is synchronous, except for [`eventually`], so that it serves any runtime;
 //! each call is short enough to be made from async code.
 
-#![forbid(unsafe_code)]
 // What is made anew here starts threads and networks, which no default should.
 #![allow(clippy::new_without_default)]
 
@@ -14,6 +13,7 @@ pub mod fault;
 pub mod frame;
 #[cfg(target_os = "linux")]
 pub mod holder;
+pub mod janitor;
 pub mod look;
 #[cfg(target_os = "linux")]
 pub mod namespaces;

@@ -77,6 +77,7 @@ impl Server {
             .prefix("leasehold-")
             .tempdir()
             .expect("a temporary directory for the server");
+        crate::janitor::remove_in_the_end(dir.path());
         let mut server = Self {
             port: 0,
             options: options.iter().map(|option| option.to_string()).collect(),

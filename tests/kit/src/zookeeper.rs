@@ -182,6 +182,7 @@ impl ZooKeeper {
         require_zookeeper();
         let dir = tempfile::Builder::new().prefix("leasehold-zk-").tempdir();
         let dir = dir.expect("a temporary directory for the servers");
+        crate::janitor::remove_in_the_end(dir.path());
         let members = (0..count).map(|member| {
             let dir = dir.path().join(format!("n{member}"));
             fs::create_dir_all(dir.join("data")).expect("a directory for the server's data");

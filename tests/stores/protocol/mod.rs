@@ -141,12 +141,12 @@ fn counted_from_the_reply_the_deadline_is_too_late() {
 }
 
 #[test]
-fn without_margin_and_grace_a_slow_clock_believes_for_too_long() {
+fn clock_too_slow_believes_too_long_without_margin_and_grace() {
     breaks(&[Rule::Margin, Rule::Grace], DRIFT, ONE_BELIEVER);
 }
 
 #[test]
-fn without_the_margin_the_grace_is_not_kept_free() {
+fn grace_is_not_kept_free_without_the_margin() {
     breaks(&[Rule::Margin], DRIFT, GRACE);
 }
 
@@ -176,7 +176,7 @@ fn a_count_that_creates_leaves_a_key_for_ever() {
 }
 
 #[test]
-fn without_sweeping_an_abandoned_acquire_stays_until_it_expires() {
+fn abandoned_acquire_stays_until_it_expires_without_sweeping() {
     breaks(&[Rule::Sweep], ABANDON, EMPTY);
     let rules = Rules { dropped: &[Rule::Sweep] };
     let scope = Scope { rules, requests: 4, ..ABANDON };

@@ -7,7 +7,7 @@ use super::core::Core;
 use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
-use super::state::{Entered, Entry};
+use super::state::{NestedVerdict, Reentry};
 use super::ticket::Admission;
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
@@ -158,14 +158,14 @@ impl<'core> AcquireLoop<'_, 'core> {
         core.check_open()?;
         core.ensure_running();
         // Most of the time the last one is over.
-        if let Some(hold) = current.clone().filter(|hold| !hold.is_left()) {
+        if let Some(hold) = current.clone().filter(|hold| !hold.is_finished()) {
             // In a box, as is all that few calls come to, so that the others stay small.
-            if let Some(claim) = Box::pin(self.enter(hold)).await? {
+            if let Some(claim) = Box::pin(self.reenter(hold)).await? {
                 return Ok(Some(claim));
             }
         }
         *current = None;
-        let Some(hold) = self.first().await? else {
+        let Some(hold) = self.outermost().await? else {
             return Ok(None);
         };
         let claim = Claim::new(core, hold);
@@ -181,12 +181,12 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Waits in line, and takes the name from the store or from the one before us.
-    async fn first(&self) -> Result<Option<Arc<Hold>>> {
+    async fn outermost(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, self.start) {
                 Some(turn) => self.begin(turn).await,
-                None => Box::pin(self.behind_a_silence()).await,
+                None => Box::pin(self.wait_out_silence()).await,
             };
         }
         let mut ticket = core.queue.ticket(self.name, self.mode);
@@ -197,8 +197,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                         return Ok(Some(hold));
                     }
                 }
-                Admission::Hold(passed) => {
-                    if let Some(hold) = passed.accept(core) {
+                Admission::Hold(offered) => {
+                    if let Some(hold) = offered.accept(core) {
                         return Ok(Some(hold));
                     }
                 }
@@ -208,7 +208,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Takes the name from the store.
     async fn begin(&self, turn: Turn) -> Result<Option<Arc<Hold>>> {
-        let grant = self.take(turn).await?;
+        let grant = self.ask_store(turn).await?;
         Ok(grant.map(|grant| Hold::begin(self.core, grant)))
     }
 
@@ -239,19 +239,19 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Enters a hold of ours once more. `None`: nothing is left of it.
-    async fn enter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+    async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let count = loop {
-            match hold.enter(core) {
-                Entry::Count(count) => break count,
-                Entry::Busy => {
+            match hold.reenter(core) {
+                Reentry::Count(count) => break count,
+                Reentry::Busy => {
                     // Our own operation, so a silence here is the store's.
                     self.answered.store(false, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
                     idle.map_err(|_| Error::silent())?;
                 }
-                Entry::Lost(loss) => return Err(Error::lost(loss)),
-                Entry::Over => {
+                Reentry::Lost(loss) => return Err(Error::lost(loss)),
+                Reentry::Over => {
                     // The own release may still be under way; `try_lock` must not trip over it.
                     if self.once {
                         let _ = timeout(core.timing.attempt, hold.until_over()).await;
@@ -266,7 +266,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             loop {
                 self.answered.store(false, Ordering::Relaxed);
                 match nested.ask(self.nested(&hold, count)).await {
-                    Entered::Failed(error) if error.is_unavailable() && !self.once => {
+                    NestedVerdict::Failed(error) if error.is_unavailable() && !self.once => {
                         failures += 1;
                         tracing::debug!(%error, "nested acquire failed; trying again");
                         sleep(core.timing.gap(failures, core.jitter())).await;
@@ -289,16 +289,16 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Takes the name from the store, alone in this process. `None`: it is held, and we ask once only, or we took too
     /// long between two steps, and another waiter has the turn.
-    async fn take(&self, turn: Turn) -> Result<Option<Grant>> {
+    async fn ask_store(&self, turn: Turn) -> Result<Option<Grant>> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
-        let mut hints = Hints::Unasked;
+        let mut hints = Hints::NotSubscribed;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
         let attempt_time = core.timing.attempt;
         if let Some(time) = turn.not_before() {
             let time = time.min(self.start + self.pause);
-            turn.moves_by(time + attempt_time);
+            turn.set_due(time + attempt_time);
             core.clock().sleep_until(time).await;
         }
         self.answered.store(false, Ordering::Relaxed);
@@ -307,7 +307,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             // Silence counts from the first send without an answer, also of those who were first before, not while
             // we sleep.
             let now = core.now();
-            let Some(since) = turn.asks(now) else { return Ok(None) };
+            let Some(since) = turn.asked(now) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.token(), 1);
@@ -326,12 +326,12 @@ impl<'core> AcquireLoop<'_, 'core> {
                         attempt = Attempt::new(core, self.name.clone(), core.draw_token());
                         continue;
                     }
-                    if kept == Kept::Not {
+                    if kept == Kept::Excluded {
                         attempt.undo(sent);
                         return Ok(None);
                     }
                     let token = attempt.token();
-                    let unsure_until = attempt.taken();
+                    let unsure_until = attempt.accept_grant();
                     let name = self.name.clone();
                     return Ok(Some(Grant {
                         name,
@@ -351,7 +351,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                     (unanswered, failures) = (None, 0);
                     core.queue.saw_another(self.name);
-                    self.rest(&turn, &mut hints, remaining).await;
+                    self.wait_to_retry(&turn, &mut hints, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::invalid(
@@ -366,7 +366,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                         return Err(error);
                     }
                     tracing::debug!(%error, "acquire failed; trying again");
-                    turn.moves_by(core.now() + gap + attempt_time);
+                    turn.set_due(core.now() + gap + attempt_time);
                     sleep(gap).await;
                 }
                 Err(error) => return Err(error),
@@ -385,7 +385,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             let left = until.saturating_duration_since(now);
-            turn.moves_by(now + core.timing.attempt * 3);
+            turn.set_due(now + core.timing.attempt * 3);
             match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
                 Ok(answer) => return Some(answer),
                 Err(_) if core.now() >= until => return None,
@@ -396,7 +396,12 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound; meanwhile, it is seen that
     /// this is polled.
-    async fn rest<'a>(&'a self, turn: &Turn, hints: &mut Hints<'a>, remaining: Option<Duration>) {
+    async fn wait_to_retry<'a>(
+        &'a self,
+        turn: &Turn,
+        hints: &mut Hints<'a>,
+        remaining: Option<Duration>,
+    ) {
         let core = self.core;
         let bound = core.settings.poll_bound;
         let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
@@ -404,7 +409,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
-            turn.moves_by(now + step + core.timing.attempt);
+            turn.set_due(now + step + core.timing.attempt);
             if step.is_zero() || hints.wait(core, self.name, step).await {
                 return;
             }

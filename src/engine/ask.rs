@@ -14,12 +14,12 @@ use tracing::Level;
 impl Core {
     /// Asks the store for a name.
     pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        made(|| self.store.acquire(request))
+        caught_call(|| self.store.acquire(request))
     }
 
     /// Has the store release a name.
     pub(crate) fn release(&self, request: Release) -> StoreFuture<Released> {
-        made(|| self.store.release(request))
+        caught_call(|| self.store.release(request))
     }
 
     /// Asks the store who holds a name.
@@ -78,14 +78,16 @@ pub(super) async fn caught<T>(request: &mut Request<'_, T>) -> Result<T> {
 }
 
 /// The same for the call that makes the request.
-pub(super) fn made<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Request<'a, T> {
+pub(super) fn caught_call<'a, T: Send + 'a>(
+    request: impl FnOnce() -> Request<'a, T>,
+) -> Request<'a, T> {
     catch_unwind(AssertUnwindSafe(request))
         .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked()))))
 }
 
 /// Makes a request and awaits it, both as above.
 async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
-    caught(&mut made(request)).await
+    caught(&mut caught_call(request)).await
 }
 
 fn panicked() -> Error {

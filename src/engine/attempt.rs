@@ -7,7 +7,7 @@ use super::ask::caught;
 use super::core::Core;
 use super::hold::Hold;
 use super::job::{Job, Sweep};
-use super::state::Entered;
+use super::state::NestedVerdict;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, StoreFuture, Token};
@@ -56,7 +56,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// The grant is taken over; until when earlier requests may still arrive.
-    pub(crate) fn taken(mut self) -> Option<Instant> {
+    pub(crate) fn accept_grant(mut self) -> Option<Instant> {
         self.sweep.until.take()
     }
 
@@ -70,14 +70,14 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let sweep = self.sweep.clone();
         match self.flight.take() {
-            Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
-            None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
+            Some(verdict) => self.core.submit(Job::Abandon { sweep, verdict }),
+            None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
             None => {}
         }
     }
 }
 
-/// A nested acquire: between [`Hold::enter`] and [`Hold::entered`].
+/// A nested acquire: between [`Hold::reenter`] and [`Hold::reentered`].
 pub(crate) struct Nested<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
@@ -101,26 +101,28 @@ impl<'a> Nested<'a> {
     }
 
     /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
-    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Entered> {
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = NestedVerdict> {
         self.flight = Some(self.core.acquire(request));
         self.land()
     }
 
-    pub(super) async fn land(&mut self) -> Entered {
+    pub(super) async fn land(&mut self) -> NestedVerdict {
         match land(&mut self.flight).await {
-            Ok(Acquired::Granted { sent, .. }) => Entered::Granted { sent, count: self.count },
-            Ok(Acquired::NotYours(absence)) => Entered::NotYours(absence),
+            Ok(Acquired::Granted { sent, .. }) => {
+                NestedVerdict::Granted { sent, count: self.count }
+            }
+            Ok(Acquired::NotYours(absence)) => NestedVerdict::NotYours(absence),
             // A store must not say this of a nested acquire; it means the same.
-            Ok(Acquired::Held { .. }) => Entered::NotYours(Absence::Taken),
-            Err(error) => Entered::Failed(error),
+            Ok(Acquired::Held { .. }) => NestedVerdict::NotYours(Absence::Taken),
+            Err(error) => NestedVerdict::Failed(error),
         }
     }
 
     /// Ends it; with `keep`, and if it was granted, there is one lease more.
-    pub(crate) fn end(self, verdict: Entered, keep: bool) -> Result<()> {
+    pub(crate) fn end(self, verdict: NestedVerdict, keep: bool) -> Result<()> {
         // Its Drop has nothing left to do.
         let nested = std::mem::ManuallyDrop::new(self);
-        nested.hold.entered(nested.core, verdict, keep)
+        nested.hold.reentered(nested.core, verdict, keep)
     }
 }
 
@@ -129,12 +131,12 @@ impl Drop for Nested<'_> {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
             Some(verdict) => {
-                self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
+                self.core.submit(Job::FinishNested { hold, count: self.count, verdict });
             }
             // Dropped between two attempts: what the store has recorded is not known.
             None => {
                 let error = Error::new(ErrorKind::Unavailable, "given up");
-                let _ = hold.entered(self.core, Entered::Failed(error), false);
+                let _ = hold.reentered(self.core, NestedVerdict::Failed(error), false);
             }
         }
     }

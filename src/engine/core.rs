@@ -173,7 +173,7 @@ impl Core {
     }
 
     /// Gives work to the reaper: from any thread, inside a runtime or out.
-    pub(crate) fn reap(&self, job: Job) {
+    pub(crate) fn submit(&self, job: Job) {
         // The receiver outlives every sender but the engine's end, after which nothing can be sent.
         let _ = self.jobs.send(job);
     }

@@ -23,9 +23,9 @@ impl Core {
         }
         if let Ok(runtime) = Handle::try_current()
             && !self.stopped.is_cancelled()
-            && let Some(seat) = Driver::take(self)
+            && let Some(driver) = Driver::take(self)
         {
-            runtime.spawn(seat.run());
+            runtime.spawn(driver.run());
             // What is spawned on a runtime that has ended comes back at once.
             return self.is_running();
         }
@@ -118,8 +118,8 @@ impl Engine {
     }
 
     async fn work_apart(core: Arc<Core>) {
-        if let Some(mut seat) = Driver::take(&core)
-            && let Some(inbox) = &mut seat.inbox
+        if let Some(mut driver) = Driver::take(&core)
+            && let Some(inbox) = &mut driver.inbox
         {
             guarded(&core, worker::run(&core, inbox)).await;
         }

@@ -7,7 +7,7 @@
 //! # Invariants
 //!
 //! 1. **Decided before any release is sent**, in the step that ends the hold for its holder.
-//! 2. **Only what is sure is passed on** ([`State::may_pass`](super::state::State::may_pass)), with a
+//! 2. **Only what is sure is passed on** ([`State::may_hand_off`](super::state::State::may_hand_off)), with a
 //!    fencing token that the grant has reserved, or that the store's clock has passed since.
 //! 3. **Bounded**, by a count and by a share of T; then it is really released, for other processes.
 //! 4. **Never dropped on the way**: what a waiter that goes away was offered goes on to the next, and in the end
@@ -18,7 +18,7 @@
 use super::core::{Core, Settings};
 use super::hold::Hold;
 use super::job::Job;
-use super::slot::{Passed, TakesBack};
+use super::slot::{HandedOff, TakesBack};
 use super::state::Phase;
 use super::wake::wake;
 use crate::clock::Instant;
@@ -29,7 +29,7 @@ impl Hold {
     /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
     /// was passed on: the caller flushes then.
     pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<Phase> {
-        if self.pass_on(core, now) {
+        if self.hand_off(core, now) {
             return None;
         }
         Some(self.update_at(core, now, |state, now| state.leave(&core.timing, now)))
@@ -38,19 +38,19 @@ impl Hold {
     /// One lease less, in the background.
     pub(crate) fn hand_back(self: &Arc<Self>, core: &Arc<Core>) {
         if self.leave(core, core.now()).is_some() {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 
-    fn pass_on(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        let Some((waiter, hold)) = self.succeed(core, now) else { return false };
+    fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
+        let Some((waiter, hold)) = self.prepare_handoff(core, now) else { return false };
         hold.start(core, now);
         wake(|| waiter.notify_one());
         true
     }
 
     /// Ends it for its holder and puts in place what the first waiter is to have, if it may be passed on.
-    fn succeed(
+    fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
@@ -58,19 +58,20 @@ impl Hold {
         let mut inner = self.lock();
         let Settings { max_hold, handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
-        if !inner.state.may_pass(&core.timing, now, handoff_bound)
+        if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
             || core.is_closed()
         {
             return None;
         }
-        let next = core.queue.hand_over(&self.name, inner.state.is_young(now), || {
-            let state = inner.state.pass(max_hold.map(|max| now + max), now + core.timing.attempt);
+        let next = core.queue.hand_off(&self.name, inner.state.is_young(now), || {
+            let state =
+                inner.state.hand_off(max_hold.map(|max| now + max), now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
             let hold = Self::new(self.name.clone(), self.token, fence, state, seat);
-            let passed = Passed { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
-            (hold, passed)
+            let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
+            (hold, offered)
         })?;
         let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
         drop(inner);
@@ -82,7 +83,7 @@ impl Hold {
     }
 }
 
-impl Passed {
+impl HandedOff {
     /// Returns the hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile, or the hold
     /// have been taken back.
     pub(crate) fn accept(mut self, core: &Arc<Core>) -> Option<Arc<Hold>> {

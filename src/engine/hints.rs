@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 /// What a waiter listens to between two attempts.
 pub(crate) enum Hints<'a> {
-    Unasked,
+    NotSubscribed,
     Subscribing(Subscribing<'a>),
     Subscribed(Wakeups),
     /// The store has no wake-ups, or refused them: the clock alone.
@@ -38,7 +38,7 @@ impl<'a> Hints<'a> {
 
     /// Waits for a hint. Dropping the future loses none, and no subscription that is under way.
     pub(crate) async fn hint(&mut self, core: &'a Core, name: &'a Name) {
-        if let Self::Unasked = self {
+        if let Self::NotSubscribed = self {
             let limit = core.timing.attempt;
             *self = Self::Subscribing(Box::pin(in_time(limit, core.subscribe(name))));
         }
@@ -48,7 +48,7 @@ impl<'a> Hints<'a> {
                 Ok(Some(wakeups)) => *self = Self::Subscribed(wakeups),
                 Err(error) if error.is_unavailable() => {
                     // Wait by the clock this time; subscribe the next.
-                    *self = Self::Unasked;
+                    *self = Self::NotSubscribed;
                     pending().await
                 }
                 Err(error) => {
@@ -61,7 +61,7 @@ impl<'a> Hints<'a> {
                     pending().await
                 }
             },
-            Self::Unasked | Self::Clock => pending().await,
+            Self::NotSubscribed | Self::Clock => pending().await,
         }
     }
 }

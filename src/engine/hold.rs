@@ -85,7 +85,7 @@ impl Hold {
     }
 
     /// Returns whether it is over and has no live lease.
-    pub(crate) fn is_left(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         let inner = self.lock();
         inner.state.is_over() && inner.state.live() == 0
     }

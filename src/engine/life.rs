@@ -5,7 +5,7 @@ use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::schedule::Group;
 use super::seat::Seat;
-use super::state::{Entered, Entry, Op, Phase, State};
+use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::wake::wake;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
@@ -113,7 +113,7 @@ impl Hold {
         }
         if let Some((from, until)) = sweep {
             let sweep = Sweep::late(self.name.clone(), self.token, from, until);
-            core.reap(Job::Sweep(sweep));
+            core.submit(Job::Sweep(sweep));
         }
         drop(seat);
         // Last, so that those that are told of the end may ask at once.
@@ -204,24 +204,24 @@ impl Hold {
 
     fn flush_if_needed(self: &Arc<Self>, core: &Core) {
         if self.lock().state.needs_flush() {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 
-    /// Asks to enter once more; after [`Entry::Count`], [`Hold::entered`] must follow.
-    pub(crate) fn enter(self: &Arc<Self>, core: &Arc<Core>) -> Entry {
-        self.update(core, |state, now| state.enter(&core.timing, now))
+    /// Asks to enter once more; after [`Reentry::Count`], [`Hold::reentered`] must follow.
+    pub(crate) fn reenter(self: &Arc<Self>, core: &Arc<Core>) -> Reentry {
+        self.update(core, |state, now| state.reenter(&core.timing, now))
     }
 
     /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
-    pub(crate) fn entered(
+    pub(crate) fn reentered(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        verdict: Entered,
+        verdict: NestedVerdict,
         keep: bool,
     ) -> Result<()> {
         let result = self.update(core, |state, now| {
-            state.entered(&core.timing, now, core.jitter(), verdict, keep)
+            state.reentered(&core.timing, now, core.jitter(), verdict, keep)
         });
         self.flush_if_needed(core);
         result

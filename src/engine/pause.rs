@@ -67,7 +67,7 @@ struct Pause {
     /// When a waiter elsewhere last heard a release.
     heard: Instant,
     /// How many of the longest ones have shown no other holder.
-    in_vain: u32,
+    fruitless: u32,
 }
 
 impl Pauses {
@@ -88,7 +88,7 @@ impl Pauses {
                 let until = jittered(round_trip);
                 let (length, rested) = (round_trip, until);
                 let (whole, seen, heard) = (true, false, now);
-                place.insert(Pause { length, until, rested, whole, seen, heard, in_vain: 0 });
+                place.insert(Pause { length, until, rested, whole, seen, heard, fruitless: 0 });
             }
             Entry::Occupied(mut place) => {
                 place.get_mut().follow((round_trip.max(little), longest), now, jittered);
@@ -151,13 +151,13 @@ impl Pause {
         jittered: impl Fn(Duration) -> Instant,
     ) {
         if self.seen {
-            (self.length, self.in_vain) = ((self.length * 7 / 8).max(shortest), 0);
+            (self.length, self.fruitless) = ((self.length * 7 / 8).max(shortest), 0);
         } else if self.whole && self.length < longest {
             self.length = (self.length.max(shortest) * 2).min(longest);
         } else if self.whole {
-            self.in_vain += 1;
-            if self.in_vain == 2 {
-                (self.length, self.in_vain) = (shortest, 0);
+            self.fruitless += 1;
+            if self.fruitless == 2 {
+                (self.length, self.fruitless) = (shortest, 0);
             }
         }
         (self.seen, self.heard) = (false, now);

@@ -15,7 +15,7 @@
 use super::hold::Hold;
 use super::pause::{Heard, Pauses};
 use super::seat::Seats;
-use super::slot::{Offer, Passed, Removed, Slot, Stage};
+use super::slot::{HandedOff, Offer, Removed, Slot, Stage};
 use super::timing::Timing;
 use super::wake::wake;
 use crate::clock::{Clock, Instant};
@@ -58,30 +58,30 @@ impl QueueState {
     /// Lets those in line ask that may now; `None` is left of a slot that nobody needs.
     fn advance(&mut self, name: &Name, due: Instant) -> Vec<Arc<Notify>> {
         let Some(slot) = self.slots.get_mut(name) else { return Vec::new() };
-        let told = slot.advance(&mut self.numbers, due);
+        let woken = slot.advance(&mut self.numbers, due);
         if slot.members.all().is_empty() {
             self.slots.remove(name);
         }
-        told
+        woken
     }
 }
 
 /// What is left of a turn or a seat that has ended: waiters to wake, and what is dropped with no lock held.
 #[derive(Default)]
 pub(super) struct Ended {
-    pub(super) told: Vec<Arc<Notify>>,
+    pub(super) woken: Vec<Arc<Notify>>,
     _removed: Removed,
 }
 
 impl Ended {
     /// Returns whether nothing has ended yet.
     pub(super) fn is_empty(&self) -> bool {
-        self.told.is_empty()
+        self.woken.is_empty()
     }
 
-    pub(super) fn tell(self) {
-        for told in &self.told {
-            wake(|| told.notify_one());
+    pub(super) fn wake_all(self) {
+        for waiter in &self.woken {
+            wake(|| waiter.notify_one());
         }
     }
 }
@@ -106,37 +106,39 @@ impl Queue {
     /// Puts the hold in place that the first waiter who looks is to have, if there is one, and tells how to wake
     /// that. While waiters elsewhere listen, and it is not `early` any more, only one that was in line when
     /// the store granted the name.
-    pub(crate) fn hand_over(
+    pub(crate) fn hand_off(
         &self,
         name: &Name,
         early: bool,
-        next: impl FnOnce() -> (Arc<Hold>, Passed),
+        next: impl FnOnce() -> (Arc<Hold>, HandedOff),
     ) -> Option<(Arc<Notify>, Arc<Hold>)> {
         let mut state = self.lock();
         let slot = state.slots.get_mut(name)?;
-        let (ticket, told) = slot.heir()?;
-        let rivals = slot.rivals()?;
+        let (ticket, notify) = slot.handoff_target()?;
+        let rivals = slot.rivals_mut()?;
         if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;
         }
-        let (next, passed) = next();
+        let (next, offered) = next();
         // What was offered before has come to nothing.
-        let offer = rivals.offers.insert(ticket, Offer::Hold(passed));
+        let offer = rivals.offers.insert(ticket, Offer::Hold(offered));
         // What was there is alive in the hands of the one that passes it on.
         for member in slot.members.all_mut() {
             member.stage = Stage::Holding(Some(Arc::clone(&next)));
         }
         drop(state);
         drop(offer);
-        Some((told, next))
+        Some((notify, next))
     }
 
     /// The waiter that was offered `hold` has not looked in time.
     pub(crate) fn missed(&self, hold: &Arc<Hold>) {
         let mut state = self.lock();
-        let Some(rivals) = state.slots.get_mut(&hold.name).and_then(Slot::rivals) else { return };
+        let Some(rivals) = state.slots.get_mut(&hold.name).and_then(Slot::rivals_mut) else {
+            return;
+        };
         let missed =
-            rivals.take_offers(|offer| matches!(offer, Offer::Hold(passed) if passed.is(hold)));
+            rivals.take_offers(|offer| matches!(offer, Offer::Hold(offered) if offered.is(hold)));
         for (ticket, _) in &missed {
             rivals.waiters.remove(ticket);
         }
@@ -153,13 +155,13 @@ impl Queue {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
         }
         slot.silent_since = None;
-        slot.see_rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
+        slot.rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
     }
 
     /// A name was forced open from here, at the latest at `now`.
     pub(crate) fn forced(&self, name: &Name, now: Instant) {
         if let Some(slot) = self.lock().slots.get_mut(name) {
-            slot.make_rivals().forced = Some(now);
+            slot.rivals_or_default().forced = Some(now);
         }
     }
 
@@ -215,16 +217,16 @@ impl Queue {
     }
 
     /// Since when a waiter that is polled has looked.
-    pub(super) fn looked_since(&self, now: Instant) -> Instant {
+    pub(super) fn checked_in_since(&self, now: Instant) -> Instant {
         Instant::ZERO + now.saturating_duration_since(Instant::ZERO + self.patience)
     }
 
     /// Takes turns away from futures that are not polled.
-    pub(super) fn take_away(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
-        let since = self.looked_since(now);
-        let removed = state.slots.get_mut(name).map(|slot| slot.take_away(now, since));
-        let told = state.advance(name, now + self.attempt);
-        Ended { told, _removed: removed.unwrap_or_default() }
+    pub(super) fn reclaim(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
+        let since = self.checked_in_since(now);
+        let removed = state.slots.get_mut(name).map(|slot| slot.reclaim(now, since));
+        let woken = state.advance(name, now + self.attempt);
+        Ended { woken, _removed: removed.unwrap_or_default() }
     }
 }
 
@@ -238,8 +240,8 @@ impl Seats for Queue {
             return;
         }
         let removed = slot.remove(|member| member.number != number);
-        let told = state.advance(name, now + self.attempt);
+        let woken = state.advance(name, now + self.attempt);
         drop(state);
-        Ended { told, _removed: removed }.tell();
+        Ended { woken, _removed: removed }.wake_all();
     }
 }

@@ -54,7 +54,7 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
-            self.core.reap(job);
+            self.core.submit(job);
         }
     }
 }
@@ -83,7 +83,7 @@ impl Drop for Sweeping<'_> {
     fn drop(&mut self) {
         self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
         if let Some(sweep) = self.sweep.take() {
-            self.core.reap(Job::Sweep(sweep));
+            self.core.submit(Job::Sweep(sweep));
         }
     }
 }

@@ -115,9 +115,9 @@ impl Drop for Flush<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
-            Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
+            Some((op, verdict)) => self.core.submit(Job::Finish { hold, op, verdict }),
             None if self.over => {}
-            None => self.core.reap(Job::Flush(hold)),
+            None => self.core.submit(Job::Flush(hold)),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Hold {
             return Ok(());
         };
         if let Phase::Lost(loss) = phase {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
             return Err(Error::lost(loss));
         }
         core.ensure_running();
@@ -160,7 +160,7 @@ impl Hold {
             None => Ok(()),
         });
         if result.is_err() {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
         result
     }
@@ -227,7 +227,7 @@ struct Reaping<'a> {
 impl Drop for Reaping<'_> {
     fn drop(&mut self) {
         if self.hold.end_reaping() {
-            self.core.reap(Job::Flush(Arc::clone(self.hold)));
+            self.core.submit(Job::Flush(Arc::clone(self.hold)));
         }
     }
 }

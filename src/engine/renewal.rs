@@ -19,7 +19,7 @@ use tracing::Level;
 impl Hold {
     /// What is due; the watchdog has taken the hold out of the schedule, where it stood at `at`. `change` is
     /// [`State::tick`], or [`State::renew_early`] to fill a batch or to verify after a reconnect.
-    pub(super) fn taken(
+    pub(super) fn when_due(
         self: &Arc<Self>,
         core: &Arc<Core>,
         (at, now): (Instant, Instant),
@@ -134,7 +134,7 @@ impl Hold {
             state.needs_flush()
         });
         if unflushed {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! hold, and one for each batch that is being renewed.
 
 use super::hold::{Hold, HoldNo};
-use super::state::Attempt;
+use super::state::RenewalAttempt;
 use crate::clock::{Instant, Sleeper};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ struct Entries {
 #[derive(Clone)]
 pub(super) struct Renewing {
     pub(super) hold: Arc<Hold>,
-    pub(super) attempt: Attempt,
+    pub(super) attempt: RenewalAttempt,
 }
 
 /// What is renewed by one call.
@@ -42,19 +42,19 @@ pub(super) type Batch = Vec<Renewing>;
 pub(super) struct Call {
     pub(super) batch: Arc<Batch>,
     /// When a call of those with time enough must be over.
-    pub(super) whole: Instant,
+    pub(super) attempt_deadline: Instant,
     /// When this one must be over: no attempt outlives the first `C` among them.
     pub(super) until: Instant,
     pub(super) key: Key,
 }
 
 impl Call {
-    pub(super) fn new(schedule: &Schedule, batch: Batch, whole: Instant) -> Self {
+    pub(super) fn new(schedule: &Schedule, batch: Batch, attempt_deadline: Instant) -> Self {
         let batch = Arc::new(batch);
         let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
-        let until = first.map_or(whole, |first| first.min(whole));
+        let until = first.map_or(attempt_deadline, |first| first.min(attempt_deadline));
         let key = schedule.put(&batch, until);
-        Self { batch, whole, until, key }
+        Self { batch, attempt_deadline, until, key }
     }
 }
 
@@ -314,7 +314,7 @@ mod tests {
         assert!(schedule.lock().first().is_none() && schedule.lock().armed.is_none());
     }
 
-    /// Passed on, a hold has the number of the one before it, and may stand where that one stood in a group.
+    /// HandedOff on, a hold has the number of the one before it, and may stand where that one stood in a group.
     #[test]
     fn who_stands_in_a_group_can_move() {
         let schedule = Schedule::default();

@@ -14,18 +14,18 @@ pub(super) trait TakesBack: Send + Sync {
 }
 
 /// A hold on its way to a waiter. Dropping it gives it back.
-pub(crate) struct Passed {
+pub(crate) struct HandedOff {
     pub(super) from: Arc<dyn TakesBack>,
     pub(super) hold: Option<Arc<Hold>>,
 }
 
-impl Passed {
+impl HandedOff {
     pub(super) fn is(&self, hold: &Arc<Hold>) -> bool {
         self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
     }
 }
 
-impl Drop for Passed {
+impl Drop for HandedOff {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
             Arc::clone(&self.from).take_back(hold);
@@ -134,14 +134,14 @@ impl Members {
 }
 
 /// Whether two holds of these modes can be there at once.
-pub(super) fn share(one: Mode, other: Mode) -> bool {
+pub(super) fn can_share(one: Mode, other: Mode) -> bool {
     match (one, other) {
         (Mode::Exclusive, Mode::Exclusive) => false,
     }
 }
 
 /// Whether a hold of this mode can be handed off to a waiter for the same.
-fn is_handed_off(mode: Mode) -> bool {
+fn can_hand_off(mode: Mode) -> bool {
     match mode {
         Mode::Exclusive => true,
     }
@@ -172,14 +172,14 @@ pub(super) struct Rivals {
 /// A place in the line, as the queue has it.
 pub(super) struct Waiter {
     pub(super) mode: Mode,
-    pub(super) told: Arc<Notify>,
-    pub(super) looked: Instant,
+    pub(super) notify: Arc<Notify>,
+    pub(super) checked_in: Instant,
 }
 
 pub(super) enum Offer {
     /// The turn of this number.
     Turn(u64),
-    Hold(Passed),
+    Hold(HandedOff),
 }
 
 impl Rivals {
@@ -211,16 +211,16 @@ impl Slot {
     }
 
     /// Returns what there is to change of the rivals.
-    pub(super) fn rivals(&mut self) -> Option<&mut Rivals> {
+    pub(super) fn rivals_mut(&mut self) -> Option<&mut Rivals> {
         self.rivals.as_deref_mut()
     }
 
     /// Returns what there is to see of the rivals.
-    pub(super) fn see_rivals(&self) -> Option<&Rivals> {
+    pub(super) fn rivals(&self) -> Option<&Rivals> {
         self.rivals.as_deref()
     }
 
-    pub(super) fn make_rivals(&mut self) -> &mut Rivals {
+    pub(super) fn rivals_or_default(&mut self) -> &mut Rivals {
         self.rivals.get_or_insert_default()
     }
 
@@ -229,7 +229,7 @@ impl Slot {
     }
 
     pub(super) fn has_waiters(&self) -> bool {
-        self.see_rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
+        self.rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
@@ -238,8 +238,8 @@ impl Slot {
 
     /// Offers turns to those in line, in their order, as far as each may ask. Returns whom to wake.
     pub(super) fn advance(&mut self, numbers: &mut u64, due: Instant) -> Vec<Arc<Notify>> {
-        let mut told = Vec::new();
-        let Some(rivals) = self.rivals.as_deref_mut() else { return told };
+        let mut woken = Vec::new();
+        let Some(rivals) = self.rivals.as_deref_mut() else { return woken };
         for (ticket, waiter) in &rivals.waiters {
             if rivals.offers.contains_key(ticket) {
                 continue;
@@ -250,9 +250,9 @@ impl Slot {
             *numbers += 1;
             self.members.push(Member::asking(*numbers, waiter.mode, due));
             rivals.offers.insert(*ticket, Offer::Turn(*numbers));
-            told.push(Arc::clone(&waiter.told));
+            woken.push(Arc::clone(&waiter.notify));
         }
-        told
+        woken
     }
 
     /// Takes out the members that are not to be kept, and what was offered of theirs.
@@ -261,11 +261,11 @@ impl Slot {
         if members.is_empty() {
             return Removed::default();
         }
-        let offers = self.rivals().map(|rivals| {
+        let offers = self.rivals_mut().map(|rivals| {
             rivals.take_offers(|offer| {
                 members.iter().any(|member| match offer {
                     Offer::Turn(number) => *number == member.number,
-                    Offer::Hold(passed) => member.hold().is_some_and(|hold| passed.is(hold)),
+                    Offer::Hold(offered) => member.hold().is_some_and(|hold| offered.is(hold)),
                 })
             })
         });
@@ -275,7 +275,7 @@ impl Slot {
 
     /// Takes the turns away from futures that are not polled: of those that were offered one and do not look, also their
     /// place in the line, and of those at its head that have not looked since `since`.
-    pub(super) fn take_away(&mut self, now: Instant, since: Instant) -> Removed {
+    pub(super) fn reclaim(&mut self, now: Instant, since: Instant) -> Removed {
         let mut waiters = Vec::new();
         if let Some(rivals) = self.rivals.as_deref_mut() {
             let members = self.members.all();
@@ -286,7 +286,7 @@ impl Slot {
             waiters.extend(overdue.iter().filter_map(|ticket| rivals.waiters.remove(ticket)));
             // All that have not looked lately at once, or each of them would have to be waited for.
             while let Some(first) = rivals.waiters.first_entry()
-                && first.get().looked < since
+                && first.get().checked_in < since
                 && !rivals.offers.contains_key(first.key())
             {
                 waiters.push(first.remove());
@@ -297,10 +297,10 @@ impl Slot {
     }
 
     /// Returns the first waiter, if the only hold can be handed off to it.
-    pub(super) fn heir(&self) -> Option<(u64, Arc<Notify>)> {
+    pub(super) fn handoff_target(&self) -> Option<(u64, Arc<Notify>)> {
         let [member] = self.members.all() else { return None };
-        let (ticket, waiter) = self.see_rivals()?.waiters.first_key_value()?;
-        (is_handed_off(member.mode) && waiter.mode == member.mode)
-            .then(|| (*ticket, Arc::clone(&waiter.told)))
+        let (ticket, waiter) = self.rivals()?.waiters.first_key_value()?;
+        (can_hand_off(member.mode) && waiter.mode == member.mode)
+            .then(|| (*ticket, Arc::clone(&waiter.notify)))
     }
 }

@@ -2,7 +2,7 @@
 
 mod count;
 
-pub(crate) use count::{Entered, Entry, Next, Op};
+pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
 
 use super::timing::Timing;
 use crate::clock::Instant;
@@ -34,7 +34,7 @@ enum Renewal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
-    Renew(Attempt),
+    Renew(RenewalAttempt),
     Flush,
     /// Flush it: nobody has accepted it.
     TakenBack,
@@ -50,7 +50,7 @@ pub(super) struct Visible {
 
 /// A renewal that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attempt {
+pub(crate) struct RenewalAttempt {
     pub(crate) number: u32,
     /// It must not be sent later.
     pub(crate) believed_until: Instant,
@@ -121,7 +121,7 @@ pub(crate) struct State {
     /// The count that the store has.
     recorded: Recorded,
     /// How often it was passed on since the store granted it.
-    passed: u32,
+    handoffs: u32,
     /// When the store's grant was asked for.
     granted: Instant,
     /// By when the store's clock had surely reached the first fencing token of the grant; at no time if that is not known.
@@ -150,7 +150,7 @@ impl State {
             failures: 0,
             granted: sent,
             reached: sent,
-            passed: 0,
+            handoffs: 0,
             live: 1,
             recorded: Recorded::Known(1),
             offered: false,
@@ -250,8 +250,8 @@ impl State {
                     Renewal::Due(_) | Renewal::Stopped => Some(end),
                 }
             }
-            Phase::Releasing => Some(self.left_at(timing)),
-            Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.left_at(timing)),
+            Phase::Releasing => Some(self.abandoned_at(timing)),
+            Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.abandoned_at(timing)),
             Phase::Lost(_) => self.owed,
             Phase::Released => None,
         }
@@ -272,7 +272,7 @@ impl State {
 
     /// When a key that is to be released is left to expire, whatever is under way: what is may be in a future that
     /// nobody polls.
-    fn left_at(&self, timing: &Timing) -> Instant {
+    fn abandoned_at(&self, timing: &Timing) -> Instant {
         let deadline = self.deadline(timing);
         self.owed.map_or(deadline, |owed| deadline.max(owed + timing.attempt * 3))
     }
@@ -311,7 +311,8 @@ impl State {
 
     pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
-        if (self.is_queued() || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
+        if (self.is_queued() || self.phase == Phase::Releasing) && now >= self.abandoned_at(timing)
+        {
             self.end();
         }
         if let Phase::Lost(_) = self.phase {
@@ -336,11 +337,11 @@ impl State {
         Due::TakenBack
     }
 
-    fn attempt(&mut self, believed_until: Instant) -> Attempt {
+    fn attempt(&mut self, believed_until: Instant) -> RenewalAttempt {
         let number = self.attempts.wrapping_add(1);
         self.attempts = number;
         self.renewal = Renewal::UnderWay { attempt: number };
-        Attempt { number, believed_until, fence_kept: self.fence_kept }
+        RenewalAttempt { number, believed_until, fence_kept: self.fence_kept }
     }
 
     /// Makes the next renewal due now.
@@ -592,7 +593,7 @@ mod tests {
         let mut state = held();
         assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
         assert_eq!(state.phase(), Phase::Releasing);
-        assert_eq!(state.enter(&timing(), at(11)), Entry::Over);
+        assert_eq!(state.reenter(&timing(), at(11)), Reentry::Over);
         assert_eq!(state.next_op(at(11)), Next::Op(Op::Release));
         assert_eq!(state.next_op(at(11)), Next::Busy);
         assert!(!state.is_over());
@@ -604,10 +605,10 @@ mod tests {
     #[test]
     fn nested_leases_are_recorded_with_absolute_counts() {
         let mut state = held();
-        assert_eq!(state.enter(&timing(), at(10)), Entry::Count(2));
-        assert_eq!(state.enter(&timing(), at(10)), Entry::Busy);
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(11), 0.0, granted, true).unwrap();
+        assert_eq!(state.reenter(&timing(), at(10)), Reentry::Count(2));
+        assert_eq!(state.reenter(&timing(), at(10)), Reentry::Busy);
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
         assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
         state.leave(&timing(), at(13));
         assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
@@ -618,21 +619,21 @@ mod tests {
     #[test]
     fn lease_dropped_while_entering_keeps_the_new_one() {
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.leave(&timing(), at(11));
         assert_eq!(state.phase(), Phase::Held);
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(12), 0.0, granted, true).unwrap();
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(12), 0.0, granted, true).unwrap();
         assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
     fn a_failed_entry_after_the_last_lease_has_gone_releases() {
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.leave(&timing(), at(11));
-        let failed = Entered::Failed(unavailable());
-        assert!(state.entered(&timing(), at(12), 0.0, failed, true).is_err());
+        let failed = NestedVerdict::Failed(unavailable());
+        assert!(state.reentered(&timing(), at(12), 0.0, failed, true).is_err());
         assert!(state.needs_flush());
         assert_eq!(state.next_op(at(13)), Next::Op(Op::Release));
     }
@@ -640,9 +641,9 @@ mod tests {
     #[test]
     fn an_abandoned_entry_is_taken_back() {
         let mut state = held();
-        state.enter(&timing(), at(10));
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(12), 0.0, granted, false).unwrap();
+        state.reenter(&timing(), at(10));
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(12), 0.0, granted, false).unwrap();
         assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
     }
 
@@ -653,7 +654,7 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
         assert_eq!(state.next_op(at(250)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.enter(&timing(), at(250)), Entry::Lost(Loss::MaxHold));
+        assert_eq!(state.reenter(&timing(), at(250)), Reentry::Lost(Loss::MaxHold));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
         assert_eq!(state.tick(&timing(), at(300)), Due::Flush);
         assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
@@ -765,9 +766,9 @@ mod tests {
     fn a_key_of_another_type_is_a_loss_for_whoever_enters_or_leaves() {
         let wrong = || Error::new(ErrorKind::WrongType, "test");
         let mut state = held();
-        state.enter(&timing(), at(10));
-        let failed = Entered::Failed(wrong());
-        state.entered(&timing(), at(11), 0.0, failed, true).unwrap_err();
+        state.reenter(&timing(), at(10));
+        let failed = NestedVerdict::Failed(wrong());
+        state.reentered(&timing(), at(11), 0.0, failed, true).unwrap_err();
         assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
 
         let mut state = held();
@@ -778,16 +779,16 @@ mod tests {
 
     #[test]
     fn what_nobody_accepts_is_taken_back_when_its_renewal_is_due() {
-        let mut state = held().pass(None, at(400));
+        let mut state = held().hand_off(None, at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
         assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
         assert_eq!(state.next_op(at(400)), Next::Op(Op::Release));
         assert!(!state.accept(&timing(), at(400)));
         // After a reconnect it is not sure any more.
-        let mut state = held().pass(None, at(0));
+        let mut state = held().hand_off(None, at(0));
         assert_eq!(state.verify(&timing(), at(1)), Due::TakenBack);
-        let mut state = held().pass(None, at(0));
+        let mut state = held().hand_off(None, at(0));
         assert!(!state.accept(&timing(), at(600)), "too little is left");
     }
 
@@ -801,7 +802,7 @@ mod tests {
         // The first after it needs three microseconds, by a clock that is 1 % slower.
         assert!(!state.has_fence(micros(1_004), 1));
         assert!(state.has_fence(micros(1_005), 1));
-        let next = state.pass(None, at(0));
+        let next = state.hand_off(None, at(0));
         assert!(next.has_fence(micros(1_000), 3));
         assert!(!next.has_fence(micros(1_000), 2));
         assert!(!next.has_fence(micros(1_005), 2));
@@ -812,7 +813,7 @@ mod tests {
     #[test]
     fn hold_without_a_live_lease_is_not_renewed_and_ends_by_loss() {
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.leave(&timing(), at(20));
         assert_eq!(state.phase(), Phase::Held, "the nested call may still be granted");
         assert_eq!(state.wake_at(&timing()), Some(at(888)));
@@ -836,7 +837,7 @@ mod tests {
         assert_eq!(state.next_op(at(988)), Next::Nothing);
         // And one that is owed, some attempts after it was to be sent.
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.lose(Loss::Closed, Some(at(900)));
         assert_eq!(state.tick(&timing(), at(900)), Due::Flush);
         let end = state.wake_at(&timing()).expect("it is looked at again");
@@ -849,20 +850,20 @@ mod tests {
     fn a_chain_of_holders_ends_by_its_own_time_and_count() {
         let mut state = held();
         let chain = timing().longest_chain;
-        assert!(state.may_pass(&timing(), at(99), 1));
-        assert!(!state.may_pass(&timing(), Instant::ZERO + chain, 1));
+        assert!(state.may_hand_off(&timing(), at(99), 1));
+        assert!(!state.may_hand_off(&timing(), Instant::ZERO + chain, 1));
         // A renewal on the way does not make the chain young again.
         let attempt = match state.renew_early(&timing(), at(20)) {
             Due::Renew(attempt) => attempt.number,
             due => panic!("{due:?}"),
         };
-        assert!(!state.may_pass(&timing(), at(21), 1), "a renewal is under way");
+        assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is under way");
         state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
-        let mut next = state.pass(None, at(0));
+        let mut next = state.hand_off(None, at(0));
         assert_eq!(state.phase(), Phase::Released);
-        assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
-        assert!(next.may_pass(&timing(), at(40), 2));
-        assert!(!next.may_pass(&timing(), Instant::ZERO + chain, 2));
+        assert!(!next.may_hand_off(&timing(), at(40), 1), "passed on once");
+        assert!(next.may_hand_off(&timing(), at(40), 2));
+        assert!(!next.may_hand_off(&timing(), Instant::ZERO + chain, 2));
         assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "nobody has accepted it");
         assert!(next.accept(&timing(), at(40)));
         match next.renew_early(&timing(), at(40)) {
@@ -870,22 +871,22 @@ mod tests {
             due => panic!("{due:?}"),
         }
         let ends = State::granted(at(0), at(333), Some(at(50)), None);
-        assert!(ends.may_pass(&timing(), at(49), 1));
-        assert!(!ends.may_pass(&timing(), at(50), 1), "max_hold ends it");
+        assert!(ends.may_hand_off(&timing(), at(49), 1));
+        assert!(!ends.may_hand_off(&timing(), at(50), 1), "max_hold ends it");
     }
 
     #[test]
     fn one_forgotten_lease_of_two_leaves_the_hold_as_it_is() {
         let mut state = held();
-        state.enter(&timing(), at(10));
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(11), 0.0, granted, true).unwrap();
+        state.reenter(&timing(), at(10));
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
         state.forget();
         assert_eq!(state.phase(), Phase::Held);
         assert!(state.wake_at(&timing()).is_some(), "still renewed");
 
         let mut entering = held();
-        entering.enter(&timing(), at(10));
+        entering.reenter(&timing(), at(10));
         entering.forget();
         assert_eq!(entering.phase(), Phase::Held, "the one who enters decides");
     }

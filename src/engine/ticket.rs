@@ -2,7 +2,7 @@
 
 use super::queue::{Ended, Queue};
 use super::seat::Seats;
-use super::slot::{Member, Offer, Passed, Slot, Waiter};
+use super::slot::{HandedOff, Member, Offer, Slot, Waiter};
 use super::turn::Turn;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
@@ -14,7 +14,7 @@ pub(crate) enum Admission {
     /// The permission to ask the store.
     Turn(Turn),
     /// The hold of another one of this process, handed off; to be accepted.
-    Hold(Passed),
+    Hold(HandedOff),
 }
 
 /// A place in the line; leaving is O(log n). Dropping it gives up what was offered there.
@@ -24,41 +24,41 @@ pub(crate) struct Ticket {
     mode: Mode,
     number: Option<u64>,
     /// Made when it has to wait.
-    told: Option<Arc<Notify>>,
+    notify: Option<Arc<Notify>>,
 }
 
 impl Queue {
     /// Returns a place in the line of a name, from the first [`Ticket::next`] on.
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
-        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, told: None }
+        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, notify: None }
     }
 }
 
 impl Ticket {
     /// Waits for what comes to it, looking at `now` and whenever it is told. To be called again each
-    /// [`Timing::look_period`](super::timing::Timing::look_period), and by a waiter that has not got a hold of what it
+    /// [`Timing::check_in_period`](super::timing::Timing::check_in_period), and by a waiter that has not got a hold of what it
     /// was given: it keeps its place.
     pub(crate) async fn next(&mut self, now: Instant) -> Admission {
         loop {
-            if let Some(admission) = self.look(now) {
+            if let Some(admission) = self.check_in(now) {
                 return admission;
             }
-            self.told.get_or_insert_default().notified().await;
+            self.notify.get_or_insert_default().notified().await;
         }
     }
 
     /// Returns whether it waits for a hold of this process, and all others in line are behind it.
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
-        let since = self.queue.looked_since(now);
+        let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
         let slot = state.slots.get(&self.name).filter(|slot| slot.holds().next().is_some());
-        let rivals = slot.and_then(Slot::see_rivals);
+        let rivals = slot.and_then(Slot::rivals);
         let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
-        let first = waiters.find(|(_, waiter)| waiter.looked >= since);
+        let first = waiters.find(|(_, waiter)| waiter.checked_in >= since);
         first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
     }
 
-    fn look(&mut self, now: Instant) -> Option<Admission> {
+    fn check_in(&mut self, now: Instant) -> Option<Admission> {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
         let mut guard = queue.lock();
         let state = &mut *guard;
@@ -71,14 +71,14 @@ impl Ticket {
                 break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
             };
             let ticket = *self.number.get_or_insert(number);
-            let told = self.told.get_or_insert_default();
-            let waiter = || Waiter { mode, told: Arc::clone(told), looked: now };
-            slot.make_rivals().waiters.entry(ticket).or_insert_with(waiter).looked = now;
+            let notify = self.notify.get_or_insert_default();
+            let waiter = || Waiter { mode, notify: Arc::clone(notify), checked_in: now };
+            slot.rivals_or_default().waiters.entry(ticket).or_insert_with(waiter).checked_in = now;
             // It may ask beside those that ask or hold already.
-            ended.told.extend(slot.advance(&mut state.numbers, now + queue.attempt));
-            let rivals = slot.make_rivals();
+            ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
+            let rivals = slot.rivals_or_default();
             match rivals.offers.remove(&ticket) {
-                Some(Offer::Hold(passed)) => break Some(Admission::Hold(passed)),
+                Some(Offer::Hold(offered)) => break Some(Admission::Hold(offered)),
                 Some(Offer::Turn(number)) => {
                     rivals.waiters.remove(&ticket);
                     break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
@@ -87,10 +87,10 @@ impl Ticket {
                 None if ended.is_empty() && slot.is_overdue(now) => {}
                 None => break None,
             }
-            ended = queue.take_away(state, name, now);
+            ended = queue.reclaim(state, name, now);
         };
         drop(guard);
-        ended.tell();
+        ended.wake_all();
         admission
     }
 }
@@ -100,14 +100,14 @@ impl Drop for Ticket {
         let Some(ticket) = self.number else { return };
         let mut state = self.queue.lock();
         let Some(slot) = state.slots.get_mut(&self.name) else { return };
-        let Some(rivals) = slot.rivals() else { return };
+        let Some(rivals) = slot.rivals_mut() else { return };
         let waiter = rivals.waiters.remove(&ticket);
         let offer = rivals.offers.remove(&ticket);
         drop(state);
         drop(waiter);
         match offer {
             Some(Offer::Turn(number)) => self.queue.leave(&self.name, number),
-            Some(Offer::Hold(passed)) => drop(passed),
+            Some(Offer::Hold(offered)) => drop(offered),
             None => {}
         }
     }
@@ -168,16 +168,16 @@ mod tests {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut gone = Box::pin(enter(&queue, &name));
-        let mut told = Box::pin(enter(&queue, &name));
+        let mut offered = Box::pin(enter(&queue, &name));
         let mut last = pin!(enter(&queue, &name));
         assert!(poll(gone.as_mut()).is_pending());
-        assert!(poll(told.as_mut()).is_pending());
+        assert!(poll(offered.as_mut()).is_pending());
         assert!(poll(last.as_mut()).is_pending());
         drop(gone);
         drop(first);
         // The turn is now in `told`'s hands, though it was not polled since.
         assert!(poll(last.as_mut()).is_pending());
-        drop(told);
+        drop(offered);
         assert!(poll(last.as_mut()).is_ready());
     }
 
@@ -202,7 +202,7 @@ mod tests {
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         let now = queue.clock.now();
         for place in &mut places {
-            assert!(place.look(now).is_none());
+            assert!(place.check_in(now).is_none());
         }
         (queue, name, first, places, now)
     }
@@ -211,32 +211,32 @@ mod tests {
     fn turn_not_looked_at_goes_on_and_its_waiter_keeps_its_place() {
         let (queue, _, first, [mut late, mut second, mut third], now) = three_in_line();
         drop(first);
-        assert!(second.look(now).is_none());
+        assert!(second.check_in(now).is_none());
         let due = queue.clock.now() + Timing::DEFAULT.attempt;
-        let taken = turn(second.look(due + Duration::from_nanos(1)));
+        let taken = turn(second.check_in(due + Duration::from_nanos(1)));
         // It looks again, in time to be the first of the two.
-        assert!(late.look(due).is_none());
+        assert!(late.check_in(due).is_none());
         drop(taken);
-        assert!(third.look(due).is_none());
-        drop(turn(late.look(due)));
-        drop(turn(third.look(due)));
+        assert!(third.check_in(due).is_none());
+        drop(turn(late.check_in(due)));
+        drop(turn(third.check_in(due)));
     }
 
     #[test]
     fn turn_that_does_not_move_in_time_is_taken_away() {
         let (_, _, first, [mut second, mut third, _fourth], now) = three_in_line();
         let due = now + Duration::from_secs(60);
-        assert_eq!(first.asks(now), Some(now));
-        first.moves_by(due);
-        assert!(second.look(due).is_none(), "it is not overdue yet");
+        assert_eq!(first.asked(now), Some(now));
+        first.set_due(due);
+        assert!(second.check_in(due).is_none(), "it is not overdue yet");
         let late = due + Duration::from_nanos(1);
-        let taken = turn(second.look(late));
-        assert_eq!(first.asks(late), None);
-        first.moves_by(now);
+        let taken = turn(second.check_in(late));
+        assert_eq!(first.asked(late), None);
+        first.set_due(now);
         drop(first);
-        assert!(third.look(late).is_none(), "the second has it");
+        assert!(third.check_in(late).is_none(), "the second has it");
         drop(taken);
-        drop(turn(third.look(late)));
+        drop(turn(third.check_in(late)));
     }
 
     #[test]
@@ -247,47 +247,47 @@ mod tests {
         let mut aside: Vec<Ticket> =
             (0..100).map(|_| queue.ticket(&name, Mode::Exclusive)).collect();
         for place in &mut aside {
-            assert!(place.look(now).is_none());
+            assert!(place.check_in(now).is_none());
         }
         let late = now + Timing::DEFAULT.ttl;
         let mut last = queue.ticket(&name, Mode::Exclusive);
-        let taken = turn(last.look(late));
-        taken.moves_by(late);
+        let taken = turn(last.check_in(late));
+        taken.set_due(late);
         drop(first);
         // They look again, and are in line again.
-        assert!(aside.iter_mut().all(|place| place.look(late).is_none()));
+        assert!(aside.iter_mut().all(|place| place.check_in(late).is_none()));
         drop(taken);
-        drop(turn(aside[0].look(late)));
-        drop(turn(aside[1].look(late)));
+        drop(turn(aside[0].check_in(late)));
+        drop(turn(aside[1].check_in(late)));
     }
 
     #[test]
     fn a_grant_brings_the_turn_back_unless_there_is_a_hold() {
         let (queue, name, first, [mut second, mut third, _fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
-        let taken = turn(second.look(late));
+        let taken = turn(second.check_in(late));
         assert_eq!(first.keep(late), Kept::Yes);
-        assert_eq!(taken.asks(late), None);
-        assert_eq!(taken.keep(late), Kept::Not, "the first has a hold");
+        assert_eq!(taken.asked(late), None);
+        assert_eq!(taken.keep(late), Kept::Excluded, "the first has a hold");
         drop(taken);
-        assert!(third.look(late + Timing::DEFAULT.ttl).is_none(), "a hold is never overdue");
+        assert!(third.check_in(late + Timing::DEFAULT.ttl).is_none(), "a hold is never overdue");
         assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
-        drop(turn(third.look(late)));
+        drop(turn(third.check_in(late)));
     }
 
     #[test]
     fn a_grant_voids_the_offer_of_the_turn_that_was_taken_away() {
         let (_, _, first, [mut second, mut third, mut fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
-        let taken = turn(second.look(late));
+        let taken = turn(second.check_in(late));
         drop(second);
         drop(taken);
         assert_eq!(first.keep(late), Kept::Yes);
-        assert!(third.look(late).is_none());
-        assert!(fourth.look(late).is_none());
+        assert!(third.check_in(late).is_none());
+        assert!(fourth.check_in(late).is_none());
         drop(first);
-        drop(turn(third.look(late)));
+        drop(turn(third.check_in(late)));
     }
 
     #[test]
@@ -309,11 +309,11 @@ mod tests {
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         for place in &mut places {
             // Long ago.
-            assert!(place.look(Instant::ZERO).is_none());
+            assert!(place.check_in(Instant::ZERO).is_none());
         }
         drop(first);
         assert!(try_enter(&queue, &name).is_none());
-        drop(turn(places[0].look(queue.clock.now())));
+        drop(turn(places[0].check_in(queue.clock.now())));
         assert!(try_enter(&queue, &name).is_none());
     }
 
@@ -323,8 +323,8 @@ mod tests {
         drop(first);
         let late = now + Timing::DEFAULT.ttl;
         let taken = queue.try_turn(&name, Mode::Exclusive, late).unwrap();
-        assert!(places.iter_mut().all(|place| place.look(late).is_none()));
+        assert!(places.iter_mut().all(|place| place.check_in(late).is_none()));
         drop(taken);
-        drop(turn(places[0].look(late)));
+        drop(turn(places[0].check_in(late)));
     }
 }

@@ -85,7 +85,7 @@ impl Timing {
     }
 
     /// How often a waiter in line looks whether the one with the turn still moves.
-    pub(crate) fn look_period(&self) -> Duration {
+    pub(crate) fn check_in_period(&self) -> Duration {
         self.ttl / 16
     }
 

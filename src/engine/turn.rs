@@ -2,7 +2,7 @@
 
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;
-use super::slot::{Member, Slot, Stage, share};
+use super::slot::{Member, Slot, Stage, can_share};
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(crate) enum Kept {
     Yes,
     /// There is a hold already that this one cannot share the name with.
-    Not,
+    Excluded,
     /// The name was forced open since the store was asked for it; the grant may be gone.
     Forced,
 }
@@ -45,7 +45,7 @@ impl Queue {
                 }
                 // Only once: what is offered now is not overdue.
                 Some(slot) if ended.is_none() && slot.is_overdue(now) => {
-                    ended = Some(self.take_away(&mut state, name, now));
+                    ended = Some(self.reclaim(&mut state, name, now));
                     continue;
                 }
                 Some(_) => break None,
@@ -54,7 +54,7 @@ impl Queue {
         };
         drop(state);
         if let Some(ended) = ended {
-            ended.tell();
+            ended.wake_all();
         }
         turn
     }
@@ -82,7 +82,7 @@ impl Turn {
     }
 
     /// Tells by when the next step follows.
-    pub(crate) fn moves_by(&self, time: Instant) {
+    pub(crate) fn set_due(&self, time: Instant) {
         self.with_slot(|slot, number| {
             if let Some(Member { stage: Stage::Asking { due }, .. }) = slot.members.get(number) {
                 *due = time;
@@ -91,7 +91,7 @@ impl Turn {
     }
 
     /// The store is asked at `now`. Returns since when it has not answered, or `None` when the turn was taken away.
-    pub(crate) fn asks(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn asked(&self, now: Instant) -> Option<Instant> {
         self.with_slot(|slot, number| {
             slot.members.get(number)?;
             Some(*slot.silent_since.get_or_insert(now))
@@ -112,12 +112,14 @@ impl Turn {
         let served_at = state.pauses.is_heard(name).then_some(state.numbers);
         let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
         let slot = state.slots.entry(name.clone()).or_insert_with(|| Slot::new(own()));
-        let excludes = |member: &Member| member.number != *number && !share(member.mode, self.mode);
+        let excludes =
+            |member: &Member| member.number != *number && !can_share(member.mode, self.mode);
         let is_held = |member: &Member| matches!(member.stage, Stage::Holding(_));
         if slot.members.all().iter().any(|member| is_held(member) && excludes(member)) {
-            return Kept::Not;
+            return Kept::Excluded;
         }
-        if slot.rivals().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some()) {
+        if slot.rivals_mut().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some())
+        {
             return Kept::Forced;
         }
         let removed = slot.remove(|member| !excludes(member));
@@ -125,8 +127,8 @@ impl Turn {
             Some(member) => member.stage = Stage::Holding(None),
             None => slot.members.push(own()),
         }
-        if served_at.is_some() || slot.see_rivals().is_some() {
-            slot.make_rivals().served_at = served_at;
+        if served_at.is_some() || slot.rivals().is_some() {
+            slot.rivals_or_default().served_at = served_at;
         }
         drop(state);
         drop(removed);

@@ -45,25 +45,25 @@ fn tick(core: &Arc<Core>) {
             renewing.hold.unanswered(core, renewing.attempt.number);
         }
     }
-    let mut departure = Departure::new(core, now);
-    departure.take(core, due.holds, State::tick);
-    departure.fill_up(core);
-    departure.leave(core);
+    let mut plan = RenewalPlan::new(core, now);
+    plan.take(core, due.holds, State::tick);
+    plan.top_up(core);
+    plan.send_all(core);
 }
 
 /// A connection was lost and made anew: the server may have restarted without our leases.
 fn verify_all(core: &Arc<Core>) {
-    let mut departure = Departure::new(core, core.now());
-    departure.take(core, core.schedule.all(), State::verify);
-    departure.leave(core);
+    let mut plan = RenewalPlan::new(core, core.now());
+    plan.take(core, core.schedule.all(), State::verify);
+    plan.send_all(core);
 }
 
 /// What is to be renewed now.
-struct Departure {
+struct RenewalPlan {
     now: Instant,
     /// When an attempt that leaves now must be over. Those with less time left go apart: theirs must be short, that of the
     /// others need not.
-    whole: Instant,
+    attempt_deadline: Instant,
     /// How many one call takes.
     size: usize,
     renewing: Batch,
@@ -71,11 +71,11 @@ struct Departure {
     flush: Vec<Arc<Hold>>,
 }
 
-impl Departure {
+impl RenewalPlan {
     fn new(core: &Core, now: Instant) -> Self {
         Self {
             now,
-            whole: now + core.timing.attempt,
+            attempt_deadline: now + core.timing.attempt,
             size: core.batch_size,
             renewing: Vec::new(),
             flush: Vec::new(),
@@ -90,7 +90,7 @@ impl Departure {
         change: fn(&mut State, &Timing, Instant) -> Due,
     ) {
         for (at, hold) in taken {
-            match hold.taken(core, (at, self.now), change) {
+            match hold.when_due(core, (at, self.now), change) {
                 Due::Nothing => {}
                 Due::Flush | Due::TakenBack => self.flush.push(hold),
                 Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
@@ -101,7 +101,7 @@ impl Departure {
     /// Takes leases along that are due soon anyway. Those due almost at once, because a burst of calls costs a
     /// third of what they cost one by one, each on cold caches; and as many as the last call has room for,
     /// because it costs the same for one as for a hundred.
-    fn fill_up(&mut self, core: &Arc<Core>) {
+    fn top_up(&mut self, core: &Arc<Core>) {
         if self.renewing.is_empty() {
             return;
         }
@@ -113,12 +113,13 @@ impl Departure {
         self.take(core, core.schedule.soon(soon, room), State::renew_early);
     }
 
-    fn leave(mut self, core: &Arc<Core>) {
+    fn send_all(mut self, core: &Arc<Core>) {
         for hold in self.flush {
-            core.reap(Job::Flush(hold));
+            core.submit(Job::Flush(hold));
         }
         let mut calls: Vec<Call> = Vec::new();
-        let short = self.renewing.extract_if(.., |one| one.attempt.believed_until < self.whole);
+        let short =
+            self.renewing.extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline);
         let short: Batch = short.collect();
         for all in [short, self.renewing] {
             // The worker takes apart what parts of the store are to be asked for; to know them is the store's.
@@ -126,7 +127,7 @@ impl Departure {
             let mut all = all.into_iter();
             while all.len() > 0 {
                 let batch = all.by_ref().take(size).collect();
-                calls.push(Call::new(&core.schedule, batch, self.whole));
+                calls.push(Call::new(&core.schedule, batch, self.attempt_deadline));
             }
         }
         if !calls.is_empty() {

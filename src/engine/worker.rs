@@ -3,7 +3,7 @@
 //! One loop per engine, which hands each piece of work to a task of its own, so that none waits for another. The
 //! watchdog needs none of it to fire a token.
 
-use super::ask::{caught, made};
+use super::ask::{caught, caught_call};
 use super::core::{Core, Inbox};
 use super::hold::Hold;
 use super::job::Job;
@@ -72,7 +72,8 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
         let mut all = all.into_iter();
         while all.len() > 0 {
             let batch = all.by_ref().take(core.batch_size).collect();
-            let (core, call) = (Arc::clone(core), Call::new(&core.schedule, batch, call.whole));
+            let (core, call) =
+                (Arc::clone(core), Call::new(&core.schedule, batch, call.attempt_deadline));
             calls.spawn(async move { renew(&core, call).await });
         }
     }
@@ -100,7 +101,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
         Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
     };
     let requests: Vec<Renewal> = batch.iter().map(request).collect();
-    let mut request = made(|| core.store.renew(requests, timeout));
+    let mut request = caught_call(|| core.store.renew(requests, timeout));
     // A store that keeps its contract answers before.
     let answer = tokio::time::timeout(timeout * 2, caught(&mut request));
     let Ok(renewed) = answer.await else { return };

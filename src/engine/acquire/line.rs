@@ -15,7 +15,7 @@ impl AcquireLoop<'_, '_> {
     /// Waits for the answer to a request of another one here, as long as for one of its own: that there was none for long
     /// may be because this process stood still. `None`: the store is not silent, so another one here has the name, or
     /// is about to.
-    pub(super) async fn behind_a_silence(&self) -> Result<Option<Arc<Hold>>> {
+    pub(super) async fn wait_out_silence(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
         let mut ticket = core.queue.ticket(self.name, self.mode);
@@ -30,7 +30,7 @@ impl AcquireLoop<'_, '_> {
             let pause = FIRST_GAP.min(until.saturating_duration_since(now));
             match timeout(pause, ticket.next(now)).await {
                 Ok(Admission::Turn(turn)) => return self.begin(turn).await,
-                Ok(Admission::Hold(passed)) => return Ok(passed.accept(core)),
+                Ok(Admission::Hold(offered)) => return Ok(offered.accept(core)),
                 Err(_) => {}
             }
         }
@@ -40,13 +40,13 @@ impl AcquireLoop<'_, '_> {
     pub(super) async fn wait_in_line(&self, ticket: &mut Ticket) -> Result<Admission> {
         let core = self.core;
         let limit = self.silence_limit();
-        let mut hints = Hints::Unasked;
+        let mut hints = Hints::NotSubscribed;
         let mut gap = FIRST_GAP;
         // This needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
             let now = core.now();
-            let mut pause = gap.min(core.timing.look_period());
+            let mut pause = gap.min(core.timing.check_in_period());
             if let Some(since) = core.queue.silent_since(self.name) {
                 let until = since.max(self.start) + limit;
                 if until <= now {
@@ -60,7 +60,7 @@ impl AcquireLoop<'_, '_> {
                 tokio::select! {
                     biased;
                     admission = timeout(pause, ticket.next(now)) => admission,
-                    never = Box::pin(self.doubt(&mut hints)) => match never {},
+                    never = Box::pin(self.verify_on_hints(&mut hints)) => match never {},
                 }
             } else {
                 timeout(pause, ticket.next(now)).await
@@ -73,7 +73,7 @@ impl AcquireLoop<'_, '_> {
     }
 
     /// Has the hold before us renewed at each hint, for it may have been forced open elsewhere.
-    async fn doubt<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
+    async fn verify_on_hints<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
         let core = self.core;
         loop {
             let subscribed = hints.is_subscribed();

@@ -13,7 +13,7 @@ const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
 
 /// Whether the holder may enter once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum Reentry {
     /// Ask the store for this count.
     Count(u32),
     /// Another operation is under way; ask again after a change.
@@ -26,7 +26,7 @@ pub(crate) enum Entry {
 
 /// What became of a nested acquire.
 #[derive(Clone, Debug)]
-pub(crate) enum Entered {
+pub(crate) enum NestedVerdict {
     Granted { sent: Instant, count: u32 },
     NotYours(Absence),
     Failed(Error),
@@ -51,53 +51,53 @@ pub(crate) enum Next {
 }
 
 impl State {
-    /// Asks to enter once more; after [`Entry::Count`] the verdict must follow.
-    pub(in crate::engine) fn enter(&mut self, timing: &Timing, now: Instant) -> Entry {
+    /// Asks to enter once more; after [`Reentry::Count`] the verdict must follow.
+    pub(in crate::engine) fn reenter(&mut self, timing: &Timing, now: Instant) -> Reentry {
         self.expire(timing, now);
         match self.phase {
-            Phase::Lost(loss) if self.live > 0 => Entry::Lost(loss),
-            Phase::Lost(_) | Phase::Releasing | Phase::Released => Entry::Over,
-            Phase::Held | Phase::AtRisk if self.is_busy() => Entry::Busy,
+            Phase::Lost(loss) if self.live > 0 => Reentry::Lost(loss),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Reentry::Over,
+            Phase::Held | Phase::AtRisk if self.is_busy() => Reentry::Busy,
             Phase::Held | Phase::AtRisk => {
                 self.in_flight = InFlight::Nested;
-                Entry::Count(self.live + 1)
+                Reentry::Count(self.live + 1)
             }
         }
     }
 
     /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
-    pub(in crate::engine) fn entered(
+    pub(in crate::engine) fn reentered(
         &mut self,
         timing: &Timing,
         now: Instant,
         jitter: f64,
-        verdict: Entered,
+        verdict: NestedVerdict,
         keep: bool,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
         self.expire(timing, now);
         let result = match (self.phase, verdict) {
             (Phase::Lost(loss), verdict) => {
-                if let Entered::Granted { sent, .. } = verdict {
+                if let NestedVerdict::Granted { sent, .. } = verdict {
                     self.owe_late(timing, sent, now);
                 }
                 Err(Error::lost(loss))
             }
-            (_, Entered::Failed(error)) if error.kind() == ErrorKind::WrongType => {
+            (_, NestedVerdict::Failed(error)) if error.kind() == ErrorKind::WrongType => {
                 self.lose(Loss::Taken, None);
                 Err(error)
             }
-            (_, Entered::Granted { sent, count }) => {
+            (_, NestedVerdict::Granted { sent, count }) => {
                 self.confirm_jittered(timing, sent, jitter);
                 self.recorded = Recorded::Known(count);
                 self.live += u32::from(keep);
                 Ok(())
             }
-            (_, Entered::NotYours(absence)) => {
+            (_, NestedVerdict::NotYours(absence)) => {
                 self.lose(absence.into(), None);
                 Err(Error::lost(absence.into()))
             }
-            (_, Entered::Failed(error)) => {
+            (_, NestedVerdict::Failed(error)) => {
                 if error.fate() != Fate::NotExecuted {
                     self.recorded = Recorded::Unknown;
                 }
@@ -120,13 +120,18 @@ impl State {
     /// Whether a waiter of this process may have the hold when its last lease ends now: it is sure, the
     /// store's record is right, nothing is under way, enough is left, and other processes have not waited
     /// for too long.
-    pub(in crate::engine) fn may_pass(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
+    pub(in crate::engine) fn may_hand_off(
+        &self,
+        timing: &Timing,
+        now: Instant,
+        bound: u32,
+    ) -> bool {
         self.phase == Phase::Held
             && self.live == 1
             && self.recorded == Recorded::Known(1)
             && !self.is_busy()
             && matches!(self.renewal, Renewal::Due(_))
-            && self.passed < bound
+            && self.handoffs < bound
             && now < self.granted + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max)
@@ -146,14 +151,14 @@ impl State {
     /// was not reserved must lie behind the store's clock, which may be 1 % slower, by more than a microsecond: the next
     /// grant may begin at an even number.
     pub(in crate::engine) fn has_fence(&self, now: Instant, block: u32) -> bool {
-        let next = self.passed.saturating_add(1);
-        let passed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
-        next < block || passed > u128::from(next) + 1
+        let next = self.handoffs.saturating_add(1);
+        let elapsed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
+        next < block || elapsed > u128::from(next) + 1
     }
 
     /// Ends it for its holder; returns what the next one has of it, to be accepted before the renewal that is
     /// due, which is not before `earliest`.
-    pub(in crate::engine) fn pass(
+    pub(in crate::engine) fn hand_off(
         &mut self,
         max_until: Option<Instant>,
         earliest: Instant,
@@ -168,7 +173,7 @@ impl State {
             offered: true,
             granted: self.granted,
             reached: self.reached,
-            passed: self.passed + 1,
+            handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)
         };

@@ -1,19 +1,21 @@
-//! Passes a hold on in memory, from whoever gives it back to the first waiter of this process (lock
-//! cohorting), so that a change of holder at home costs no round trip.
+//! Hands off a hold in memory to the first waiter of this process (lock cohorting), so that a local
+//! change of holder costs no round trip.
 //!
-//! The token on the wire stays and names this process's possession; each holder inside has a [`Hold`]
-//! of its own, so each has its own fencing token, loss and hold count.
+//! The holder id on the wire stays and stands for this process. Each local holder has its own
+//! [`Hold`], and so its own fencing token, loss and hold count.
 //!
 //! # Invariants
 //!
 //! 1. **Decided before any release is sent**, in the step that ends the hold for its holder.
-//! 2. **Only what is sure is passed on** ([`State::may_hand_off`](super::state::State::may_hand_off)), with a
-//!    fencing token that the grant has reserved, or that the store's clock has passed since.
-//! 3. **Bounded**, by a count and by a share of T; then it is really released, for other processes.
-//! 4. **Never dropped on the way**: what a waiter that goes away was offered goes on to the next, and in the end
-//!    to the store.
-//! 5. **Not renewed until it is accepted.** When its renewal is due by then, it is released: nobody waits for a
-//!    future that is not polled.
+//! 2. **Only a sure hold is handed off**
+//!    ([`State::may_hand_off`](super::state::State::may_hand_off)), with a fencing token that the
+//!    grant has reserved, or that the store's clock has passed since.
+//! 3. **Bounded**, by a count and by a share of T. Then the hold is released in the store, for
+//!    other processes.
+//! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
+//!    and in the end the hold is released in the store.
+//! 5. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//!    released: no waiter waits for a future that is not polled.
 
 use super::core::{Core, Settings};
 use super::hold::Hold;
@@ -26,8 +28,8 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 impl Hold {
-    /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
-    /// was passed on: the caller flushes then.
+    /// Ends one lease; the last one ends the hold for its holder. Returns the phase before that, or
+    /// `None` if the hold was handed off. After `Some` the caller flushes.
     pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<Phase> {
         if self.hand_off(core, now) {
             return None;
@@ -35,13 +37,14 @@ impl Hold {
         Some(self.update_at(core, now, |state, now| state.leave(&core.timing, now)))
     }
 
-    /// One lease less, in the background.
+    /// Ends one lease and leaves the rest to the engine.
     pub(crate) fn hand_back(self: &Arc<Self>, core: &Arc<Core>) {
         if self.leave(core, core.now()).is_some() {
             core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 
+    /// Hands the hold off to the first waiter. Returns whether it did.
     fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
         let Some((waiter, hold)) = self.prepare_handoff(core, now) else { return false };
         hold.start(core, now);
@@ -49,7 +52,8 @@ impl Hold {
         true
     }
 
-    /// Ends it for its holder and puts in place what the first waiter is to have, if it may be passed on.
+    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns the
+    /// waiter to wake and its hold.
     fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -84,8 +88,8 @@ impl Hold {
 }
 
 impl HandedOff {
-    /// Returns the hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile, or the hold
-    /// have been taken back.
+    /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
+    /// stopped meanwhile, or the hold may have been taken back.
     pub(crate) fn accept(mut self, core: &Arc<Core>) -> Option<Arc<Hold>> {
         self.hold.take_if(|hold| hold.update(core, |state, now| state.accept(&core.timing, now)))
     }

@@ -1,4 +1,4 @@
-//! A place in the line of a name, and what comes to it.
+//! A place in the queue of a name, and the offers made to it.
 
 use super::queue::{Ended, Queue};
 use super::seat::Seats;
@@ -9,35 +9,36 @@ use crate::store::{Mode, Name};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// What a waiter gets.
+/// An offer that a waiter took up.
 pub(crate) enum Admission {
     /// The permission to ask the store.
     Turn(Turn),
-    /// The hold of another one of this process, handed off; to be accepted.
+    /// A hold that another flow of this process handed off. The waiter must still accept it.
     Hold(HandedOff),
 }
 
-/// A place in the line; leaving is O(log n). Dropping it gives up what was offered there.
+/// A place in the queue. Leaving is O(log n). Dropping it gives up its
+/// offer.
 pub(crate) struct Ticket {
     queue: Arc<Queue>,
     name: Name,
     mode: Mode,
     number: Option<u64>,
-    /// Made when it has to wait.
+    /// Created when it has to wait.
     notify: Option<Arc<Notify>>,
 }
 
 impl Queue {
-    /// Returns a place in the line of a name, from the first [`Ticket::next`] on.
+    /// Returns a ticket for a name. It enters the queue at its first [`Ticket::next`].
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
         Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, notify: None }
     }
 }
 
 impl Ticket {
-    /// Waits for what comes to it, looking at `now` and whenever it is told. To be called again each
-    /// [`Timing::check_in_period`](super::timing::Timing::check_in_period), and by a waiter that has not got a hold of what it
-    /// was given: it keeps its place.
+    /// Waits for an offer: checks in at `now` and whenever it is woken. A waiter calls this again
+    /// each [`Timing::check_in_period`](super::timing::Timing::check_in_period), and after a turn
+    /// or an offered hold that brought no hold: it keeps its place.
     pub(crate) async fn next(&mut self, now: Instant) -> Admission {
         loop {
             if let Some(admission) = self.check_in(now) {
@@ -47,7 +48,8 @@ impl Ticket {
         }
     }
 
-    /// Returns whether it waits for a hold of this process, and all others in line are behind it.
+    /// Returns whether it waits behind a hold of this process and is the first waiter that is
+    /// polled.
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
         let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
@@ -58,6 +60,7 @@ impl Ticket {
         first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
     }
 
+    /// Shows that the waiter is polled, and takes its offer, if there is one.
     fn check_in(&mut self, now: Instant) -> Option<Admission> {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
         let mut guard = queue.lock();
@@ -74,7 +77,7 @@ impl Ticket {
             let notify = self.notify.get_or_insert_default();
             let waiter = || Waiter { mode, notify: Arc::clone(notify), checked_in: now };
             slot.rivals_or_default().waiters.entry(ticket).or_insert_with(waiter).checked_in = now;
-            // It may ask beside those that ask or hold already.
+            // It may be allowed to ask beside the present members.
             ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
             let rivals = slot.rivals_or_default();
             match rivals.offers.remove(&ticket) {
@@ -83,7 +86,7 @@ impl Ticket {
                     rivals.waiters.remove(&ticket);
                     break Some(Admission::Turn(queue.turn(state, name, mode, number, now)));
                 }
-                // Only once: what is offered then is not overdue.
+                // Only once: an offer made after that is not overdue.
                 None if ended.is_empty() && slot.is_overdue(now) => {}
                 None => break None,
             }
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_round_in_the_order_of_arrival() {
+    fn turns_are_offered_in_the_order_of_arrival() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         assert!(try_enter(&queue, &name).is_none());
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn waiters_dropped_are_passed_over_even_when_their_turn_came() {
+    fn waiters_dropped_are_passed_over_even_when_offered_a_turn() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut gone = Box::pin(enter(&queue, &name));
@@ -175,14 +178,14 @@ mod tests {
         assert!(poll(last.as_mut()).is_pending());
         drop(gone);
         drop(first);
-        // The turn is now in `told`'s hands, though it was not polled since.
+        // The turn is offered to `offered`, which has not been polled since.
         assert!(poll(last.as_mut()).is_pending());
         drop(offered);
         assert!(poll(last.as_mut()).is_ready());
     }
 
     #[test]
-    fn nothing_is_left_when_all_are_gone() {
+    fn slot_is_removed_with_its_last_waiter_and_turn() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut waiters: Vec<_> = (0..10_000).map(|_| Box::pin(enter(&queue, &name))).collect();
@@ -195,7 +198,7 @@ mod tests {
         assert!(try_enter(&queue, &name).is_some());
     }
 
-    /// Three in line behind a turn, all of which have looked at the time that is returned.
+    /// Returns three tickets behind a turn, and the time at which all have checked in.
     fn three_in_line() -> (Arc<Queue>, Name, Turn, [Ticket; 3], Instant) {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
@@ -208,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn turn_not_looked_at_goes_on_and_its_waiter_keeps_its_place() {
+    fn turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place() {
         let (queue, _, first, [mut late, mut second, mut third], now) = three_in_line();
         drop(first);
         assert!(second.check_in(now).is_none());
         let due = queue.clock.now() + Timing::DEFAULT.attempt;
         let taken = turn(second.check_in(due + Duration::from_nanos(1)));
-        // It looks again, in time to be the first of the two.
+        // It checks in again, in time to be the first of the two.
         assert!(late.check_in(due).is_none());
         drop(taken);
         assert!(third.check_in(due).is_none());
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_that_does_not_move_in_time_is_taken_away() {
+    fn turn_that_is_overdue_is_reclaimed() {
         let (_, _, first, [mut second, mut third, _fourth], now) = three_in_line();
         let due = now + Duration::from_secs(60);
         assert_eq!(first.asked(now), Some(now));
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_have_not_looked_lately_are_passed_over_at_once() {
+    fn waiters_not_checked_in_lately_are_passed_over_at_once() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let now = queue.clock.now();
@@ -254,7 +257,7 @@ mod tests {
         let taken = turn(last.check_in(late));
         taken.set_due(late);
         drop(first);
-        // They look again, and are in line again.
+        // They check in again, and are back in the queue.
         assert!(aside.iter_mut().all(|place| place.check_in(late).is_none()));
         drop(taken);
         drop(turn(aside[0].check_in(late)));
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_brings_the_turn_back_unless_there_is_a_hold() {
+    fn turn_comes_back_with_a_grant_unless_there_is_a_hold() {
         let (queue, name, first, [mut second, mut third, _fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.check_in(late));
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_voids_the_offer_of_the_turn_that_was_taken_away() {
+    fn grant_voids_the_offer_of_a_reclaimed_turn() {
         let (_, _, first, [mut second, mut third, mut fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.check_in(late));
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_kept_also_when_nothing_is_left_of_its_slot() {
+    fn turn_is_kept_even_when_its_slot_is_gone() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let late = queue.clock.now() + Timing::DEFAULT.ttl;
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_stall_no_one_overtakes_those_in_line() {
+    fn waiters_are_not_overtaken_after_a_stall() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_for_which_only_those_wait_that_do_not_look_is_free() {
+    fn name_is_free_when_no_waiter_of_it_checks_in() {
         let (queue, name, first, mut places, now) = three_in_line();
         drop(first);
         let late = now + Timing::DEFAULT.ttl;

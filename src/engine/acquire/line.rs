@@ -1,4 +1,4 @@
-//! Waiting behind others of this process.
+//! Waits behind other flows of this process.
 
 use super::super::hints::Hints;
 use super::super::hold::Hold;
@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 
 impl AcquireLoop<'_, '_> {
-    /// Waits for the answer to a request of another one here, as long as for one of its own: that there was none for long
-    /// may be because this process stood still. `None`: the store is not silent, so another one here has the name, or
-    /// is about to.
+    /// Waits for the answer to a request of another flow of this process, for as long as for its
+    /// own: the long silence may come from a stall of this process. Returns `None` if the store is
+    /// not silent: then another flow has the name, or is about to.
     pub(super) async fn wait_out_silence(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
@@ -36,13 +36,14 @@ impl AcquireLoop<'_, '_> {
         }
     }
 
-    /// Waits in line, for as long as the store is not silent: the first in line may hear nothing either.
+    /// Waits in the queue until an offer comes, or fails once the store counts as silent: the first
+    /// waiter may get no answer either.
     pub(super) async fn wait_in_line(&self, ticket: &mut Ticket) -> Result<Admission> {
         let core = self.core;
         let limit = self.silence_limit();
         let mut hints = Hints::NotSubscribed;
         let mut gap = FIRST_GAP;
-        // This needs no answer, whatever came before.
+        // Waiting needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
             let now = core.now();
@@ -54,7 +55,7 @@ impl AcquireLoop<'_, '_> {
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }
-            // Long enough to be worth a subscription, so that a release by force is heard.
+            // The wait is long enough to be worth a subscription, which reports a forced release.
             let listens = gap > FIRST_GAP && core.announces && ticket.is_first_behind_a_hold(now);
             let admission = if listens {
                 tokio::select! {
@@ -72,14 +73,14 @@ impl AcquireLoop<'_, '_> {
         }
     }
 
-    /// Has the hold before us renewed at each hint, for it may have been forced open elsewhere.
+    /// Renews the hold ahead at each hint: it may have been forced open elsewhere.
     async fn verify_on_hints<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
         let core = self.core;
         loop {
             let subscribed = hints.is_subscribed();
             hints.hint(core, self.name).await;
-            // Neither the subscription nor a release of our own, which a new grant follows, is worth a renewal: a hold is
-            // not handed on while one is under way.
+            // Neither the subscription nor a release of this process, which a new grant follows, is
+            // worth a renewal: a hold is not handed off during one.
             let holds = if subscribed { core.queue.holds_of(self.name) } else { Vec::new() };
             for hold in holds {
                 if hold.granted() + FIRST_GAP < core.now() {

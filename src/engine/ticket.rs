@@ -17,8 +17,7 @@ pub(crate) enum Admission {
     Hold(HandedOff),
 }
 
-/// A place in the queue. Leaving is O(log n). Dropping it gives up its
-/// offer.
+/// A place in the queue. Leaving is O(log n). Dropping it gives up its offer.
 pub(crate) struct Ticket {
     queue: Arc<Queue>,
     name: Name,

@@ -46,7 +46,10 @@ impl Core {
             })
         });
         if let Err(error) = closed.await {
-            trace::later(Level::WARN, || move || tracing::warn!(%error, "the store's connections were not closed"));
+            trace::later(
+                Level::WARN,
+                || move || tracing::warn!(%error, "the store's connections were not closed"),
+            );
         }
     }
 

@@ -271,7 +271,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 match nested.ask(self.nested(&hold, count)).await {
                     NestedVerdict::Failed(error) if error.is_unavailable() && !self.once => {
                         failures += 1;
-                        tracing::debug!(%error, "nested acquire failed; trying again");
+                        tracing::debug!(%error, "nested acquire failed; retrying");
                         sleep(core.timing.gap(failures, core.jitter())).await;
                     }
                     verdict => return verdict,
@@ -368,7 +368,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     if core.now() + gap >= since + core.timing.ttl {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "acquire failed; trying again");
+                    tracing::debug!(%error, "acquire failed; retrying");
                     turn.set_due(core.now() + gap + attempt_time);
                     sleep(gap).await;
                 }

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 
 impl AcquireLoop<'_, '_> {
-    /// Waits for the answer to a request of another flow of this process, for as long as for its
-    /// own: the long silence may come from a stall of this process. Returns `None` if the store is
+    /// Waits for the answer to a request of another flow of this process, as long as for an own
+    /// one: a long silence may come from a stall of this process. Returns `None` if the store is
     /// not silent: then another flow has the name, or is about to.
     pub(super) async fn wait_out_silence(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;

@@ -64,7 +64,7 @@ impl Hold {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Transitions do not panic half way.
+        // Transitions do not panic halfway.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

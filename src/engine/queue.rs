@@ -126,9 +126,9 @@ impl Queue {
             return None;
         }
         let (next, offered) = next();
-        // The offer before this one is void: its turn has ended.
+        // An earlier offer to this waiter is void. It is dropped without the lock.
         let offer = rivals.offers.insert(ticket, Offer::Hold(offered));
-        // The old hold stays alive: the caller that hands it off owns it.
+        // Dropping the old hold here drops no seat: the caller still owns it.
         for member in slot.members.all_mut() {
             member.stage = Stage::Holding(Some(Arc::clone(&next)));
         }

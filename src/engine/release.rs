@@ -19,7 +19,7 @@ use tracing::Level;
 /// The operation in flight, if any.
 type Flight = Option<(Op, StoreFuture<Released>)>;
 
-/// A flush of one hold. Dropping it half way leaves the rest to the engine.
+/// A flush of one hold. Dropping it halfway leaves the rest to the engine.
 struct Flush<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,

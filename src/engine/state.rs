@@ -448,7 +448,7 @@ impl State {
         self.confirm(latest, timing.renewal(latest, jitter));
     }
 
-    /// Records a confirmation of `sent`, and the time of the next renewal.
+    /// Records the confirmation of a request sent at `sent`, and the time of the next renewal.
     pub(super) fn confirm(&mut self, sent: Instant, next: Instant) {
         self.confirmed = sent;
         self.phase = Phase::Held;
@@ -538,7 +538,7 @@ mod tests {
             }
             if let Due::Renew(attempt) = state.tick(&timing(), now) {
                 attempts += 1;
-                assert_eq!(state.wake_at(&timing()), None, "its batch is looked at");
+                assert_eq!(state.wake_at(&timing()), None, "its batch is checked");
                 state.unanswered(&timing(), now + timing().attempt, 1.0, attempt.number);
             }
         }
@@ -628,7 +628,7 @@ mod tests {
         state.leave(&timing(), at(13));
         assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
         state.flushed(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
-        assert_eq!(state.next_op(at(16)), Next::Nothing, "a refused record is let be");
+        assert_eq!(state.next_op(at(16)), Next::Nothing, "a rejected record is not retried");
     }
 
     #[test]
@@ -855,7 +855,7 @@ mod tests {
         state.reenter(&timing(), at(10));
         state.lose(Loss::Closed, Some(at(900)));
         assert_eq!(state.tick(&timing(), at(900)), Due::Flush);
-        let end = state.wake_at(&timing()).expect("it is looked at again");
+        let end = state.wake_at(&timing()).expect("it is checked again");
         assert!(end > at(988) && !state.is_over());
         assert_eq!(state.tick(&timing(), end), Due::Nothing);
         assert!(state.is_over());
@@ -867,19 +867,19 @@ mod tests {
         let chain = timing().longest_chain;
         assert!(state.may_hand_off(&timing(), at(99), 1));
         assert!(!state.may_hand_off(&timing(), Instant::ZERO + chain, 1));
-        // A renewal on the way does not make the chain young again.
+        // A renewal does not restart the time of the chain.
         let attempt = match state.renew_early(&timing(), at(20)) {
             Due::Renew(attempt) => attempt.number,
             due => panic!("{due:?}"),
         };
-        assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is under way");
+        assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is in flight");
         state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
         let mut next = state.hand_off(None, at(0));
         assert_eq!(state.phase(), Phase::Released);
-        assert!(!next.may_hand_off(&timing(), at(40), 1), "passed on once");
+        assert!(!next.may_hand_off(&timing(), at(40), 1), "handed off once");
         assert!(next.may_hand_off(&timing(), at(40), 2));
         assert!(!next.may_hand_off(&timing(), Instant::ZERO + chain, 2));
-        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "nobody has accepted it");
+        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "not accepted yet");
         assert!(next.accept(&timing(), at(40)));
         match next.renew_early(&timing(), at(40)) {
             Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
@@ -903,7 +903,7 @@ mod tests {
         let mut entering = held();
         entering.reenter(&timing(), at(10));
         entering.forget();
-        assert_eq!(entering.phase(), Phase::Held, "the one who enters decides");
+        assert_eq!(entering.phase(), Phase::Held, "the re-entry decides");
     }
 
     #[test]

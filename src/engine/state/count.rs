@@ -16,7 +16,7 @@ const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
 pub(crate) enum Reentry {
     /// Ask the store for this count.
     Count(u32),
-    /// Another operation is under way; ask again after a change.
+    /// Another operation is in flight; ask again after a change.
     Busy,
     /// The hold is lost while older leases are alive.
     Lost(Loss),
@@ -44,7 +44,7 @@ pub(crate) enum Op {
 pub(crate) enum Next {
     /// Send this; its verdict must follow.
     Op(Op),
-    /// Another operation is under way; ask again after a change.
+    /// Another operation is in flight; ask again after a change.
     Busy,
     /// The store is up to date.
     Nothing,

@@ -214,7 +214,7 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
 
     store.fails.store(false, Ordering::Relaxed);
     sleep(T / 10).await;
-    let safe = the(&trace, "job", "held again");
+    let safe = the(&trace, "job", "lease recovered");
     assert_eq!(safe.level, Level::INFO);
     assert_eq!(count(&trace, "job", "lost"), 0);
     lease.check().expect("held");

@@ -1,4 +1,4 @@
-//! The acquire loop: takes a name alone, once more, or after waiting.
+//! The acquire loop: acquires a name at once, re-entrantly, or after waiting.
 
 mod line;
 
@@ -7,7 +7,7 @@ use super::core::Core;
 use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
-use super::state::{Entered, Entry};
+use super::state::{NestedVerdict, Reentry};
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -21,16 +21,16 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{sleep, timeout};
 use tracing::Instrument;
 
-/// A server's time to live has a grain of a millisecond; be there just after it ended.
+/// A server counts the time to live in milliseconds; this margin lets it end first.
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
-/// For how long `try_lock` lets waiters of other processes go first.
+/// The longest time for which `try_lock` lets waiters of other processes go first.
 const SHORT_PAUSE: Duration = Duration::from_millis(2);
 
-/// How soon a waiter in line looks again for the first time; each time takes twice as long as the one before.
+/// The time until the first repeated check-in of a waiter; it doubles each time.
 const FIRST_GAP: Duration = Duration::from_millis(50);
 
-/// How long the caller waits for somebody else.
+/// The time for which the caller waits for other holders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitLimit {
     Once,
@@ -38,7 +38,7 @@ pub(crate) enum WaitLimit {
     Forever,
 }
 
-/// A hold that was acquired and that no lease has yet. Dropping it releases it.
+/// A hold that was acquired and has no lease yet. Dropping it releases it.
 pub(crate) struct Claim<'a> {
     core: &'a Arc<Core>,
     hold: Arc<Hold>,
@@ -50,7 +50,7 @@ impl<'a> Claim<'a> {
         Self { core, hold, taken: false }
     }
 
-    /// Returns the hold, which the caller releases from now on.
+    /// Returns the hold. The caller must release it from now on.
     pub(crate) fn into_hold(mut self) -> Arc<Hold> {
         self.taken = true;
         Arc::clone(&self.hold)
@@ -65,7 +65,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// The one way to a lease: traced, and bounded by the caller's limit.
+/// Acquires a name, traced and bounded by the caller's limit. Every lease is acquired here.
 pub(crate) async fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
@@ -75,7 +75,7 @@ pub(crate) async fn acquire<'a>(
 ) -> Result<Option<Claim<'a>>> {
     let name = name.as_ref().map_err(Error::clone)?;
     let _call = core.call();
-    // What is ready at once must not keep the rest of its thread waiting.
+    // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
     let span = tracing::debug_span!(
         "acquire",
@@ -84,15 +84,16 @@ pub(crate) async fn acquire<'a>(
         outcome = tracing::field::Empty,
     );
     let start = core.now();
-    // Whether the store has said anything; waiting behind a local holder needs no answer.
+    // False while a request is unanswered. Waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
     let (once, pause) = match limit {
         WaitLimit::Once => (true, SHORT_PAUSE),
-        // What is left must do for a request.
+        // The rest of the time must suffice for a request.
         WaitLimit::For(limit) => (limit.is_zero(), (limit / 2).max(SHORT_PAUSE)),
         WaitLimit::Forever => (false, Duration::MAX),
     };
-    // Each is pinned where it is made: a future that is moved into another one takes its room there again.
+    // Each future is pinned where it is created: a future that is moved into another one takes its
+    // space there again.
     let acquiring = AcquireLoop { core, name, mode, once, pause, start, answered: &answered };
     let mut acquiring = pin!(acquiring.run(current).instrument(span.clone()));
     let open = pin!(async {
@@ -117,7 +118,8 @@ pub(crate) async fn acquire<'a>(
     result
 }
 
-/// Whether the store has not answered the first in line since `start`, or for longer than an attempt.
+/// Returns whether the store has not answered the first waiter since `start`, or for longer than an
+/// attempt.
 fn is_silent(core: &Core, name: &Name, start: Instant) -> bool {
     core.queue.silent_since(name).is_some_and(|since| {
         since <= start || core.now().saturating_duration_since(since) >= core.timing.attempt
@@ -145,7 +147,7 @@ struct AcquireLoop<'a, 'core> {
     name: &'a Name,
     mode: Mode,
     once: bool,
-    /// For how long it lets others go first, at most.
+    /// The longest time for which it lets waiters elsewhere go first.
     pause: Duration,
     start: Instant,
     answered: &'a AtomicBool,
@@ -156,22 +158,22 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         core.check_open()?;
         core.ensure_running();
-        // Most of the time the last one is over.
-        if let Some(hold) = current.clone().filter(|hold| !hold.is_left()) {
-            // In a box, as is all that few calls come to, so that the others stay small.
-            if let Some(claim) = Box::pin(self.enter(hold)).await? {
+        // Most of the time the handle's last hold is over.
+        if let Some(hold) = current.clone().filter(|hold| !hold.is_finished()) {
+            // Boxed, like all rare paths, so that the future of the other calls stays small.
+            if let Some(claim) = Box::pin(self.reenter(hold)).await? {
                 return Ok(Some(claim));
             }
         }
         *current = None;
-        let Some(hold) = self.first().await? else {
+        let Some(hold) = self.outermost().await? else {
             return Ok(None);
         };
         let claim = Claim::new(core, hold);
-        // While we waited, the engine's runtime may have gone.
+        // The engine's runtime may have ended during the wait.
         core.ensure_running();
         if core.is_closed() {
-            // What was granted goes the way of a dropped lease.
+            // The hold is released like that of a dropped lease.
             drop(claim);
             return Err(core.closed_error());
         }
@@ -179,13 +181,13 @@ impl<'core> AcquireLoop<'_, 'core> {
         Ok(Some(claim))
     }
 
-    /// Waits in line, and takes the name from the store or from the one before us.
-    async fn first(&self) -> Result<Option<Arc<Hold>>> {
+    /// Acquires the name outermost: from the store, or by a hand-off, after waiting in the queue.
+    async fn outermost(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, self.start) {
                 Some(turn) => self.begin(turn).await,
-                None => Box::pin(self.behind_a_silence()).await,
+                None => Box::pin(self.wait_out_silence()).await,
             };
         }
         let mut ticket = core.queue.ticket(self.name, self.mode);
@@ -197,15 +199,15 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Takes the name from the store.
+    /// Asks the store for the name and begins a hold with its grant.
     async fn begin(&self, turn: Turn) -> Result<Option<Arc<Hold>>> {
-        let grant = self.take(turn).await?;
+        let grant = self.ask_store(turn).await?;
         Ok(grant.map(|grant| Hold::begin(self.core, grant)))
     }
 
-    /// For how long no answer from the store is taken.
+    /// Returns the time to wait for an answer before the store counts as silent.
     fn silence_limit(&self) -> Duration {
-        // A request may have to wait for the one before it.
+        // A request may have to wait for the request before it.
         let timing = &self.core.timing;
         if self.once { timing.attempt * 2 } else { timing.ttl }
     }
@@ -223,27 +225,28 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// A nested request, which must not outlive `C`.
+    /// Returns a nested request, which must not outlive `C`.
     fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
         let request = self.request(hold.token, count);
         Acquire { timeout: request.timeout.min(hold.remaining(self.core)), ..request }
     }
 
-    /// Enters a hold of ours once more. `None`: nothing is left of it.
-    async fn enter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+    /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
+    async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let count = loop {
-            match hold.enter(core) {
-                Entry::Count(count) => break count,
-                Entry::Busy => {
-                    // Our own operation, so a silence here is the store's.
+            match hold.reenter(core) {
+                Reentry::Count(count) => break count,
+                Reentry::Busy => {
+                    // This handle's own operation is in flight, so a silence here is the store's.
                     self.answered.store(false, Ordering::Relaxed);
                     let idle = timeout(self.silence_limit(), hold.until_idle()).await;
                     idle.map_err(|_| Error::silent())?;
                 }
-                Entry::Lost(loss) => return Err(Error::lost(loss)),
-                Entry::Over => {
-                    // The own release may still be under way; `try_lock` must not trip over it.
+                Reentry::Lost(loss) => return Err(Error::lost(loss)),
+                Reentry::Over => {
+                    // The release of this handle may still be in flight; `try_lock` waits for it
+                    // instead of reporting contention.
                     if self.once {
                         let _ = timeout(core.timing.attempt, hold.until_over()).await;
                     }
@@ -257,9 +260,9 @@ impl<'core> AcquireLoop<'_, 'core> {
             loop {
                 self.answered.store(false, Ordering::Relaxed);
                 match nested.ask(self.nested(&hold, count)).await {
-                    Entered::Failed(error) if error.is_unavailable() && !self.once => {
+                    NestedVerdict::Failed(error) if error.is_unavailable() && !self.once => {
                         failures += 1;
-                        tracing::debug!(%error, "nested acquire failed; trying again");
+                        tracing::debug!(%error, "nested acquire failed; retrying");
                         sleep(core.timing.gap(failures, core.jitter())).await;
                     }
                     verdict => return verdict,
@@ -278,27 +281,27 @@ impl<'core> AcquireLoop<'_, 'core> {
         Ok(Some(Claim::new(core, hold)))
     }
 
-    /// Takes the name from the store, alone in this process. `None`: it is held, and we ask once only, or we took too
-    /// long between two steps, and another waiter has the turn.
-    async fn take(&self, turn: Turn) -> Result<Option<Grant>> {
+    /// Asks the store until it grants the name. Returns `None` if the name is held and this call
+    /// asks only once, or if the turn was reclaimed because its steps took too long.
+    async fn ask_store(&self, turn: Turn) -> Result<Option<Grant>> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
-        let mut hints = Hints::Unasked;
+        let mut hints = Hints::NotSubscribed;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
         let attempt_time = core.timing.attempt;
         if let Some(time) = turn.not_before() {
             let time = time.min(self.start + self.pause);
-            turn.moves_by(time + attempt_time);
+            turn.set_due(time + attempt_time);
             core.clock().sleep_until(time).await;
         }
         self.answered.store(false, Ordering::Relaxed);
         loop {
             core.check_open()?;
-            // Silence counts from the first send without an answer, also of those who were first before, not while
-            // we sleep.
+            // Silence counts from the first unanswered request, including those of earlier turns,
+            // but not during pauses.
             let now = core.now();
-            let Some(since) = turn.asks(now) else { return Ok(None) };
+            let Some(since) = turn.asked(now) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.token(), 1);
@@ -312,17 +315,17 @@ impl<'core> AcquireLoop<'_, 'core> {
                     let stale = core.timing.stale(sent, now);
                     let kept = if stale { Kept::Forced } else { turn.keep(sent) };
                     if kept == Kept::Forced {
-                        tracing::debug!("granted too late; given back");
+                        tracing::debug!("granted too late; released");
                         attempt.undo(sent);
                         attempt = Attempt::new(core, self.name.clone(), core.draw_token());
                         continue;
                     }
-                    if kept == Kept::Not {
+                    if kept == Kept::Excluded {
                         attempt.undo(sent);
                         return Ok(None);
                     }
                     let token = attempt.token();
-                    let unsure_until = attempt.taken();
+                    let unsure_until = attempt.accept_grant();
                     let name = self.name.clone();
                     return Ok(Some(Grant {
                         name,
@@ -342,11 +345,11 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                     (unanswered, failures) = (None, 0);
                     core.queue.saw_another(self.name);
-                    self.rest(&turn, &mut hints, remaining).await;
+                    self.wait_to_retry(&turn, &mut hints, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::invalid(
-                        "the store took an outermost acquire for a nested one",
+                        "the store answered an outermost acquire as a nested one",
                     ));
                 }
                 Err(error) if error.is_unavailable() && !self.once => {
@@ -356,8 +359,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                     if core.now() + gap >= since + core.timing.ttl {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "acquire failed; trying again");
-                    turn.moves_by(core.now() + gap + attempt_time);
+                    tracing::debug!(%error, "acquire failed; retrying");
+                    turn.set_due(core.now() + gap + attempt_time);
                     sleep(gap).await;
                 }
                 Err(error) => return Err(error),
@@ -365,7 +368,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits for an answer, for as long as the store is not silent; meanwhile, it is seen that this is polled.
+    /// Waits for an answer until `until`. Meanwhile it moves the turn's due time on, which shows
+    /// that this future is polled.
     async fn answer<R>(
         &self,
         turn: &Turn,
@@ -376,7 +380,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             let left = until.saturating_duration_since(now);
-            turn.moves_by(now + core.timing.attempt * 3);
+            turn.set_due(now + core.timing.attempt * 3);
             match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
                 Ok(answer) => return Some(answer),
                 Err(_) if core.now() >= until => return None,
@@ -385,9 +389,14 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound; meanwhile, it is seen that
-    /// this is polled.
-    async fn rest<'a>(&'a self, turn: &Turn, hints: &mut Hints<'a>, remaining: Option<Duration>) {
+    /// Waits for a hint, for the end of the holder's time to live or for the poll bound. Meanwhile
+    /// it moves the turn's due time on, which shows that this future is polled.
+    async fn wait_to_retry<'a>(
+        &'a self,
+        turn: &Turn,
+        hints: &mut Hints<'a>,
+        remaining: Option<Duration>,
+    ) {
         let core = self.core;
         let bound = core.settings.poll_bound;
         let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
@@ -395,7 +404,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
-            turn.moves_by(now + step + core.timing.attempt);
+            turn.set_due(now + step + core.timing.attempt);
             if step.is_zero() || hints.wait(core, self.name, step).await {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Tells a panic of our own from one elsewhere.
+//! Distinguishes a panic of the engine from a panic elsewhere.
 
 use super::core::Core;
 use crate::error::Loss;
@@ -6,10 +6,10 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 
-/// Runs a part of the engine. If it panics, nobody renews any more, so all holders are told.
+/// Runs a part of the engine. If it panics, nothing is renewed any more, so all leases are lost.
 ///
-/// Whether the thread is panicking says nothing: it may be unwinding through a runtime of the user's, which drops
-/// us on its way.
+/// `std::thread::panicking` does not answer this: the thread may be unwinding through a runtime of
+/// the user, which drops this future on its way.
 pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
     let mut alarm = Alarm { core, polling: false };
     let mut work = pin!(work);
@@ -24,7 +24,7 @@ pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
 
 struct Alarm<'a> {
     core: &'a Arc<Core>,
-    /// Still set in Drop only if the poll has panicked.
+    /// Set in Drop only if the poll has panicked.
     polling: bool,
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use crate::{Builder, LeaseManager};
 
     #[tokio::test]
-    async fn a_part_that_panics_tells_all_holders_and_says_so() {
+    async fn panic_of_the_engine_loses_all_leases_and_is_reported() {
         let engine = Builder::default_in_memory();
         let core = Arc::clone(&engine.core);
         let leases = LeaseManager::new(engine);

@@ -1,4 +1,4 @@
-//! Asks the store. A panic of it is a failure like others, and no request takes for ever.
+//! Calls the store. A panic of the store is a failure like others, and every request is bounded.
 
 use super::core::Core;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,20 +14,20 @@ use tracing::Level;
 impl Core {
     /// Asks the store for a name.
     pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        made(|| self.store.acquire(request))
+        caught_call(|| self.store.acquire(request))
     }
 
     /// Has the store release a name.
     pub(crate) fn release(&self, request: Release) -> StoreFuture<Released> {
-        made(|| self.store.release(request))
+        caught_call(|| self.store.release(request))
     }
 
-    /// Asks the store who holds a name.
+    /// Asks the store for the holder of a name.
     pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
         asked(|| self.store.inspect(name)).await
     }
 
-    /// Has the store take a name away from whoever holds it.
+    /// Has the store release a name by force.
     pub(crate) async fn force_release(&self, name: &Name) -> Result<bool> {
         asked(|| self.store.force_release(name)).await
     }
@@ -46,18 +46,21 @@ impl Core {
             })
         });
         if let Err(error) = closed.await {
-            trace::later(Level::WARN, || move || tracing::warn!(%error, "not closed"));
+            trace::later(
+                Level::WARN,
+                || move || tracing::warn!(%error, "the store's connections were not closed"),
+            );
         }
     }
 
-    /// Bounds a request that nobody waits for.
+    /// Bounds a request that no caller waits for.
     pub(super) fn bounded<T: 'static>(&self, request: StoreFuture<T>) -> StoreFuture<T> {
         Box::pin(in_time(self.timing.attempt * 2, request))
     }
 }
 
-/// Bounds a request: what it waits for may live on a runtime that nobody drives any more. Its fate is
-/// unknown then, and the engine asks again by its own connection.
+/// Bounds a request: it may wait for a runtime that is no longer driven. Its fate is unknown then,
+/// and the engine asks again on its own connection.
 pub(crate) async fn in_time<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,
@@ -65,10 +68,10 @@ pub(crate) async fn in_time<T>(
     tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(Error::silent()))
 }
 
-/// A request to the store, which may borrow what it asks about.
+/// A request to the store, which may borrow the name in question.
 type Request<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// Awaits a request; a panic of the store is a failure like others, of which the fate is unknown.
+/// Awaits a request. A panic of the store is a failure like others, with an unknown fate.
 pub(super) async fn caught<T>(request: &mut Request<'_, T>) -> Result<T> {
     poll_fn(|cx| {
         catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(cx)))
@@ -77,15 +80,17 @@ pub(super) async fn caught<T>(request: &mut Request<'_, T>) -> Result<T> {
     .await
 }
 
-/// The same for the call that makes the request.
-pub(super) fn made<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Request<'a, T> {
+/// Makes a request. A panic of the store is a failure, as in [`caught`].
+pub(super) fn caught_call<'a, T: Send + 'a>(
+    request: impl FnOnce() -> Request<'a, T>,
+) -> Request<'a, T> {
     catch_unwind(AssertUnwindSafe(request))
         .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked()))))
 }
 
-/// Makes a request and awaits it, both as above.
+/// Makes a request and awaits it, and turns a panic in either into a failure.
 async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
-    caught(&mut made(request)).await
+    caught(&mut caught_call(request)).await
 }
 
 fn panicked() -> Error {

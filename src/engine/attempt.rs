@@ -1,20 +1,22 @@
 //! Requests in flight: acquires that a caller waits for.
 //!
-//! A caller sends through a guard here. When the caller's future is dropped, the guard's Drop hands the request, still
-//! in flight, to the engine as a [`Job`]; it never spawns and never blocks, so it works inside a runtime and out.
+//! A caller sends through a guard of this module. When the caller's future is dropped, the guard's
+//! Drop submits the request, still in flight, to the engine as a [`Job`]. It never spawns and never
+//! blocks, so it works inside and outside a runtime.
 
 use super::ask::caught;
 use super::core::Core;
 use super::hold::Hold;
 use super::job::{Job, Sweep};
-use super::state::Entered;
+use super::state::NestedVerdict;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Name, StoreFuture, Token};
 use std::future::Future;
 use std::sync::Arc;
 
-/// An outermost acquire: all requests of one token, until it is granted or given up.
+/// An outermost acquire: all requests of one token, until it is granted or given up. Dropping it
+/// leaves cleanup to the engine.
 pub(crate) struct Attempt<'a> {
     core: &'a Arc<Core>,
     sweep: Sweep,
@@ -26,7 +28,7 @@ impl<'a> Attempt<'a> {
         Self { core, sweep: Sweep::new(name, token), flight: None }
     }
 
-    /// Takes over what another future has sent.
+    /// Takes over a request that another future has sent.
     pub(super) fn resume(
         core: &'a Arc<Core>,
         sweep: Sweep,
@@ -41,6 +43,7 @@ impl<'a> Attempt<'a> {
         self.land()
     }
 
+    /// Waits for the request in flight.
     pub(super) async fn land(&mut self) -> Result<Acquired> {
         let verdict = land(&mut self.flight).await;
         if let Err(error) = &verdict
@@ -55,12 +58,12 @@ impl<'a> Attempt<'a> {
         self.sweep.token
     }
 
-    /// The grant is taken over; until when earlier requests may still arrive.
-    pub(crate) fn taken(mut self) -> Option<Instant> {
+    /// Accepts the grant. Returns the time until which earlier requests may still arrive.
+    pub(crate) fn accept_grant(mut self) -> Option<Instant> {
         self.sweep.until.take()
     }
 
-    /// The grant, sent at `sent`, is of no use.
+    /// Has the grant of the request sent at `sent` released.
     pub(crate) fn undo(mut self, sent: Instant) {
         self.sweep.unsure(sent + self.core.timing.ttl);
     }
@@ -70,14 +73,14 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let sweep = self.sweep.clone();
         match self.flight.take() {
-            Some(verdict) => self.core.reap(Job::Abandon { sweep, verdict }),
-            None if sweep.until.is_some() => self.core.reap(Job::Sweep(sweep)),
+            Some(verdict) => self.core.submit(Job::Abandon { sweep, verdict }),
+            None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
             None => {}
         }
     }
 }
 
-/// A nested acquire: between [`Hold::enter`] and [`Hold::entered`].
+/// A nested acquire, between [`Hold::reenter`] and [`Hold::reentered`].
 pub(crate) struct Nested<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
@@ -90,7 +93,7 @@ impl<'a> Nested<'a> {
         Self { core, hold, count, flight: None }
     }
 
-    /// Takes over what another future has sent.
+    /// Takes over a request that another future has sent.
     pub(super) fn resume(
         core: &'a Arc<Core>,
         hold: &'a Arc<Hold>,
@@ -100,27 +103,30 @@ impl<'a> Nested<'a> {
         Self { core, hold, count, flight: Some(core.bounded(verdict)) }
     }
 
-    /// Asks the store once. A failure leaves it open; [`Nested::end`] closes it.
-    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Entered> {
+    /// Asks the store once. A failure leaves it open; [`Nested::end`] ends it.
+    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = NestedVerdict> {
         self.flight = Some(self.core.acquire(request));
         self.land()
     }
 
-    pub(super) async fn land(&mut self) -> Entered {
+    /// Waits for the request in flight.
+    pub(super) async fn land(&mut self) -> NestedVerdict {
         match land(&mut self.flight).await {
-            Ok(Acquired::Granted { sent, .. }) => Entered::Granted { sent, count: self.count },
-            Ok(Acquired::NotYours(absence)) => Entered::NotYours(absence),
-            // A store must not say this of a nested acquire; it means the same.
-            Ok(Acquired::Held { .. }) => Entered::NotYours(Absence::Taken),
-            Err(error) => Entered::Failed(error),
+            Ok(Acquired::Granted { sent, .. }) => {
+                NestedVerdict::Granted { sent, count: self.count }
+            }
+            Ok(Acquired::NotYours(absence)) => NestedVerdict::NotYours(absence),
+            // A store must not return this for a nested acquire; it means the same.
+            Ok(Acquired::Held { .. }) => NestedVerdict::NotYours(Absence::Taken),
+            Err(error) => NestedVerdict::Failed(error),
         }
     }
 
-    /// Ends it; with `keep`, and if it was granted, there is one lease more.
-    pub(crate) fn end(self, verdict: Entered, keep: bool) -> Result<()> {
-        // Its Drop has nothing left to do.
+    /// Ends the nested acquire. With `keep`, a grant adds one lease.
+    pub(crate) fn end(self, verdict: NestedVerdict, keep: bool) -> Result<()> {
+        // Drop has nothing left to do.
         let nested = std::mem::ManuallyDrop::new(self);
-        nested.hold.entered(nested.core, verdict, keep)
+        nested.hold.reentered(nested.core, verdict, keep)
     }
 }
 
@@ -129,18 +135,18 @@ impl Drop for Nested<'_> {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
             Some(verdict) => {
-                self.core.reap(Job::FinishNested { hold, count: self.count, verdict });
+                self.core.submit(Job::FinishNested { hold, count: self.count, verdict });
             }
-            // Dropped between two attempts: what the store has recorded is not known.
+            // Dropped between two attempts: the count in the store is unknown.
             None => {
-                let error = Error::new(ErrorKind::Unavailable, "given up");
-                let _ = hold.entered(self.core, Entered::Failed(error), false);
+                let error = Error::new(ErrorKind::Unavailable, "the nested acquire was dropped");
+                let _ = hold.reentered(self.core, NestedVerdict::Failed(error), false);
             }
         }
     }
 }
 
-/// Awaits a request in place, so that a guard's Drop finds it there as long as it is in flight.
+/// Awaits a request in place, so that a guard's Drop finds it while it is in flight.
 async fn land<T>(flight: &mut Option<StoreFuture<T>>) -> Result<T> {
     let verdict = match flight {
         Some(request) => caught(request).await,

@@ -10,10 +10,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
 
-/// What came of the leases that there were.
+/// The outcome of a close.
 pub(crate) struct Closed {
     pub(crate) released: usize,
-    /// The names that could not be released, and why.
+    /// The names that could not be released, with their errors.
     pub(crate) failed: Vec<(String, Error)>,
 }
 
@@ -58,7 +58,7 @@ impl Core {
         closed
     }
 
-    /// Ends belief in all holds. Returns those whose end is to be waited for.
+    /// Loses all holds. Returns the holds whose end `close` waits for.
     fn lose_everything(self: &Arc<Self>) -> Vec<Arc<Hold>> {
         let mut names = HashSet::new();
         let mut all = Vec::new();
@@ -66,7 +66,7 @@ impl Core {
             if !names.insert(hold.name.clone()) {
                 continue;
             }
-            // What was handed off meanwhile has ended; the one that was lost is to be released.
+            // A hold that was handed off meanwhile has ended; only the lost one is to be released.
             let lost = lose_all(self, &hold.name, Loss::Closed);
             let before = all.len();
             all.extend(lost.into_iter().filter(|hold| hold.loss().is_some()));

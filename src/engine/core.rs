@@ -14,15 +14,15 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// What the builder decides, besides T.
+/// The settings of the builder, besides T.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) poll_bound: Duration,
-    /// How often in a row a hold is passed on in memory.
+    /// The maximum number of consecutive hand-offs in memory.
     pub(crate) handoff_bound: u32,
     pub(crate) fencing: Option<Fencing>,
-    /// Of the jitter, for a simulation that is to be repeated.
+    /// The seed of the jitter, so that a simulation can be repeated.
     #[cfg(feature = "testing")]
     pub(crate) seed: Option<u64>,
 }
@@ -36,36 +36,40 @@ impl Settings {
     }
 }
 
+/// The data that all leases of a manager share.
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) timing: Timing,
     pub(crate) settings: Settings,
     pub(crate) schedule: Schedule,
     pub(crate) queue: Arc<Queue>,
-    /// Fires when no lock may be taken any more.
+    /// Fires when no lock can be acquired any more.
     pub(crate) closed: CancellationToken,
-    /// Fires when nobody needs the engine any more.
+    /// Fires when the engine is no longer needed.
     pub(crate) stop: CancellationToken,
     /// Fires when the engine's work is done and its connections are closed.
     pub(crate) stopped: CancellationToken,
-    /// Wakes the reaper's sweeps when a connection was made anew.
+    /// Wakes the reaper's sweeps after a reconnect.
     pub(crate) reconnected: Notify,
-    /// How many of these sweeps there are.
+    /// The number of sweeps in progress.
     pub(crate) sweeps: AtomicU32,
-    /// Asks the watchdog to look at all leases: a connection was lost and made again, so the server may have
-    /// restarted without them.
+    /// Asks the watchdog to verify all leases: the server may have restarted without them before a
+    /// reconnect.
     pub(super) verify: Notify,
-    /// Until when `close` lets releases be tried.
+    /// The time at which `close` stops retrying releases.
     pub(crate) closing_until: OnceLock<Instant>,
-    /// How many renewals a call takes, and whether parts of the store can fail on their own. Asked once: the
-    /// watchdog never asks the store.
+    /// The number of renewals in one call. Read once, like the next two, because the watchdog never
+    /// calls the store.
     pub(super) batch_size: usize,
+    /// True if parts of the store can fail independently.
     pub(super) sharded: bool,
+    /// True if each release wakes all subscribers, so that a forced release is noticed at once.
     pub(crate) announces: bool,
-    /// The work is done on the runtime of whoever locks.
+    /// True if the engine runs on the runtime of its callers.
     pub(crate) on_caller: bool,
-    /// Tells that the place of watchdog and worker has become vacant, and that it was taken.
+    /// Notifies that no task runs watchdog and worker any more.
     pub(super) vacated: Notify,
+    /// Notifies that a task runs watchdog and worker again.
     pub(super) taken: Notify,
     pub(super) panicked: AtomicBool,
     clock: Clock,
@@ -80,13 +84,14 @@ pub(crate) struct Core {
     no_call: Notify,
 }
 
-/// What waits for the worker.
+/// The queues that the worker reads.
 pub(super) struct Inbox {
     pub(super) calls: mpsc::UnboundedReceiver<Vec<Call>>,
     pub(super) jobs: mpsc::UnboundedReceiver<Job>,
 }
 
-/// Counts a call that may still send something, or leave work to the reaper; see [`Core::call`].
+/// A call in progress, which may still send a request or leave a job to the reaper; see
+/// [`Core::call`].
 pub(crate) struct CallGuard<'a>(&'a Core);
 
 impl Drop for CallGuard<'_> {
@@ -98,7 +103,8 @@ impl Drop for CallGuard<'_> {
 }
 
 impl Core {
-    /// With `on_caller`, the work is to be done on the runtime of whoever locks.
+    /// Creates the data of an engine. With `on_caller`, the engine runs on the runtime of its
+    /// callers.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         timing: Timing,
@@ -107,7 +113,7 @@ impl Core {
     ) -> Arc<Self> {
         let can = store.capabilities();
         if let (Some(fencing), false) = (&mut settings.fencing, can.fence_blocks) {
-            // Each holder has a fencing token of its own, or there is no hand-off.
+            // Each holder needs its own fencing token: without reserved ones there is no hand-off.
             fencing.block = 1;
             settings.handoff_bound = 0;
         }
@@ -159,12 +165,12 @@ impl Core {
         &self.clock
     }
 
-    /// A token that was never used before.
+    /// Returns a token that was never used before.
     pub(crate) fn draw_token(&self) -> Token {
         Token::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A number in [0, 1) to keep processes apart; splitmix64 over a counter.
+    /// Returns a number in [0, 1) that keeps processes apart: splitmix64 over a counter.
     pub(crate) fn jitter(&self) -> f64 {
         let mut z = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -172,25 +178,26 @@ impl Core {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Gives work to the reaper: from any thread, inside a runtime or out.
-    pub(crate) fn reap(&self, job: Job) {
-        // The receiver outlives every sender but the engine's end, after which nothing can be sent.
+    /// Submits a job to the reaper. Works on any thread, inside and outside a runtime.
+    pub(crate) fn submit(&self, job: Job) {
+        // Fails only after the end of the engine, when nothing can be sent any more.
         let _ = self.jobs.send(job);
     }
 
-    /// Gives calls to the worker, which has them sent.
+    /// Submits calls to the worker, which sends them to the store.
     pub(super) fn send(&self, calls: Vec<Call>) {
-        // As above.
+        // As in `submit`.
         let _ = self.calls.send(calls);
     }
 
-    /// Begins a call; to be dropped after all that the call holds.
+    /// Begins a call. Drop the guard after everything else that the call owns.
     pub(crate) fn call(&self) -> CallGuard<'_> {
         self.callers.fetch_add(1, Ordering::AcqRel);
         CallGuard(self)
     }
 
-    /// Waits until no call is under way; for after the closing.
+    /// Waits until no call is in progress. Call it after `closed` has fired: only then does the
+    /// last guard notify.
     pub(crate) async fn until_no_call(&self) {
         loop {
             let mut none = std::pin::pin!(self.no_call.notified());
@@ -202,7 +209,7 @@ impl Core {
         }
     }
 
-    /// The inbox, while no task has it.
+    /// Locks the inbox, which is `None` while a task owns it.
     pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Inbox>> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,31 +222,31 @@ impl Core {
         if self.is_closed() { Err(self.closed_error()) } else { Ok(()) }
     }
 
-    /// Why no lock may be taken any more.
+    /// Returns the error of calls that come after the end of the engine.
     pub(crate) fn closed_error(&self) -> Error {
         if self.panicked.load(Ordering::Acquire) {
             let error = Error::new(
                 ErrorKind::Unavailable,
-                "the watchdog has panicked; make a new manager to lock again",
+                "the watchdog has panicked; create a new manager to lock again",
             );
             return error.with_fate(Fate::NotExecuted);
         }
         Error::closed()
     }
 
-    /// A part of the engine has panicked: no lock may be taken any more.
+    /// Closes the engine after a panic in a part of it: no lock can be acquired any more.
     pub(super) fn panicked(&self) {
         self.panicked.store(true, Ordering::Release);
         self.closed.cancel();
     }
 
-    /// Whether somebody is at work, on whatever runtime.
+    /// Returns whether a task runs watchdog and worker, on any runtime.
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
     }
 }
 
-/// A hold and the queue keep each other, through the hold's turn.
+/// Clears the queue: it owns its holds, and their seats own the queue.
 impl Drop for Core {
     fn drop(&mut self) {
         self.queue.clear();

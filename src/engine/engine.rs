@@ -1,4 +1,4 @@
-//! Runs the engine: on threads of its own, or on the runtime of a caller.
+//! Runs the engine on its own threads or on the runtime of a caller.
 
 use super::alarm::guarded;
 use super::core::{Core, Inbox};
@@ -15,34 +15,35 @@ use std::task::Poll;
 use tokio::runtime::Handle;
 
 impl Core {
-    /// Starts the work on this runtime if it should be here and is not under way: at first, and
-    /// when the runtime on which it ran has gone. False if this runtime has ended too.
+    /// Starts watchdog and worker on this runtime if they belong on a caller's runtime and no task
+    /// runs them: at first, and after the runtime on which they ran has ended. Returns false if
+    /// this runtime has ended too.
     pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
         if !self.on_caller || self.is_running() {
             return true;
         }
         if let Ok(runtime) = Handle::try_current()
             && !self.stopped.is_cancelled()
-            && let Some(seat) = Driver::take(self)
+            && let Some(driver) = Driver::take(self)
         {
-            runtime.spawn(seat.run());
-            // What is spawned on a runtime that has ended comes back at once.
+            runtime.spawn(driver.run());
+            // A runtime that has ended drops a spawned task at once.
             return self.is_running();
         }
         true
     }
 
-    /// Waits for `work`, and takes the engine's place on this runtime if it becomes vacant meanwhile: else nobody
-    /// might do what is waited for.
+    /// Waits for `work`, and restarts watchdog and worker on this runtime if theirs ends meanwhile:
+    /// otherwise no task might do what `work` waits for.
     ///
-    /// It is pinned by the caller: a future that is moved in would take its room twice.
+    /// The caller pins `work`: a future that is moved in would take its space twice.
     pub(crate) async fn attend<F: Future>(self: &Arc<Self>, mut work: Pin<&mut F>) -> F::Output {
         if !self.on_caller {
             return work.await;
         }
         let (mut vacated, mut listens) = (pin!(self.vacated.notified()), true);
         poll_fn(|cx| {
-            // What is ready at once costs nothing here.
+            // Work that is ready at once costs nothing here.
             if let Poll::Ready(output) = work.as_mut().poll(cx) {
                 return Poll::Ready(output);
             }
@@ -50,7 +51,8 @@ impl Core {
                 while vacated.as_mut().poll(cx).is_ready() {
                     vacated.set(self.vacated.notified());
                 }
-                // What became vacant before the line above is seen here, what becomes so later wakes us.
+                // `ensure_running` sees a runtime that ended before this line; a later end wakes
+                // this task.
                 listens = self.ensure_running();
             }
             Poll::Pending
@@ -59,13 +61,13 @@ impl Core {
     }
 }
 
-/// Keeps the engine at work; the last one to go ends it.
+/// Keeps the engine running. Dropping the last reference ends it.
 pub(crate) struct Engine {
     pub(crate) core: Arc<Core>,
 }
 
 impl Engine {
-    /// An engine whose work runs on the runtime of whoever locks, or on threads of its own.
+    /// Returns an engine that runs on the runtime of its callers or on its own threads.
     pub(crate) fn new(core: Arc<Core>) -> Result<Arc<Self>> {
         if core.on_caller {
             return Ok(Self::on_caller(core));
@@ -75,7 +77,7 @@ impl Engine {
         Self::watch_apart(core)
     }
 
-    /// An engine whose work runs on the runtime of whoever locks.
+    /// Returns an engine that runs on the runtime of its callers.
     pub(crate) fn on_caller(core: Arc<Core>) -> Arc<Self> {
         trace::start();
         spare::start();
@@ -83,7 +85,7 @@ impl Engine {
         Arc::new(Self { core })
     }
 
-    /// An engine on threads of its own, where `make` also makes the store.
+    /// Returns an engine on its own threads, where `make` also creates the store.
     pub(crate) async fn on_own_threads<F>(make: F) -> Result<Arc<Self>>
     where
         F: AsyncFnOnce() -> Result<Arc<Core>> + Send + 'static,
@@ -91,7 +93,7 @@ impl Engine {
         let (made, ready) = tokio::sync::oneshot::channel();
         spawn_thread("leasehold-io", async move || match make().await {
             Ok(core) => {
-                // If nobody waits any more, the engine goes here, and the work ends at once.
+                // If the caller is gone, dropping the engine here stops the work immediately.
                 drop(made.send(Self::watch_apart(Arc::clone(&core))));
                 Self::work_apart(core).await;
             }
@@ -102,10 +104,10 @@ impl Engine {
         })
     }
 
-    /// Starts the watchdog on a thread that does nothing else.
+    /// Starts the watchdog on its own thread.
     fn watch_apart(core: Arc<Core>) -> Result<Arc<Self>> {
         trace::start();
-        // Dropped if there is no thread, which ends the work.
+        // If the thread cannot be started, dropping this ends the work.
         let engine = Arc::new(Self { core: Arc::clone(&core) });
         spawn_thread("leasehold", async move || {
             tokio::select! {
@@ -118,8 +120,8 @@ impl Engine {
     }
 
     async fn work_apart(core: Arc<Core>) {
-        if let Some(mut seat) = Driver::take(&core)
-            && let Some(inbox) = &mut seat.inbox
+        if let Some(mut driver) = Driver::take(&core)
+            && let Some(inbox) = &mut driver.inbox
         {
             guarded(&core, worker::run(&core, inbox)).await;
         }
@@ -132,8 +134,8 @@ impl Drop for Engine {
     }
 }
 
-/// The worker's place, which only one task has: the inbox. If the runtime goes away, even before the
-/// task's first turn, the place is vacant again.
+/// The task that runs the worker: the one that owns the inbox. If its runtime ends, even before the
+/// task's first poll, dropping it puts the inbox back.
 struct Driver {
     core: Arc<Core>,
     inbox: Option<Inbox>,
@@ -149,13 +151,13 @@ impl Driver {
         Some(Self { core: Arc::clone(core), inbox: Some(inbox) })
     }
 
-    /// Watchdog and worker in one task.
+    /// Runs watchdog and worker in one task.
     async fn run(mut self) {
         let core = Arc::clone(&self.core);
         if let Some(inbox) = &mut self.inbox {
             let work = async {
                 tokio::select! {
-                    // What is due first.
+                    // Due holds come first.
                     biased;
                     () = watchdog::run(&core) => {}
                     () = worker::run(&core, inbox) => {}
@@ -178,7 +180,7 @@ impl Drop for Driver {
         }
         if core.on_caller && !core.stopped.is_cancelled() {
             if !spare::watch(core) {
-                // Nobody would tell them later.
+                // Without a spare watchdog no thread could fire these tokens later.
                 core.queue.holds().iter().for_each(|hold| hold.lose(core, Loss::Expired));
             }
             core.vacated.notify_waiters();

@@ -1,24 +1,26 @@
-//! Passes a hold on in memory, from whoever gives it back to the first waiter of this process (lock
-//! cohorting), so that a change of holder at home costs no round trip.
+//! Hands off a hold in memory to the first waiter of this process (lock cohorting), so that a local
+//! change of holder costs no round trip.
 //!
-//! The token on the wire stays and names this process's possession; each holder inside has a [`Hold`]
-//! of its own, so each has its own fencing token, loss and hold count.
+//! The holder id on the wire stays and stands for this process. Each local holder has its own
+//! [`Hold`], and so its own fencing token, loss and hold count.
 //!
 //! # Invariants
 //!
 //! 1. **Decided before any release is sent**, in the step that ends the hold for its holder.
-//! 2. **Only what is sure is passed on** ([`State::may_pass`](super::state::State::may_pass)), with a
-//!    fencing token that the grant has reserved, or that the store's clock has passed since.
-//! 3. **Bounded**, by a count and by a share of T; then it is really released, for other processes.
-//! 4. **Never dropped on the way**: what a waiter that goes away was offered goes on to the next, and in the end
-//!    to the store.
-//! 5. **Not renewed until it is accepted.** When its renewal is due by then, it is released: nobody waits for a
-//!    future that is not polled.
+//! 2. **Only a sure hold is handed off**
+//!    ([`State::may_hand_off`](super::state::State::may_hand_off)), with a fencing token that the
+//!    grant has reserved, or that the store's clock has passed since.
+//! 3. **Bounded**, by a count and by a share of T. Then the hold is released in the store, for
+//!    other processes.
+//! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
+//!    and in the end the hold is released in the store.
+//! 5. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//!    released: no waiter waits for a future that is not polled.
 
 use super::core::{Core, Settings};
 use super::hold::Hold;
 use super::job::Job;
-use super::slot::{Passed, TakesBack};
+use super::slot::{HandedOff, TakesBack};
 use super::state::Phase;
 use super::wake::wake;
 use crate::clock::Instant;
@@ -26,31 +28,33 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 impl Hold {
-    /// One lease less; the last one ends the hold for its holder. Returns the phase as it was, unless it
-    /// was passed on: the caller flushes then.
+    /// Ends one lease; the last one ends the hold for its holder. Returns the phase before that, or
+    /// `None` if the hold was handed off. After `Some` the caller flushes.
     pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<Phase> {
-        if self.pass_on(core, now) {
+        if self.hand_off(core, now) {
             return None;
         }
         Some(self.update_at(core, now, |state, now| state.leave(&core.timing, now)))
     }
 
-    /// One lease less, in the background.
+    /// Ends one lease and leaves the rest to the engine.
     pub(crate) fn hand_back(self: &Arc<Self>, core: &Arc<Core>) {
         if self.leave(core, core.now()).is_some() {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 
-    fn pass_on(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        let Some((waiter, hold)) = self.succeed(core, now) else { return false };
+    /// Hands the hold off to the first waiter. Returns whether it did.
+    fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
+        let Some((waiter, hold)) = self.prepare_handoff(core, now) else { return false };
         hold.start(core, now);
         wake(|| waiter.notify_one());
         true
     }
 
-    /// Ends it for its holder and puts in place what the first waiter is to have, if it may be passed on.
-    fn succeed(
+    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns the
+    /// waiter to wake and its hold.
+    fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
@@ -58,19 +62,20 @@ impl Hold {
         let mut inner = self.lock();
         let Settings { max_hold, handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
-        if !inner.state.may_pass(&core.timing, now, handoff_bound)
+        if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
             || core.is_closed()
         {
             return None;
         }
-        let next = core.queue.hand_over(&self.name, inner.state.is_young(now), || {
-            let state = inner.state.pass(max_hold.map(|max| now + max), now + core.timing.attempt);
+        let next = core.queue.hand_off(&self.name, inner.state.is_young(now), || {
+            let state =
+                inner.state.hand_off(max_hold.map(|max| now + max), now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
             let hold = Self::new(self.name.clone(), self.token, fence, state, seat);
-            let passed = Passed { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
-            (hold, passed)
+            let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
+            (hold, offered)
         })?;
         let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
         drop(inner);
@@ -82,9 +87,9 @@ impl Hold {
     }
 }
 
-impl Passed {
-    /// Returns the hold, if it is still worth having: the waiter's runtime may have been stopped meanwhile, or the hold
-    /// have been taken back.
+impl HandedOff {
+    /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
+    /// stopped meanwhile, or the hold may have been taken back.
     pub(crate) fn accept(mut self, core: &Arc<Core>) -> Option<Arc<Hold>> {
         self.hold.take_if(|hold| hold.update(core, |state, now| state.accept(&core.timing, now)))
     }

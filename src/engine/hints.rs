@@ -1,4 +1,4 @@
-//! What tells a waiter to ask again: a message, or the clock.
+//! Hints that make a waiter ask again: a message, or the clock.
 
 use super::ask::in_time;
 use super::core::Core;
@@ -9,12 +9,12 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// What a waiter listens to between two attempts.
+/// The source of hints between two attempts.
 pub(crate) enum Hints<'a> {
-    Unasked,
+    NotSubscribed,
     Subscribing(Subscribing<'a>),
     Subscribed(Wakeups),
-    /// The store has no wake-ups, or refused them: the clock alone.
+    /// The store has no wake-ups, or refused them: only the clock is left.
     Clock,
 }
 
@@ -25,9 +25,10 @@ impl<'a> Hints<'a> {
         matches!(self, Self::Subscribed(_))
     }
 
-    /// Waits for a hint, or for `pause`; returns whether there was a hint.
+    /// Waits for a hint or for `pause`. Returns whether there was a hint.
     ///
-    /// A new subscription is a hint: what was released before that must be seen by one more attempt.
+    /// A new subscription counts as a hint: only one more attempt sees a release that came before
+    /// it.
     pub(crate) async fn wait(&mut self, core: &'a Core, name: &'a Name, pause: Duration) -> bool {
         tokio::select! {
             biased;
@@ -36,9 +37,9 @@ impl<'a> Hints<'a> {
         }
     }
 
-    /// Waits for a hint. Dropping the future loses none, and no subscription that is under way.
+    /// Waits for a hint. Dropping the future loses no hint and no subscription in progress.
     pub(crate) async fn hint(&mut self, core: &'a Core, name: &'a Name) {
-        if let Self::Unasked = self {
+        if let Self::NotSubscribed = self {
             let limit = core.timing.attempt;
             *self = Self::Subscribing(Box::pin(in_time(limit, core.subscribe(name))));
         }
@@ -47,12 +48,12 @@ impl<'a> Hints<'a> {
             Self::Subscribing(subscribing) => match subscribing.await {
                 Ok(Some(wakeups)) => *self = Self::Subscribed(wakeups),
                 Err(error) if error.is_unavailable() => {
-                    // Wait by the clock this time; subscribe the next.
-                    *self = Self::Unasked;
+                    // Wait by the clock this time and subscribe the next.
+                    *self = Self::NotSubscribed;
                     pending().await
                 }
                 Err(error) => {
-                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; waiting by the clock");
+                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; polling instead");
                     *self = Self::Clock;
                     pending().await
                 }
@@ -61,7 +62,7 @@ impl<'a> Hints<'a> {
                     pending().await
                 }
             },
-            Self::Unasked | Self::Clock => pending().await,
+            Self::NotSubscribed | Self::Clock => pending().await,
         }
     }
 }

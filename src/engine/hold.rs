@@ -11,10 +11,11 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
 
-/// How many there have been.
+/// The number of holds that were created.
 static HOLDS: AtomicU64 = AtomicU64::new(0);
 
-/// The number of a hold. No other hold of the process has it; all of one chain of hand-offs have the same holder id.
+/// The number of a hold, unique in the process. All holds of one chain of hand-offs have the same
+/// holder id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HoldNo(u64);
 
@@ -22,19 +23,20 @@ pub(crate) struct HoldNo(u64);
 pub(crate) struct Hold {
     pub(crate) name: Name,
     pub(crate) token: Token,
-    /// Our own copy: the store may forget its.
+    /// The process's own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
     pub(super) number: HoldNo,
     inner: Mutex<Inner>,
-    /// Fires on loss, never on release; made when first asked for.
+    /// Fires on loss, never on release. Created at first use.
     pub(super) lost: OnceLock<CancellationToken>,
+    /// Notifies of each visible change, if `watched` is set.
     pub(super) changed: Notify,
 }
 
 pub(super) struct Inner {
-    /// Where it stands in the watchdog's schedule.
+    /// Its time in the watchdog's schedule.
     pub(super) scheduled: Option<Instant>,
-    /// Whether somebody has ever waited for `changed`: to ask costs less than to wake nobody.
+    /// Set once a task waits on `changed`; lets updates skip `notify_waiters`.
     pub(super) watched: bool,
     pub(super) state: State,
     /// Kept until nothing more is to be sent for this hold.
@@ -42,7 +44,7 @@ pub(super) struct Inner {
 }
 
 impl Hold {
-    /// One that nobody knows of and nobody watches yet.
+    /// Creates a hold that is neither in the queue nor in the schedule yet.
     pub(super) fn new(
         name: Name,
         token: Token,
@@ -62,16 +64,16 @@ impl Hold {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Transitions do not panic half way.
+        // Transitions do not panic halfway.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the store was asked for what is handed from hold to hold.
+    /// Returns the time of the request that the store granted; hand-offs keep it.
     pub(crate) fn granted(&self) -> Instant {
         self.lock().state.chain_began()
     }
 
-    /// When the last confirmed grant or renewal was sent.
+    /// Returns the time at which the last confirmed grant or renewal was sent.
     pub(super) fn confirmed(&self) -> Instant {
         self.lock().state.confirmed()
     }
@@ -84,8 +86,8 @@ impl Hold {
         self.lock().state.is_over()
     }
 
-    /// Returns whether it is over and has no live lease.
-    pub(crate) fn is_left(&self) -> bool {
+    /// Returns whether the hold is over and has no live lease.
+    pub(crate) fn is_finished(&self) -> bool {
         let inner = self.lock();
         inner.state.is_over() && inner.state.live() == 0
     }
@@ -98,27 +100,27 @@ impl Hold {
         self.lock().state.release_error()
     }
 
-    /// Whether `max_hold` ends it before `time`, whatever is renewed.
+    /// Returns whether `max_hold` ends the hold before `time`, whatever is renewed.
     pub(crate) fn ends_before(&self, time: Instant) -> bool {
         self.lock().state.max_until().is_some_and(|max| max < time)
     }
 
-    /// Why what was given back had been lost before, if it had.
+    /// Returns the loss, also one that only the release has found.
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.lock().state.loss()
     }
 
-    /// A token that fires on the loss.
+    /// Returns a token that fires on the loss.
     pub(crate) fn lost_token(&self) -> CancellationToken {
         let lost = self.lost.get_or_init(CancellationToken::new);
-        // A loss before this line has found no token to fire, one after it does.
+        // The loss may have happened before the token existed; fire it now in that case.
         if matches!(self.lock().state.phase(), Phase::Lost(_)) {
             lost.cancel();
         }
         lost.child_token()
     }
 
-    /// Waits for the loss; for ever after a clean end.
+    /// Waits for the loss. Never returns after a clean end.
     pub(crate) async fn when_lost(&self) -> Loss {
         self.until(|hold| match hold.lock().state.phase() {
             Phase::Lost(loss) => Some(loss),
@@ -127,15 +129,15 @@ impl Hold {
         .await
     }
 
-    /// A future of the next change; make it before looking at the state.
+    /// Returns a future of the next change. Create it before reading the state.
     pub(crate) fn changed(&self) -> Notified<'_> {
-        // In this order: what changes before `watched` is set is there to be seen.
+        // In this order: a change before `watched` is set is visible to a later read.
         let changed = self.changed.notified();
         self.lock().watched = true;
         changed
     }
 
-    /// Waits until `look` sees something, looking at each change.
+    /// Waits until `look` returns a value, and calls it again at each change.
     pub(crate) async fn until<R>(&self, mut look: impl FnMut(&Self) -> Option<R>) -> R {
         loop {
             let changed = self.changed();
@@ -146,31 +148,32 @@ impl Hold {
         }
     }
 
-    /// Waits until no operation that writes the count is under way, or it is over.
+    /// Waits until no operation that writes the count is in flight, or the hold is over.
     pub(crate) async fn until_idle(&self) {
         self.until(|hold| (!hold.is_busy() || hold.is_over()).then_some(())).await;
     }
 
-    /// Waits until nothing more is sent for it.
+    /// Waits until nothing more is sent for the hold.
     pub(crate) async fn until_over(&self) {
         self.until(|hold| hold.is_over().then_some(())).await;
     }
 
-    /// Whether the engine may begin to flush it: one at a time. [`Hold::end_reaping`] must follow.
+    /// Returns whether the engine may begin to flush the hold: one flush at a time.
+    /// [`Hold::end_reaping`] must follow.
     pub(crate) fn begin_reaping(&self) -> bool {
         self.lock().state.begin_reaping()
     }
 
-    /// Whether there is more to flush that came up meanwhile.
+    /// Ends a flush. Returns whether there is more to flush.
     pub(crate) fn end_reaping(&self) -> bool {
         let mut inner = self.lock();
         inner.state.end_reaping();
         inner.state.needs_flush()
     }
 
-    /// What the store must be told next; after [`Next::Op`], [`Hold::flushed`] must follow.
+    /// Returns the next operation for the store. After [`Next::Op`], [`Hold::flushed`] must follow.
     pub(crate) fn next_op(&self, now: Instant) -> Next {
-        // What it changes wakes nobody and moves no time.
+        // The change wakes no task and moves no time, so it needs no `update`.
         self.lock().state.next_op(now)
     }
 }

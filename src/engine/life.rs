@@ -1,11 +1,11 @@
-//! The life of one hold: each transition, and what follows from it.
+//! The life of one hold: each transition and its effects.
 
 use super::core::Core;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::schedule::Group;
 use super::seat::Seat;
-use super::state::{Entered, Entry, Op, Phase, State};
+use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::wake::wake;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
@@ -15,28 +15,29 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tracing::Level;
 
-/// What a grant brings.
+/// A grant of the store.
 pub(crate) struct Grant {
     pub(crate) name: Name,
     pub(crate) token: Token,
     pub(crate) fence: Option<u64>,
-    /// The store's clock has reached the fencing token.
+    /// True if the store's clock has reached the fencing token.
     pub(crate) reached: bool,
     pub(crate) sent: Instant,
-    /// When it came.
+    /// The time at which the grant arrived.
     pub(crate) now: Instant,
+    /// The time until which other requests of this grant may still run.
     pub(crate) unsure_until: Option<Instant>,
     pub(super) seat: Seat,
 }
 
 impl Hold {
-    /// Begins the life of a hold: one lease, watched, and known under its name.
+    /// Begins the life of a hold: with one lease, scheduled, and in the queue.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
         let Grant { name, token, fence, reached, sent, now, unsure_until, seat } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
-        // Of one that is ahead of the clock nobody knows by how much: then the block is all there is.
+        // How far the token is ahead of the clock is unknown, so only the reserved block counts.
         state.reached(if reached { now } else { Instant::MAX });
         let number = seat.number;
         let hold = Self::new(name, token, fence, state, Some(seat));
@@ -48,16 +49,17 @@ impl Hold {
         hold
     }
 
-    /// Puts it under the watchdog's eyes; it is known under its name already.
+    /// Puts the hold into the schedule. It is in the queue already.
     pub(super) fn start(self: &Arc<Self>, core: &Arc<Core>, now: Instant) {
         self.update_at(core, now, |_, _| ());
-        // `close` looks through the queue after it has closed: one of the two sees the other.
+        // Race with `close`: it cancels `closed` first and then scans the queue, so either it finds
+        // this hold or this line sees the cancellation.
         if core.is_closed() {
             self.lose(core, Loss::Closed);
         }
     }
 
-    /// Runs a transition, then what follows from it: the schedule, the token, the turn, a trace.
+    /// Runs a transition and its effects: on the schedule, the token, the seat and the trace.
     pub(super) fn update<R>(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -88,7 +90,8 @@ impl Hold {
         let result = change(&mut inner.state, now);
         let mut wake_at = inner.state.wake_at(&core.timing);
         if inner.state.is_releasing() && inner.scheduled < wake_at {
-            // It is about to leave the schedule; to move it before that costs more than to look in vain.
+            // The hold is about to leave the schedule; one wakeup for nothing costs less than
+            // moving it.
             wake_at = inner.scheduled.or(wake_at);
         }
         if wake_at != inner.scheduled {
@@ -113,10 +116,10 @@ impl Hold {
         }
         if let Some((from, until)) = sweep {
             let sweep = Sweep::late(self.name.clone(), self.token, from, until);
-            core.reap(Job::Sweep(sweep));
+            core.submit(Job::Sweep(sweep));
         }
         drop(seat);
-        // Last, so that those that are told of the end may ask at once.
+        // Last, so that a task that is woken by the end may ask at once.
         if watched {
             wake(|| self.changed.notify_waiters());
         }
@@ -132,7 +135,7 @@ impl Hold {
         match phase {
             Phase::Held => trace::later(Level::INFO, || {
                 let name = name();
-                move || tracing::info!(name = name.as_str(), fence, "held again")
+                move || tracing::info!(name = name.as_str(), fence, "lease recovered")
             }),
             Phase::AtRisk => trace::later(Level::WARN, || {
                 let (name, left_ms) = (name(), left.as_millis() as u64);
@@ -142,13 +145,13 @@ impl Hold {
                 let name = name();
                 move || tracing::warn!(name = name.as_str(), fence, ?cause, "lost")
             }),
-            // Told when the store has confirmed.
+            // Traced when the store has confirmed.
             Phase::Releasing | Phase::Released => {}
         }
     }
 
-    /// Reads the state, after noticing by the clock what no event has told yet: right even when
-    /// the watchdog did not run.
+    /// Reads the state after applying the clock to it, so the result is right even when the
+    /// watchdog did not run.
     pub(super) fn read<R>(self: &Arc<Self>, core: &Arc<Core>, look: impl FnOnce(&State) -> R) -> R {
         let now = core.now();
         let inner = self.lock();
@@ -166,7 +169,7 @@ impl Hold {
         self.read(core, State::phase)
     }
 
-    /// Returns the loss as an error, if it is lost.
+    /// Returns the loss as an error, if the hold is lost.
     pub(crate) fn check(self: &Arc<Self>, core: &Arc<Core>) -> Result<()> {
         match self.phase(core) {
             Phase::Lost(loss) => Err(Error::lost(loss)),
@@ -174,29 +177,29 @@ impl Hold {
         }
     }
 
-    /// For how long its holder may believe; zero when lost.
+    /// Returns the time for which the holder may rely on the hold; zero when lost.
     pub(crate) fn remaining(self: &Arc<Self>, core: &Arc<Core>) -> Duration {
         let until =
             self.read(core, |state| state.believed().then(|| state.believed_until(&core.timing)));
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(core.now()))
     }
 
-    /// `D`, by the last confirmation.
+    /// Returns `D`, by the last confirmation.
     pub(crate) fn deadline(&self, core: &Core) -> Instant {
         self.lock().state.deadline(&core.timing)
     }
 
-    /// Ends belief for a reason that the process knows.
+    /// Loses the hold for a reason that the process knows.
     pub(crate) fn lose(self: &Arc<Self>, core: &Arc<Core>, loss: Loss) {
         self.update(core, |state, now| {
-            // Whoever revokes deletes the key himself; else it is owed to the store.
+            // A revocation deletes the key by itself; otherwise a release is owed to the store.
             let owed = (loss != Loss::Revoked).then(|| now + core.timing.grace);
             state.lose(loss, owed);
         });
         self.flush_if_needed(core);
     }
 
-    /// A key that `force_unlock` did not surely delete is owed to the store after all.
+    /// Owes a release to the store after all: `force_unlock` may not have deleted the key.
     pub(crate) fn owe(self: &Arc<Self>, core: &Arc<Core>) {
         self.update(core, |state, now| state.owe(now + core.timing.grace));
         self.flush_if_needed(core);
@@ -204,35 +207,36 @@ impl Hold {
 
     fn flush_if_needed(self: &Arc<Self>, core: &Core) {
         if self.lock().state.needs_flush() {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 
-    /// Asks to enter once more; after [`Entry::Count`], [`Hold::entered`] must follow.
-    pub(crate) fn enter(self: &Arc<Self>, core: &Arc<Core>) -> Entry {
-        self.update(core, |state, now| state.enter(&core.timing, now))
+    /// Begins a re-entry. After [`Reentry::Count`], [`Hold::reentered`] must follow.
+    pub(crate) fn reenter(self: &Arc<Self>, core: &Arc<Core>) -> Reentry {
+        self.update(core, |state, now| state.reenter(&core.timing, now))
     }
 
-    /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
-    pub(crate) fn entered(
+    /// Applies the verdict on a nested acquire. With `keep`, a grant adds one lease.
+    pub(crate) fn reentered(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        verdict: Entered,
+        verdict: NestedVerdict,
         keep: bool,
     ) -> Result<()> {
         let result = self.update(core, |state, now| {
-            state.entered(&core.timing, now, core.jitter(), verdict, keep)
+            state.reentered(&core.timing, now, core.jitter(), verdict, keep)
         });
         self.flush_if_needed(core);
         result
     }
 
-    /// One lease less without telling the store: it is left to expire.
+    /// Ends one lease without a release: the hold is left to expire.
     pub(crate) fn forget(self: &Arc<Self>, core: &Arc<Core>) {
         self.update(core, |state, _| state.forget());
     }
 
-    /// The verdict on [`Hold::next_op`]; what it means for who waits for it.
+    /// Applies the verdict on [`Hold::next_op`]. Returns the result for the caller that waits for
+    /// it.
     pub(crate) fn flushed(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -249,7 +253,7 @@ impl Hold {
         self.update_at(core, now, |state, now| state.flushed(&core.timing, now, op, verdict))
     }
 
-    /// Leaves a release that failed to the time to live.
+    /// Gives up a release that failed: the hold is left to expire.
     pub(crate) fn give_up(self: &Arc<Self>, core: &Arc<Core>, error: &Error) {
         self.update(core, |state, _| state.end());
         trace::later(Level::WARN, || {
@@ -259,11 +263,11 @@ impl Hold {
     }
 }
 
-/// Ends belief in all that this process has of a name, and returns it.
+/// Loses all holds that this process has of a name, and returns them.
 pub(super) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hold>> {
     let mut lost: Vec<Arc<Hold>> = Vec::new();
     loop {
-        // One may be handed off between the look and the loss.
+        // A hold may be handed off between this lookup and `lose`; look again.
         let is_new = |hold: &Arc<Hold>| !lost.iter().any(|lost| Arc::ptr_eq(lost, hold));
         let new: Vec<_> = core.queue.holds_of(name).into_iter().filter(is_new).collect();
         if new.is_empty() {
@@ -281,7 +285,7 @@ mod tests {
     use crate::store::Mode;
 
     #[test]
-    fn a_hold_goes_with_its_engine() {
+    fn hold_is_dropped_with_its_engine() {
         let core = core_in_memory();
         let name = Name::new("n").unwrap();
         let turn = core.queue.try_turn(&name, Mode::Exclusive, core.now()).unwrap();

@@ -1,21 +1,24 @@
-//! How long the first in line stays away after a release that waiters of other processes have heard.
+//! The pause of the first local waiter after a release that waiters of other processes have heard.
 //!
-//! A waiter elsewhere needs the way of the message, its own reaction and the way of its request. The first in line here
-//! needs no message. Without a pause it would be first each time, however long the other one has waited: measured with
-//! Redisson, which reacts 3 ms after the message (6 ms in one of ten), and with a process 0.25 ms away.
+//! A waiter elsewhere needs time for the message, for its reaction and for its request. The first
+//! local waiter needs no message. Without a pause it would be first each time, however long the
+//! other one has waited: measured with Redisson, which reacts 3 ms after the message (6 ms in one
+//! of ten), and with a process 0.25 ms away.
 //!
 //! # Invariants
 //!
-//! 1. **A pause grows until it is long enough**: twice as long each time that this process was the next holder again
-//!    although a waiter elsewhere listens, and a little shorter each time that another holder was seen. If none was seen
-//!    after two of the longest, none comes, or it is gone again before the pause ends: the first one follows again.
-//! 2. **What costs little is not learned.** After a name was ours for long, a pause of a fiftieth of that time is made in
-//!    any case.
-//! 3. **About half of the time is ours.** A whole pause is not longer than the time since the last one; where it would be, the
-//!    pause is one of a round trip.
-//! 4. **A waiter that is away for a moment is not forgotten.** What was learned, and that chains of hand-offs are short,
-//!    stays for a while after the last release that was heard.
-//! 5. **Bounded.** Names to which nobody elsewhere has listened lately have no entry, and what is old is forgotten.
+//! 1. **A pause grows until it is long enough.** It doubles each time that this process was the
+//!    next holder again although a waiter elsewhere listens, and shrinks a little each time that
+//!    another holder was seen. If two of the longest pauses show no other holder, none comes, or it
+//!    is gone again before the pause ends: the pauses start again from the shortest.
+//! 2. **A cheap pause is not learned.** After this process held a name for long, a pause of a
+//!    fiftieth of that time is made in any case.
+//! 3. **About half of the time is ours.** A full pause is not longer than the time since the last
+//!    one; otherwise the pause is one round trip.
+//! 4. **A waiter that is away for a moment is not forgotten.** The learned length, and the limit on
+//!    chains of hand-offs, stay for a while after the last release that was heard.
+//! 5. **Bounded.** Names without recent listeners elsewhere have no entry, and old entries are
+//!    removed.
 
 use crate::clock::Instant;
 use crate::store::Name;
@@ -23,51 +26,53 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
-/// For stores that answer at once; the others have to be woken up first.
+/// The shortest pause, for stores that answer at once.
 const SHORTEST: Duration = Duration::from_micros(100);
-/// Ten times what one in ten of Redisson's waiters need.
+/// The longest pause after a short hold: eight times what the slowest tenth of Redisson's waiters need.
 const LONGEST: Duration = Duration::from_millis(50);
-/// The share of the time of a name that a waiter farther away may cost, and the most of it.
+/// A waiter farther away may cost one part in `MUCH` of the time a name was held, up to `FARTHEST`.
 const MUCH: u32 = 10;
 const FARTHEST: Duration = Duration::from_millis(500);
-/// For how long a waiter may be away.
+/// The time for which a waiter may be away.
 const AWAY: Duration = Duration::from_secs(2);
-/// The share of the time of a name that costs little.
+/// A pause of one part in `LITTLE` of the time a name was held is cheap.
 const LITTLE: u32 = 50;
 
-/// A real release that was heard by waiters elsewhere.
+/// A release in the store that waiters elsewhere have heard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heard {
-    /// When its answer came.
+    /// The time of its answer.
     pub(crate) now: Instant,
     pub(crate) round_trip: Duration,
-    /// For how long the name was ours.
+    /// The time for which this process held the name.
     pub(crate) ours: Duration,
-    /// A number in [0, 1) to keep processes apart.
+    /// A number in [0, 1) that keeps processes apart.
     pub(crate) jitter: f64,
 }
 
+/// The pauses of all names that waiters elsewhere have heard released lately.
 pub(super) struct Pauses {
     names: HashMap<Name, Pause>,
-    /// For how long one is kept that does not count any more.
+    /// The time for which an expired entry is kept.
     keep: Duration,
-    /// Releases since the old ones were last swept out.
+    /// The number of releases since old entries were last removed.
     releases: usize,
 }
 
 struct Pause {
     length: Duration,
-    /// Until when the next turn is to wait.
+    /// The time until which the next turn waits.
     until: Instant,
-    /// When the last whole one ended.
+    /// The end of the last full pause.
     rested: Instant,
+    /// True if the last pause was a full one and a waiter elsewhere was there.
     whole: bool,
-    /// Another holder was seen since it began.
+    /// True if another holder was seen since the pause began.
     seen: bool,
-    /// When a waiter elsewhere last heard a release.
+    /// The time at which a waiter elsewhere last heard a release.
     heard: Instant,
-    /// How many of the longest ones have shown no other holder.
-    in_vain: u32,
+    /// The number of longest pauses in a row that showed no other holder.
+    fruitless: u32,
 }
 
 impl Pauses {
@@ -88,7 +93,7 @@ impl Pauses {
                 let until = jittered(round_trip);
                 let (length, rested) = (round_trip, until);
                 let (whole, seen, heard) = (true, false, now);
-                place.insert(Pause { length, until, rested, whole, seen, heard, in_vain: 0 });
+                place.insert(Pause { length, until, rested, whole, seen, heard, fruitless: 0 });
             }
             Entry::Occupied(mut place) => {
                 place.get_mut().follow((round_trip.max(little), longest), now, jittered);
@@ -96,7 +101,7 @@ impl Pauses {
         }
     }
 
-    /// Forgets what is old, once in so many releases that it costs each of them little.
+    /// Removes old entries, at intervals that make the cost per release small.
     fn sweep(&mut self, now: Instant) {
         self.releases += 1;
         if self.releases > 64.max(self.names.len() / 16) {
@@ -106,12 +111,12 @@ impl Pauses {
         }
     }
 
-    /// Until when the next turn of a name is to wait.
+    /// Returns the time until which the next turn of a name waits, if that is after `now`.
     pub(super) fn not_before(&self, name: &Name, now: Instant) -> Option<Instant> {
         self.get(name).map(|pause| pause.until).filter(|until| *until > now)
     }
 
-    /// Whether a waiter elsewhere heard a release of a name lately.
+    /// Returns whether a waiter elsewhere heard a release of a name lately.
     pub(super) fn is_heard(&self, name: &Name) -> bool {
         self.get(name).is_some()
     }
@@ -120,21 +125,21 @@ impl Pauses {
         if self.names.is_empty() { None } else { self.names.get(name) }
     }
 
-    /// A name is held elsewhere.
+    /// Records that a name is held elsewhere.
     pub(super) fn saw_another(&mut self, name: &Name) {
         if let Some(pause) = self.names.get_mut(name) {
             pause.seen = true;
         }
     }
 
-    /// A release at `now` was heard by nobody elsewhere.
+    /// Records that no waiter elsewhere heard a release at `now`.
     pub(super) fn unheard(&mut self, name: &Name, now: Instant) {
         if self.names.is_empty() {
             return;
         }
         self.sweep(now);
         if let Entry::Occupied(mut place) = self.names.entry(name.clone()) {
-            // Whoever is next says nothing of a waiter that was not there.
+            // No waiter was there, so the next holder is no evidence about one.
             place.get_mut().whole = false;
             if place.get().heard + AWAY < now {
                 place.remove();
@@ -144,6 +149,7 @@ impl Pauses {
 }
 
 impl Pause {
+    /// Sets the length of the next pause by the outcome of the last one.
     fn follow(
         &mut self,
         (shortest, longest): (Duration, Duration),
@@ -151,13 +157,13 @@ impl Pause {
         jittered: impl Fn(Duration) -> Instant,
     ) {
         if self.seen {
-            (self.length, self.in_vain) = ((self.length * 7 / 8).max(shortest), 0);
+            (self.length, self.fruitless) = ((self.length * 7 / 8).max(shortest), 0);
         } else if self.whole && self.length < longest {
             self.length = (self.length.max(shortest) * 2).min(longest);
         } else if self.whole {
-            self.in_vain += 1;
-            if self.in_vain == 2 {
-                (self.length, self.in_vain) = (shortest, 0);
+            self.fruitless += 1;
+            if self.fruitless == 2 {
+                (self.length, self.fruitless) = (shortest, 0);
             }
         }
         (self.seen, self.heard) = (false, now);
@@ -189,7 +195,7 @@ mod tests {
         pauses.not_before(&name(), now).unwrap().saturating_duration_since(now)
     }
 
-    /// The pauses after releases that are a second apart.
+    /// Returns the pauses after releases that are a second apart.
     fn lengths(pauses: &mut Pauses, now: &mut Instant, count: u32) -> Vec<u128> {
         let mut next = || {
             *now = *now + Duration::from_secs(1);
@@ -210,20 +216,20 @@ mod tests {
         }
         pauses.saw_another(&name());
         assert_eq!(lengths(&mut pauses, &mut now, 2), [1000, 2000]);
-        // None comes, or it is gone again before the pause ends.
+        // No other holder comes, or it is gone again before the pause ends.
         let last = [4000, 8000, 16_000, 32_000, 50_000, 50_000, 1000, 2000];
         assert_eq!(lengths(&mut pauses, &mut now, 8), last);
     }
 
     #[test]
-    fn releases_that_nobody_hears_end_it_after_a_while() {
+    fn pause_ends_a_while_after_releases_are_no_longer_heard() {
         let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
         lengths(&mut pauses, &mut now, 3);
         now = now + AWAY;
         pauses.unheard(&name(), now);
         assert!(pauses.is_heard(&name()));
         assert_eq!(pauses.not_before(&name(), now), None);
-        // It is no longer for that.
+        // The pause is not longer for that.
         assert_eq!(length(&mut pauses, now).as_micros(), 4000);
         now = now + AWAY + Duration::from_millis(1);
         pauses.unheard(&name(), now);
@@ -232,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_time_is_ours_however_short_we_hold() {
+    fn pauses_take_about_half_of_the_time_however_short_the_holds() {
         let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
         let (mut away, mut longest) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..1000 {
@@ -243,12 +249,12 @@ mod tests {
         }
         assert_eq!(longest, LONGEST);
         let all = now.saturating_duration_since(Instant::ZERO);
-        // The short ones come on top.
+        // The short pauses come on top.
         assert!(away < all * 3 / 5, "{away:?} of {all:?}");
     }
 
     #[test]
-    fn a_pause_is_never_longer_than_the_longest() {
+    fn pause_is_never_longer_than_the_longest() {
         let (mut pauses, now) = (Pauses::new(KEEP), Instant::ZERO);
         let second = Duration::from_secs(1);
         let far = Heard { now, round_trip: second, ours: 60 * second, jitter: 0.9 };
@@ -260,18 +266,18 @@ mod tests {
     }
 
     #[test]
-    fn pause_is_a_fiftieth_at_least_of_the_time_we_held() {
+    fn pause_is_at_least_a_fiftieth_of_the_time_held() {
         let (mut pauses, now) = (Pauses::new(KEEP), Instant::ZERO);
         pauses.begin(&name(), Heard { ours: Duration::from_secs(1), ..heard(now) });
         assert_eq!(pauses.not_before(&name(), now), Some(now + Duration::from_millis(20)));
     }
 
     #[test]
-    fn pause_that_is_old_is_forgotten() {
+    fn pauses_that_are_old_are_removed() {
         let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
         for i in 0..10_000 {
             pauses.begin(&Name::new(&format!("n:{i}")).unwrap(), heard(now));
-            // Some ten count at any time.
+            // About ten entries count at any time.
             now = now + KEEP / 10;
             assert!(pauses.names.len() <= 80, "{i}");
         }
@@ -286,7 +292,7 @@ mod tests {
         for i in 0..10 {
             pauses.begin(&Name::new(&format!("o:{i}")).unwrap(), heard(now));
         }
-        // Those that count stay.
+        // Entries that count stay.
         pauses.begin(&name(), heard(now));
         for i in 0..200 {
             pauses.begin(&Name::new(&format!("more:{i}")).unwrap(), heard(now));

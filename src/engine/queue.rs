@@ -1,21 +1,23 @@
-//! Waiters of one process queue in process: per name a FIFO, so that only those talk to the store that may be granted it.
+//! The queue of local waiters. Each name has a FIFO queue, so that only a waiter that may be
+//! granted the name asks the store.
 //!
 //! # Invariants
 //!
-//! 1. A name has a slot exactly as long as a turn or a seat of it is there: somebody asks for it, was offered to ask, or
-//!    holds it.
-//! 2. [`Members::may_ask`](super::slot::Members::may_ask) decides alone who asks next. What ends lets those ask, in their
-//!    order, that it has kept from asking. A turn that was taken away ends nothing.
+//! 1. A name has a slot exactly as long as it has a turn, an offered turn or a seat.
+//! 2. [`Members::may_ask`](super::slot::Members::may_ask) alone decides which waiter asks next. The
+//!    end of a turn or seat admits the waiters that it blocked, in FIFO order. A turn that was
+//!    reclaimed ends without effect.
 //! 3. Nothing is dropped, woken or sent while the map is locked.
-//! 4. No waiter waits for a future that is not polled. Each turn tells by when it moves again. After that, each
-//!    waiter that looks takes it away, and passes over those that have not looked lately.
-//! 5. A waiter keeps its place until it has a hold. It is out of the line while it does not look, and back at its
-//!    place when it does.
+//! 4. No waiter waits for a future that is not polled. Each turn sets the time of its next step.
+//!    After that time, any waiter that checks in reclaims the turn, and passes over waiters that
+//!    have not checked in lately.
+//! 5. A waiter keeps its place until it has a hold. While it does not check in, it is out of the
+//!    queue; at its next check-in it is back at its place.
 
 use super::hold::Hold;
 use super::pause::{Heard, Pauses};
 use super::seat::Seats;
-use super::slot::{Offer, Passed, Removed, Slot, Stage};
+use super::slot::{HandedOff, Offer, Removed, Slot, Stage};
 use super::timing::Timing;
 use super::wake::wake;
 use crate::clock::{Clock, Instant};
@@ -28,15 +30,15 @@ use tokio::sync::Notify;
 pub(crate) struct Queue {
     state: Mutex<QueueState>,
     pub(super) clock: Clock,
-    /// How long a waiter may take to accept what it is offered.
+    /// The time in which a waiter must take up its offer.
     pub(super) attempt: Duration,
-    /// A waiter that has not looked for this long is out of the line.
+    /// A waiter that has not checked in for this long is passed over.
     patience: Duration,
 }
 
 pub(super) struct QueueState {
     pub(super) slots: HashMap<Name, Slot>,
-    /// The last number of a waiter, a turn or a seat.
+    /// The last number drawn for a waiter, a turn or a seat.
     pub(super) numbers: u64,
     pub(super) pauses: Pauses,
 }
@@ -48,40 +50,43 @@ impl QueueState {
         self.numbers
     }
 
-    /// The store has answered a request for a name.
+    /// Records that the store answered a request for a name.
     fn answered(&mut self, name: &Name) {
         if let Some(slot) = self.slots.get_mut(name) {
             slot.silent_since = None;
         }
     }
 
-    /// Lets those in line ask that may now; `None` is left of a slot that nobody needs.
+    /// Admits the waiters that may ask now, and removes a slot without members. Returns the waiters
+    /// to wake.
     fn advance(&mut self, name: &Name, due: Instant) -> Vec<Arc<Notify>> {
         let Some(slot) = self.slots.get_mut(name) else { return Vec::new() };
-        let told = slot.advance(&mut self.numbers, due);
+        let woken = slot.advance(&mut self.numbers, due);
         if slot.members.all().is_empty() {
             self.slots.remove(name);
         }
-        told
+        woken
     }
 }
 
-/// What is left of a turn or a seat that has ended: waiters to wake, and what is dropped with no lock held.
+/// The remains of a turn or a seat that ended: waiters to wake, and members to drop with no lock
+/// held.
 #[derive(Default)]
 pub(super) struct Ended {
-    pub(super) told: Vec<Arc<Notify>>,
+    pub(super) woken: Vec<Arc<Notify>>,
     _removed: Removed,
 }
 
 impl Ended {
-    /// Returns whether nothing has ended yet.
+    /// Returns whether no waiter is to be woken.
     pub(super) fn is_empty(&self) -> bool {
-        self.told.is_empty()
+        self.woken.is_empty()
     }
 
-    pub(super) fn tell(self) {
-        for told in &self.told {
-            wake(|| told.notify_one());
+    /// Wakes the waiters. Call it with no lock held.
+    pub(super) fn wake_all(self) {
+        for waiter in &self.woken {
+            wake(|| waiter.notify_one());
         }
     }
 }
@@ -94,7 +99,8 @@ impl Queue {
         Self { state, clock, attempt, patience }
     }
 
-    /// A real release was heard by waiters elsewhere: the next turn is to wait for a while. `None`: by nobody.
+    /// Records a release in the store. If waiters elsewhere heard it, the next turn pauses before
+    /// it asks; `None` means that no waiter elsewhere heard it.
     pub(crate) fn released(&self, name: &Name, now: Instant, heard: Option<Heard>) {
         let mut state = self.lock();
         match heard {
@@ -103,40 +109,42 @@ impl Queue {
         }
     }
 
-    /// Puts the hold in place that the first waiter who looks is to have, if there is one, and tells how to wake
-    /// that. While waiters elsewhere listen, and it is not `early` any more, only one that was in line when
-    /// the store granted the name.
-    pub(crate) fn hand_over(
+    /// Installs the hold of `next` and offers it to the first waiter, if there is one. Returns what
+    /// wakes that waiter. While waiters elsewhere listen and the chain of hand-offs is not `early`
+    /// any more, only a waiter that was queued when the store granted the name gets the offer.
+    pub(crate) fn hand_off(
         &self,
         name: &Name,
         early: bool,
-        next: impl FnOnce() -> (Arc<Hold>, Passed),
+        next: impl FnOnce() -> (Arc<Hold>, HandedOff),
     ) -> Option<(Arc<Notify>, Arc<Hold>)> {
         let mut state = self.lock();
         let slot = state.slots.get_mut(name)?;
-        let (ticket, told) = slot.heir()?;
-        let rivals = slot.rivals()?;
+        let (ticket, notify) = slot.handoff_target()?;
+        let rivals = slot.rivals_mut()?;
         if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;
         }
-        let (next, passed) = next();
-        // What was offered before has come to nothing.
-        let offer = rivals.offers.insert(ticket, Offer::Hold(passed));
-        // What was there is alive in the hands of the one that passes it on.
+        let (next, offered) = next();
+        // An earlier offer to this waiter is void. It is dropped without the lock.
+        let offer = rivals.offers.insert(ticket, Offer::Hold(offered));
+        // Dropping the old hold here drops no seat: the caller still owns it.
         for member in slot.members.all_mut() {
             member.stage = Stage::Holding(Some(Arc::clone(&next)));
         }
         drop(state);
         drop(offer);
-        Some((told, next))
+        Some((notify, next))
     }
 
-    /// The waiter that was offered `hold` has not looked in time.
+    /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
     pub(crate) fn missed(&self, hold: &Arc<Hold>) {
         let mut state = self.lock();
-        let Some(rivals) = state.slots.get_mut(&hold.name).and_then(Slot::rivals) else { return };
+        let Some(rivals) = state.slots.get_mut(&hold.name).and_then(Slot::rivals_mut) else {
+            return;
+        };
         let missed =
-            rivals.take_offers(|offer| matches!(offer, Offer::Hold(passed) if passed.is(hold)));
+            rivals.take_offers(|offer| matches!(offer, Offer::Hold(offered) if offered.is(hold)));
         for (ticket, _) in &missed {
             rivals.waiters.remove(ticket);
         }
@@ -144,8 +152,8 @@ impl Queue {
         drop(missed);
     }
 
-    /// Makes a hold known under its name, in the seat of this number. Returns whether the name was forced open since the
-    /// store was asked for it at `sent`.
+    /// Puts a hold into the seat of this number. Returns whether the name was forced open after the
+    /// request was sent at `sent`.
     pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
         let mut state = self.lock();
         let Some(slot) = state.slots.get_mut(&hold.name) else { return false };
@@ -153,36 +161,36 @@ impl Queue {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
         }
         slot.silent_since = None;
-        slot.see_rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
+        slot.rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
     }
 
-    /// A name was forced open from here, at the latest at `now`.
+    /// Records that this process forced a name open, at the latest at `now`.
     pub(crate) fn forced(&self, name: &Name, now: Instant) {
         if let Some(slot) = self.lock().slots.get_mut(name) {
-            slot.make_rivals().forced = Some(now);
+            slot.rivals_or_default().forced = Some(now);
         }
     }
 
-    /// The store was asked at `now` about a name, and has not answered.
+    /// Records a request at `now` that the store has not answered.
     pub(crate) fn asked(&self, name: &Name, now: Instant) {
         if let Some(slot) = self.lock().slots.get_mut(name) {
             slot.silent_since.get_or_insert(now);
         }
     }
 
-    /// The store has answered.
+    /// Records that the store answered.
     pub(crate) fn answered(&self, name: &Name) {
         self.lock().answered(name);
     }
 
-    /// The store has answered that a name is held elsewhere.
+    /// Records that the store answered that a name is held elsewhere.
     pub(crate) fn saw_another(&self, name: &Name) {
         let mut state = self.lock();
         state.pauses.saw_another(name);
         state.answered(name);
     }
 
-    /// Since when the store has not answered a request for this name.
+    /// Returns the time of the first request for this name that the store has not answered.
     pub(crate) fn silent_since(&self, name: &Name) -> Option<Instant> {
         self.lock().slots.get(name).and_then(|slot| slot.silent_since)
     }
@@ -193,7 +201,7 @@ impl Queue {
         state.slots.get(name).into_iter().flat_map(Slot::holds).cloned().collect()
     }
 
-    /// Returns all holds of this process, in the order in which they were asked for.
+    /// Returns all holds of this process, in the order in which they were requested.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let state = self.lock();
         let mut holds: Vec<Arc<Hold>> =
@@ -203,10 +211,10 @@ impl Queue {
         holds
     }
 
-    /// Forgets all names, with their holds and waiters.
+    /// Removes all names, with their holds and waiters.
     pub(crate) fn clear(&self) {
         let slots = std::mem::take(&mut self.lock().slots);
-        // Not while the map is locked: their turns look into it.
+        // Dropped without the lock, because their turns lock the map.
         drop(slots);
     }
 
@@ -214,17 +222,17 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since when a waiter that is polled has looked.
-    pub(super) fn looked_since(&self, now: Instant) -> Instant {
+    /// Returns the time since which a waiter that is polled has checked in.
+    pub(super) fn checked_in_since(&self, now: Instant) -> Instant {
         Instant::ZERO + now.saturating_duration_since(Instant::ZERO + self.patience)
     }
 
-    /// Takes turns away from futures that are not polled.
-    pub(super) fn take_away(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
-        let since = self.looked_since(now);
-        let removed = state.slots.get_mut(name).map(|slot| slot.take_away(now, since));
-        let told = state.advance(name, now + self.attempt);
-        Ended { told, _removed: removed.unwrap_or_default() }
+    /// Reclaims turns from futures that are not polled.
+    pub(super) fn reclaim(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
+        let since = self.checked_in_since(now);
+        let removed = state.slots.get_mut(name).map(|slot| slot.reclaim(now, since));
+        let woken = state.advance(name, now + self.attempt);
+        Ended { woken, _removed: removed.unwrap_or_default() }
     }
 }
 
@@ -234,12 +242,12 @@ impl Seats for Queue {
         let mut state = self.lock();
         let Some(slot) = state.slots.get_mut(name) else { return };
         if slot.members.get(number).is_none() {
-            // It was taken away.
+            // It was reclaimed.
             return;
         }
         let removed = slot.remove(|member| member.number != number);
-        let told = state.advance(name, now + self.attempt);
+        let woken = state.advance(name, now + self.attempt);
         drop(state);
-        Ended { told, _removed: removed }.tell();
+        Ended { woken, _removed: removed }.wake_all();
     }
 }

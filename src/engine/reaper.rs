@@ -1,4 +1,4 @@
-//! Releases what nothing holds any more: dropped leases, abandoned acquires, unknown outcomes.
+//! Releases names without a holder: dropped leases, abandoned acquires, unknown outcomes.
 
 use super::ask::{caught, in_time};
 use super::attempt::{Attempt, Nested};
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long the sweeps of an outage take after a reconnect, for each of them: a server that has just come back is
-/// not to meet all of them at once.
+/// The time per sweep over which the sweeps of an outage are spread after a reconnect: a server
+/// that has just come back must not get all of them at once.
 const AFTER_RECONNECT: Duration = Duration::from_micros(100);
 
-/// A job in the hands of a task. Made before the task is spawned, so that the job comes back if the
-/// runtime ends before the task's first turn.
+/// A job of a task. It is created before the task is spawned, so that the job is submitted again if
+/// the runtime ends before the task's first poll.
 pub(crate) struct Work {
     core: Arc<Core>,
     job: Option<Job>,
@@ -37,7 +37,7 @@ impl Work {
             Some(Job::FinishNested { hold, count, verdict }) => {
                 let mut nested = Nested::resume(core, &hold, count, verdict);
                 let verdict = nested.land().await;
-                // Nobody is there to be told.
+                // The caller is gone.
                 let _ = nested.end(verdict, false);
             }
             Some(Job::Abandon { sweep, verdict }) => {
@@ -54,12 +54,12 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
-            self.core.reap(job);
+            self.core.submit(job);
         }
     }
 }
 
-/// A sweep under way, which goes back to the engine if the runtime ends.
+/// A running sweep. If its runtime ends, dropping it submits it again.
 struct Sweeping<'a> {
     core: &'a Arc<Core>,
     sweep: Option<Sweep>,
@@ -83,14 +83,15 @@ impl Drop for Sweeping<'_> {
     fn drop(&mut self) {
         self.core.sweeps.fetch_sub(1, Ordering::Relaxed);
         if let Some(sweep) = self.sweep.take() {
-            self.core.reap(Job::Sweep(sweep));
+            self.core.submit(Job::Sweep(sweep));
         }
     }
 }
 
 impl Sweep {
-    /// Releases the token now, after every reconnect and every T/10, or sooner when no answer came, until a late grant
-    /// would have expired by itself. That it is not there says nothing: the grant may still be on its way.
+    /// Releases the token now, after every reconnect and every T/10, or sooner after a failure,
+    /// until a late grant would have expired by itself. A release that finds no grant does not end
+    /// the sweep: the grant may still arrive.
     async fn run(&self, core: &Arc<Core>) {
         let Some(until) = self.until else { return };
         if let Some(from) = self.from {
@@ -119,7 +120,7 @@ impl Sweep {
             if last || core.stop.is_cancelled() {
                 return;
             }
-            // Spread: there may be as many of these as there were requests in an outage.
+            // Spread by jitter: there may be one sweep for each request of an outage.
             let longest = core.timing.sweep_gap(verdict.is_err());
             let gap = longest.mul_f64(1.0 - core.jitter() / 4.0);
             let after_reconnect = async {

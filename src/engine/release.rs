@@ -1,4 +1,4 @@
-//! Tells the store what it does not know of a hold yet: a lower count, or the release.
+//! Flushes a hold: sends the store a lower count, or the release.
 
 use super::ask::{caught, in_time};
 use super::core::Core;
@@ -16,21 +16,21 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::Level;
 
-/// An operation that was sent, if one was.
+/// The operation in flight, if any.
 type Flight = Option<(Op, StoreFuture<Released>)>;
 
-/// Tells the store what it does not know yet of a hold. Whoever drops this in the middle
-/// leaves the rest to the engine.
+/// A flush of one hold. Dropping it halfway leaves the rest to the engine.
 struct Flush<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     flight: Flight,
-    /// The time of the last event: when the operation was sent, if one is under way.
+    /// The time of the last event: when the operation in flight was sent, if there is one.
     now: Instant,
-    /// How long the store may take for it. `None`: the caller keeps the time.
+    /// The time limit of one operation. `None` if the caller bounds it.
     limit: Option<Duration>,
-    /// A release was not answered.
+    /// True if a release was not answered.
     silent: bool,
+    /// True if nothing is left to the engine.
     over: bool,
 }
 
@@ -45,7 +45,7 @@ impl Flush<'_> {
         self.flight = Some((op, self.core.release(request)));
     }
 
-    /// The next operation and what came of it; `None` when the store knows all it needs.
+    /// Sends the next operation and returns its result; `None` when the store is up to date.
     async fn step(&mut self) -> Option<Result<()>> {
         while self.flight.is_none() {
             match self.hold.next_op(self.now) {
@@ -86,7 +86,7 @@ impl Flush<'_> {
         Some(self.hold.flushed(self.core, self.now, op, verdict))
     }
 
-    /// Who waits behind a release that is not answered waits for the store.
+    /// Records a release that is not answered: waiters behind it wait for the store.
     fn note_silence(&mut self, verdict: &Result<Released>) {
         let (queue, name) = (&self.core.queue, &self.hold.name);
         match verdict {
@@ -99,7 +99,7 @@ impl Flush<'_> {
         }
     }
 
-    /// Waiters elsewhere were told; ours, which needs no message, is to leave them the time to ask.
+    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones.
     fn give_way(&self, sent: Instant, listeners: u64) {
         let heard = (listeners > 0).then(|| Heard {
             now: self.now,
@@ -115,15 +115,16 @@ impl Drop for Flush<'_> {
     fn drop(&mut self) {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
-            Some((op, verdict)) => self.core.reap(Job::Finish { hold, op, verdict }),
+            Some((op, verdict)) => self.core.submit(Job::Finish { hold, op, verdict }),
             None if self.over => {}
-            None => self.core.reap(Job::Flush(hold)),
+            None => self.core.submit(Job::Flush(hold)),
         }
     }
 }
 
-/// Settles a hold that was left at `now`, retrying a release for one attempt's time. The caller keeps
-/// the time. A future that is dropped before its first poll leaves it to the engine, too.
+/// Flushes a hold whose lease ended at `now`, and retries a release for the time of one attempt.
+/// The caller bounds the whole. A future that is dropped before its first poll leaves the flush to
+/// the engine, too.
 fn flush<'a>(
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
@@ -135,37 +136,38 @@ fn flush<'a>(
 }
 
 impl Hold {
-    /// Ends one lease, and waits until the store has confirmed what follows from it, or another one of this process has
-    /// the hold.
+    /// Ends one lease. Waits until the store has confirmed the lower count or the release, or the
+    /// hold was handed off.
     pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>) -> Result<()> {
         let now = core.now();
         let Some(phase) = self.leave(core, now) else {
-            // The next in line of this process has it.
+            // A local waiter has it.
             return Ok(());
         };
         if let Phase::Lost(loss) = phase {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
             return Err(Error::lost(loss));
         }
         core.ensure_running();
-        // A request may have to wait for the one before it, so two attempts in all.
+        // A request may have to wait for the request before it, so the limit is two attempts.
         let flush = pin!(flush(core, self, now));
         let result = match timeout(core.timing.attempt * 2, core.attend(flush)).await {
             Ok(result) => result,
             Err(_) => return Err(Error::silent()),
         };
-        // Another lease's release may have found it out.
+        // The flush of another lease may have found the loss.
         let result = result.and_then(|()| match self.loss() {
             Some(loss) => Err(Error::lost(loss)),
             None => Ok(()),
         });
         if result.is_err() {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
         result
     }
 }
 
+/// Runs a flush to its end; nothing is left to the engine then.
 async fn finish(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()> {
     let result = run(flushing, until).await;
     flushing.over = true;
@@ -197,10 +199,10 @@ async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()
     Ok(())
 }
 
-/// The engine's own flushing: to `D`, after which the store lets it expire.
+/// Flushes a hold in the engine, with retries up to `D`, after which the store lets the key expire.
 pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut flight: Flight) {
     if flight.is_none() && !hold.begin_reaping() {
-        // Whoever is at it looks again before it ends.
+        // The running flush checks again before it ends.
         return;
     }
     let _reaping = Reaping { core, hold };
@@ -210,7 +212,7 @@ pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fli
     };
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
-    // What went before may not have been answered.
+    // An earlier release may not have been answered.
     let silent = core.queue.silent_since(&hold.name).is_some();
     let mut flushing = Flush { core, hold, flight: flight.take(), now, limit, silent, over: false };
     match finish(&mut flushing, until).await {
@@ -219,6 +221,8 @@ pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fli
     }
 }
 
+/// A flush by the engine. Dropping it ends the flush, and submits another one if there is more to
+/// send.
 struct Reaping<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
@@ -227,7 +231,7 @@ struct Reaping<'a> {
 impl Drop for Reaping<'_> {
     fn drop(&mut self) {
         if self.hold.end_reaping() {
-            self.core.reap(Job::Flush(Arc::clone(self.hold)));
+            self.core.submit(Job::Flush(Arc::clone(self.hold)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the watchdog does to a hold: starts its renewals, and tells it what came of them.
+//! The watchdog's transitions of a hold: it starts renewals and applies their verdicts.
 
 use super::core::Core;
 use super::hold::Hold;
@@ -17,9 +17,10 @@ use tokio::task::coop::consume_budget;
 use tracing::Level;
 
 impl Hold {
-    /// What is due; the watchdog has taken the hold out of the schedule, where it stood at `at`. `change` is
-    /// [`State::tick`], or [`State::renew_early`] to fill a batch or to verify after a reconnect.
-    pub(super) fn taken(
+    /// Returns the work that is due, after the watchdog has taken the hold out of the schedule,
+    /// where its time was `at`. `change` is [`State::tick`], [`State::renew_early`] to fill a
+    /// batch, or [`State::verify`] after a reconnect.
+    pub(super) fn when_due(
         self: &Arc<Self>,
         core: &Arc<Core>,
         (at, now): (Instant, Instant),
@@ -27,7 +28,7 @@ impl Hold {
     ) -> Due {
         let mut inner = self.lock();
         if inner.scheduled != Some(at) {
-            // It has ended, or moved: then it stands elsewhere too.
+            // A stale entry: the hold has ended or moved.
             return Due::Nothing;
         }
         inner.scheduled = None;
@@ -40,8 +41,8 @@ impl Hold {
         Due::Flush
     }
 
-    /// Waits until the store has confirmed it by a renewal that leaves from now on, or it is over. Without an answer
-    /// in the time of an attempt it is lost.
+    /// Renews the hold at once and waits as in [`Hold::renew_now`]. Without an answer in the time
+    /// of an attempt, the hold is lost.
     pub(crate) async fn verify(self: &Arc<Self>, core: &Arc<Core>) {
         let start = core.now();
         tokio::select! {
@@ -54,7 +55,8 @@ impl Hold {
         }
     }
 
-    /// Has it renewed at once. Waits until the store has confirmed it by a renewal that leaves from now on, or it is over.
+    /// Renews the hold at once. Waits until the store has confirmed a renewal that was sent after
+    /// this call began, or the hold is over.
     pub(crate) async fn renew_now(self: &Arc<Self>, core: &Arc<Core>) {
         let start = core.now();
         self.until(|_| {
@@ -67,7 +69,8 @@ impl Hold {
         .await;
     }
 
-    /// Waits until at least `min` remains; an error if it is lost before that, or can never be so.
+    /// Waits until at least `min` remains. Fails if the hold is lost before that, or `min` can
+    /// never remain.
     pub(crate) async fn until_remaining(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -91,8 +94,8 @@ impl Hold {
                     "max_hold ends this lease in less than {min:?}"
                 )));
             }
-            // So late, a renewal is under way or due: the first leaves after a third of T. What changed
-            // before this line is seen by the next look, what comes later wakes us.
+            // So late, a renewal is in flight or due: the first is sent after a third of T. The
+            // next check sees a change before this line; a later one wakes this task.
             let changed = self.changed();
             if self.check(core).is_ok() && self.remaining(core) < min {
                 core.attend(pin!(changed)).await;
@@ -100,16 +103,16 @@ impl Hold {
         }
     }
 
-    /// A renewal was not answered in time.
+    /// Counts a renewal as failed: no answer came in time.
     pub(super) fn unanswered(self: &Arc<Self>, core: &Arc<Core>, attempt: u32) {
         self.update(core, |state, now| {
             state.unanswered(&core.timing, now, core.jitter(), attempt);
         });
     }
 
-    /// The verdict on a renewal: which attempt, when it left, and whether it also kept the memory of
-    /// the fencing token. With the same `jitter`, what was renewed together is due together, and joins
-    /// the group.
+    /// Applies the verdict on a renewal. `attempt` is its number, the time at which it was sent,
+    /// and whether it extended the store's memory of the fencing token. With the same `jitter`,
+    /// holds that were renewed together are due together, and join the group.
     pub(super) fn renewed(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -134,7 +137,7 @@ impl Hold {
             state.needs_flush()
         });
         if unflushed {
-            core.reap(Job::Flush(Arc::clone(self)));
+            core.submit(Job::Flush(Arc::clone(self)));
         }
     }
 }

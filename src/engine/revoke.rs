@@ -8,18 +8,18 @@ use crate::store::Name;
 use std::sync::Arc;
 
 impl Core {
-    /// Has the store take a name away from whatever holds it. Tokens of this process fire first. Returns whether it was
-    /// held.
+    /// Has the store release a name by force. Tokens of this process fire first. Returns whether it
+    /// was held.
     pub(crate) async fn revoke(self: &Arc<Self>, name: &Name) -> Result<bool> {
         let mut revoked = Revoked { core: self, holds: lose_all(self, name, Loss::Revoked) };
         let held = self.force_release(name).await;
-        // A grant that was sent before that, and is heard of later, is released.
+        // A grant whose request was sent before this, and that arrives later, is released.
         self.queue.forced(name, self.now());
         let before = revoked.holds.clone();
         if held.is_ok() {
             revoked.holds.clear();
         }
-        // What was granted to a waiter of this manager meanwhile may have gone with the rest.
+        // A hold that a waiter of this manager was granted meanwhile may have been deleted as well.
         for hold in self.queue.holds_of(name) {
             if !before.iter().any(|before| Arc::ptr_eq(before, &hold)) {
                 hold.verify(self).await;
@@ -29,7 +29,8 @@ impl Core {
     }
 }
 
-/// Holds whose keys are to be deleted by force; if that fails or is given up, the keys are owed to the store.
+/// Holds whose keys are deleted by force. If that fails or is dropped, their releases are owed to
+/// the store.
 struct Revoked<'a> {
     core: &'a Arc<Core>,
     holds: Vec<Arc<Hold>>,

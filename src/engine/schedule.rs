@@ -1,14 +1,15 @@
-//! What the watchdog must look at when: one entry for those that were renewed together, one for each other
-//! hold, and one for each batch that is being renewed.
+//! The watchdog's schedule. It has one entry for each group of holds that were renewed together,
+//! one for each other hold, and one for each batch that is being renewed.
 
 use super::hold::{Hold, HoldNo};
-use super::state::Attempt;
+use super::state::RenewalAttempt;
 use crate::clock::{Instant, Sleeper};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// O(log n) to change; taking and releasing a lease in a loop does not wake the watchdog each time.
+/// The entries by time. Changes are O(log n), and acquiring and releasing a lease in a loop does
+/// not wake the watchdog each time.
 #[derive(Default)]
 pub(crate) struct Schedule {
     entries: Mutex<Entries>,
@@ -18,50 +19,50 @@ pub(crate) struct Schedule {
 #[derive(Default)]
 struct Entries {
     holds: BTreeMap<(Instant, HoldNo), Arc<Hold>>,
-    /// Holds that are due together. Who has moved or ended since is still among them, and does nothing when its
-    /// time has come: to look for it would cost more.
+    /// Holds that are due together. May contain stale entries; they are ignored when due, because
+    /// removing them would cost more.
     groups: BTreeMap<Key, Vec<Arc<Hold>>>,
-    /// By when each batch must be answered.
+    /// Batches in flight, by the time at which each must be answered.
     batches: BTreeMap<Key, Arc<Batch>>,
     last_key: u64,
-    /// Until when the watchdog sleeps. Only an entry before that needs to wake it.
+    /// The time until which the watchdog sleeps. Only an earlier entry wakes it.
     armed: Option<Instant>,
 }
 
-/// A hold and the attempt to renew it.
+/// A hold and its renewal attempt.
 #[derive(Clone)]
 pub(super) struct Renewing {
     pub(super) hold: Arc<Hold>,
-    pub(super) attempt: Attempt,
+    pub(super) attempt: RenewalAttempt,
 }
 
-/// What is renewed by one call.
+/// The holds that one call renews.
 pub(super) type Batch = Vec<Renewing>;
 
-/// A call to be sent. It is in the schedule, where the watchdog finds it if nothing comes of it.
+/// A call to be sent. It is in the schedule, where the watchdog finds it if it is not answered.
 pub(super) struct Call {
     pub(super) batch: Arc<Batch>,
-    /// When a call of those with time enough must be over.
-    pub(super) whole: Instant,
-    /// When this one must be over: no attempt outlives the first `C` among them.
+    /// The end of an attempt for holds with enough time.
+    pub(super) attempt_deadline: Instant,
+    /// The end of this attempt: no attempt outlives the first `C` of its holds.
     pub(super) until: Instant,
     pub(super) key: Key,
 }
 
 impl Call {
-    pub(super) fn new(schedule: &Schedule, batch: Batch, whole: Instant) -> Self {
+    pub(super) fn new(schedule: &Schedule, batch: Batch, attempt_deadline: Instant) -> Self {
         let batch = Arc::new(batch);
         let first = batch.iter().map(|renewing| renewing.attempt.believed_until).min();
-        let until = first.map_or(whole, |first| first.min(whole));
+        let until = first.map_or(attempt_deadline, |first| first.min(attempt_deadline));
         let key = schedule.put(&batch, until);
-        Self { batch, whole, until, key }
+        Self { batch, attempt_deadline, until, key }
     }
 }
 
 pub(super) type Key = (Instant, u64);
 
-/// Holds that were renewed together and are due together again. Each believes that it stands there from the
-/// moment that it joins, so the group is put in when this is dropped: also in a panic.
+/// Holds that were renewed together and are due together again. Each hold counts as scheduled from
+/// the moment it joins, so the group is inserted on drop, even in a panic.
 pub(super) struct Group<'a> {
     schedule: &'a Schedule,
     pub(super) at: Instant,
@@ -69,7 +70,7 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Takes in a hold that stands nowhere.
+    /// Adds a hold that is not in the schedule.
     pub(super) fn join(&mut self, hold: &Arc<Hold>) {
         self.holds.push(Arc::clone(hold));
     }
@@ -81,7 +82,7 @@ impl Drop for Group<'_> {
     }
 }
 
-/// What is due, taken out of the schedule; holds with the time at which they stood.
+/// The due entries, taken out of the schedule. Each hold comes with its time in the schedule.
 pub(super) struct Due {
     pub(super) holds: Vec<(Instant, Arc<Hold>)>,
     pub(super) batches: Vec<Arc<Batch>>,
@@ -97,6 +98,7 @@ impl Entries {
         all.into_iter().flatten().min()
     }
 
+    /// Takes out the first `count` holds that are due by `until`.
     fn take(&mut self, until: Instant, count: usize) -> Vec<(Instant, Arc<Hold>)> {
         let mut taken = Vec::new();
         while taken.len() < count {
@@ -122,7 +124,7 @@ impl Entries {
         (at, self.last_key)
     }
 
-    /// Whether the watchdog must be woken for what was put in at `at`.
+    /// Returns whether an entry inserted at `at` must wake the watchdog.
     fn arm(&mut self, at: Instant) -> bool {
         let wake = self.armed.is_none_or(|armed| at < armed);
         if wake {
@@ -137,7 +139,7 @@ impl Schedule {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts something in at `at`, and wakes the watchdog if it sleeps for longer.
+    /// Inserts an entry at `at`, and wakes the watchdog if it sleeps for longer.
     fn insert<R>(&self, at: Instant, insert: impl FnOnce(&mut Entries) -> R) -> R {
         let mut entries = self.lock();
         let result = insert(&mut entries);
@@ -149,7 +151,7 @@ impl Schedule {
         result
     }
 
-    /// Moves a hold from one time to another; `None` is outside.
+    /// Moves a hold from one time to another; `None` means not in the schedule.
     pub(super) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
         let id = hold.number;
         let remove =
@@ -162,11 +164,11 @@ impl Schedule {
             }),
             None => remove(&mut self.lock()),
         };
-        // Not while the entries are locked.
+        // Dropped without the lock.
         drop(removed);
     }
 
-    /// A group of up to `size` that will be due at `at`.
+    /// Returns a group of up to `size` holds that is due at `at`.
     pub(super) fn group(&self, at: Instant, size: usize) -> Group<'_> {
         Group { schedule: self, at, holds: Vec::with_capacity(size) }
     }
@@ -181,7 +183,7 @@ impl Schedule {
         });
     }
 
-    /// A batch leaves that must be answered by `until`.
+    /// Inserts a batch that must be answered by `until`.
     pub(super) fn put(&self, batch: &Arc<Batch>, until: Instant) -> Key {
         self.insert(until, |entries| {
             let key = entries.key(until);
@@ -190,13 +192,13 @@ impl Schedule {
         })
     }
 
-    /// A batch was answered.
+    /// Removes a batch that was answered.
     pub(super) fn remove(&self, key: Key) {
         let removed = self.lock().batches.remove(&key);
         drop(removed);
     }
 
-    /// Takes out what is due.
+    /// Takes out all entries that are due.
     pub(super) fn due(&self, now: Instant) -> Due {
         let mut entries = self.lock();
         let mut due = Due { holds: entries.take(now, usize::MAX), batches: Vec::new() };
@@ -218,13 +220,13 @@ impl Schedule {
         self.lock().take(Instant::MAX, usize::MAX)
     }
 
-    /// Sleeps until the first entry is due, or one that is earlier was put in.
+    /// Sleeps until the first entry is due or an earlier one is inserted.
     pub(super) async fn wait(&self, sleeper: &mut Sleeper) {
         let next = {
             let mut entries = self.lock();
             let now = sleeper.now();
-            // A time that was armed stays armed, even when its entry has gone: to sleep for it in
-            // vain once is cheaper than to be woken by the next lease.
+            // An armed time stays armed, even when its entry has gone: one wakeup for nothing is
+            // cheaper than a wakeup by the next lease.
             let first = entries.first();
             entries.armed = entries.armed.filter(|armed| *armed > now).or(first);
             entries.armed
@@ -277,15 +279,15 @@ mod tests {
         put_group(&schedule, 40, 5..7);
         let taken = schedule.soon(at(30), usize::MAX);
         assert_eq!(numbers(&taken), [1, 2, 3, 4]);
-        assert_eq!((taken[0].0, taken[2].0), (at(10), at(20)), "with the time at which they stood");
+        assert_eq!((taken[0].0, taken[2].0), (at(10), at(20)), "with the time in the schedule");
         assert!(schedule.due(at(39)).holds.is_empty());
         assert_eq!(numbers(&schedule.all()), [5, 6]);
         assert!(schedule.lock().first().is_none());
     }
 
-    /// As in a hand-off: the next holder may come before the last one has gone.
+    /// As in a hand-off: the next hold may be scheduled before the last one is removed.
     #[test]
-    fn holds_of_one_token_and_time_stand_apart() {
+    fn holds_of_one_id_and_time_have_separate_entries() {
         let schedule = Schedule::default();
         let (last, next) = (hold(1), hold(1));
         schedule.set(&last, None, Some(at(10)));
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn renewals_without_room_stay_where_they_were() {
+    fn holds_beyond_the_count_stay_in_the_schedule() {
         let schedule = Schedule::default();
         schedule.set(&hold(1), None, Some(at(10)));
         put_group(&schedule, 10, 2..6);
@@ -308,15 +310,15 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_none_is_no_entry() {
+    fn group_without_holds_is_no_entry() {
         let schedule = Schedule::default();
         put_group(&schedule, 10, 0..0);
         assert!(schedule.lock().first().is_none() && schedule.lock().armed.is_none());
     }
 
-    /// Passed on, a hold has the number of the one before it, and may stand where that one stood in a group.
+    /// A hold that moves leaves a stale entry in its group.
     #[test]
-    fn lease_in_a_group_can_move() {
+    fn hold_in_a_group_can_move() {
         let schedule = Schedule::default();
         let moved = hold(1);
         let mut group = schedule.group(at(10), 2);
@@ -324,7 +326,11 @@ mod tests {
         group.join(&hold(2));
         drop(group);
         schedule.set(&moved, Some(at(10)), Some(at(20)));
-        assert_eq!(numbers(&schedule.due(at(10)).holds), [1, 2], "it is for the hold to know");
+        assert_eq!(
+            numbers(&schedule.due(at(10)).holds),
+            [1, 2],
+            "the hold ignores the stale entry"
+        );
         assert_eq!(numbers(&schedule.due(at(20)).holds), [1]);
     }
 }

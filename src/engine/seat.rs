@@ -4,14 +4,14 @@ use crate::store::Name;
 use std::fmt;
 use std::sync::Arc;
 
-/// Holds what a hold occupies in its process: the queue.
+/// The owner of seats: the queue.
 pub(super) trait Seats: Send + Sync {
     /// Ends the turn or the seat of this number.
     fn leave(&self, name: &Name, number: u64);
 }
 
-/// The place of a live hold among the holds of its name. Dropping it removes the hold from the queue, and lets those
-/// ask that it has kept from asking.
+/// The place of a live hold among the holds of its name. Dropping it removes the hold from the
+/// queue and admits the waiters that it blocked.
 ///
 /// A [`Turn`](super::turn::Turn) has one before the grant.
 pub(super) struct Seat {

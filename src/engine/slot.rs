@@ -1,4 +1,4 @@
-//! One name in the queue: who asks for it, who holds it, who waits.
+//! One name in the queue: its turns, its holds and its waiters.
 
 use super::hold::Hold;
 use crate::clock::Instant;
@@ -7,25 +7,27 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Takes back a hold that a waiter did not accept.
+/// The owner of hand-offs, which takes back a hold that its waiter did not accept.
 pub(super) trait TakesBack: Send + Sync {
-    /// Offers the hold to the next waiter, or releases it.
+    /// Hands the hold off to the next waiter, or releases it.
     fn take_back(self: Arc<Self>, hold: Arc<Hold>);
 }
 
-/// A hold on its way to a waiter. Dropping it gives it back.
-pub(crate) struct Passed {
+/// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases
+/// it.
+pub(crate) struct HandedOff {
     pub(super) from: Arc<dyn TakesBack>,
     pub(super) hold: Option<Arc<Hold>>,
 }
 
-impl Passed {
+impl HandedOff {
+    /// Returns whether it carries this hold.
     pub(super) fn is(&self, hold: &Arc<Hold>) -> bool {
         self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
     }
 }
 
-impl Drop for Passed {
+impl Drop for HandedOff {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
             Arc::clone(&self.from).take_back(hold);
@@ -33,17 +35,18 @@ impl Drop for Passed {
     }
 }
 
-/// The permission to ask the store, or the place of a hold.
+/// A turn or a seat: the permission to ask the store, or the place of a hold.
 pub(super) struct Member {
     pub(super) number: u64,
     pub(super) mode: Mode,
     pub(super) stage: Stage,
 }
 
+/// The stage of a member.
 pub(super) enum Stage {
-    /// It moves by `due`, if it is polled.
+    /// A turn. It takes its next step by `due` if it is polled.
     Asking { due: Instant },
-    /// Without a hold until the grant is installed.
+    /// A seat. `None` until the grant is installed.
     Holding(Option<Arc<Hold>>),
 }
 
@@ -105,7 +108,7 @@ impl Members {
         };
     }
 
-    /// Takes out those that are not to be kept.
+    /// Removes and returns the members that `keep` rejects.
     pub(super) fn remove(&mut self, mut keep: impl FnMut(&Member) -> bool) -> Self {
         match self {
             Self::None => Self::None,
@@ -121,8 +124,8 @@ impl Members {
         }
     }
 
-    /// Whether one more may ask for the name in this mode. Who asks next is decided here alone: between processes the
-    /// store decides.
+    /// Returns whether one more may ask for the name in this mode. This alone decides which local
+    /// waiter asks next; between processes the store decides.
     pub(super) fn may_ask(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => self.all().is_empty(),
@@ -130,15 +133,15 @@ impl Members {
     }
 }
 
-/// Whether two holds of these modes can be there at once.
-pub(super) fn share(one: Mode, other: Mode) -> bool {
+/// Returns whether two holds of these modes can exist at once.
+pub(super) fn can_share(one: Mode, other: Mode) -> bool {
     match (one, other) {
         (Mode::Exclusive, Mode::Exclusive) => false,
     }
 }
 
-/// Whether a hold of this mode can be handed off to a waiter for the same.
-fn is_handed_off(mode: Mode) -> bool {
+/// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
+fn can_hand_off(mode: Mode) -> bool {
     match mode {
         Mode::Exclusive => true,
     }
@@ -147,54 +150,56 @@ fn is_handed_off(mode: Mode) -> bool {
 /// A name that this process asks for or holds.
 pub(super) struct Slot {
     pub(super) members: Members,
-    /// Since when the store has not answered a request for this name.
+    /// The time of the first request for this name that the store has not answered.
     pub(super) silent_since: Option<Instant>,
-    /// What a name that one flow of control locks does not need: most names are such.
+    /// `None` for a name that only one flow of control locks, as most names are.
     rivals: Option<Box<Rivals>>,
 }
 
-/// What others do about a name.
+/// The waiters of a name, and facts that only matter with waiters or other holders.
 #[derive(Default)]
 pub(super) struct Rivals {
-    /// Those in line, by their numbers.
+    /// The waiters in FIFO order, by their tickets.
     pub(super) waiters: BTreeMap<u64, Waiter>,
-    /// What these waiters are to have when they look.
+    /// The offers that waiters find at their next check-in.
     pub(super) offers: BTreeMap<u64, Offer>,
-    /// When the name was last forced open from here.
+    /// The time at which this process last forced the name open.
     pub(super) forced: Option<Instant>,
-    /// While waiters elsewhere listen: the last number that there was when the store granted the name.
+    /// While waiters elsewhere listen: the last number drawn before the store granted the name.
     pub(super) served_at: Option<u64>,
 }
 
-/// A place in the line, as the queue has it.
+/// A waiter in the queue.
 pub(super) struct Waiter {
     pub(super) mode: Mode,
-    pub(super) told: Arc<Notify>,
-    pub(super) looked: Instant,
+    pub(super) notify: Arc<Notify>,
+    /// The time of its last check-in.
+    pub(super) checked_in: Instant,
 }
 
+/// An offer to a waiter.
 pub(super) enum Offer {
     /// The turn of this number.
     Turn(u64),
-    Hold(Passed),
+    Hold(HandedOff),
 }
 
 impl Rivals {
-    /// Returns the tickets that have such an offer.
-    fn tickets(&self, mut such: impl FnMut(&Offer) -> bool) -> Vec<u64> {
-        let offers = self.offers.iter().filter(|(_, offer)| such(offer));
+    /// Returns the tickets whose offer matches.
+    fn tickets(&self, mut matches: impl FnMut(&Offer) -> bool) -> Vec<u64> {
+        let offers = self.offers.iter().filter(|(_, offer)| matches(offer));
         offers.map(|(ticket, _)| *ticket).collect()
     }
 
-    /// Takes such offers back.
-    pub(super) fn take_offers(&mut self, such: impl FnMut(&Offer) -> bool) -> Vec<(u64, Offer)> {
-        let tickets = self.tickets(such);
+    /// Removes and returns the offers that match.
+    pub(super) fn take_offers(&mut self, matches: impl FnMut(&Offer) -> bool) -> Vec<(u64, Offer)> {
+        let tickets = self.tickets(matches);
         let taken = tickets.into_iter().filter_map(|ticket| self.offers.remove_entry(&ticket));
         taken.collect()
     }
 }
 
-/// What was taken out of a slot: to be dropped with no lock held.
+/// Everything that was removed from a slot. Drop it with no lock held.
 #[derive(Default)]
 pub(super) struct Removed {
     _members: Members,
@@ -207,17 +212,17 @@ impl Slot {
         Self { members: Members::One(member), silent_since: None, rivals: None }
     }
 
-    /// Returns what there is to change of the rivals.
-    pub(super) fn rivals(&mut self) -> Option<&mut Rivals> {
+    /// Returns the rivals to change, if any.
+    pub(super) fn rivals_mut(&mut self) -> Option<&mut Rivals> {
         self.rivals.as_deref_mut()
     }
 
-    /// Returns what there is to see of the rivals.
-    pub(super) fn see_rivals(&self) -> Option<&Rivals> {
+    /// Returns the rivals to read, if any.
+    pub(super) fn rivals(&self) -> Option<&Rivals> {
         self.rivals.as_deref()
     }
 
-    pub(super) fn make_rivals(&mut self) -> &mut Rivals {
+    pub(super) fn rivals_or_default(&mut self) -> &mut Rivals {
         self.rivals.get_or_insert_default()
     }
 
@@ -226,17 +231,18 @@ impl Slot {
     }
 
     pub(super) fn has_waiters(&self) -> bool {
-        self.see_rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
+        self.rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.members.all().iter().any(|member| member.is_overdue(now))
     }
 
-    /// Offers turns to those in line, in their order, as far as each may ask. Returns whom to wake.
+    /// Offers turns to waiters in FIFO order, up to the first that may not ask. Returns the waiters
+    /// to wake.
     pub(super) fn advance(&mut self, numbers: &mut u64, due: Instant) -> Vec<Arc<Notify>> {
-        let mut told = Vec::new();
-        let Some(rivals) = self.rivals.as_deref_mut() else { return told };
+        let mut woken = Vec::new();
+        let Some(rivals) = self.rivals.as_deref_mut() else { return woken };
         for (ticket, waiter) in &rivals.waiters {
             if rivals.offers.contains_key(ticket) {
                 continue;
@@ -247,22 +253,22 @@ impl Slot {
             *numbers += 1;
             self.members.push(Member::asking(*numbers, waiter.mode, due));
             rivals.offers.insert(*ticket, Offer::Turn(*numbers));
-            told.push(Arc::clone(&waiter.told));
+            woken.push(Arc::clone(&waiter.notify));
         }
-        told
+        woken
     }
 
-    /// Takes out the members that are not to be kept, and what was offered of theirs.
+    /// Removes the members that `keep` rejects, and their offers.
     pub(super) fn remove(&mut self, keep: impl FnMut(&Member) -> bool) -> Removed {
         let members = self.members.remove(keep);
         if members.all().is_empty() {
             return Removed::default();
         }
-        let offers = self.rivals().map(|rivals| {
+        let offers = self.rivals_mut().map(|rivals| {
             rivals.take_offers(|offer| {
                 members.all().iter().any(|member| match offer {
                     Offer::Turn(number) => *number == member.number,
-                    Offer::Hold(passed) => member.hold().is_some_and(|hold| passed.is(hold)),
+                    Offer::Hold(offered) => member.hold().is_some_and(|hold| offered.is(hold)),
                 })
             })
         });
@@ -270,9 +276,10 @@ impl Slot {
         Removed { _offers: offers, _members: members, _waiters: Vec::new() }
     }
 
-    /// Takes the turns away from futures that are not polled: of those that were offered one and do not look, also their
-    /// place in the line, and of those at its head that have not looked since `since`.
-    pub(super) fn take_away(&mut self, now: Instant, since: Instant) -> Removed {
+    /// Reclaims turns from futures that are not polled. A waiter that was offered a turn and has
+    /// not checked in by its due time leaves the queue until its next check-in. So does each waiter
+    /// at the head of the queue that has not checked in since `since`.
+    pub(super) fn reclaim(&mut self, now: Instant, since: Instant) -> Removed {
         let mut waiters = Vec::new();
         if let Some(rivals) = self.rivals.as_deref_mut() {
             let members = self.members.all();
@@ -281,9 +288,9 @@ impl Slot {
                 members.iter().any(|member| member.number == *number && member.is_overdue(now))
             });
             waiters.extend(overdue.iter().filter_map(|ticket| rivals.waiters.remove(ticket)));
-            // All that have not looked lately at once, or each of them would have to be waited for.
+            // Remove all of them at once: otherwise each would be waited for in turn.
             while let Some(first) = rivals.waiters.first_entry()
-                && first.get().looked < since
+                && first.get().checked_in < since
                 && !rivals.offers.contains_key(first.key())
             {
                 waiters.push(first.remove());
@@ -294,10 +301,10 @@ impl Slot {
     }
 
     /// Returns the first waiter, if the only hold can be handed off to it.
-    pub(super) fn heir(&self) -> Option<(u64, Arc<Notify>)> {
+    pub(super) fn handoff_target(&self) -> Option<(u64, Arc<Notify>)> {
         let [member] = self.members.all() else { return None };
-        let (ticket, waiter) = self.see_rivals()?.waiters.first_key_value()?;
-        (is_handed_off(member.mode) && waiter.mode == member.mode)
-            .then(|| (*ticket, Arc::clone(&waiter.told)))
+        let (ticket, waiter) = self.rivals()?.waiters.first_key_value()?;
+        (can_hand_off(member.mode) && waiter.mode == member.mode)
+            .then(|| (*ticket, Arc::clone(&waiter.notify)))
     }
 }

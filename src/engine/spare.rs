@@ -1,9 +1,9 @@
 //! A watchdog for engines whose runtime has ended.
 //!
-//! An engine without threads of its own works on a runtime of the user. When that has ended, those who wait or hold on
-//! another runtime take the place over. A holder that has only its token does not: nobody polls it. So until the
-//! place is taken, one thread of the process fires the tokens at `C`. It renews nothing: the store may live on
-//! the runtime that has ended.
+//! An engine without its own threads runs on a runtime of the user. When that ends, a call that
+//! waits or holds on another runtime restarts the engine there. A holder that has only its token
+//! does not: it makes no call. So until the engine runs again, one thread of the process fires the
+//! tokens at `C`. It renews nothing: the store may live on the runtime that has ended.
 
 use super::alarm::guarded;
 use super::core::Core;
@@ -23,7 +23,8 @@ pub(super) fn start() {
     });
 }
 
-/// Watches over an engine until its place is taken; false if there is no such thread.
+/// Fires the tokens of an engine until it runs again. Returns false if the thread could not be
+/// started.
 pub(super) fn watch(core: &Arc<Core>) -> bool {
     let sender = VACANT.get().and_then(Option::as_ref);
     sender.is_some_and(|sender| sender.send(Arc::clone(core)).is_ok())

@@ -1,8 +1,8 @@
-//! The state machine of a hold: pure transitions over time, no I/O, no locks, no clocks of its own.
+//! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
 mod count;
 
-pub(crate) use count::{Entered, Entry, Next, Op};
+pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
 
 use super::timing::Timing;
 use crate::clock::Instant;
@@ -10,37 +10,40 @@ use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::Absence;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The phase of a hold.
 pub(crate) enum Phase {
     Held,
     AtRisk,
     Lost(Loss),
-    /// The count is zero: the release is under way, or will be tried again.
+    /// The count is zero: the release is in flight, or will be retried.
     Releasing,
-    /// The store has it back, or it is left to expire.
+    /// The store has released it, or it is left to expire.
     Released,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The next renewal of a hold.
 enum Renewal {
     Due(Instant),
-    /// In a batch, which the watchdog looks at in time for each hold in it.
+    /// In a batch, which the watchdog checks in time for each hold in it.
     UnderWay {
         attempt: u32,
     },
     Stopped,
 }
 
-/// What the watchdog must do for a hold now.
+/// The work for a hold that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
-    Renew(Attempt),
+    Renew(RenewalAttempt),
     Flush,
-    /// Flush it: nobody has accepted it.
+    /// Flush it: its waiter did not accept it in time.
     TakenBack,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The part of the state that tasks wait on.
 pub(super) struct Visible {
     pub(super) phase: Phase,
     confirmed: Instant,
@@ -48,94 +51,101 @@ pub(super) struct Visible {
     over: bool,
 }
 
-/// A renewal that is to be sent.
+/// A renewal to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attempt {
+pub(crate) struct RenewalAttempt {
     pub(crate) number: u32,
-    /// It must not be sent later.
+    /// The time after which it must not be sent.
     pub(crate) believed_until: Instant,
     pub(crate) fence_kept: Instant,
 }
 
-/// An operation that writes the count. There is one at a time.
+/// The operation in flight that writes the count. There is at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InFlight {
     None,
-    /// A nested acquire, which closes the hold itself if no lease is left by then.
+    /// A nested acquire, which closes the hold itself if no lease is left at its end.
     Nested,
-    /// A lower count, or the release.
+    /// A record of a lower count, or the release.
     Op,
 }
 
-/// What the engine does about a key that is owed to the store.
+/// The state of a release that is owed to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cleanup {
     Idle,
-    /// The watchdog has asked for it.
+    /// The watchdog has submitted it.
     Queued,
-    /// Under way, one at a time, so that the gaps between attempts hold. The watchdog may have asked for it meanwhile.
+    /// A flush is running, one at a time, so that the gaps between attempts hold. The watchdog may
+    /// have submitted another one meanwhile.
     Running {
         queued: bool,
     },
 }
 
-/// The count that the store has.
+/// The count in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recorded {
     Known(u32),
-    /// The store has refused to lower its count to this one, which is not tried again.
+    /// The store rejected a lower count; its count may be higher than this one. Not retried.
     AtLeast(u32),
     Unknown,
 }
 
 impl Recorded {
-    /// Returns whether the store has this count, as far as it can be told.
+    /// Returns whether this count needs no further record.
     fn is(self, count: u32) -> bool {
         matches!(self, Self::Known(recorded) | Self::AtLeast(recorded) if recorded == count)
     }
 }
 
-/// What is known of a hold, and what is under way for it.
+/// The state of a hold and of its operations in flight.
 #[derive(Debug)]
 pub(crate) struct State {
     phase: Phase,
-    /// The operation on the count that is under way.
+    /// The operation in flight that writes the count.
     in_flight: InFlight,
     cleanup: Cleanup,
-    /// Handed to a waiter that has not accepted it yet.
+    /// True if it was handed off to a waiter that has not accepted it yet.
     offered: bool,
-    /// A release that failed may have run.
+    /// True if a release that failed may have run.
     release_unknown: bool,
-    /// It was found lost when it was given back, by whoever told the store.
+    /// Set when a record or the release itself found that the hold was already lost.
     found_lost: Option<Loss>,
-    /// When the last confirmed grant or renewal was sent.
+    /// The time at which the last confirmed grant or renewal was sent.
     confirmed: Instant,
     renewal: Renewal,
+    /// The number of the last renewal attempt.
     attempts: u32,
+    /// The number of failed renewals in a row.
     failures: u32,
+    /// The end of `max_hold`.
     max_until: Option<Instant>,
-    /// When the store last set how long it remembers the fencing token.
+    /// The time at which the store last extended its memory of the fencing token.
     fence_kept: Instant,
-    /// Leases alive in this process.
+    /// The number of live leases in this process.
     live: u32,
-    /// The count that the store has.
+    /// The count in the store.
     recorded: Recorded,
-    /// How often it was passed on since the store granted it.
-    passed: u32,
-    /// When the store's grant was asked for.
+    /// The number of hand-offs since the grant of the store.
+    handoffs: u32,
+    /// The time at which the request was sent that the store granted.
     granted: Instant,
-    /// By when the store's clock had surely reached the first fencing token of the grant; at no time if that is not known.
+    /// The time by which the store's clock had surely reached the first fencing token of the grant;
+    /// `Instant::MAX` if unknown.
     reached: Instant,
-    /// The loss was ours to decide: when to release at the latest.
+    /// The latest time of the release that is owed to the store, if the key is still ours after the
+    /// loss.
     owed: Option<Instant>,
-    /// Earlier sends of the grant whose fate is unknown may run until then.
+    /// The time until which earlier requests of the grant with an unknown fate may run.
     unsure_until: Option<Instant>,
     /// The error of the last release that failed.
     release_error: Option<Error>,
 }
 
 impl State {
-    /// Granted by a request that left at `sent`; renewed first at `renew`.
+    /// Returns the state after the grant of a request sent at `sent`, to be renewed first at
+    /// `renew`.
     pub(super) fn granted(
         sent: Instant,
         renew: Instant,
@@ -150,7 +160,7 @@ impl State {
             failures: 0,
             granted: sent,
             reached: sent,
-            passed: 0,
+            handoffs: 0,
             live: 1,
             recorded: Recorded::Known(1),
             offered: false,
@@ -190,7 +200,7 @@ impl State {
         self.release_error.clone()
     }
 
-    /// Why what was given back had been lost before, if it had.
+    /// Returns the loss, also one that only the release has found.
     pub(super) fn loss(&self) -> Option<Loss> {
         match self.phase {
             Phase::Lost(loss) => Some(loss),
@@ -198,38 +208,41 @@ impl State {
         }
     }
 
-    /// What somebody may wait for to change.
+    /// Returns the part of the state that tasks wait on.
     pub(super) fn visible(&self) -> Visible {
         let (busy, over) = (self.is_busy(), self.is_over());
         Visible { phase: self.phase, confirmed: self.confirmed, busy, over }
     }
 
+    /// Returns whether the holder may rely on the hold.
     pub(super) fn believed(&self) -> bool {
         matches!(self.phase, Phase::Held | Phase::AtRisk)
     }
 
-    /// Nothing more will be sent for it, so the next in line may ask the store.
+    /// Returns whether nothing more is sent for the hold, so that the next waiter may ask the
+    /// store.
     pub(super) fn is_over(&self) -> bool {
         match self.phase {
             Phase::Released => true,
-            // An operation that is still under way changes nothing any more.
+            // An operation that is still in flight changes nothing any more.
             Phase::Lost(_) => self.owed.is_none(),
             _ => false,
         }
     }
 
-    /// `D`: until when the store surely keeps it.
+    /// Returns `D`: the time until which the store surely keeps the key.
     pub(super) fn deadline(&self, timing: &Timing) -> Instant {
         timing.deadline(self.confirmed)
     }
 
-    /// `C`, or the end of `max_hold` if that is earlier: until when its holder may believe.
+    /// Returns `C`, or the end of `max_hold` if that is earlier: the time until which the holder
+    /// may rely on the hold.
     pub(super) fn believed_until(&self, timing: &Timing) -> Instant {
         let cancel = timing.cancel(self.confirmed);
         self.max_until.map_or(cancel, |max| max.min(cancel))
     }
 
-    /// Whether something of the store's is still owed and nobody is at it.
+    /// Returns whether a record or a release is due now.
     pub(super) fn needs_flush(&self) -> bool {
         match self.phase {
             Phase::Releasing => true,
@@ -239,7 +252,7 @@ impl State {
         }
     }
 
-    /// When the watchdog must look at this hold again.
+    /// Returns the time at which the watchdog must check this hold again.
     pub(super) fn wake_at(&self, timing: &Timing) -> Option<Instant> {
         match self.phase {
             Phase::Held | Phase::AtRisk => {
@@ -250,14 +263,14 @@ impl State {
                     Renewal::Due(_) | Renewal::Stopped => Some(end),
                 }
             }
-            Phase::Releasing => Some(self.left_at(timing)),
-            Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.left_at(timing)),
+            Phase::Releasing => Some(self.abandoned_at(timing)),
+            Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.abandoned_at(timing)),
             Phase::Lost(_) => self.owed,
             Phase::Released => None,
         }
     }
 
-    /// Returns whether the watchdog has asked for what is owed.
+    /// Returns whether the watchdog has submitted the release that is owed.
     fn is_queued(&self) -> bool {
         matches!(self.cleanup, Cleanup::Queued | Cleanup::Running { queued: true })
     }
@@ -270,9 +283,9 @@ impl State {
         };
     }
 
-    /// When a key that is to be released is left to expire, whatever is under way: what is may be in a future that
-    /// nobody polls.
-    fn left_at(&self, timing: &Timing) -> Instant {
+    /// Returns the time at which the release is given up and the key is left to expire, whatever is
+    /// in flight: that may be in a future that is not polled.
+    fn abandoned_at(&self, timing: &Timing) -> Instant {
         let deadline = self.deadline(timing);
         self.owed.map_or(deadline, |owed| deadline.max(owed + timing.attempt * 3))
     }
@@ -281,17 +294,17 @@ impl State {
         self.phase == Phase::Releasing
     }
 
-    /// Whether it is to be renewed: somebody has it.
+    /// Returns whether it may be renewed: it has a live lease that a waiter has accepted.
     fn renewable(&self) -> bool {
         self.live > 0 && !self.offered
     }
 
-    /// The store's clock has reached the first fencing token at `time`.
+    /// Sets the time by which the store's clock has reached the first fencing token.
     pub(super) fn reached(&mut self, time: Instant) {
         self.reached = time;
     }
 
-    /// Belief ends. With `owed` the key is still ours, to be released by then.
+    /// Loses the hold. With `owed` the key is still ours, and is to be released by then.
     pub(super) fn lose(&mut self, loss: Loss, owed: Option<Instant>) {
         if self.believed() {
             self.phase = Phase::Lost(loss);
@@ -300,7 +313,7 @@ impl State {
         }
     }
 
-    /// Notices by the clock what no event has told yet.
+    /// Loses the hold if `C` or the end of `max_hold` has passed.
     pub(super) fn expire(&mut self, timing: &Timing, now: Instant) {
         if now >= timing.cancel(self.confirmed) {
             self.lose(Loss::Expired, None);
@@ -309,9 +322,11 @@ impl State {
         }
     }
 
+    /// Returns the work that is due at `now`, and starts it.
     pub(super) fn tick(&mut self, timing: &Timing, now: Instant) -> Due {
         self.expire(timing, now);
-        if (self.is_queued() || self.phase == Phase::Releasing) && now >= self.left_at(timing) {
+        if (self.is_queued() || self.phase == Phase::Releasing) && now >= self.abandoned_at(timing)
+        {
             self.end();
         }
         if let Phase::Lost(_) = self.phase {
@@ -327,7 +342,7 @@ impl State {
         }
     }
 
-    /// Starts a renewal, or takes it back if nobody has accepted it.
+    /// Starts a renewal, or takes the hold back if its waiter has not accepted it.
     pub(super) fn verify(&mut self, timing: &Timing, now: Instant) -> Due {
         if !self.offered || !self.believed() {
             return self.renew_early(timing, now);
@@ -336,11 +351,11 @@ impl State {
         Due::TakenBack
     }
 
-    fn attempt(&mut self, believed_until: Instant) -> Attempt {
+    fn attempt(&mut self, believed_until: Instant) -> RenewalAttempt {
         let number = self.attempts.wrapping_add(1);
         self.attempts = number;
         self.renewal = Renewal::UnderWay { attempt: number };
-        Attempt { number, believed_until, fence_kept: self.fence_kept }
+        RenewalAttempt { number, believed_until, fence_kept: self.fence_kept }
     }
 
     /// Makes the next renewal due now.
@@ -362,7 +377,7 @@ impl State {
         }
     }
 
-    /// The verdict on renewal `attempt`, which left at `sent`.
+    /// Applies the verdict on renewal `attempt`, which was sent at `sent`.
     pub(super) fn renewed(
         &mut self,
         timing: &Timing,
@@ -391,7 +406,7 @@ impl State {
         }
     }
 
-    /// No verdict on renewal `attempt` came in time.
+    /// Counts renewal `attempt` as failed: no verdict came in time.
     pub(super) fn unanswered(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
         self.expire(timing, now);
         if self.believed() {
@@ -400,7 +415,7 @@ impl State {
     }
 
     fn renewal_failed(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
-        // An attempt that was given up on may still fail later; it says nothing new.
+        // An attempt that was given up may still fail later; that counts once only.
         if self.renewal != (Renewal::UnderWay { attempt }) {
             return;
         }
@@ -409,8 +424,9 @@ impl State {
         self.renewal = Renewal::Due(now + timing.gap(self.failures, jitter));
     }
 
-    /// The store confirmed, at `sent`, what had been given up by then: the key is ours for T more, and
-    /// nobody uses it. To be released when the leases are gone, or when they cannot rely on it any more.
+    /// Owes a release after a confirmation that came too late: the store keeps the key for T from
+    /// `sent`, without a holder. It is sent when the leases are gone, or when they cannot rely on
+    /// the key any more.
     fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
         if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
             self.owed = Some(self.deadline(timing).max(now));
@@ -419,7 +435,7 @@ impl State {
         }
     }
 
-    /// A key that was to be deleted may still be there.
+    /// Owes a release by `until`: a key that was to be deleted may still exist.
     pub(super) fn owe(&mut self, until: Instant) {
         if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
             self.owed = Some(until);
@@ -432,7 +448,7 @@ impl State {
         self.confirm(latest, timing.renewal(latest, jitter));
     }
 
-    /// The store has it since `sent`, and it is to be renewed at `next`.
+    /// Records the confirmation of a request sent at `sent`, and the time of the next renewal.
     pub(super) fn confirm(&mut self, sent: Instant, next: Instant) {
         self.confirmed = sent;
         self.phase = Phase::Held;
@@ -490,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn renewal_moves_the_deadline_by_its_own_send_and_forward() {
+    fn renewal_moves_the_deadline_forward_by_its_own_send_time() {
         let mut state = held();
         assert_eq!(state.wake_at(&timing()), Some(at(333)));
         let attempt = renew(&mut state, 333);
@@ -501,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blip_is_at_risk_and_then_held_again() {
+    fn renewal_failure_is_at_risk_and_then_held_again() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         verdict(&mut state, 350, attempt, 333, Err(unavailable()));
@@ -512,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_renewal_is_tried_again_until_c_and_never_after() {
+    fn renewal_without_an_answer_is_retried_only_until_c() {
         let mut state = held();
         let mut attempts = 0;
         loop {
@@ -522,7 +538,7 @@ mod tests {
             }
             if let Due::Renew(attempt) = state.tick(&timing(), now) {
                 attempts += 1;
-                assert_eq!(state.wake_at(&timing()), None, "its batch is looked at");
+                assert_eq!(state.wake_at(&timing()), None, "its batch is checked");
                 state.unanswered(&timing(), now + timing().attempt, 1.0, attempt.number);
             }
         }
@@ -534,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_after_c_changes_nothing() {
+    fn renewal_reply_after_c_changes_nothing() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         verdict(&mut state, 888, attempt, 333, Ok(None));
@@ -544,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn the_failure_of_an_attempt_given_up_on_says_nothing() {
+    fn renewal_given_up_that_fails_later_changes_nothing() {
         let mut state = held();
         let first = renew(&mut state, 333);
         state.unanswered(&timing(), at(500), 0.0, first);
@@ -556,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_stores_clear_word_or_c_loses() {
+    fn renewal_that_finds_an_absence_loses_the_hold() {
         for (absence, loss) in [(Absence::Gone, Loss::Gone), (Absence::Taken, Loss::Taken)] {
             let mut state = held();
             let attempt = renew(&mut state, 333);
@@ -567,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_type_is_a_loss() {
+    fn renewal_that_finds_a_key_of_another_type_is_a_loss() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         let error = Error::new(ErrorKind::WrongType, "test");
@@ -576,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn confirmation_after_the_loss_is_released_but_not_before_d() {
+    fn renewal_confirmed_after_the_loss_is_released_after_d() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         verdict(&mut state, 900, attempt, 700, Ok(None));
@@ -588,11 +604,11 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lease_closes_the_hold_in_the_same_step() {
+    fn hold_closes_in_the_step_that_ends_its_last_lease() {
         let mut state = held();
         assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
         assert_eq!(state.phase(), Phase::Releasing);
-        assert_eq!(state.enter(&timing(), at(11)), Entry::Over);
+        assert_eq!(state.reenter(&timing(), at(11)), Reentry::Over);
         assert_eq!(state.next_op(at(11)), Next::Op(Op::Release));
         assert_eq!(state.next_op(at(11)), Next::Busy);
         assert!(!state.is_over());
@@ -604,45 +620,45 @@ mod tests {
     #[test]
     fn nested_leases_are_recorded_with_absolute_counts() {
         let mut state = held();
-        assert_eq!(state.enter(&timing(), at(10)), Entry::Count(2));
-        assert_eq!(state.enter(&timing(), at(10)), Entry::Busy);
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(11), 0.0, granted, true).unwrap();
+        assert_eq!(state.reenter(&timing(), at(10)), Reentry::Count(2));
+        assert_eq!(state.reenter(&timing(), at(10)), Reentry::Busy);
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
         assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
         state.leave(&timing(), at(13));
         assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
         state.flushed(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
-        assert_eq!(state.next_op(at(16)), Next::Nothing, "a refused record is let be");
+        assert_eq!(state.next_op(at(16)), Next::Nothing, "a rejected record is not retried");
     }
 
     #[test]
-    fn lease_dropped_while_entering_keeps_the_new_one() {
+    fn lease_dropped_during_a_reentry_keeps_the_new_one() {
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.leave(&timing(), at(11));
         assert_eq!(state.phase(), Phase::Held);
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(12), 0.0, granted, true).unwrap();
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(12), 0.0, granted, true).unwrap();
         assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
-    fn a_failed_entry_after_the_last_lease_has_gone_releases() {
+    fn reentry_that_fails_after_the_last_lease_ended_releases() {
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.leave(&timing(), at(11));
-        let failed = Entered::Failed(unavailable());
-        assert!(state.entered(&timing(), at(12), 0.0, failed, true).is_err());
+        let failed = NestedVerdict::Failed(unavailable());
+        assert!(state.reentered(&timing(), at(12), 0.0, failed, true).is_err());
         assert!(state.needs_flush());
         assert_eq!(state.next_op(at(13)), Next::Op(Op::Release));
     }
 
     #[test]
-    fn an_abandoned_entry_is_taken_back() {
+    fn reentry_that_is_dropped_lowers_the_count_again() {
         let mut state = held();
-        state.enter(&timing(), at(10));
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(12), 0.0, granted, false).unwrap();
+        state.reenter(&timing(), at(10));
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(12), 0.0, granted, false).unwrap();
         assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
     }
 
@@ -653,7 +669,7 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
         assert_eq!(state.next_op(at(250)), Next::Nothing, "the lease is alive");
-        assert_eq!(state.enter(&timing(), at(250)), Entry::Lost(Loss::MaxHold));
+        assert_eq!(state.reenter(&timing(), at(250)), Reentry::Lost(Loss::MaxHold));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
         assert_eq!(state.tick(&timing(), at(300)), Due::Flush);
         assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
@@ -669,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn grant_copies_that_may_still_arrive_are_told_at_the_release() {
+    fn grant_copies_that_may_still_arrive_are_swept() {
         let mut state = State::granted(at(0), at(333), None, Some(at(900)));
         state.leave(&timing(), at(10));
         state.next_op(at(10));
@@ -679,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn late_copies_of_an_expired_grant_are_swept_only_after_d() {
+    fn grant_copies_of_an_expired_hold_are_swept_only_after_d() {
         let mut state = State::granted(at(0), at(333), None, Some(at(1500)));
         state.tick(&timing(), at(888));
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
@@ -705,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_is_neither_renewed_nor_released() {
+    fn hold_that_is_forgotten_is_neither_renewed_nor_released() {
         let mut state = held();
         state.forget();
         assert!(state.is_over());
@@ -714,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_from_c_on_whoever_asks() {
+    fn renewal_is_not_sent_from_c_on() {
         let mut state = held();
         assert_eq!(state.renew_early(&timing(), at(888)), Due::Nothing);
         assert!(matches!(state.renew_early(&timing(), at(887)), Due::Renew(_)));
@@ -724,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn hold_lost_by_our_own_word_keeps_its_time_of_release() {
+    fn loss_by_close_keeps_its_own_time_of_release() {
         let mut state = held();
         let attempt = renew(&mut state, 333);
         state.lose(Loss::Closed, Some(at(400)));
@@ -748,7 +764,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_told_while_it_lasts_and_when_found_at_the_end() {
+    fn loss_is_returned_also_when_only_the_release_finds_it() {
         let mut state = held();
         assert_eq!(state.loss(), None);
         state.lose(Loss::Taken, None);
@@ -762,12 +778,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_type_is_a_loss_for_whoever_enters_or_leaves() {
+    fn reentry_or_release_that_finds_another_type_is_a_loss() {
         let wrong = || Error::new(ErrorKind::WrongType, "test");
         let mut state = held();
-        state.enter(&timing(), at(10));
-        let failed = Entered::Failed(wrong());
-        state.entered(&timing(), at(11), 0.0, failed, true).unwrap_err();
+        state.reenter(&timing(), at(10));
+        let failed = NestedVerdict::Failed(wrong());
+        state.reentered(&timing(), at(11), 0.0, failed, true).unwrap_err();
         assert_eq!(state.phase(), Phase::Lost(Loss::Taken));
 
         let mut state = held();
@@ -777,17 +793,17 @@ mod tests {
     }
 
     #[test]
-    fn hold_that_nobody_accepts_is_taken_back_when_renewal_is_due() {
-        let mut state = held().pass(None, at(400));
+    fn handoff_not_accepted_is_taken_back_at_its_renewal() {
+        let mut state = held().hand_off(None, at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
         assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
         assert_eq!(state.next_op(at(400)), Next::Op(Op::Release));
         assert!(!state.accept(&timing(), at(400)));
         // After a reconnect it is not sure any more.
-        let mut state = held().pass(None, at(0));
+        let mut state = held().hand_off(None, at(0));
         assert_eq!(state.verify(&timing(), at(1)), Due::TakenBack);
-        let mut state = held().pass(None, at(0));
+        let mut state = held().hand_off(None, at(0));
         assert!(!state.accept(&timing(), at(600)), "too little is left");
     }
 
@@ -801,7 +817,7 @@ mod tests {
         // The first after it needs three microseconds, by a clock that is 1 % slower.
         assert!(!state.has_fence(micros(1_004), 1));
         assert!(state.has_fence(micros(1_005), 1));
-        let next = state.pass(None, at(0));
+        let next = state.hand_off(None, at(0));
         assert!(next.has_fence(micros(1_000), 3));
         assert!(!next.has_fence(micros(1_000), 2));
         assert!(!next.has_fence(micros(1_005), 2));
@@ -812,7 +828,7 @@ mod tests {
     #[test]
     fn hold_without_a_live_lease_is_not_renewed_and_ends_by_loss() {
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.leave(&timing(), at(20));
         assert_eq!(state.phase(), Phase::Held, "the nested call may still be granted");
         assert_eq!(state.wake_at(&timing()), Some(at(888)));
@@ -824,7 +840,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_nobody_sees_through_ends_with_the_key() {
+    fn release_that_is_not_polled_ends_with_the_key() {
         let mut state = held();
         state.leave(&timing(), at(20));
         assert_eq!(state.next_op(at(20)), Next::Op(Op::Release));
@@ -834,64 +850,64 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(988)), Due::Nothing);
         assert!(state.is_over() && state.is_busy());
         assert_eq!(state.next_op(at(988)), Next::Nothing);
-        // And one that is owed, some attempts after it was to be sent.
+        // A release that is owed ends some attempts after its time.
         let mut state = held();
-        state.enter(&timing(), at(10));
+        state.reenter(&timing(), at(10));
         state.lose(Loss::Closed, Some(at(900)));
         assert_eq!(state.tick(&timing(), at(900)), Due::Flush);
-        let end = state.wake_at(&timing()).expect("it is looked at again");
+        let end = state.wake_at(&timing()).expect("it is checked again");
         assert!(end > at(988) && !state.is_over());
         assert_eq!(state.tick(&timing(), end), Due::Nothing);
         assert!(state.is_over());
     }
 
     #[test]
-    fn a_chain_of_holders_ends_by_its_own_time_and_count() {
+    fn handoff_chain_ends_by_its_own_time_and_count() {
         let mut state = held();
         let chain = timing().longest_chain;
-        assert!(state.may_pass(&timing(), at(99), 1));
-        assert!(!state.may_pass(&timing(), Instant::ZERO + chain, 1));
-        // A renewal on the way does not make the chain young again.
+        assert!(state.may_hand_off(&timing(), at(99), 1));
+        assert!(!state.may_hand_off(&timing(), Instant::ZERO + chain, 1));
+        // A renewal does not restart the time of the chain.
         let attempt = match state.renew_early(&timing(), at(20)) {
             Due::Renew(attempt) => attempt.number,
             due => panic!("{due:?}"),
         };
-        assert!(!state.may_pass(&timing(), at(21), 1), "a renewal is under way");
+        assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is in flight");
         state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
-        let mut next = state.pass(None, at(0));
+        let mut next = state.hand_off(None, at(0));
         assert_eq!(state.phase(), Phase::Released);
-        assert!(!next.may_pass(&timing(), at(40), 1), "passed on once");
-        assert!(next.may_pass(&timing(), at(40), 2));
-        assert!(!next.may_pass(&timing(), Instant::ZERO + chain, 2));
-        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "nobody has accepted it");
+        assert!(!next.may_hand_off(&timing(), at(40), 1), "handed off once");
+        assert!(next.may_hand_off(&timing(), at(40), 2));
+        assert!(!next.may_hand_off(&timing(), Instant::ZERO + chain, 2));
+        assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "not accepted yet");
         assert!(next.accept(&timing(), at(40)));
         match next.renew_early(&timing(), at(40)) {
             Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
             due => panic!("{due:?}"),
         }
         let ends = State::granted(at(0), at(333), Some(at(50)), None);
-        assert!(ends.may_pass(&timing(), at(49), 1));
-        assert!(!ends.may_pass(&timing(), at(50), 1), "max_hold ends it");
+        assert!(ends.may_hand_off(&timing(), at(49), 1));
+        assert!(!ends.may_hand_off(&timing(), at(50), 1), "max_hold ends it");
     }
 
     #[test]
-    fn one_forgotten_lease_of_two_leaves_the_hold_as_it_is() {
+    fn lease_that_is_forgotten_leaves_a_hold_with_another_as_is() {
         let mut state = held();
-        state.enter(&timing(), at(10));
-        let granted = Entered::Granted { sent: at(10), count: 2 };
-        state.entered(&timing(), at(11), 0.0, granted, true).unwrap();
+        state.reenter(&timing(), at(10));
+        let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
+        state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
         state.forget();
         assert_eq!(state.phase(), Phase::Held);
         assert!(state.wake_at(&timing()).is_some(), "still renewed");
 
         let mut entering = held();
-        entering.enter(&timing(), at(10));
+        entering.reenter(&timing(), at(10));
         entering.forget();
-        assert_eq!(entering.phase(), Phase::Held, "the one who enters decides");
+        assert_eq!(entering.phase(), Phase::Held, "the re-entry decides");
     }
 
     #[test]
-    fn one_at_a_time_flushes() {
+    fn flush_runs_once_at_a_time() {
         let mut state = held();
         assert!(state.begin_reaping());
         assert!(!state.begin_reaping());

@@ -1,12 +1,12 @@
-//! Threads of the engine's own.
+//! Starts the threads of the engine.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::trace;
 
-/// Runs `work` on a thread of its own, with a runtime.
+/// Runs `work` on its own thread, with a runtime.
 pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static) -> Result<()> {
     let no_thread = |error: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, "the engine's thread could not be started")
+        Error::new(ErrorKind::Unavailable, "failed to start the engine's thread")
             .with_fate(Fate::NotExecuted)
             .with_source(error)
     };
@@ -16,7 +16,7 @@ pub(super) fn spawn_thread(name: &str, work: impl AsyncFnOnce() + Send + 'static
         .name(name.into())
         .spawn(move || {
             trace::start();
-            // A client that logs must not cost renewals.
+            // A client that logs must not delay renewals.
             let _lines = trace::catch();
             runtime.block_on(work());
         })

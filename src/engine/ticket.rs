@@ -1,69 +1,67 @@
-//! A place in the line of a name, and what comes to it.
+//! A place in the queue of a name, and the offers made to it.
 
 use super::queue::{Ended, Queue};
 use super::seat::Seats;
-use super::slot::{Member, Offer, Passed, Slot, Waiter};
+use super::slot::{HandedOff, Member, Offer, Slot, Waiter};
 use super::turn::Turn;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// What a waiter gets.
+/// An offer that a waiter took up.
 pub(crate) enum Admission {
     /// The permission to ask the store.
     Turn(Turn),
-    /// The hold of another one of this process, handed off; to be accepted.
-    Hold(Passed),
+    /// A hold that another flow of this process handed off. The waiter must still accept it.
+    Hold(HandedOff),
 }
 
-/// What a waiter sees.
-pub(crate) enum Look {
-    Admitted(Admission),
-    /// Since when the store has not answered a request for this name.
-    Waits {
-        silent_since: Option<Instant>,
-    },
+/// The waiter has no offer.
+pub(crate) struct Waits {
+    /// When the oldest request of this name left that the store has not answered.
+    pub(crate) silent_since: Option<Instant>,
 }
 
-/// A place in the line; leaving is O(log n). Dropping it gives up what was offered there.
+/// A place in the queue. Leaving is O(log n). Dropping it gives up its offer.
 pub(crate) struct Ticket {
     queue: Arc<Queue>,
     name: Name,
     mode: Mode,
     number: Option<u64>,
-    /// Made when it has to wait.
-    told: Option<Arc<Notify>>,
+    /// Created when it has to wait.
+    notify: Option<Arc<Notify>>,
 }
 
 impl Queue {
-    /// Returns a place in the line of a name, from the first [`Ticket::next`] on.
+    /// Returns a ticket for a name. It enters the queue at its first [`Ticket::next`].
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
-        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, told: None }
+        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, notify: None }
     }
 }
 
 impl Ticket {
-    /// Waits until it may look again.
-    pub(crate) async fn told(&mut self) {
-        self.told.get_or_insert_default().notified().await;
+    /// Waits until it is woken for an offer.
+    pub(crate) async fn woken(&mut self) {
+        self.notify.get_or_insert_default().notified().await;
     }
 
-    /// Returns whether it waits for a hold of this process, and all others in line are behind it.
+    /// Returns whether it waits behind a hold of this process and is the first waiter that is
+    /// polled.
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
-        let since = self.queue.looked_since(now);
+        let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
         let slot = state.slots.get(&self.name).filter(|slot| slot.holds().next().is_some());
-        let rivals = slot.and_then(Slot::see_rivals);
+        let rivals = slot.and_then(Slot::rivals);
         let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
-        let first = waiters.find(|(_, waiter)| waiter.looked >= since);
+        let first = waiters.find(|(_, waiter)| waiter.checked_in >= since);
         first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
     }
 
-    /// Looks at `now` for what has come to it. To be called again whenever it is [`told`](Ticket::told), each
-    /// [`Timing::look_period`](super::timing::Timing::look_period), and by a waiter that has not got a hold of what it
-    /// was given: it keeps its place.
-    pub(crate) fn look(&mut self, now: Instant) -> Look {
+    /// Shows that the waiter is polled, and takes its offer, if there is one. A waiter calls this again whenever it is
+    /// [`woken`](Ticket::woken), each [`Timing::check_in_period`](super::timing::Timing::check_in_period), and after a
+    /// turn or an offered hold that brought no hold: it keeps its place.
+    pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
         let mut guard = queue.lock();
         let state = &mut *guard;
@@ -73,30 +71,30 @@ impl Ticket {
             let Some(slot) = state.slots.get_mut(name) else {
                 let member = Member::asking(number, mode, now + queue.attempt);
                 state.slots.insert(name.clone(), Slot::new(member));
-                break Look::Admitted(Admission::Turn(queue.turn(state, name, mode, number, now)));
+                break Ok(Admission::Turn(queue.turn(state, name, mode, number, now)));
             };
             let ticket = *self.number.get_or_insert(number);
-            let told = self.told.get_or_insert_default();
-            let waiter = || Waiter { mode, told: Arc::clone(told), looked: now };
-            slot.make_rivals().waiters.entry(ticket).or_insert_with(waiter).looked = now;
-            // It may ask beside those that ask or hold already.
-            ended.told.extend(slot.advance(&mut state.numbers, now + queue.attempt));
-            let rivals = slot.make_rivals();
+            let notify = self.notify.get_or_insert_default();
+            let waiter = || Waiter { mode, notify: Arc::clone(notify), checked_in: now };
+            slot.rivals_or_default().waiters.entry(ticket).or_insert_with(waiter).checked_in = now;
+            // It may be allowed to ask beside the present members.
+            ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
+            let rivals = slot.rivals_or_default();
             match rivals.offers.remove(&ticket) {
-                Some(Offer::Hold(passed)) => break Look::Admitted(Admission::Hold(passed)),
+                Some(Offer::Hold(offered)) => break Ok(Admission::Hold(offered)),
                 Some(Offer::Turn(number)) => {
                     rivals.waiters.remove(&ticket);
                     let turn = queue.turn(state, name, mode, number, now);
-                    break Look::Admitted(Admission::Turn(turn));
+                    break Ok(Admission::Turn(turn));
                 }
-                // Only once: what is offered then is not overdue.
+                // Only once: an offer made after that is not overdue.
                 None if ended.is_empty() && slot.is_overdue(now) => {}
-                None => break Look::Waits { silent_since: slot.silent_since },
+                None => break Err(Waits { silent_since: slot.silent_since }),
             }
-            ended = queue.take_away(state, name, now);
+            ended = queue.reclaim(state, name, now);
         };
         drop(guard);
-        ended.tell();
+        ended.wake_all();
         admission
     }
 }
@@ -106,14 +104,14 @@ impl Drop for Ticket {
         let Some(ticket) = self.number else { return };
         let mut state = self.queue.lock();
         let Some(slot) = state.slots.get_mut(&self.name) else { return };
-        let Some(rivals) = slot.rivals() else { return };
+        let Some(rivals) = slot.rivals_mut() else { return };
         let waiter = rivals.waiters.remove(&ticket);
         let offer = rivals.offers.remove(&ticket);
         drop(state);
         drop(waiter);
         match offer {
             Some(Offer::Turn(number)) => self.queue.leave(&self.name, number),
-            Some(Offer::Hold(passed)) => drop(passed),
+            Some(Offer::Hold(offered)) => drop(offered),
             None => {}
         }
     }
@@ -137,17 +135,10 @@ mod tests {
     async fn enter(queue: &Arc<Queue>, name: &Name) -> Admission {
         let mut ticket = queue.ticket(name, Mode::Exclusive);
         loop {
-            match ticket.look(queue.clock.now()) {
-                Look::Admitted(admission) => return admission,
-                Look::Waits { .. } => ticket.told().await,
+            match ticket.check_in(queue.clock.now()) {
+                Ok(admission) => return admission,
+                Err(_) => ticket.woken().await,
             }
-        }
-    }
-
-    fn look(ticket: &mut Ticket, now: Instant) -> Option<Admission> {
-        match ticket.look(now) {
-            Look::Admitted(admission) => Some(admission),
-            Look::Waits { .. } => None,
         }
     }
 
@@ -159,13 +150,13 @@ mod tests {
         (Arc::new(Queue::new(Clock::system(), &Timing::DEFAULT)), Name::new("n").unwrap())
     }
 
-    fn turn(admission: Option<Admission>) -> Turn {
-        let Some(Admission::Turn(turn)) = admission else { panic!("no turn") };
+    fn turn(admission: Result<Admission, Waits>) -> Turn {
+        let Ok(Admission::Turn(turn)) = admission else { panic!("no turn") };
         turn
     }
 
     #[test]
-    fn turns_go_round_in_the_order_of_arrival() {
+    fn turns_are_offered_in_the_order_of_arrival() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         assert!(try_enter(&queue, &name).is_none());
@@ -183,25 +174,25 @@ mod tests {
     }
 
     #[test]
-    fn waiters_dropped_are_passed_over_even_when_their_turn_came() {
+    fn waiters_dropped_are_passed_over_even_when_offered_a_turn() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut gone = Box::pin(enter(&queue, &name));
-        let mut told = Box::pin(enter(&queue, &name));
+        let mut offered = Box::pin(enter(&queue, &name));
         let mut last = pin!(enter(&queue, &name));
         assert!(poll(gone.as_mut()).is_pending());
-        assert!(poll(told.as_mut()).is_pending());
+        assert!(poll(offered.as_mut()).is_pending());
         assert!(poll(last.as_mut()).is_pending());
         drop(gone);
         drop(first);
-        // The turn is now in `told`'s hands, though it was not polled since.
+        // The turn is offered to `offered`, which has not been polled since.
         assert!(poll(last.as_mut()).is_pending());
-        drop(told);
+        drop(offered);
         assert!(poll(last.as_mut()).is_ready());
     }
 
     #[test]
-    fn nothing_is_left_when_all_are_gone() {
+    fn slot_is_removed_with_its_last_waiter_and_turn() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut waiters: Vec<_> = (0..10_000).map(|_| Box::pin(enter(&queue, &name))).collect();
@@ -214,103 +205,103 @@ mod tests {
         assert!(try_enter(&queue, &name).is_some());
     }
 
-    /// Three in line behind a turn, all of which have looked at the time that is returned.
+    /// Returns three tickets behind a turn, and the time at which all have checked in.
     fn three_in_line() -> (Arc<Queue>, Name, Turn, [Ticket; 3], Instant) {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         let now = queue.clock.now();
         for place in &mut places {
-            assert!(look(place, now).is_none());
+            assert!(place.check_in(now).is_err());
         }
         (queue, name, first, places, now)
     }
 
     #[test]
-    fn turn_not_looked_at_goes_on_and_its_waiter_keeps_its_place() {
+    fn turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place() {
         let (queue, _, first, [mut late, mut second, mut third], now) = three_in_line();
         drop(first);
-        assert!(look(&mut second, now).is_none());
+        assert!(second.check_in(now).is_err());
         let due = queue.clock.now() + Timing::DEFAULT.attempt;
-        let taken = turn(look(&mut second, due + Duration::from_nanos(1)));
-        // It looks again, in time to be the first of the two.
-        assert!(look(&mut late, due).is_none());
+        let taken = turn(second.check_in(due + Duration::from_nanos(1)));
+        // It checks in again, in time to be the first of the two.
+        assert!(late.check_in(due).is_err());
         drop(taken);
-        assert!(look(&mut third, due).is_none());
-        drop(turn(look(&mut late, due)));
-        drop(turn(look(&mut third, due)));
+        assert!(third.check_in(due).is_err());
+        drop(turn(late.check_in(due)));
+        drop(turn(third.check_in(due)));
     }
 
     #[test]
-    fn turn_that_does_not_move_in_time_is_taken_away() {
+    fn turn_that_is_overdue_is_reclaimed() {
         let (_, _, first, [mut second, mut third, _fourth], now) = three_in_line();
         let due = now + Duration::from_secs(60);
-        assert_eq!(first.asks(now), Some(now));
-        first.moves_by(due);
-        assert!(look(&mut second, due).is_none(), "it is not overdue yet");
+        assert_eq!(first.asked(now), Some(now));
+        first.set_due(due);
+        assert!(second.check_in(due).is_err(), "it is not overdue yet");
         let late = due + Duration::from_nanos(1);
-        let taken = turn(look(&mut second, late));
-        assert_eq!(first.asks(late), None);
-        first.moves_by(now);
+        let taken = turn(second.check_in(late));
+        assert_eq!(first.asked(late), None);
+        first.set_due(now);
         drop(first);
-        assert!(look(&mut third, late).is_none(), "the second has it");
+        assert!(third.check_in(late).is_err(), "the second has it");
         drop(taken);
-        drop(turn(look(&mut third, late)));
+        drop(turn(third.check_in(late)));
     }
 
     #[test]
-    fn those_that_have_not_looked_lately_are_passed_over_at_once() {
+    fn waiters_not_checked_in_lately_are_passed_over_at_once() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let now = queue.clock.now();
         let mut aside: Vec<Ticket> =
             (0..100).map(|_| queue.ticket(&name, Mode::Exclusive)).collect();
         for place in &mut aside {
-            assert!(look(place, now).is_none());
+            assert!(place.check_in(now).is_err());
         }
         let late = now + Timing::DEFAULT.ttl;
         let mut last = queue.ticket(&name, Mode::Exclusive);
-        let taken = turn(look(&mut last, late));
-        taken.moves_by(late);
+        let taken = turn(last.check_in(late));
+        taken.set_due(late);
         drop(first);
-        // They look again, and are in line again.
-        assert!(aside.iter_mut().all(|place| look(place, late).is_none()));
+        // They check in again, and are back in the queue.
+        assert!(aside.iter_mut().all(|place| place.check_in(late).is_err()));
         drop(taken);
-        drop(turn(look(&mut aside[0], late)));
-        drop(turn(look(&mut aside[1], late)));
+        drop(turn(aside[0].check_in(late)));
+        drop(turn(aside[1].check_in(late)));
     }
 
     #[test]
-    fn a_grant_brings_the_turn_back_unless_there_is_a_hold() {
+    fn turn_comes_back_with_a_grant_unless_there_is_a_hold() {
         let (queue, name, first, [mut second, mut third, _fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
-        let taken = turn(look(&mut second, late));
+        let taken = turn(second.check_in(late));
         assert_eq!(first.keep(late), Kept::Yes);
-        assert_eq!(taken.asks(late), None);
-        assert_eq!(taken.keep(late), Kept::Not, "the first has a hold");
+        assert_eq!(taken.asked(late), None);
+        assert_eq!(taken.keep(late), Kept::Excluded, "the first has a hold");
         drop(taken);
-        assert!(look(&mut third, late + Timing::DEFAULT.ttl).is_none(), "a hold is never overdue");
+        assert!(third.check_in(late + Timing::DEFAULT.ttl).is_err(), "a hold is never overdue");
         assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
-        drop(turn(look(&mut third, late)));
+        drop(turn(third.check_in(late)));
     }
 
     #[test]
-    fn a_grant_voids_the_offer_of_the_turn_that_was_taken_away() {
+    fn grant_voids_the_offer_of_a_reclaimed_turn() {
         let (_, _, first, [mut second, mut third, mut fourth], now) = three_in_line();
         let late = now + Timing::DEFAULT.attempt * 2;
-        let taken = turn(look(&mut second, late));
+        let taken = turn(second.check_in(late));
         drop(second);
         drop(taken);
         assert_eq!(first.keep(late), Kept::Yes);
-        assert!(look(&mut third, late).is_none());
-        assert!(look(&mut fourth, late).is_none());
+        assert!(third.check_in(late).is_err());
+        assert!(fourth.check_in(late).is_err());
         drop(first);
-        drop(turn(look(&mut third, late)));
+        drop(turn(third.check_in(late)));
     }
 
     #[test]
-    fn a_turn_is_kept_also_when_nothing_is_left_of_its_slot() {
+    fn turn_is_kept_even_when_its_slot_is_gone() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let late = queue.clock.now() + Timing::DEFAULT.ttl;
@@ -322,28 +313,28 @@ mod tests {
     }
 
     #[test]
-    fn after_a_stall_no_one_overtakes_those_in_line() {
+    fn waiters_are_not_overtaken_after_a_stall() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
         for place in &mut places {
             // Long ago.
-            assert!(look(place, Instant::ZERO).is_none());
+            assert!(place.check_in(Instant::ZERO).is_err());
         }
         drop(first);
         assert!(try_enter(&queue, &name).is_none());
-        drop(turn(look(&mut places[0], queue.clock.now())));
+        drop(turn(places[0].check_in(queue.clock.now())));
         assert!(try_enter(&queue, &name).is_none());
     }
 
     #[test]
-    fn a_name_for_which_only_those_wait_that_do_not_look_is_free() {
+    fn name_is_free_when_no_waiter_of_it_checks_in() {
         let (queue, name, first, mut places, now) = three_in_line();
         drop(first);
         let late = now + Timing::DEFAULT.ttl;
         let taken = queue.try_turn(&name, Mode::Exclusive, late).unwrap();
-        assert!(places.iter_mut().all(|place| look(place, late).is_none()));
+        assert!(places.iter_mut().all(|place| place.check_in(late).is_err()));
         drop(taken);
-        drop(turn(look(&mut places[0], late)));
+        drop(turn(places[0].check_in(late)));
     }
 }

@@ -1,8 +1,9 @@
-//! The arithmetic of time: everything follows from T, the time to live.
+//! The arithmetic of time: every duration is derived from T, the time to live.
 //!
-//! `s` is the clock read just before a request was sent, so the store ran it at `s` or later
-//! and keeps the key until `s + T` at least, by its own clock. Allowing that clock a rate
-//! error, the holder may believe until the deadline `D`, and is told at `C`, a grace earlier:
+//! `s` is the clock read just before a request was sent, so the store ran it at `s` or later and
+//! keeps the key at least until `s + T`, by its own clock. With an allowance for the rate error of
+//! that clock, the holder may rely on the hold until the deadline `D`. Its token fires at `C`, a
+//! grace earlier:
 //!
 //! ```text
 //! s ────────── renew ─────────────── C ── grace ── D ─ margin ─ s + T
@@ -12,41 +13,42 @@ use crate::clock::Instant;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// How much faster than ours the store's clock may run. NTP slews by 0.05 % a side.
+/// The divisor for the rate error: the store's clock may run 1 % faster than ours. NTP slews by
+/// 0.05 % a side.
 const RATE_ERROR_DIVISOR: u32 = 100;
-/// Rounding to whole milliseconds on both sides.
+/// The error of rounding to whole milliseconds on both sides.
 const ROUNDING: Duration = Duration::from_millis(2);
 const GRACE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 const LONGEST_PERIOD: Duration = Duration::from_secs(60);
-/// Linux resends a lost segment after 200 ms at the earliest; one of them must not fail an attempt.
+/// Linux resends a lost segment after at least 200 ms; one lost segment must not fail an attempt.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(250);
-/// With a T of hours a fraction of T would be longer than anybody wants to wait for a reply.
+/// With a T of hours, a fraction of T would be too long to wait for a reply.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
 const LONGEST_GAP: Duration = Duration::from_secs(3);
 pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The durations that follow from T.
+/// The durations derived from T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timing {
-    /// T: the time to live that the store grants.
+    /// T, the time to live that the store grants.
     pub(crate) ttl: Duration,
-    /// How long before `D` the holder is told, so that its work can stop.
+    /// The time from `C` to `D`, in which the work of the holder stops.
     pub(crate) grace: Duration,
-    /// From one confirmed renewal to the next, before jitter.
+    /// The time from one confirmed renewal to the next, before jitter.
     pub(crate) period: Duration,
-    /// How long one attempt may take.
+    /// The time limit of one attempt.
     pub(crate) attempt: Duration,
-    /// For how long a hold is passed on in memory before other processes get their turn.
+    /// The time for which a hold is handed off in memory before other processes get their turn.
     pub(crate) longest_chain: Duration,
-    /// From `s` to `D`.
+    /// The time from `s` to `D`.
     to_deadline: Duration,
-    /// From `s` to `C`.
+    /// The time from `s` to `C`.
     to_cancel: Duration,
 }
 
 impl Timing {
-    /// The timing of T = 30 s; a test holds it to [`Timing::new`].
+    /// The timing of T = 30 s. A test compares it with [`Timing::new`].
     pub(crate) const DEFAULT: Self = Self {
         ttl: Duration::from_secs(30),
         grace: Duration::from_secs(2),
@@ -57,14 +59,14 @@ impl Timing {
         to_cancel: Duration::from_millis(27_698),
     };
 
-    /// Derives everything from T.
+    /// Derives all durations from T.
     pub(crate) fn new(ttl: Duration) -> Result<Self> {
         if !(SHORTEST_TTL..=LONGEST_TTL).contains(&ttl) {
             return Err(Error::invalid(format!(
                 "a time to live of {ttl:?} is out of range; choose 100 ms to 365 days"
             )));
         }
-        // The store counts whole milliseconds; ours must not be longer than its.
+        // The store counts whole milliseconds; T here must not be longer than there.
         let ttl = Duration::from_millis(ttl.as_millis() as u64);
         let grace = (ttl / 10).clamp(GRACE.0, GRACE.1);
         let to_deadline = ttl - ttl / RATE_ERROR_DIVISOR - ROUNDING;
@@ -79,36 +81,37 @@ impl Timing {
         })
     }
 
-    /// How long after a release that may not have been the last the next one follows: sooner if it failed.
+    /// Returns the time from one release of a sweep to the next: shorter if it failed.
     pub(crate) fn sweep_gap(&self, failed: bool) -> Duration {
         if failed { (self.ttl / 10).min(LONGEST_GAP) } else { self.ttl / 10 }
     }
 
-    /// How often a waiter in line looks whether the one with the turn still moves.
-    pub(crate) fn look_period(&self) -> Duration {
+    /// Returns the longest time between two check-ins of a waiter.
+    pub(crate) fn check_in_period(&self) -> Duration {
         self.ttl / 16
     }
 
-    /// `D`: until when a grant or renewal that was sent at `sent` may be believed.
+    /// Returns `D`: the time until which the holder may rely on a grant or renewal that was sent at
+    /// `sent`.
     pub(crate) fn deadline(&self, sent: Instant) -> Instant {
         sent + self.to_deadline
     }
 
-    /// `C`: when the holder is told, if nothing was confirmed since.
+    /// Returns `C`: the time at which the token fires, if nothing was confirmed since.
     pub(crate) fn cancel(&self, sent: Instant) -> Instant {
         sent + self.to_cancel
     }
 
-    /// When to renew what was confirmed at `sent`: up to a tenth early, so that processes
-    /// started together drift apart.
+    /// Returns the time of the renewal that follows a confirmation of `sent`: up to a tenth early,
+    /// so that processes started together drift apart.
     pub(crate) fn renewal(&self, sent: Instant, jitter: f64) -> Instant {
-        // Cheaper than to multiply a Duration; a period is a minute at most.
+        // Cheaper than multiplying a `Duration`; a period is at most a minute.
         let early = self.period.as_micros() as u64 as f64 / 10.0 * jitter;
         sent + (self.period - Duration::from_micros(early as u64))
     }
 
-    /// The wait before attempt `failures + 1`: T/60, doubling to T/20, with full jitter, but
-    /// never so short that a refusing server is hammered.
+    /// Returns the wait before attempt `failures + 1`: T/60, doubling to T/20, with jitter, but at
+    /// least a quarter of that, to spare a server that refuses requests.
     pub(crate) fn gap(&self, failures: u32, jitter: f64) -> Duration {
         let full = (self.ttl / 60)
             .saturating_mul(1 << failures.saturating_sub(1).min(8))
@@ -117,7 +120,7 @@ impl Timing {
         (full / 4) + (full - full / 4).mul_f64(jitter)
     }
 
-    /// Whether a grant sent at `sent` has too little left at `now` to be worth having.
+    /// Returns whether a grant sent at `sent` has too little time left at `now` to be used.
     pub(crate) fn stale(&self, sent: Instant, now: Instant) -> bool {
         self.deadline(sent).saturating_duration_since(now) < self.ttl / 2
     }
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn thirty_seconds_give_the_documented_figures() {
+    fn timing_of_thirty_seconds_has_the_documented_figures() {
         let timing = Timing::new(millis(30_000)).unwrap();
         assert_eq!(timing, Timing::DEFAULT);
         let s = Clock::system().now();
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_are_named_in_the_error() {
+    fn ttl_limits_are_named_in_the_error() {
         for bad in [Duration::ZERO, millis(99), LONGEST_TTL + millis(1), Duration::MAX] {
             let error = Timing::new(bad).unwrap_err();
             assert!(error.to_string().contains("100 ms to 365 days"), "{error}");
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_with_less_than_half_left_is_stale() {
+    fn grant_with_less_than_half_left_is_stale() {
         let timing = Timing::new(millis(1_000)).unwrap();
         let s = Clock::system().now();
         assert!(!timing.stale(s, s + millis(488)));
@@ -167,13 +170,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_time_to_live_leaves_room_to_renew_twice(ttl in 100u64..=365 * 24 * 3600 * 1000) {
+        fn ttl_leaves_room_to_renew_twice(ttl in 100u64..=365 * 24 * 3600 * 1000) {
             let timing = Timing::new(millis(ttl)).unwrap();
             let s = Clock::system().now();
             let (c, d) = (timing.cancel(s), timing.deadline(s));
             prop_assert!(s < c && c < d && d < s + timing.ttl);
             prop_assert!(timing.grace >= millis(10) && timing.grace <= millis(2_000));
-            // A first attempt that runs into its time limit still leaves one more before C.
+            // A first attempt that times out still leaves time for one more before C.
             let second = timing.renewal(s, 0.0) + timing.attempt + timing.gap(1, 1.0);
             prop_assert!(second + timing.attempt < c, "{timing:?}");
         }

@@ -2,22 +2,24 @@
 
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;
-use super::slot::{Member, Slot, Stage, share};
+use super::slot::{Member, Slot, Stage, can_share};
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
 
-/// Whether a turn becomes the seat of a hold.
+/// The outcome of [`Turn::keep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
+    /// The turn becomes the seat of a hold.
     Yes,
-    /// There is a hold already that this one cannot share the name with.
-    Not,
-    /// The name was forced open since the store was asked for it; the grant may be gone.
+    /// Another hold exists that cannot share the name with this one.
+    Excluded,
+    /// The name was forced open after the request was sent; the grant may be gone.
     Forced,
 }
 
-/// The permission to ask the store for a name. It ends with the grant, which makes it a [`Seat`], or with its drop.
+/// The permission to ask the store for a name. The grant turns it into a [`Seat`]; dropping it ends
+/// it.
 pub(crate) struct Turn {
     queue: Arc<Queue>,
     seat: Seat,
@@ -26,7 +28,7 @@ pub(crate) struct Turn {
 }
 
 impl Queue {
-    /// Takes a turn of a name at once, if nobody of this process waits for the name or keeps it from asking.
+    /// Returns a turn at once, unless another flow of this process waits for the name or blocks it.
     pub(crate) fn try_turn(
         self: &Arc<Self>,
         name: &Name,
@@ -43,9 +45,9 @@ impl Queue {
                 Some(slot) if !slot.has_waiters() && slot.members.may_ask(mode) => {
                     slot.members.push(member);
                 }
-                // Only once: what is offered now is not overdue.
+                // Only once: a turn that is offered now is not overdue.
                 Some(slot) if ended.is_none() && slot.is_overdue(now) => {
-                    ended = Some(self.take_away(&mut state, name, now));
+                    ended = Some(self.reclaim(&mut state, name, now));
                     continue;
                 }
                 Some(_) => break None,
@@ -54,12 +56,12 @@ impl Queue {
         };
         drop(state);
         if let Some(ended) = ended {
-            ended.tell();
+            ended.wake_all();
         }
         turn
     }
 
-    /// Returns the turn of this number, which is a member of its slot.
+    /// Returns the turn of a number that is a member of its slot.
     pub(super) fn turn(
         self: &Arc<Self>,
         state: &QueueState,
@@ -76,13 +78,13 @@ impl Queue {
 }
 
 impl Turn {
-    /// Returns when to ask the store at the earliest, if others are to go first.
+    /// Returns the earliest time to ask the store, if waiters elsewhere go first.
     pub(crate) fn not_before(&self) -> Option<Instant> {
         self.not_before
     }
 
-    /// Tells by when the next step follows.
-    pub(crate) fn moves_by(&self, time: Instant) {
+    /// Sets the time by which the next step follows. After that, waiters may reclaim the turn.
+    pub(crate) fn set_due(&self, time: Instant) {
         self.with_slot(|slot, number| {
             if let Some(Member { stage: Stage::Asking { due }, .. }) = slot.members.get(number) {
                 *due = time;
@@ -90,8 +92,9 @@ impl Turn {
         });
     }
 
-    /// The store is asked at `now`. Returns since when it has not answered, or `None` when the turn was taken away.
-    pub(crate) fn asks(&self, now: Instant) -> Option<Instant> {
+    /// Records a request to the store at `now`. Returns the time of the first unanswered request,
+    /// or `None` if the turn was reclaimed.
+    pub(crate) fn asked(&self, now: Instant) -> Option<Instant> {
         self.with_slot(|slot, number| {
             slot.members.get(number)?;
             Some(*slot.silent_since.get_or_insert(now))
@@ -104,20 +107,23 @@ impl Turn {
         state.slots.get_mut(&self.seat.name).map(|slot| change(slot, self.seat.number))
     }
 
-    /// The store was asked at `sent`, and has granted the name. If the turn was taken away since, it comes back: those
-    /// who have asked in its place, and cannot share the name with it, can be granted nothing.
+    /// Keeps the turn after a grant of the request sent at `sent`, even if the turn was reclaimed
+    /// meanwhile: the store cannot grant the name to the turns that replaced it and that exclude
+    /// this mode.
     pub(crate) fn keep(&self, sent: Instant) -> Kept {
         let Seat { name, number, .. } = &self.seat;
         let mut state = self.queue.lock();
         let served_at = state.pauses.is_heard(name).then_some(state.numbers);
         let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
         let slot = state.slots.entry(name.clone()).or_insert_with(|| Slot::new(own()));
-        let excludes = |member: &Member| member.number != *number && !share(member.mode, self.mode);
+        let excludes =
+            |member: &Member| member.number != *number && !can_share(member.mode, self.mode);
         let is_held = |member: &Member| matches!(member.stage, Stage::Holding(_));
         if slot.members.all().iter().any(|member| is_held(member) && excludes(member)) {
-            return Kept::Not;
+            return Kept::Excluded;
         }
-        if slot.rivals().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some()) {
+        if slot.rivals_mut().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some())
+        {
             return Kept::Forced;
         }
         let removed = slot.remove(|member| !excludes(member));
@@ -125,15 +131,15 @@ impl Turn {
             Some(member) => member.stage = Stage::Holding(None),
             None => slot.members.push(own()),
         }
-        if served_at.is_some() || slot.see_rivals().is_some() {
-            slot.make_rivals().served_at = served_at;
+        if served_at.is_some() || slot.rivals().is_some() {
+            slot.rivals_or_default().served_at = served_at;
         }
         drop(state);
         drop(removed);
         Kept::Yes
     }
 
-    /// Makes it the seat of a hold, after [`Kept::Yes`].
+    /// Turns it into the seat of a hold, after [`Kept::Yes`].
     pub(super) fn into_seat(self) -> Seat {
         self.seat
     }

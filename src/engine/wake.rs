@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Wakes those who wait. A waker is the only code of the user's that runs here; if it panics, nobody else is struck.
+/// Wakes waiters. A waker is the only user code that runs here; its panic affects no other waiter.
 pub(super) fn wake(wake: impl FnOnce()) {
-    // The panic hook has told it.
+    // The panic hook has reported it.
     let _ = catch_unwind(AssertUnwindSafe(wake));
 }

@@ -1,14 +1,16 @@
-//! Fires the tokens of what could not be renewed, and says what is to be renewed when.
+//! Fires the tokens of holds that were not renewed in time, and decides which holds are renewed
+//! when.
 //!
 //! One loop per engine. It wakes for the hold that is due first, never for each hold.
 //!
 //! # Invariants
 //!
-//! 1. **Nothing here waits for anything but the clock**: no store, no client, no subscriber of traces, no user code
-//!    but the wakers of tokens. What is to be sent goes to the [`worker`](super::worker).
-//! 2. **What is on its way is watched too.** A call is put into the schedule before the worker has it, so a worker
-//!    that stands still costs renewals, never a token.
-//! 3. Only the watchdog takes holds out of the schedule.
+//! 1. **The watchdog waits for nothing but the clock**: no store, no client, no subscriber of
+//!    traces, no user code but the wakers of tokens. It sends its calls to the
+//!    [`worker`](super::worker).
+//! 2. **Calls in flight are watched too.** A call is put into the schedule before the worker has
+//!    it, so a worker that stalls delays renewals, never a token.
+//! 3. Only the watchdog takes holds out of the schedule when they are due.
 
 use super::core::Core;
 use super::hold::Hold;
@@ -19,15 +21,15 @@ use super::timing::Timing;
 use crate::clock::{Instant, Sleeper};
 use std::sync::Arc;
 
-/// How many calls go out together at most, unless more are due.
+/// The largest number of calls sent together, unless more are due.
 const BURST: usize = 16;
 
-/// Watches for ever.
+/// Runs the watchdog. Never returns.
 pub(super) async fn run(core: &Arc<Core>) {
     let mut sleeper = Sleeper::new(core.clock());
     loop {
         tokio::select! {
-            // What is due first.
+            // Due holds come first.
             biased;
             () = core.schedule.wait(&mut sleeper) => {}
             () = core.verify.notified() => verify_all(core),
@@ -36,7 +38,7 @@ pub(super) async fn run(core: &Arc<Core>) {
     }
 }
 
-/// Does what is due.
+/// Does the work that is due.
 fn tick(core: &Arc<Core>) {
     let now = core.now();
     let due = core.schedule.due(now);
@@ -45,44 +47,44 @@ fn tick(core: &Arc<Core>) {
             renewing.hold.unanswered(core, renewing.attempt.number);
         }
     }
-    let mut departure = Departure::new(core, now);
-    departure.take(core, due.holds, State::tick);
-    departure.fill_up(core);
-    departure.leave(core);
+    let mut plan = RenewalPlan::new(core, now);
+    plan.take(core, due.holds, State::tick);
+    plan.top_up(core);
+    plan.send_all(core);
 }
 
-/// A connection was lost and made anew: the server may have restarted without our leases.
+/// Verifies all holds after a reconnect: the server may have restarted without them.
 fn verify_all(core: &Arc<Core>) {
-    let mut departure = Departure::new(core, core.now());
-    departure.take(core, core.schedule.all(), State::verify);
-    departure.leave(core);
+    let mut plan = RenewalPlan::new(core, core.now());
+    plan.take(core, core.schedule.all(), State::verify);
+    plan.send_all(core);
 }
 
-/// What is to be renewed now.
-struct Departure {
+/// The renewals to send now.
+struct RenewalPlan {
     now: Instant,
-    /// When an attempt that leaves now must be over. Those with less time left go apart: theirs must be short, that of the
-    /// others need not.
-    whole: Instant,
-    /// How many one call takes.
+    /// The end of an attempt that is sent now. Holds with less time left go in calls of their own:
+    /// only theirs must be short.
+    attempt_deadline: Instant,
+    /// The number of renewals in one call.
     size: usize,
     renewing: Batch,
-    /// Lost, and owed to the store.
+    /// Holds whose release is owed to the store.
     flush: Vec<Arc<Hold>>,
 }
 
-impl Departure {
+impl RenewalPlan {
     fn new(core: &Core, now: Instant) -> Self {
         Self {
             now,
-            whole: now + core.timing.attempt,
+            attempt_deadline: now + core.timing.attempt,
             size: core.batch_size,
             renewing: Vec::new(),
             flush: Vec::new(),
         }
     }
 
-    /// Takes along what was taken out of the schedule, as far as it is to be renewed or flushed.
+    /// Adds holds that were taken out of the schedule and are to be renewed or flushed.
     fn take(
         &mut self,
         core: &Arc<Core>,
@@ -90,7 +92,7 @@ impl Departure {
         change: fn(&mut State, &Timing, Instant) -> Due,
     ) {
         for (at, hold) in taken {
-            match hold.taken(core, (at, self.now), change) {
+            match hold.when_due(core, (at, self.now), change) {
                 Due::Nothing => {}
                 Due::Flush | Due::TakenBack => self.flush.push(hold),
                 Due::Renew(attempt) => self.renewing.push(Renewing { hold, attempt }),
@@ -98,10 +100,10 @@ impl Departure {
         }
     }
 
-    /// Takes leases along that are due soon anyway. Those due almost at once, because a burst of calls costs a
-    /// third of what they cost one by one, each on cold caches; and as many as the last call has room for,
-    /// because it costs the same for one as for a hundred.
-    fn fill_up(&mut self, core: &Arc<Core>) {
+    /// Adds holds that are due soon anyway. It adds those due almost at once, because a burst of
+    /// calls costs a third of the same calls one by one, each on cold caches. It also adds as many
+    /// as the last call has room for, because one costs the same as a hundred.
+    fn top_up(&mut self, core: &Arc<Core>) {
         if self.renewing.is_empty() {
             return;
         }
@@ -113,20 +115,22 @@ impl Departure {
         self.take(core, core.schedule.soon(soon, room), State::renew_early);
     }
 
-    fn leave(mut self, core: &Arc<Core>) {
+    /// Submits the flushes and sends the calls to the worker.
+    fn send_all(mut self, core: &Arc<Core>) {
         for hold in self.flush {
-            core.reap(Job::Flush(hold));
+            core.submit(Job::Flush(hold));
         }
         let mut calls: Vec<Call> = Vec::new();
-        let short = self.renewing.extract_if(.., |one| one.attempt.believed_until < self.whole);
+        let short =
+            self.renewing.extract_if(.., |one| one.attempt.believed_until < self.attempt_deadline);
         let short: Batch = short.collect();
         for all in [short, self.renewing] {
-            // The worker takes apart what parts of the store are to be asked for; to know them is the store's.
+            // The worker splits a batch by parts of the store: only the store knows them.
             let size = if core.sharded { all.len() } else { self.size };
             let mut all = all.into_iter();
             while all.len() > 0 {
                 let batch = all.by_ref().take(size).collect();
-                calls.push(Call::new(&core.schedule, batch, self.whole));
+                calls.push(Call::new(&core.schedule, batch, self.attempt_deadline));
             }
         }
         if !calls.is_empty() {

@@ -1,9 +1,9 @@
-//! Does what the watchdog and the callers hand over: all that touches the store.
+//! Runs the calls of the watchdog and the jobs of the callers: everything that calls the store.
 //!
-//! One loop per engine, which hands each piece of work to a task of its own, so that none waits for another. The
-//! watchdog needs none of it to fire a token.
+//! One loop per engine. It spawns a task for each call and job, so that none waits for another. The
+//! watchdog needs none of them to fire a token.
 
-use super::ask::{caught, made};
+use super::ask::{caught, caught_call};
 use super::core::{Core, Inbox};
 use super::hold::Hold;
 use super::job::Job;
@@ -19,13 +19,13 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
-/// Works until nobody needs the engine any more, and ends it.
+/// Runs the worker until the engine is no longer needed, and ends the engine.
 pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
     let mut tasks = JoinSet::new();
     let reconnects = core.store.reconnects();
     loop {
         tokio::select! {
-            // Renewals first, and new work last: a flood of it must not keep the rest waiting.
+            // Renewals come first and new jobs last: a flood of jobs must not starve the rest.
             biased;
             Some(calls) = inbox.calls.recv() => {
                 for call in calls {
@@ -60,7 +60,7 @@ fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
     }
 }
 
-/// Asks each part of the store by a call of its own.
+/// Renews a batch by one call for each part of the store.
 async fn renew_apart(core: &Arc<Core>, call: Call) {
     let mut shards: HashMap<usize, Batch> = HashMap::new();
     for renewing in call.batch.iter() {
@@ -72,7 +72,8 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
         let mut all = all.into_iter();
         while all.len() > 0 {
             let batch = all.by_ref().take(core.batch_size).collect();
-            let (core, call) = (Arc::clone(core), Call::new(&core.schedule, batch, call.whole));
+            let (core, call) =
+                (Arc::clone(core), Call::new(&core.schedule, batch, call.attempt_deadline));
             calls.spawn(async move { renew(&core, call).await });
         }
     }
@@ -80,18 +81,20 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
     while calls.join_next().await.is_some() {}
 }
 
-/// A hint, so that a store that panics here loses nothing but that.
+/// Returns the part of the store that keeps a name. It is only a hint, so a panic here counts as
+/// part 0.
 fn shard(core: &Core, name: &Name) -> usize {
     catch_unwind(AssertUnwindSafe(|| core.store.shard(name))).unwrap_or_default()
 }
 
-/// Without an answer it stays in the schedule, for the watchdog to see.
+/// Sends one call of renewals. Without an answer the call stays in the schedule, where the watchdog
+/// finds it.
 async fn renew(core: &Arc<Core>, call: Call) {
     let Call { batch, until, key, .. } = call;
     let now = core.now();
     let timeout = until.saturating_duration_since(now);
     if timeout.is_zero() {
-        // The thread stood still since it was due: nothing is sent after `C`.
+        // The thread has stalled since the call was due: nothing is sent after `C`.
         return;
     }
     let request = |renewing: &Renewing| {
@@ -100,8 +103,8 @@ async fn renew(core: &Arc<Core>, call: Call) {
         Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
     };
     let requests: Vec<Renewal> = batch.iter().map(request).collect();
-    let mut request = made(|| core.store.renew(requests, timeout));
-    // A store that keeps its contract answers before.
+    let mut request = caught_call(|| core.store.renew(requests, timeout));
+    // A store that keeps its contract answers earlier.
     let answer = tokio::time::timeout(timeout * 2, caught(&mut request));
     let Ok(renewed) = answer.await else { return };
 
@@ -129,14 +132,15 @@ fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
     (0..times).map(|_| Err(error.clone())).collect()
 }
 
-/// The store's memory of the last fencing token must not end during a long hold.
+/// Returns the retention of the fencing token if it is time to extend it: the store's memory must
+/// not end during a long hold.
 fn fence_retention(core: &Core, renewing: &Renewing, now: Instant) -> Option<Duration> {
     let retention = core.settings.fencing?.retention?;
     let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
     (renewing.hold.fence.is_some() && old).then_some(retention)
 }
 
-/// Nobody needs the engine any more: finish what was begun, within bounds, and disconnect.
+/// Ends the engine: finishes its jobs within bounds, and disconnects.
 async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
     let until = core.now() + core.timing.attempt * 2;
     let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
@@ -150,7 +154,8 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
             if tasks.join_next().await.is_none() && inbox.is_empty() {
                 break;
             }
-            // When the runtime ends too, what is spawned comes back at once; this lets it end us first.
+            // When the runtime ends too, it drops spawned tasks at once; this lets it drop us
+            // first.
             tokio::task::yield_now().await;
         }
     };
@@ -165,8 +170,9 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
         () = core.close_store() => {}
         () = core.clock().sleep_until(until) => {}
     }
-    // What is still not released will not be; its turn must not keep the queue alive.
-    let error = Error::new(ErrorKind::Unavailable, "the engine has ended");
+    // The remaining holds are not released any more; their seats must not keep the queue alive.
+    let error =
+        Error::new(ErrorKind::Unavailable, "the engine ended before the release was confirmed");
     for hold in core.queue.holds() {
         hold.give_up(core, &error);
     }

@@ -233,7 +233,7 @@ async fn subscriber_that_panics_leaves_no_lease_unwatched() {
         let counted = std::sync::Arc::clone(&told);
         let log =
             tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || {
-                // Three times "at risk", then three times "held again".
+                // Three times "at risk", then three times "lease recovered".
                 assert_ne!(counted.fetch_add(1, Ordering::Relaxed), 2 + panics_at, "on purpose");
                 std::io::sink()
             });

@@ -344,18 +344,18 @@ async fn a_restart_that_keeps_the_keys_keeps_the_leases() {
     assert!(!exists(&server, "job"));
 }
 
-/// The events "at risk" and "held again" of a name, in their order, and no other but the
+/// The events "at risk" and "lease recovered" of a name, in their order, and no other but the
 /// grant.
 async fn blip(name: &str) {
     let trace = Trace::of_all_threads();
     let over = || {
         let messages = trace.messages(name);
-        messages.iter().any(|message| message == "held again")
+        messages.iter().any(|message| message == "lease recovered")
     };
     eventually(LONG, over).await;
     let messages = trace.messages(name);
     let position = |text| messages.iter().position(|message| message == text);
-    assert!(position("at risk") < position("held again"), "{messages:?}");
+    assert!(position("at risk") < position("lease recovered"), "{messages:?}");
     assert!(position("at risk").is_some(), "{messages:?}");
     assert_eq!(position("lost"), None, "{messages:?}");
 }

@@ -1,8 +1,8 @@
-//! Waiting behind others of this process.
+//! Waits behind other flows of this process.
 
 use super::super::hints::Hints;
 use super::super::hold::Hold;
-use super::super::ticket::{Admission, Look, Ticket};
+use super::super::ticket::{Admission, Ticket, Waits};
 use super::{AcquireLoop, FIRST_GAP, is_silent};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 
 impl AcquireLoop<'_, '_> {
-    /// Waits for the answer to a request of another one here, as long as for one of its own: that there was none for long
-    /// may be because this process stood still. `None`: the store is not silent, so another one here has the name, or
-    /// is about to.
-    pub(super) async fn behind_a_silence(&self) -> Result<Option<Arc<Hold>>> {
+    /// Waits for the answer to a request of another flow of this process, as long as for an own
+    /// one: a long silence may come from a stall of this process. Returns `None` if the store is
+    /// not silent: then another flow has the name, or is about to.
+    pub(super) async fn wait_out_silence(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
         let mut ticket = core.queue.ticket(self.name, self.mode);
@@ -27,13 +27,13 @@ impl AcquireLoop<'_, '_> {
             if until <= now {
                 return Err(Error::silent());
             }
-            if let Look::Admitted(admission) = ticket.look(now) {
+            if let Ok(admission) = ticket.check_in(now) {
                 return self.admitted(admission).await;
             }
             let pause = FIRST_GAP.min(until.saturating_duration_since(now));
             // The answer that ends the silence may also have let us ask.
-            if timeout(pause, ticket.told()).await.is_ok()
-                && let Look::Admitted(admission) = ticket.look(core.now())
+            if timeout(pause, ticket.woken()).await.is_ok()
+                && let Ok(admission) = ticket.check_in(core.now())
             {
                 return self.admitted(admission).await;
             }
@@ -44,25 +44,26 @@ impl AcquireLoop<'_, '_> {
     pub(super) async fn admitted(&self, admission: Admission) -> Result<Option<Arc<Hold>>> {
         match admission {
             Admission::Turn(turn) => self.begin(turn).await,
-            Admission::Hold(passed) => Ok(passed.accept(self.core)),
+            Admission::Hold(offered) => Ok(offered.accept(self.core)),
         }
     }
 
-    /// Waits in line, for as long as the store is not silent: the first in line may hear nothing either.
+    /// Waits in the queue until an offer comes, or fails once the store counts as silent: the first
+    /// waiter may get no answer either.
     pub(super) async fn wait_in_line(&self, ticket: &mut Ticket) -> Result<Admission> {
         let core = self.core;
         let limit = self.silence_limit();
-        let mut hints = Hints::Unasked;
+        let mut hints = Hints::NotSubscribed;
         let mut gap = FIRST_GAP;
-        // This needs no answer, whatever came before.
+        // Waiting needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
             let now = core.now();
-            let silent_since = match ticket.look(now) {
-                Look::Admitted(admission) => return Ok(admission),
-                Look::Waits { silent_since } => silent_since,
+            let Waits { silent_since } = match ticket.check_in(now) {
+                Ok(admission) => return Ok(admission),
+                Err(waits) => waits,
             };
-            let mut pause = gap.min(core.timing.look_period());
+            let mut pause = gap.min(core.timing.check_in_period());
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;
                 if until <= now {
@@ -70,32 +71,32 @@ impl AcquireLoop<'_, '_> {
                 }
                 pause = pause.min(until.saturating_duration_since(now));
             }
-            // Long enough to be worth a subscription, so that a release by force is heard.
+            // The wait is long enough to be worth a subscription, which reports a forced release.
             let listens = gap > FIRST_GAP && core.announces && ticket.is_first_behind_a_hold(now);
-            let told = timeout(pause, ticket.told());
-            let told = if listens {
+            let woken = timeout(pause, ticket.woken());
+            let woken = if listens {
                 tokio::select! {
                     biased;
-                    told = told => told,
-                    never = Box::pin(self.doubt(&mut hints)) => match never {},
+                    woken = woken => woken,
+                    never = Box::pin(self.verify_on_hints(&mut hints)) => match never {},
                 }
             } else {
-                told.await
+                woken.await
             };
-            if told.is_err() {
+            if woken.is_err() {
                 gap = gap.saturating_mul(2);
             }
         }
     }
 
-    /// Has the hold before us renewed at each hint, for it may have been forced open elsewhere.
-    async fn doubt<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
+    /// Renews the hold ahead at each hint: it may have been forced open elsewhere.
+    async fn verify_on_hints<'a>(&'a self, hints: &mut Hints<'a>) -> Infallible {
         let core = self.core;
         loop {
             let subscribed = hints.is_subscribed();
             hints.hint(core, self.name).await;
-            // Neither the subscription nor a release of our own, which a new grant follows, is worth a renewal: a hold is
-            // not handed on while one is under way.
+            // Neither the subscription nor a release of this process, which a new grant follows, is
+            // worth a renewal: a hold is not handed off during one.
             let holds = if subscribed { core.queue.holds_of(self.name) } else { Vec::new() };
             for hold in holds {
                 if hold.granted() + FIRST_GAP < core.now() {

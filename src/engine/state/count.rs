@@ -1,4 +1,4 @@
-//! The hold count: entering, leaving, and what the store must be told of it.
+//! The hold count: re-entry, ended leases, and the count in the store.
 
 use super::super::timing::Timing;
 use super::{Cleanup, InFlight, Phase, Recorded, Renewal, State};
@@ -7,97 +7,97 @@ use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
 use std::time::Duration;
 
-/// For so long a chain of hand-offs may go on while waiters elsewhere listen, also when those who were there at its start
-/// have been served.
+/// The time for which a chain of hand-offs may go on while waiters elsewhere listen, even after the
+/// waiters that were queued at its start have been served.
 const SHORTEST_CHAIN: Duration = Duration::from_millis(20);
 
-/// Whether the holder may enter once more.
+/// The answer to a re-entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum Reentry {
     /// Ask the store for this count.
     Count(u32),
-    /// Another operation is under way; ask again after a change.
+    /// Another operation is in flight; ask again after a change.
     Busy,
-    /// Lost while older leases are alive.
+    /// The hold is lost while older leases are alive.
     Lost(Loss),
-    /// Nothing left of it: take a new one.
+    /// Nothing is left of the hold; acquire a new one.
     Over,
 }
 
-/// What became of a nested acquire.
+/// The verdict on a nested acquire.
 #[derive(Clone, Debug)]
-pub(crate) enum Entered {
+pub(crate) enum NestedVerdict {
     Granted { sent: Instant, count: u32 },
     NotYours(Absence),
     Failed(Error),
 }
 
-/// What the store must be told of the count.
+/// An operation on the count in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Record(u32),
     Release,
 }
 
-/// What is next to be told to the store.
+/// The next operation for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Send this; its verdict must follow.
     Op(Op),
-    /// Another operation is under way; ask again after a change.
+    /// Another operation is in flight; ask again after a change.
     Busy,
-    /// The store knows all it needs.
+    /// The store is up to date.
     Nothing,
 }
 
 impl State {
-    /// Asks to enter once more; after [`Entry::Count`] the verdict must follow.
-    pub(in crate::engine) fn enter(&mut self, timing: &Timing, now: Instant) -> Entry {
+    /// Begins a re-entry. After [`Reentry::Count`] the verdict must follow.
+    pub(in crate::engine) fn reenter(&mut self, timing: &Timing, now: Instant) -> Reentry {
         self.expire(timing, now);
         match self.phase {
-            Phase::Lost(loss) if self.live > 0 => Entry::Lost(loss),
-            Phase::Lost(_) | Phase::Releasing | Phase::Released => Entry::Over,
-            Phase::Held | Phase::AtRisk if self.is_busy() => Entry::Busy,
+            Phase::Lost(loss) if self.live > 0 => Reentry::Lost(loss),
+            Phase::Lost(_) | Phase::Releasing | Phase::Released => Reentry::Over,
+            Phase::Held | Phase::AtRisk if self.is_busy() => Reentry::Busy,
             Phase::Held | Phase::AtRisk => {
                 self.in_flight = InFlight::Nested;
-                Entry::Count(self.live + 1)
+                Reentry::Count(self.live + 1)
             }
         }
     }
 
-    /// The verdict on a nested acquire. With `keep`, and if it is granted, there is one lease more.
-    pub(in crate::engine) fn entered(
+    /// Applies the verdict on a nested acquire. With `keep`, a grant adds one lease.
+    pub(in crate::engine) fn reentered(
         &mut self,
         timing: &Timing,
         now: Instant,
         jitter: f64,
-        verdict: Entered,
+        verdict: NestedVerdict,
         keep: bool,
     ) -> Result<()> {
         self.in_flight = InFlight::None;
         self.expire(timing, now);
         let result = match (self.phase, verdict) {
             (Phase::Lost(loss), verdict) => {
-                if let Entered::Granted { sent, .. } = verdict {
+                if let NestedVerdict::Granted { sent, .. } = verdict {
                     self.owe_late(timing, sent, now);
                 }
                 Err(Error::lost(loss))
             }
-            (_, Entered::Failed(error)) if error.kind() == ErrorKind::WrongType => {
+            (_, NestedVerdict::Failed(error)) if error.kind() == ErrorKind::WrongType => {
                 self.lose(Loss::Taken, None);
                 Err(error)
             }
-            (_, Entered::Granted { sent, count }) => {
+            (_, NestedVerdict::Granted { sent, count }) => {
                 self.confirm_jittered(timing, sent, jitter);
                 self.recorded = Recorded::Known(count);
                 self.live += u32::from(keep);
                 Ok(())
             }
-            (_, Entered::NotYours(absence)) => {
+            (_, NestedVerdict::NotYours(absence)) => {
                 self.lose(absence.into(), None);
                 Err(Error::lost(absence.into()))
             }
-            (_, Entered::Failed(error)) => {
+            (_, NestedVerdict::Failed(error)) => {
                 if error.fate() != Fate::NotExecuted {
                     self.recorded = Recorded::Unknown;
                 }
@@ -108,7 +108,7 @@ impl State {
         result
     }
 
-    /// One lease less; returns the phase as it was for its holder.
+    /// Ends one lease. Returns the phase before that.
     pub(in crate::engine) fn leave(&mut self, timing: &Timing, now: Instant) -> Phase {
         self.expire(timing, now);
         let phase = self.phase;
@@ -117,43 +117,48 @@ impl State {
         phase
     }
 
-    /// Whether a waiter of this process may have the hold when its last lease ends now: it is sure, the
-    /// store's record is right, nothing is under way, enough is left, and other processes have not waited
-    /// for too long.
-    pub(in crate::engine) fn may_pass(&self, timing: &Timing, now: Instant, bound: u32) -> bool {
+    /// Returns whether the hold may be handed off when its last lease ends now: it is sure, the
+    /// count in the store is right, nothing is in flight, enough time is left, and other processes
+    /// have not waited for too long.
+    pub(in crate::engine) fn may_hand_off(
+        &self,
+        timing: &Timing,
+        now: Instant,
+        bound: u32,
+    ) -> bool {
         self.phase == Phase::Held
             && self.live == 1
             && self.recorded == Recorded::Known(1)
             && !self.is_busy()
             && matches!(self.renewal, Renewal::Due(_))
-            && self.passed < bound
+            && self.handoffs < bound
             && now < self.granted + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max)
     }
 
-    /// When the store was asked for what is handed on since.
+    /// Returns the time of the request that the store granted; hand-offs keep it.
     pub(in crate::engine) fn chain_began(&self) -> Instant {
         self.granted
     }
 
-    /// Whether so little time has passed since the store's grant that waiters elsewhere do not mind.
+    /// Returns whether the chain of hand-offs is so short that it costs waiters elsewhere little.
     pub(in crate::engine) fn is_young(&self, now: Instant) -> bool {
         now < self.granted + SHORTEST_CHAIN
     }
 
-    /// Whether the next holder in a chain has a fencing token of its own, of a grant that reserved `block`. One that
-    /// was not reserved must lie behind the store's clock, which may be 1 % slower, by more than a microsecond: the next
-    /// grant may begin at an even number.
+    /// Returns whether the next holder in a chain has its own fencing token, after a grant that
+    /// reserved `block`. A token that was not reserved must lie behind the store's clock, which may
+    /// be 1 % slower, by more than a microsecond: the next grant may begin at an even number.
     pub(in crate::engine) fn has_fence(&self, now: Instant, block: u32) -> bool {
-        let next = self.passed.saturating_add(1);
-        let passed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
-        next < block || passed > u128::from(next) + 1
+        let next = self.handoffs.saturating_add(1);
+        let elapsed = now.saturating_duration_since(self.reached).mul_f64(0.99).as_micros();
+        next < block || elapsed > u128::from(next) + 1
     }
 
-    /// Ends it for its holder; returns what the next one has of it, to be accepted before the renewal that is
-    /// due, which is not before `earliest`.
-    pub(in crate::engine) fn pass(
+    /// Ends the hold for its holder. Returns the state of the next hold, which must be accepted
+    /// before its renewal is due, at `earliest` or later.
+    pub(in crate::engine) fn hand_off(
         &mut self,
         max_until: Option<Instant>,
         earliest: Instant,
@@ -168,7 +173,7 @@ impl State {
             offered: true,
             granted: self.granted,
             reached: self.reached,
-            passed: self.passed + 1,
+            handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)
         };
@@ -178,7 +183,8 @@ impl State {
         next
     }
 
-    /// Whether the waiter that it was passed to can rely on it for as long as on a new grant, and has it then.
+    /// Accepts the hold, if its waiter can rely on it for as long as on a new grant. Returns
+    /// whether it did.
     pub(in crate::engine) fn accept(&mut self, timing: &Timing, now: Instant) -> bool {
         self.expire(timing, now);
         let accepted = self.phase == Phase::Held && !timing.stale(self.confirmed, now);
@@ -186,7 +192,8 @@ impl State {
         accepted
     }
 
-    /// Invariant 5; a nested acquire under way decides about itself when its verdict is there.
+    /// Closes a hold without leases (invariant 5). A nested acquire in flight decides at its
+    /// verdict.
     fn close_if_left(&mut self) {
         if self.live == 0 && self.believed() && self.in_flight != InFlight::Nested {
             self.phase = Phase::Releasing;
@@ -194,7 +201,7 @@ impl State {
         }
     }
 
-    /// One lease less without telling the store: it is left to expire.
+    /// Ends one lease without a release: the hold is left to expire.
     pub(in crate::engine) fn forget(&mut self) {
         self.live = self.live.saturating_sub(1);
         if self.live == 0 && self.in_flight != InFlight::Nested {
@@ -207,18 +214,19 @@ impl State {
         }
     }
 
-    /// Whether the engine may begin to flush it.
+    /// Begins a flush by the engine. Returns whether none is running yet.
     pub(in crate::engine) fn begin_reaping(&mut self) -> bool {
         let queued = self.is_queued();
         let running = Cleanup::Running { queued };
         !matches!(std::mem::replace(&mut self.cleanup, running), Cleanup::Running { .. })
     }
 
+    /// Ends a flush by the engine.
     pub(in crate::engine) fn end_reaping(&mut self) {
         self.cleanup = if self.is_queued() { Cleanup::Queued } else { Cleanup::Idle };
     }
 
-    /// What the store must be told next.
+    /// Returns the next operation for the store. After [`Next::Op`] the verdict must follow.
     pub(in crate::engine) fn next_op(&mut self, now: Instant) -> Next {
         if self.is_over() {
             return Next::Nothing;
@@ -238,7 +246,8 @@ impl State {
         Next::Op(op)
     }
 
-    /// The verdict on [`State::next_op`]; what it means for who waits for it.
+    /// Applies the verdict on [`State::next_op`]. Returns the result for the caller that waits for
+    /// it.
     pub(in crate::engine) fn flushed(
         &mut self,
         timing: &Timing,
@@ -258,12 +267,12 @@ impl State {
                 self.lose(Loss::Taken, None);
                 return Err(Error::lost(Loss::Taken));
             }
-            // The count in the store is only a record: the renewals and the release will do.
+            // The count in the store is only a record; renewals and the release work without it.
             (Op::Record(count), Err(_)) => self.recorded = Recorded::AtLeast(count),
             (Op::Release, Ok(absence)) => {
                 self.end();
                 self.release_error = None;
-                // An earlier request, whose answer was lost, may have done it.
+                // An earlier request whose answer was lost may have released it.
                 let done = self.release_unknown && now < self.deadline(timing);
                 if let (Some(absence), false) = (absence, done) {
                     self.found_lost = Some(absence.into());
@@ -279,7 +288,7 @@ impl State {
         Ok(())
     }
 
-    /// From when until when late copies of the grant must be swept away, once it is over.
+    /// Returns the period in which late copies of the grant must be swept, once the hold is over.
     pub(in crate::engine) fn sweep(
         &self,
         timing: &Timing,
@@ -287,14 +296,14 @@ impl State {
     ) -> Option<(Instant, Instant)> {
         let until = self.unsure_until.filter(|until| *until > now)?;
         let from = match self.phase {
-            // The key is still ours until `D`, and nobody may be let in before.
+            // The key is still ours until `D`; no other holder may be granted the name before.
             Phase::Lost(Loss::Expired) => self.deadline(timing),
             _ => now,
         };
         Some((from, until))
     }
 
-    /// Nothing more is owed to the store.
+    /// Ends the hold: nothing more is owed to the store.
     pub(in crate::engine) fn end(&mut self) {
         self.owed = None;
         if self.phase == Phase::Releasing {

@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let lease = leases.lock(NAME).lock().await?;
     println!("The job begins; its lease is good for {:.1?}", lease.remaining());
-    let helper = tokio::spawn(upload(Arc::clone(&uploads), lease.token()));
+    let helper = tokio::spawn(upload(Arc::clone(&uploads), lease.cancellation_token()));
 
     let operator = leases.clone();
     tokio::spawn(async move {

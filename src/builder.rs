@@ -17,12 +17,12 @@ use std::time::Duration;
 const DEFAULT_TTL: Duration = Timing::DEFAULT.ttl;
 const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-const DEFAULT_POLL_BOUND: Duration = Duration::from_secs(1);
-const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
+const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 /// A chain of 128 holders makes the two calls around it cheap (0.08 commands each), and the turn of
 /// another process is less than a millisecond away when nobody holds for long.
-const DEFAULT_HANDOFF_BOUND: u32 = 127;
-const HIGHEST_HANDOFF_BOUND: u32 = 9_999;
+const DEFAULT_LOCAL_HANDOFFS: u32 = 127;
+const MOST_LOCAL_HANDOFFS: u32 = 9_999;
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
@@ -49,14 +49,14 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 #[must_use = "a builder does nothing until it connects"]
 pub struct Builder {
     ttl: Duration,
-    poll_bound: Option<Duration>,
-    handoff_bound: u32,
+    max_poll_interval: Option<Duration>,
+    max_local_handoffs: u32,
     max_hold: Option<Duration>,
     fencing: bool,
     /// `None`: the default, which depends on T.
     fence_retention: Option<Option<Duration>>,
     prefix: String,
-    own_thread: Option<bool>,
+    dedicated_thread: Option<bool>,
     #[cfg(feature = "testing")]
     seed: Option<u64>,
     remote: Remote,
@@ -66,13 +66,13 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             ttl: DEFAULT_TTL,
-            poll_bound: None,
-            handoff_bound: DEFAULT_HANDOFF_BOUND,
+            max_poll_interval: None,
+            max_local_handoffs: DEFAULT_LOCAL_HANDOFFS,
             max_hold: None,
             fencing: true,
             fence_retention: None,
             prefix: String::new(),
-            own_thread: None,
+            dedicated_thread: None,
             #[cfg(feature = "testing")]
             seed: None,
             remote: Remote::default(),
@@ -95,8 +95,8 @@ impl Builder {
     /// that is less.
     ///
     /// Waiters are woken by messages; this bounds the wait when a message is lost.
-    pub fn poll_bound(mut self, bound: Duration) -> Self {
-        self.poll_bound = Some(bound);
+    pub fn max_poll_interval(mut self, bound: Duration) -> Self {
+        self.max_poll_interval = Some(bound);
         self
     }
 
@@ -113,8 +113,8 @@ impl Builder {
     /// A higher bound gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
     /// another process, of which a chain that has begun knows nothing. Each grant reserves as many fencing tokens and one more, on
     /// Redis 64 at most; holders beyond these have one of the microseconds that have passed since.
-    pub fn handoff_bound(mut self, bound: u32) -> Self {
-        self.handoff_bound = bound;
+    pub fn max_local_handoffs(mut self, bound: u32) -> Self {
+        self.max_local_handoffs = bound;
         self
     }
 
@@ -177,8 +177,8 @@ impl Builder {
     /// a lease on another runtime take over there, and leases live on; so does the next call that locks. A lease
     /// for which nobody does that in time is lost: its token fires before the store lets go, as always. What a
     /// store has bound to the runtime that has ended, as its connections, does not come back.
-    pub fn own_thread(mut self, own: bool) -> Self {
-        self.own_thread = Some(own);
+    pub fn dedicated_thread(mut self, own: bool) -> Self {
+        self.dedicated_thread = Some(own);
         self
     }
 
@@ -214,7 +214,7 @@ impl Builder {
     /// Set it to false where Java services with Redisson share the names and wake their waiters by plain pub/sub: with
     /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All
     /// processes that share names must do the same. Otherwise they do not hear each other, and go by the clock: waiters
-    /// here by [`poll_bound`](Self::poll_bound), those of Redisson by the time that the lease has left. Nor are they heard
+    /// here by [`max_poll_interval`](Self::max_poll_interval), those of Redisson by the time that the lease has left. Nor are they heard
     /// of: while many in another process want the name, it is hardly ever free when a waiter like that looks, and nobody
     /// there makes room for it. Nothing tells of different settings. A missing right to the channel has the same effect,
     /// and is told by a warning in the log, when connecting and at each release.
@@ -262,8 +262,8 @@ impl Builder {
             Some(lease_time) => Timing::new(lease_time)?,
             None => timing,
         };
-        let remote = target.own_thread();
-        let engine = if self.own_thread.unwrap_or(remote) {
+        let remote = target.dedicated_thread();
+        let engine = if self.dedicated_thread.unwrap_or(remote) {
             Engine::on_own_threads(async move || {
                 let store = target.open(Clock::system()).await?;
                 Ok(Core::new(store, timing, settings, false))
@@ -289,11 +289,11 @@ impl Builder {
     /// # Errors
     ///
     /// [`Invalid`](ErrorKind::Invalid) for a setting out of range.
-    pub fn store(self, store: impl Store) -> Result<LeaseManager> {
+    pub fn build(self, store: impl Store) -> Result<LeaseManager> {
         self.remote.refuse()?;
         let (timing, settings) = self.checked()?;
-        let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
-        let core = Core::new(Arc::new(store), timing, settings, !own_thread);
+        let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
+        let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
         Ok(LeaseManager::new(Engine::new(core)?))
     }
 
@@ -306,17 +306,17 @@ impl Builder {
 
     fn checked(&self) -> Result<(Timing, Settings)> {
         let timing = Timing::new(self.ttl)?;
-        if let Some(bound) = self.poll_bound
-            && !(POLL_BOUNDS.0..=POLL_BOUNDS.1).contains(&bound)
+        if let Some(bound) = self.max_poll_interval
+            && !(POLL_INTERVALS.0..=POLL_INTERVALS.1).contains(&bound)
         {
             return Err(Error::invalid(format!(
-                "a poll bound of {bound:?} is out of range; choose 1 ms to 60 s"
+                "a max_poll_interval of {bound:?} is out of range; choose 1 ms to 60 s"
             )));
         }
-        if self.handoff_bound > HIGHEST_HANDOFF_BOUND {
+        if self.max_local_handoffs > MOST_LOCAL_HANDOFFS {
             return Err(Error::invalid(format!(
-                "a handoff_bound of {} is out of range; choose 0 to {HIGHEST_HANDOFF_BOUND}",
-                self.handoff_bound
+                "a max_local_handoffs of {} is out of range; choose 0 to {MOST_LOCAL_HANDOFFS}",
+                self.max_local_handoffs
             )));
         }
         if let Some(max) = self.max_hold
@@ -352,10 +352,10 @@ impl Builder {
     fn settings(&self, timing: &Timing) -> Settings {
         Settings {
             max_hold: self.max_hold,
-            poll_bound: self.poll_bound.unwrap_or(DEFAULT_POLL_BOUND.min(timing.ttl / 3)),
-            handoff_bound: self.handoff_bound,
+            poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
+            handoff_bound: self.max_local_handoffs,
             fencing: self.fencing.then_some(Fencing {
-                block: self.handoff_bound + 1,
+                block: self.max_local_handoffs + 1,
                 retention: self.retention(timing),
             }),
             #[cfg(feature = "testing")]

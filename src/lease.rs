@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 ///
 /// While it lives, the watchdog renews it in the background. Dropping it gives it back without
 /// waiting; [`unlock`](Lease::unlock) gives it back and tells whether that worked. If it is lost
-/// first, [`token`](Lease::token) fires before the store can grant the name to anyone else.
+/// first, [`cancellation_token`](Lease::cancellation_token) fires before the store can grant the name to anyone else.
 ///
 /// A lease is owned and can be moved to another task; what it guards is the flow of control of
 /// the [`Lock`](crate::Lock) that it came from.
@@ -91,7 +91,7 @@ impl Lease {
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
-    /// let token = lease.token();
+    /// let token = lease.cancellation_token();
     /// let work = tokio::spawn(async move {
     ///     token.run_until_cancelled(std::future::pending::<()>()).await
     /// });
@@ -101,7 +101,7 @@ impl Lease {
     /// # }).unwrap();
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn token(&self) -> CancellationToken {
+    pub fn cancellation_token(&self) -> CancellationToken {
         self.core().ensure_running();
         self.token.get_or_init(|| self.hold.lost_token()).child_token()
     }
@@ -109,7 +109,7 @@ impl Lease {
     /// Waits for the loss of this lease and says why.
     ///
     /// The future borrows nothing, so a spawned task can keep it. After a clean unlock or drop it
-    /// stays pending for ever: use it in a `select!`, or [`token`](Lease::token) for any end.
+    /// stays pending for ever: use it in a `select!`, or [`cancellation_token`](Lease::cancellation_token) for any end.
     ///
     /// # Cancel safety
     ///
@@ -207,12 +207,12 @@ impl Lease {
     /// # use std::time::Duration;
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
-    /// lease.ensure(Duration::from_secs(5)).await?;
+    /// lease.ensure_remaining(Duration::from_secs(5)).await?;
     /// # Ok::<(), leasehold::Error>(())
     /// # }).unwrap();
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn ensure(&self, min: Duration) -> Result<()> {
+    pub async fn ensure_remaining(&self, min: Duration) -> Result<()> {
         let core = self.core();
         if min > core.timing.ttl / 2 {
             return Err(Error::invalid(format!(
@@ -263,7 +263,7 @@ impl Lease {
     /// Runs `future` for as long as the lease is held.
     ///
     /// When the lease is lost, `future` is dropped at once, at whatever await it is. What it has
-    /// spawned goes on: give that the [`token`](Lease::token). A future that blocks its thread
+    /// spawned goes on: give that the [`cancellation_token`](Lease::cancellation_token). A future that blocks its thread
     /// cannot be dropped until it returns to its executor.
     ///
     /// # Errors
@@ -333,7 +333,7 @@ impl Lease {
     /// count is the truth.
     ///
     /// When a waiter of the same manager is next, it is handed the name in memory, without a word to the
-    /// store, as often in a row as [`Builder::handoff_bound`](crate::Builder::handoff_bound) allows.
+    /// store, as often in a row as [`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs) allows.
     ///
     /// # Errors
     ///

@@ -56,8 +56,8 @@
 //! # Stop long work when the lease is lost
 //!
 //! [`run`](Lease::run) drops a future at the loss. What that future spawns gets the
-//! [`token`](Lease::token). Between steps that must not be cut, [`check`](Lease::check) costs nothing,
-//! and [`ensure`](Lease::ensure) makes sure that there is time for the next one.
+//! [`cancellation_token`](Lease::cancellation_token). Between steps that must not be cut, [`check`](Lease::check) costs nothing,
+//! and [`ensure_remaining`](Lease::ensure_remaining) makes sure that there is time for the next one.
 //!
 //! ```
 //! use leasehold::{LeaseManager, Loss};
@@ -68,7 +68,7 @@
 //! let leases = LeaseManager::in_memory();
 //! let lease = leases.lock("report").lock().await?;
 //!
-//! let token = lease.token();
+//! let token = lease.cancellation_token();
 //! let helper = tokio::spawn(async move { token.run_until_cancelled(pending::<()>()).await });
 //!
 //! leases.force_unlock("report").await?; // an operator takes it away
@@ -105,7 +105,7 @@
 //! Give each a manager on the same server, with the same settings. Within a process, share one manager by
 //! cloning it: its waiters queue first come, first served, and only the first of them asks the server. A lease
 //! that is given back goes to the next of them in memory, with no word to the server; after
-//! [a while](Builder::handoff_bound) the other processes get their turn.
+//! [a while](Builder::max_local_handoffs) the other processes get their turn.
 //!
 //! ```no_run
 //! use leasehold::LeaseManager;
@@ -135,8 +135,8 @@
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> leasehold::Result<()> {
 //! let store = MemoryStore::new();
-//! let here = LeaseManager::builder().store(store.clone())?;
-//! let there = LeaseManager::builder().store(store)?;
+//! let here = LeaseManager::builder().build(store.clone())?;
+//! let there = LeaseManager::builder().build(store)?;
 //!
 //! here.lock("job").lock().await?.forget(); // as a crash would leave it
 //!

@@ -41,7 +41,7 @@ use std::time::Duration;
 /// # Fairness
 ///
 /// Handles of one manager wait in the order of arrival. Between processes there is no order; but a process
-/// keeps a lock among its own waiters only for so long ([`Builder::handoff_bound`](crate::Builder::handoff_bound)),
+/// keeps a lock among its own waiters only for so long ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)),
 /// and then lets those of others go first for about a round trip.
 pub struct Lock {
     engine: Arc<Engine>,

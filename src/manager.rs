@@ -61,7 +61,7 @@ impl LeaseManager {
     /// Connects to the store at `url` with the default settings.
     ///
     /// - `memory:` - a new store in this process, as [`in_memory`](LeaseManager::in_memory); two managers
-    ///   share one through [`Builder::store`];
+    ///   share one through [`Builder::build`];
     /// - `redis://user:password@host:6379/0` - one Redis server (every part but the host is optional);
     /// - `rediss://…` - the same over TLS, with the feature `rustls`;
     /// - `redis+unix:///path/to/socket` - a Unix socket, with `redis+unix://user:password@localhost/path` for a user
@@ -92,7 +92,7 @@ impl LeaseManager {
     /// released, but a name that nobody holds cannot be locked with a fencing token (`TRYAGAIN`: the server
     /// takes no call on two keys that it lacks); who locks waits for the end of the move, for T at most. Wake-ups
     /// follow a moved slot within T/3 (10 s at most); until then waiters go by the clock, as
-    /// [`poll_bound`](Builder::poll_bound) says.
+    /// [`max_poll_interval`](Builder::max_poll_interval) says.
     ///
     /// After a failover all leases are verified at once on the new primary. **A grant that the old primary did
     /// not pass on is lost with it**: replication is asynchronous, so somebody else can be granted the name
@@ -156,7 +156,7 @@ impl LeaseManager {
     ///
     /// Follows tokio's clock, and works on the runtime that it is first used on, which must be driven; when
     /// that has ended, on another that waits, runs work under a lease or locks next (see
-    /// [`own_thread`](Builder::own_thread)). Runtimes that share it must share a clock too: none of them, or the
+    /// [`dedicated_thread`](Builder::dedicated_thread)). Runtimes that share it must share a clock too: none of them, or the
     /// only one, may pause its time.
     #[must_use]
     pub fn in_memory() -> Self {

@@ -201,7 +201,7 @@ async fn each_renewal_is_told_to_those_who_ask_for_everything() {
 async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
-    let leases = LeaseManager::builder().store(store.clone()).expect("a manager");
+    let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
     let lease = lock(&leases, "job").await;
     store.fails.store(true, Ordering::Relaxed);
     sleep(T / 2).await;
@@ -226,9 +226,9 @@ async fn a_loss_is_told_once_with_its_cause() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
     let builder = LeaseManager::builder();
-    let leases = builder.clone().store(store.clone()).expect("a manager");
-    let others = builder.clone().store(store.store.clone()).expect("a manager");
-    let bounded = builder.max_hold(T / 3).store(store.clone()).expect("a manager");
+    let leases = builder.clone().build(store.clone()).expect("a manager");
+    let others = builder.clone().build(store.store.clone()).expect("a manager");
+    let bounded = builder.max_hold(T / 3).build(store.clone()).expect("a manager");
 
     let gone = lock(&leases, "gone").await;
     let taken = lock(&leases, "taken").await;
@@ -272,7 +272,7 @@ async fn a_loss_is_told_once_with_its_cause() {
 async fn no_event_shows_the_token_of_a_holder() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
-    let leases = LeaseManager::builder().store(store.clone()).expect("a manager");
+    let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
     let lease = lock(&leases, "job").await;
     let holder = leases.inspect("job").await.expect("an answer").expect("a holder").holder;
     let (uuid, _) = holder.split_once(':').expect("a colon");

@@ -150,14 +150,14 @@ impl Target {
     }
 
     /// Whether its watchdog is best on a thread of its own.
-    pub(crate) fn own_thread(&self) -> bool {
+    pub(crate) fn dedicated_thread(&self) -> bool {
         match self {
             Self::Memory => false,
             #[cfg(feature = "redis")]
             Self::Redis(_) => true,
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper(_) => true,
-            Self::Quorum(nodes) => nodes.iter().any(Self::own_thread),
+            Self::Quorum(nodes) => nodes.iter().any(Self::dedicated_thread),
         }
     }
 
@@ -308,7 +308,7 @@ mod tests {
         let error = parsed("redis://a,redis://u:hunter2@b/x,redis://c").unwrap_err();
         assert!(error.to_string().contains("database is not a number"), "{error}");
         let target = parsed("redis://a,redis://u:hunter2@b,redis://c").unwrap();
-        assert!(target.own_thread());
+        assert!(target.dedicated_thread());
         assert!(!format!("{target:?} {error:?}").contains("hunter2"));
     }
 }

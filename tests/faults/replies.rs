@@ -159,7 +159,7 @@ async fn waiter_for_another_process_rides_over_what_may_pass() {
         let server = Arc::clone(&server);
         cases.spawn(async move {
             let name = format!("job:{number}:");
-            let builder = LeaseManager::builder().ttl(T).poll_bound(millis(200));
+            let builder = LeaseManager::builder().ttl(T).max_poll_interval(millis(200));
             let (proxy, leases) = behind(&server, builder).await;
             let rivals = LeaseManager::builder().ttl(T).fencing(false).connect(&server.url()).await;
             let theirs = rivals.expect("a manager").lock(&name).lock().await.expect("a lease");
@@ -212,7 +212,7 @@ async fn a_renewal_that_is_answered_wrongly_once_costs_no_lease() {
             let before = proxy.count("EVALSHA");
             eventually(LONG, || proxy.count("EVALSHA") >= before + 2).await;
             eventually(LONG, || lease.state() == LeaseState::Held).await;
-            assert!(!lease.token().is_cancelled(), "{what}");
+            assert!(!lease.cancellation_token().is_cancelled(), "{what}");
             // A machine that stands still for an attempt's time is no matter here.
             if let Err(error) = lease.unlock().await {
                 assert_eq!(error.kind(), Unavailable, "{what}: {error:?}");

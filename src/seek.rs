@@ -336,7 +336,7 @@ impl Seek<'_> {
                     self.rest(&turn, &mut hints, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
-                    return Err(Error::invalid(
+                    return Err(Error::protocol(
                         "the store took an outermost acquire for a nested one",
                     ));
                 }

@@ -691,7 +691,7 @@ async fn a_server_that_is_not_redis_is_told_in_bounded_time() {
             let url = format!("redis://{credentials}127.0.0.1:{port}");
             let start = Instant::now();
             let error = ttl(Duration::from_secs(1)).connect(&url).await.expect_err(what);
-            let expected = [ErrorKind::Unavailable, ErrorKind::Invalid];
+            let expected = [ErrorKind::Unavailable, ErrorKind::Protocol];
             assert!(expected.contains(&error.kind()), "{what} {credentials}: {error:?}");
             assert!(start.elapsed() < LONG, "{what}: {:?}", start.elapsed());
         }

@@ -182,6 +182,7 @@ mod hold;
 mod lease;
 mod lock;
 mod manager;
+mod runtime;
 mod seek;
 pub mod store;
 #[cfg(feature = "testing")]

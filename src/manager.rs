@@ -148,7 +148,7 @@ impl LeaseManager {
     /// # }).unwrap();
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub async fn connect(url: &str) -> Result<Self> {
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
         Self::builder().connect(url).await
     }
 

@@ -18,8 +18,6 @@ const SECURE_ZOOKEEPER: [&str; 4] =
 /// What the stores of a manager have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) prefix: String,
     /// T, and how long one attempt may take.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) ttl: Duration,
@@ -75,11 +73,11 @@ impl Target {
             ));
         }
         if url == "memory:" {
-            common.remote.refuse()?;
+            common.remote.refuse("memory:")?;
             return Ok(Self::Memory);
         }
         if url.starts_with("zookeeper:") {
-            common.remote.refuse()?;
+            common.remote.refuse_of_redis("ZooKeeper")?;
             return Self::zookeeper(url, common);
         }
         Self::redis(url, common)
@@ -87,7 +85,7 @@ impl Target {
 
     #[cfg(feature = "zookeeper")]
     fn zookeeper(url: &str, common: &Common) -> Result<Self> {
-        ZooKeeperAddress::parse(url, &common.prefix, common.ttl).map(Self::ZooKeeper)
+        ZooKeeperAddress::parse(url, &common.remote.prefix, common.ttl).map(Self::ZooKeeper)
     }
 
     #[cfg(not(feature = "zookeeper"))]
@@ -132,8 +130,8 @@ impl Target {
 
     #[cfg(feature = "redis")]
     fn redis(url: &str, common: &Common) -> Result<Self> {
-        let Common { prefix, ttl, attempt, remote } = common;
-        Address::parse(url, prefix, *ttl, *attempt)?
+        let Common { ttl, attempt, remote } = common;
+        Address::parse(url, &remote.prefix, *ttl, *attempt)?
             .with(remote)
             .map(|address| Self::Redis(Box::new(address)))
     }
@@ -232,7 +230,7 @@ mod tests {
     fn parsed(url: &str) -> Result<Target> {
         let second = Duration::from_secs(1);
         let remote = Remote::default();
-        Target::parse(url, &Common { prefix: String::new(), ttl: second, attempt: second, remote })
+        Target::parse(url, &Common { ttl: second, attempt: second, remote })
     }
 
     #[test]
@@ -255,8 +253,7 @@ mod tests {
     #[test]
     fn tls_to_zookeeper_is_told_to_be_missing() {
         let second = Duration::from_secs(1);
-        let common =
-            |remote| Common { prefix: String::new(), ttl: second, attempt: second, remote };
+        let common = |remote| Common { ttl: second, attempt: second, remote };
         let ca = || Remote { ca: Some(Vec::new()), ..Remote::default() };
         let identity = Remote { identity: Some((Vec::new(), Vec::new())), ..Remote::default() };
         for (url, remote) in [

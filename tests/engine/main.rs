@@ -6,6 +6,7 @@ mod cancel;
 mod close;
 mod dropped;
 mod enter;
+mod face;
 mod handoff;
 mod handoff_loss;
 mod handoff_turns;

@@ -1,7 +1,7 @@
-//! Distributed locks for tokio: leases that their holder knows to be lost before anyone else gets in.
+//! Distributed locks for tokio: leases that tell their holder they are lost before anyone else can acquire them.
 //!
-//! A [`LeaseManager`] connects to a store: a Redis server, ZooKeeper, or the memory of this process. It makes a
-//! [`Lock`] for a name, locking that gives a [`Lease`], and while the lease is alive a watchdog renews it.
+//! A [`LeaseManager`] connects to a store: Redis, a quorum of Redis servers, ZooKeeper, or the memory of this process. It
+//! creates a [`Lock`] for a name; locking it returns a [`Lease`], which a watchdog renews until it is released.
 //!
 //! # Lock
 //!
@@ -17,22 +17,22 @@
 //! lease.unlock().await?;
 //!
 //! if let Some(_lease) = leases.lock("cron").try_lock().await? {
-//!     // ... nobody else had it ...
-//! } // a dropped lease is given back in the background
+//!     // ... no other holder had it ...
+//! } // a dropped lease is released in the background
 //!
-//! leases.close().await?; // give back what is left, before the process ends
+//! leases.close().await?; // release what is left, before the process ends
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! `Ok(None)` says that the name is taken; an [`Error`] says that it is not known. What else may
-//! write at the same time, after a pause or a failover, is refused by its [fencing token](Lease::fence)
-//! or by nobody: read [what is promised](LeaseManager#what-is-promised).
+//! `Ok(None)`: the name is taken. An [`Error`]: it is unknown whether the name is taken, or the call is refused. After a
+//! pause or a failover a stale holder may still write; only a [fencing token](Lease::fence) check stops it: read
+//! [what is promised](LeaseManager#what-is-promised).
 //!
-//! # Call what locks the same name
+//! # Nested locking
 //!
-//! `&mut` is the proof of one flow of control. Pass the handle on, and the nested call enters at once; a
-//! handle of its own would wait for its caller.
+//! `&mut` is the proof of one flow of control. Pass the handle to a nested call, which then re-enters at once; with a
+//! handle of its own it would wait for its caller forever.
 //!
 //! ```
 //! use leasehold::{Lock, Result};
@@ -55,9 +55,9 @@
 //!
 //! # Stop long work when the lease is lost
 //!
-//! [`run`](Lease::run) drops a future at the loss. What that future spawns gets the
-//! [`cancellation_token`](Lease::cancellation_token). Between steps that must not be cut, [`check`](Lease::check) costs nothing,
-//! and [`ensure_remaining`](Lease::ensure_remaining) makes sure that there is time for the next one.
+//! [`run`](Lease::run) drops a future at the loss. Give tasks that it spawns the
+//! [`cancellation_token`](Lease::cancellation_token). Between steps that must not be interrupted, call
+//! [`check`](Lease::check) (no I/O), or [`ensure_remaining`](Lease::ensure_remaining) to wait until enough time remains.
 //!
 //! ```
 //! use leasehold::{LeaseManager, Loss};
@@ -71,7 +71,7 @@
 //! let token = lease.cancellation_token();
 //! let helper = tokio::spawn(async move { token.run_until_cancelled(pending::<()>()).await });
 //!
-//! leases.force_unlock("report").await?; // an operator takes it away
+//! leases.force_unlock("report").await?; // by an operator
 //!
 //! let error = lease.run(pending::<()>()).await.unwrap_err();
 //! assert_eq!(error.loss(), Some(Loss::Revoked));
@@ -80,9 +80,9 @@
 //! # }
 //! ```
 //!
-//! # Take many names
+//! # Lock many names
 //!
-//! In one order everywhere, or two flows may wait for each other for ever.
+//! Always in the same order; otherwise two flows can deadlock.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -104,7 +104,7 @@
 //!
 //! Give each a manager on the same server, with the same settings. Within a process, share one manager by
 //! cloning it: its waiters queue first come, first served, and only the first of them asks the server. A lease
-//! that is given back goes to the next of them in memory, with no word to the server; after
+//! that is released is handed off to the next of them in memory, without contacting the server; after
 //! [a while](Builder::max_local_handoffs) the other processes get their turn.
 //!
 //! ```no_run
@@ -125,8 +125,8 @@
 //!
 //! # Test with paused time
 //!
-//! In memory, time is tokio's: `#[tokio::test(start_paused = true)]` waits for nothing. Two managers on one
-//! [`MemoryStore`](store::MemoryStore) are rivals, as two processes are. A paused clock belongs to one runtime: share neither a
+//! In memory, time is tokio's: tests with `#[tokio::test(start_paused = true)]` never wait in real time. Two managers on
+//! one [`MemoryStore`](store::MemoryStore) are rivals, as two processes are. A paused clock belongs to one runtime: share neither a
 //! manager nor a `MemoryStore` between a runtime that has paused its time and another.
 //!
 //! ```
@@ -149,17 +149,17 @@
 //!
 //! # The types
 //!
-//! - [`LeaseManager`]: one connection to a store, and the source of locks; its clones are the same manager.
+//! - [`LeaseManager`]: one connection to a store, which creates locks; its clones are the same manager.
 //! - [`Builder`]: its settings.
 //! - [`Lock`]: a handle on one name for one flow of control.
 //! - [`Holder`]: the same for many names.
-//! - [`Lease`]: what is held; given back on drop.
+//! - [`Lease`]: the guard of a held lock; released on drop.
 //! - [`LeaseState`]: held, at risk or lost.
 //! - [`Loss`]: why a lease was lost.
-//! - [`Error`], [`ErrorKind`], [`Fate`]: what failed, what to do about it, and whether it happened all the same.
-//! - [`CloseError`]: what could not be given back at the end.
-//! - [`Holding`]: who holds a name, for people who look.
-//! - [`store::Store`]: what a lock needs of a server; implement it for one of your own.
+//! - [`Error`], [`ErrorKind`], [`Fate`]: what failed, what to do about it, and whether the operation took effect.
+//! - [`CloseError`]: the names that could not be released by `close`.
+//! - [`Holding`]: the holder of a name, for people and dashboards.
+//! - [`store::Store`]: the contract of a store; implement it for one of your own.
 //!
 //! # Features
 //!

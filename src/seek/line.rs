@@ -6,10 +6,12 @@ use crate::error::{Error, Result};
 use crate::hints::Hints;
 use crate::hold::Hold;
 use crate::hold::place::{Admission, Place};
+use crate::trace;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::timeout;
+use tracing::Level;
 
 impl Seek<'_> {
     /// Waits for the answer to a request of another one here, as long as for one of its own: that there was none for long
@@ -42,6 +44,7 @@ impl Seek<'_> {
         let limit = self.silence_limit();
         let mut hints = Hints::Unasked;
         let mut gap = FIRST_GAP;
+        let mut reported = false;
         // This needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
@@ -53,6 +56,9 @@ impl Seek<'_> {
                     return Err(Error::silent());
                 }
                 pause = pause.min(until.saturating_duration_since(now));
+            }
+            if !reported && now.saturating_duration_since(self.start) >= core.timing.ttl {
+                reported = self.report_own_hold(now);
             }
             // Long enough to be worth a subscription, so that a release by force is heard.
             let listens = gap > FIRST_GAP && core.announces && place.is_first_behind_a_hold(now);
@@ -70,6 +76,26 @@ impl Seek<'_> {
             }
             gap = gap.saturating_mul(2);
         }
+    }
+
+    /// Warns of a wait that may never end: the flow of control that waits may be the one that holds the name. Returns
+    /// false where this process does not hold it.
+    fn report_own_hold(&self, now: Instant) -> bool {
+        if self.core().queue.hold(self.name).is_none() {
+            return false;
+        }
+        let waited = now.saturating_duration_since(self.start);
+        trace::later(Level::WARN, || {
+            let (name, waited_ms) = (self.name.clone(), waited.as_millis() as u64);
+            move || {
+                tracing::warn!(
+                    name = name.as_str(),
+                    waited_ms,
+                    "waiting for a name that this process holds; a nested call needs the handle of its caller"
+                )
+            }
+        });
+        true
     }
 
     /// Has the hold before us renewed at each hint, for it may have been forced open elsewhere.

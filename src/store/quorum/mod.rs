@@ -114,6 +114,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// the clock at the poll bound whatever is lost.
 ///
 /// The work goes on in tasks of the runtime that asks. If that ends, what was taken without a majority expires.
+#[doc(alias = "redlock")]
 pub struct Quorum {
     inner: Arc<Inner>,
 }

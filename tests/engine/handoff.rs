@@ -187,7 +187,7 @@ fn a_bound_beyond_9999_is_invalid_and_says_so() {
         let error = with(bound).build(MemoryStore::new()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         let text = error.to_string();
-        assert!(text.contains("handoff_bound") && text.contains("9999"), "{text}");
+        assert!(text.contains("max_local_handoffs") && text.contains("9999"), "{text}");
     }
     for bound in [0, 9_999] {
         assert!(with(bound).build(MemoryStore::new()).is_ok());

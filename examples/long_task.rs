@@ -47,7 +47,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let lease = leases.lock(NAME).lock().await?;
     println!("The job begins; its lease lasts for {:.1?} without a renewal", lease.remaining());
-    let helper = tokio::spawn(upload(Arc::clone(&uploads), lease.token()));
+    let helper = tokio::spawn(upload(Arc::clone(&uploads), lease.cancellation_token()));
 
     let operator = leases.clone();
     tokio::spawn(async move {

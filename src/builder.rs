@@ -1,4 +1,4 @@
-//! What is decided once for all locks of a manager.
+//! The settings of a manager.
 
 use crate::LeaseManager;
 #[cfg(doc)]
@@ -6,6 +6,8 @@ use crate::Loss;
 use crate::clock::Clock;
 use crate::engine::{Core, Engine, Settings, Timing};
 use crate::error::{Error, ErrorKind, Result};
+use crate::runtime;
+use crate::store::name::check_prefix;
 use crate::store::remote::{Remote, Replicas};
 use crate::store::url::{Common, Target};
 use crate::store::{Fencing, MemoryStore, Store};
@@ -16,46 +18,47 @@ use std::time::Duration;
 const DEFAULT_TTL: Duration = Timing::DEFAULT.ttl;
 const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-const DEFAULT_POLL_BOUND: Duration = Duration::from_secs(1);
-const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
+const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 /// A chain of 128 holders makes the two calls around it cheap (0.08 commands each), and the turn of
 /// another process is less than a millisecond away when nobody holds for long.
-const DEFAULT_HANDOFF_BOUND: u32 = 127;
-const HIGHEST_HANDOFF_BOUND: u32 = 9_999;
+const DEFAULT_LOCAL_HANDOFFS: u32 = 127;
+const MOST_LOCAL_HANDOFFS: u32 = 9_999;
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// Settings of a [`LeaseManager`].
+/// The settings of a [`LeaseManager`].
 ///
-/// All processes that share names should use the same.
+/// All processes that share names should use the same settings. A setting that the store does not have is refused, never
+/// ignored.
 ///
 /// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// use leasehold::LeaseManager;
 /// use std::time::Duration;
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
 /// let leases = LeaseManager::builder()
 ///     .ttl(Duration::from_secs(10))
 ///     .max_hold(Duration::from_secs(3600))
+///     .require_fencing()
 ///     .connect("memory:")
 ///     .await?;
-/// # drop(leases);
-/// # Ok::<(), leasehold::Error>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a builder does nothing until it connects"]
+#[must_use = "a builder does nothing until it connects or builds"]
 pub struct Builder {
     ttl: Duration,
-    poll_bound: Option<Duration>,
-    handoff_bound: u32,
+    max_poll_interval: Option<Duration>,
+    max_local_handoffs: u32,
     max_hold: Option<Duration>,
     fencing: bool,
+    require_fencing: bool,
     /// `None`: the default, which depends on T.
     fence_retention: Option<Option<Duration>>,
-    prefix: String,
-    own_thread: Option<bool>,
+    dedicated_thread: Option<bool>,
     #[cfg(feature = "testing")]
     seed: Option<u64>,
     remote: Remote,
@@ -65,13 +68,13 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             ttl: DEFAULT_TTL,
-            poll_bound: None,
-            handoff_bound: DEFAULT_HANDOFF_BOUND,
+            max_poll_interval: None,
+            max_local_handoffs: DEFAULT_LOCAL_HANDOFFS,
             max_hold: None,
             fencing: true,
+            require_fencing: false,
             fence_retention: None,
-            prefix: String::new(),
-            own_thread: None,
+            dedicated_thread: None,
             #[cfg(feature = "testing")]
             seed: None,
             remote: Remote::default(),
@@ -80,104 +83,133 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// T, the time to live of a lease: after a crash others wait for as long. 100 ms to 365 days; default 30 s.
+    /// Sets the time to live of a lease (TTL): 100 ms to 365 days, 30 s by default.
     ///
-    /// Renewals go out every third of it (at most every 60 s). Below 2 s a short stall of the network or the
-    /// machine costs leases. To ride out a failover of F seconds, choose T ≥ F / 0.4. For ZooKeeper it is the
-    /// [session timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout).
+    /// After a crash of the holder, others wait this long. Renewals are sent every third of it, at most every 60 s.
+    /// Below 2 s, a short stall of the network or the machine loses leases. To survive a failover of F seconds, choose a
+    /// TTL of at least F / 0.4. For ZooKeeper it is the [session timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout).
+    #[doc(alias = "lease time")]
+    #[doc(alias = "lockWatchdogTimeout")]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long a waiter sleeps at most without asking the store again. 1 ms to 60 s; default 1 s, or T/3 if
-    /// that is less.
+    /// Sets the longest time that a waiter sleeps without asking the store again: 1 ms to 60 s, by default 1 s or a third
+    /// of the [TTL](Builder::ttl), whichever is less.
     ///
-    /// Waiters are woken by messages; this bounds the wait when a message is lost.
-    pub fn poll_bound(mut self, bound: Duration) -> Self {
-        self.poll_bound = Some(bound);
+    /// Messages wake waiters; this bounds the wait when a message is lost.
+    pub fn max_poll_interval(mut self, interval: Duration) -> Self {
+        self.max_poll_interval = Some(interval);
         self
     }
 
-    /// How often in a row a lock goes from one holder to the next of this manager without a word to the store. 0 to
-    /// 9999; default 127; 0 never.
+    /// Sets the maximum of consecutive hand-offs between waiters of this manager without contacting the store: 0 to 9999,
+    /// 127 by default. With 0 there are none.
     ///
-    /// Such a hand-off costs no round trip. After as many, or T/10 after the store's grant, whichever comes first,
-    /// the lock is really released, and other processes get their turn. While waiters of other processes listen, the
-    /// chain of hand-offs ends sooner: when the waiters that were in line at the grant have been served, or after 20 ms,
-    /// whichever is later. After a release that they have heard, this manager stays away for a pause, which grows until
-    /// another holder is seen: up to 50 ms, or to a tenth of the time for which the name was held here (500 ms at most).
-    /// A waiter that needs longer than that from the release to its request may wait for many chains.
+    /// A hand-off costs no round trip. The chain ends after as many hand-offs, or a tenth of the [TTL](Builder::ttl)
+    /// after the store's grant, whichever comes first. Then the lock is released in the store, and other processes get
+    /// their turn.
     ///
-    /// A higher bound gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
-    /// another process, of which a chain that has begun knows nothing. Each grant reserves as many fencing tokens and one more, on
-    /// Redis 64 at most; holders beyond these have one of the microseconds that have passed since.
-    pub fn handoff_bound(mut self, bound: u32) -> Self {
-        self.handoff_bound = bound;
+    /// While waiters of other processes listen, the chain ends sooner: when the waiters that were in line at the grant
+    /// have been served, or after 20 ms, whichever is later. After a release that they have heard, this manager stays
+    /// away for a pause, which grows until another holder is seen: up to 50 ms, or to a tenth of the time for which the
+    /// name was held here (500 ms at most). A waiter that needs longer than that from the release to its request may wait
+    /// for many chains.
+    ///
+    /// A higher value gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
+    /// another process, of which a chain that has begun knows nothing. Each grant reserves one fencing token more than
+    /// this value, on Redis 64 at most; later holders of the chain get a token from the microseconds that have passed
+    /// since.
+    pub fn max_local_handoffs(mut self, count: u32) -> Self {
+        self.max_local_handoffs = count;
         self
     }
 
-    /// How long one holder may hold; after it the lease is lost, with [`Loss::MaxHold`]. At least 10 ms;
-    /// default: no bound.
+    /// Sets the longest time that one holder may hold a name: at least 10 ms, no limit by default. After it the lease is
+    /// lost, with [`Loss::MaxHold`].
     ///
-    /// Against a worker that hangs while its process lives on, and is renewed for ever. It counts anew for each
-    /// holder.
+    /// Protects against a hung worker whose lease would be renewed forever. Applies to each holder separately.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.max_hold = Some(max);
         self
     }
 
-    /// Whether grants carry [fencing tokens](crate::Lease::fence); default true.
+    /// Sets whether grants carry [fencing tokens](crate::Lease::fence); true by default.
     ///
-    /// Without them a grant costs the server two fifths less time.
+    /// A store without fencing tokens, as a [`Quorum`](crate::store::Quorum), grants without them;
+    /// [`require_fencing`](Builder::require_fencing) refuses it. Without fencing tokens a grant costs a Redis server two
+    /// fifths less time.
     pub fn fencing(mut self, on: bool) -> Self {
         self.fencing = on;
         self
     }
 
-    /// How long the store remembers the last fencing token of a name after the last grant or renewal by leasehold. 2 T
-    /// to 100 years; default 24 h, or 2 T if that is longer; `None` for ever, which leaves one key for each name behind.
+    /// Refuses a store without [fencing tokens](crate::Lease::fence), with
+    /// [`Unsupported`](ErrorKind::Unsupported) from [`connect`](Builder::connect) or [`build`](Builder::build).
     ///
-    /// The memory of a token that is ahead of the store's clock outlives it by as much. On Redis it may end a hundredth
-    /// earlier. In memory it ends when the clock has passed the token, whatever is set here: they grow all the same.
+    /// Every lease of the manager then has a fencing token.
     ///
-    /// All managers that share names should have the same. With different ones on Redis, the memory of a name may end when
-    /// the shorter one says, until a lease of a manager with the longer one is renewed.
+    /// ```
+    /// use leasehold::{ErrorKind, LeaseManager};
     ///
-    /// On Redis, what has no end stays without one: a name that a manager with `None`, or a Java service with an
-    /// `RFencedLock`, has locked first is remembered for ever by all. Choose `None` where Java services use `RFencedLock`
-    /// on the same names. Otherwise the memory of a name that leasehold has locked first ends although Java goes on
-    /// locking it, and Java's tokens start again at 1. Next to leasehold, Java's tokens are larger than an `int`: a
-    /// counter that has begun at 1 goes on from the server's time in microseconds.
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let quorum = "memory:,memory:,memory:";
+    /// let error = LeaseManager::builder().require_fencing().connect(quorum).await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// # }
+    /// ```
+    pub fn require_fencing(mut self) -> Self {
+        self.require_fencing = true;
+        self
+    }
+
+    /// Sets how long the store remembers the last fencing token of a name after its last grant or renewal: from two
+    /// [TTLs](Builder::ttl) to 100 years, by default 24 h or two TTLs, whichever is longer. `None` means forever, which
+    /// leaves one key for each name in Redis.
+    ///
+    /// If the token is ahead of the store's clock, it is remembered for as much longer. On Redis the memory may end 1 %
+    /// earlier. The memory store and ZooKeeper need no such memory: their tokens grow whatever is set here.
+    ///
+    /// All managers that share names should use the same value. With different values on Redis, the memory of a name may
+    /// end at the shorter one, until a lease of a manager with the longer one is renewed.
+    ///
+    /// On Redis, a memory without an end stays so: a name that a manager with `None`, or a Java service with an
+    /// `RFencedLock`, has locked first is remembered forever. Choose `None` where Java services use `RFencedLock` on the
+    /// same names. Otherwise the memory of a name that leasehold has locked first ends although Java still locks it, and
+    /// Java's tokens start again at 1. Next to leasehold, Java's tokens are larger than an `int`: a counter that began at
+    /// 1 continues from the server's time in microseconds.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
         self.fence_retention = Some(retention);
         self
     }
 
-    /// What goes before each name to make the key; default nothing. Not in memory.
+    /// Sets what precedes each name in its key: at most 256 bytes, empty by default. For Redis and ZooKeeper.
     ///
     /// Redisson calls it a name mapper.
+    #[doc(alias = "namespace")]
+    #[doc(alias = "NameMapper")]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
+        self.remote.prefix = prefix.into();
         self
     }
 
-    /// Whether the watchdog and its connections live on threads of their own; default true, but for
-    /// `memory:`.
+    /// Sets whether the watchdog and its connections run on threads of their own; true by default, except for `memory:`.
     ///
     /// There, blocked workers of your runtime cannot lose leases: one thread only watches the clock and fires
-    /// tokens, another serves the connections, so that not even a store that stands still delays a token. Their log
-    /// is written by a third, also the lines of the Redis client, which logs through the crate `log`: if that is
-    /// bridged to `tracing` before the manager is made. Another logger that blocks there costs renewals. Spans of
-    /// `tracing` are off on these threads.
+    /// tokens, another serves the connections, so that even a store that hangs delays no token. A third thread writes
+    /// their log, including the lines of the Redis client, which logs through the crate `log`, if that is bridged to
+    /// `tracing` before the manager is created. Another logger that blocks there delays renewals. Spans of `tracing` are
+    /// off on these threads.
     ///
-    /// Without it both run on the runtime of whoever connects; that is the default in memory, where time is
-    /// tokio's, which a test can pause. When that runtime ends, those who wait for a lock or run work under
-    /// a lease on another runtime take over there, and leases live on; so does the next call that locks. A lease
-    /// for which nobody does that in time is lost: its token fires before the store lets go, as always. What a
-    /// store has bound to the runtime that has ended, as its connections, does not come back.
-    pub fn own_thread(mut self, own: bool) -> Self {
-        self.own_thread = Some(own);
+    /// With `false`, both run on the runtime that connects. This is the default in memory, where time is tokio's, which
+    /// a test can pause. When that runtime ends, the next caller on another runtime that waits for a lock, runs work
+    /// under a lease or locks takes over, and leases live on. A lease for which no caller does so in time is lost: its
+    /// token fires before the store lets go, as always. What a store has bound to the runtime that has ended, such as
+    /// its connections, does not come back.
+    pub fn dedicated_thread(mut self, on: bool) -> Self {
+        self.dedicated_thread = Some(on);
         self
     }
 
@@ -202,64 +234,65 @@ impl Builder {
         self
     }
 
-    /// Whether waiters in a Redis Cluster are woken by sharded pub/sub (`SPUBLISH`), whose messages stay with the servers
-    /// of a slot; default true. Redis only; elsewhere than in a cluster it changes nothing.
+    /// Sets whether sharded pub/sub (`SPUBLISH`) wakes waiters in a Redis Cluster, so that a message stays with the servers
+    /// of its slot; true by default. For Redis; `true` is refused outside a cluster.
     ///
     /// Set it to false where Java services with Redisson share the names and wake their waiters by plain pub/sub: with
     /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All
-    /// processes that share names must do the same. Otherwise they do not hear each other, and go by the clock: waiters
-    /// here by [`poll_bound`](Self::poll_bound), those of Redisson by the time that the lease has left. Nor are they heard
-    /// of: while many in another process want the name, it is hardly ever free when a waiter like that looks, and nobody
-    /// there makes room for it. Nothing tells of different settings. A missing right to the channel has the same effect,
-    /// and is told by a warning in the log, when connecting and at each release.
+    /// processes that share names must use the same setting; no error reports a difference. Processes with different
+    /// settings do not hear each other, and go by the clock: waiters here by
+    /// [`max_poll_interval`](Self::max_poll_interval), those of Redisson by the time that the lease has left. Such a waiter
+    /// rarely finds a name free that many waiters of another process want, because that process does not know of it and
+    /// makes no room. A missing permission for the channel has the same effect; a warning in the log reports it, when
+    /// connecting and at each release.
     pub fn sharded_pubsub(mut self, on: bool) -> Self {
-        self.remote.plain_pubsub = !on;
+        self.remote.sharded_pubsub = Some(on);
         self
     }
 
-    /// Trusts the certificates in `pem` instead of the platform's; for `rediss` URLs, with the feature `rustls`.
+    /// Trusts the certificates in `pem` instead of those of the platform. For `rediss` URLs, with the feature `rustls`.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.remote.ca = Some(pem.into());
         self
     }
 
-    /// Shows a client certificate: a chain and its private key, in PEM; for `rediss` URLs, with the feature
+    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss` URLs, with the feature
     /// `rustls`.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));
         self
     }
 
-    /// Connects to the store at `url`; see [`LeaseManager::connect`].
+    /// Connects to the store at `url`, as [`LeaseManager::connect`] describes.
     ///
     /// # Errors
     ///
-    /// As [`LeaseManager::connect`], and [`Invalid`](ErrorKind::Invalid) for a setting out of range.
+    /// - All errors of [`LeaseManager::connect`].
+    /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the store does not have a setting, or has no fencing tokens although
+    ///   [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is set.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was connected is disconnected.
-    pub async fn connect(self, url: &str) -> Result<LeaseManager> {
+    /// Safe. If it is dropped, what was connected is disconnected.
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<LeaseManager> {
+        runtime::need();
         let (timing, settings) = self.checked()?;
-        let common = Common {
-            prefix: self.prefix,
-            ttl: timing.ttl,
-            attempt: timing.attempt,
-            remote: self.remote,
-        };
-        let target = Target::parse(url, &common)?;
+        let needed = self.needs_fencing();
+        let common = Common { ttl: timing.ttl, attempt: timing.attempt, remote: self.remote };
+        let target = Target::parse(url.as_ref(), &common)?;
         let timing = match target.lease_time() {
             Some(lease_time) => Timing::new(lease_time)?,
             None => timing,
         };
-        let remote = target.own_thread();
-        let engine = if self.own_thread.unwrap_or(remote) {
+        let remote = target.dedicated_thread();
+        let engine = if self.dedicated_thread.unwrap_or(remote) {
             Engine::on_own_threads(async move || {
-                let store = target.open(Clock::system()).await?;
+                let store = open(target, Clock::system(), needed).await?;
                 Ok(Core::new(store, timing, settings, false))
             })
             .await?
@@ -267,31 +300,38 @@ impl Builder {
             // A server's time goes on during a suspend; what is in memory may follow a paused clock.
             let clock = if remote { Clock::system() } else { Clock::tokio() };
             // In a task of its own, so that a caller who gives up leaves no half of it behind.
-            let connecting = tokio::spawn(target.open(clock));
+            let connecting = tokio::spawn(open(target, clock, needed));
             let store = connecting.await.map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "connecting was given up").with_source(error)
+                Error::new(ErrorKind::Unavailable, "the connection task was cancelled")
+                    .with_source(error)
             })??;
             Engine::on_caller(Core::new(store, timing, settings, true))
         };
         Ok(LeaseManager::new(engine))
     }
 
-    /// Uses a store of your own, or shares a [`MemoryStore`] between managers.
+    /// Builds a manager on `store`: a store of your own, a [`Quorum`](crate::store::Quorum), or a [`MemoryStore`] that
+    /// several managers share.
     ///
-    /// The work runs on the caller's runtime if the store is on tokio's clock, else on a thread of its own.
+    /// The work runs on the caller's runtime if the store uses tokio's clock, otherwise on threads of its own.
     ///
     /// # Errors
     ///
-    /// [`Invalid`](ErrorKind::Invalid) for a setting out of range.
-    pub fn store(self, store: impl Store) -> Result<LeaseManager> {
-        self.remote.refuse()?;
+    /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
+    /// - [`Unsupported`](ErrorKind::Unsupported): a setting is for stores with a URL, such as
+    ///   [`prefix`](Builder::prefix), or `store` has no fencing tokens although
+    ///   [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is set.
+    /// - [`Unavailable`](ErrorKind::Unavailable): a thread could not be started.
+    pub fn build(self, store: impl Store) -> Result<LeaseManager> {
         let (timing, settings) = self.checked()?;
-        let own_thread = self.own_thread.unwrap_or(!store.clock().is_tokio());
-        let core = Core::new(Arc::new(store), timing, settings, !own_thread);
+        self.remote.refuse("a store that is given to `build`")?;
+        check_fencing(&store, self.needs_fencing())?;
+        let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
+        let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
         Ok(LeaseManager::new(Engine::new(core)?))
     }
 
-    /// The engine of the default settings, in memory.
+    /// Creates the engine of the default settings, in memory.
     pub(crate) fn default_in_memory() -> Arc<Engine> {
         let timing = Timing::DEFAULT;
         let settings = Self::default().settings(&timing);
@@ -300,17 +340,17 @@ impl Builder {
 
     fn checked(&self) -> Result<(Timing, Settings)> {
         let timing = Timing::new(self.ttl)?;
-        if let Some(bound) = self.poll_bound
-            && !(POLL_BOUNDS.0..=POLL_BOUNDS.1).contains(&bound)
+        if let Some(bound) = self.max_poll_interval
+            && !(POLL_INTERVALS.0..=POLL_INTERVALS.1).contains(&bound)
         {
             return Err(Error::invalid(format!(
-                "a poll bound of {bound:?} is out of range; choose 1 ms to 60 s"
+                "a max_poll_interval of {bound:?} is out of range; choose 1 ms to 60 s"
             )));
         }
-        if self.handoff_bound > HIGHEST_HANDOFF_BOUND {
+        if self.max_local_handoffs > MOST_LOCAL_HANDOFFS {
             return Err(Error::invalid(format!(
-                "a handoff_bound of {} is out of range; choose 0 to {HIGHEST_HANDOFF_BOUND}",
-                self.handoff_bound
+                "a max_local_handoffs of {} is out of range; choose 0 to {MOST_LOCAL_HANDOFFS}",
+                self.max_local_handoffs
             )));
         }
         if let Some(max) = self.max_hold
@@ -328,6 +368,14 @@ impl Builder {
                 timing.ttl * 2
             )));
         }
+        if !self.fencing
+            && let Some(setting) = self.needs_fencing()
+        {
+            return Err(Error::invalid(format!(
+                "{setting} contradicts fencing(false); leave one of them out"
+            )));
+        }
+        check_prefix(&self.remote.prefix)?;
         if let Some(Replicas { count, timeout }) = self.remote.replicas {
             let longest = timing.attempt / 2;
             if count == 0 || !(SHORTEST_WAIT..=longest).contains(&timeout) {
@@ -339,6 +387,12 @@ impl Builder {
         Ok((timing, self.settings(&timing)))
     }
 
+    /// Returns the name of a setting that a store without fencing tokens cannot have, if one is set.
+    fn needs_fencing(&self) -> Option<&'static str> {
+        let retention = self.fence_retention.map(|_| "fence_retention");
+        self.require_fencing.then_some("require_fencing").or(retention)
+    }
+
     fn retention(&self, timing: &Timing) -> Option<Duration> {
         self.fence_retention.unwrap_or(Some(DEFAULT_FENCE_RETENTION.max(timing.ttl * 2)))
     }
@@ -346,14 +400,38 @@ impl Builder {
     fn settings(&self, timing: &Timing) -> Settings {
         Settings {
             max_hold: self.max_hold,
-            poll_bound: self.poll_bound.unwrap_or(DEFAULT_POLL_BOUND.min(timing.ttl / 3)),
-            handoff_bound: self.handoff_bound,
+            poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
+            handoff_bound: self.max_local_handoffs,
             fencing: self.fencing.then_some(Fencing {
-                block: self.handoff_bound + 1,
+                block: self.max_local_handoffs + 1,
                 retention: self.retention(timing),
             }),
             #[cfg(feature = "testing")]
             seed: self.seed,
         }
     }
+}
+
+/// Connects, and checks that the store has what the settings need.
+async fn open(
+    target: Target,
+    clock: Clock,
+    needed: Option<&'static str>,
+) -> Result<Arc<dyn Store>> {
+    let store = target.open(clock).await?;
+    let checked = check_fencing(&*store, needed);
+    if checked.is_err() {
+        store.close().await;
+    }
+    checked.map(|()| store)
+}
+
+fn check_fencing(store: &dyn Store, needed: Option<&str>) -> Result<()> {
+    let Some(setting) = needed.filter(|_| !store.capabilities().fencing) else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "{setting} is set, but this store has no fencing tokens; leave it out, or use a store that has them"
+        ),
+    ))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, sorted by what is known.
+//! What can go wrong, and what is known about it.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -8,22 +8,26 @@ use std::sync::Arc;
 /// The result of a leasehold operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation failed.
+/// An operation that failed.
 ///
-/// The kind says what to do next, [`loss`](Error::loss) why a lease was lost, and
-/// [`fate`](Error::fate) whether the store ran the operation. `Display` is one line; the
-/// original error is kept as the [`source`](StdError::source). Connection URLs and
-/// passwords never appear in it.
+/// - [`kind`](Error::kind) says what to do next.
+/// - [`is_retryable`](Error::is_retryable) returns whether the same call may succeed later.
+/// - [`loss`](Error::loss) returns why a lease was lost.
+/// - [`fate`](Error::fate) returns whether the store executed the operation.
+///
+/// `Display` writes one line; the original error is the [`source`](StdError::source). Connection URLs and passwords
+/// never appear in either of them.
 ///
 /// ```
 /// use leasehold::{ErrorKind, LeaseManager};
 ///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
 /// let leases = LeaseManager::in_memory();
 /// let error = leases.lock("").lock().await.unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Invalid);
-/// # });
-/// # Ok::<(), std::io::Error>(())
+/// assert!(!error.is_retryable());
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
@@ -36,64 +40,77 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// The kinds of [`Error`]: what the caller can do about it.
+/// The kind of an [`Error`]: what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The lease is lost and will not come back; lock again for a new one.
+    /// The lease is lost and never comes back; lock again for a new one.
     Lost,
-    /// The store could not be reached or did not answer in time; retrying may help.
+    /// The store could not be reached or did not answer in time; a retry may succeed.
     Unavailable,
-    /// The store refuses these credentials, or they lack a right.
+    /// The store refuses the credentials, or they lack a permission; fix them.
     Denied,
-    /// The store is up but refuses writes: out of memory, read-only, too few replicas.
+    /// The store is up but refuses writes: it is out of memory, read-only, or has too few replicas. A retry may
+    /// succeed.
     Rejected,
-    /// The key under this name holds something that is not a lock; it was left untouched.
+    /// The key of this name holds something that is not a lock; it was left untouched.
     WrongType,
-    /// A name, duration, URL, setting or reply makes no sense.
+    /// A name, duration, URL or setting is not valid, or does not fit the store; fix the call.
     Invalid,
-    /// The manager was closed.
+    /// The reply could not be understood: this is not the expected server, a proxy rewrites replies, or a store breaks
+    /// its [contract](crate::store::Store).
+    Protocol,
+    /// The manager was closed; make a new one.
     Closed,
-    /// The store cannot do this.
+    /// The store does not support this, or a feature of the crate is off.
     Unsupported,
 }
 
-/// Whether the store ran the operation that failed.
+/// Whether the store executed an operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// It ran; its effect stands.
+    /// The store executed it; its effect stands.
     Executed,
-    /// It did not run and will not.
+    /// The store did not execute it and will not.
     NotExecuted,
-    /// Not known: it may have run, or may still run later.
+    /// Not known: the store may have executed it, or may still do so.
     Unknown,
 }
 
-/// Why a lease was lost.
+/// The reason why a lease was lost.
+///
+/// A loss is an error of its own, and converts into an [`Error`] of the kind [`Lost`](ErrorKind::Lost).
+///
+/// ```
+/// use leasehold::{Error, ErrorKind, Loss};
+///
+/// let error = Error::from(Loss::Expired);
+/// assert_eq!(error.kind(), ErrorKind::Lost);
+/// assert_eq!(error.loss(), Some(Loss::Expired));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
     /// No renewal was confirmed in time, so the store may have let the lease expire.
     Expired,
-    /// The store no longer has it: deleted, flushed, evicted, or lost in a restart or failover.
+    /// The store no longer has the lease: deleted, flushed, evicted, or lost in a restart or failover.
     Gone,
-    /// Somebody else holds the name now.
+    /// Another holder has the name now.
     Taken,
-    /// [`force_unlock`](crate::LeaseManager::force_unlock) took it away.
+    /// [`force_unlock`](crate::LeaseManager::force_unlock) released the name.
     Revoked,
-    /// It was held for longer than [`max_hold`](crate::Builder::max_hold).
+    /// The lease was held for longer than [`max_hold`](crate::Builder::max_hold).
     MaxHold,
     /// The manager was [closed](crate::LeaseManager::close).
     Closed,
 }
 
 impl Error {
-    /// Makes an error of a kind, with one line that says what happened and what to do.
+    /// Creates an error with one line that says what is wrong and what to do.
     ///
-    /// For those who write a [`Store`](crate::store::Store). The fate is
-    /// [`Unknown`](Fate::Unknown) for [`Unavailable`](ErrorKind::Unavailable) and
-    /// [`NotExecuted`](Fate::NotExecuted) for every other kind, until
-    /// [`with_fate`](Error::with_fate) says otherwise.
+    /// Use it in a [`Store`](crate::store::Store) of your own. The fate is [`Unknown`](Fate::Unknown) for
+    /// [`Unavailable`](ErrorKind::Unavailable) and [`Protocol`](ErrorKind::Protocol), and
+    /// [`NotExecuted`](Fate::NotExecuted) for every other kind; [`with_fate`](Error::with_fate) changes it.
     ///
     /// ```
     /// use leasehold::{Error, ErrorKind, Fate};
@@ -103,7 +120,7 @@ impl Error {
     /// ```
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let fate = match kind {
-            ErrorKind::Unavailable => Fate::Unknown,
+            ErrorKind::Unavailable | ErrorKind::Protocol => Fate::Unknown,
             _ => Fate::NotExecuted,
         };
         Self(Arc::new(Inner { kind, fate, loss: None, message: message.into(), source: None }))
@@ -131,13 +148,17 @@ impl Error {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// Says whether the store ran the operation.
+    pub(crate) fn protocol(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Protocol, message)
+    }
+
+    /// Sets whether the store executed the operation.
     #[must_use]
     pub fn with_fate(self, fate: Fate) -> Self {
         self.rebuild(|inner| inner.fate = fate)
     }
 
-    /// Keeps the error underneath.
+    /// Sets the underlying error.
     #[must_use]
     pub fn with_source(self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.rebuild(|inner| inner.source = Some(Arc::new(source)))
@@ -155,19 +176,39 @@ impl Error {
         Self(Arc::new(inner))
     }
 
-    /// What kind of failure this is.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether the store ran the operation.
+    /// Returns whether the store executed the operation.
     pub fn fate(&self) -> Fate {
         self.0.fate
     }
 
-    /// Why the lease was lost; `Some` exactly when the kind is [`ErrorKind::Lost`].
+    /// Returns why the lease was lost; `Some` exactly when the kind is [`ErrorKind::Lost`].
     pub fn loss(&self) -> Option<Loss> {
         self.0.loss
+    }
+
+    /// Returns whether the same call may succeed later, with nothing changed in the code, the settings or the
+    /// permissions.
+    ///
+    /// True for [`Unavailable`](ErrorKind::Unavailable) and [`Rejected`](ErrorKind::Rejected): outages, timeouts and a
+    /// server that cannot write end by themselves. False for every other kind. A [`Lost`](ErrorKind::Lost) lease never
+    /// comes back: drop it, lock again, and begin its work from the start.
+    ///
+    /// Retrying to lock is safe whatever the [`fate`](Error::fate) of the failed call: what that call may still be
+    /// granted is released, or expires. Wait between two attempts.
+    ///
+    /// ```
+    /// use leasehold::{Error, ErrorKind};
+    ///
+    /// assert!(Error::new(ErrorKind::Unavailable, "no connection").is_retryable());
+    /// assert!(!Error::new(ErrorKind::Denied, "wrong password").is_retryable());
+    /// ```
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
     }
 
     /// What happened, without the kind.
@@ -190,6 +231,7 @@ impl ErrorKind {
             Self::Rejected => "rejected",
             Self::WrongType => "wrong type",
             Self::Invalid => "invalid",
+            Self::Protocol => "protocol error",
             Self::Closed => "closed",
             Self::Unsupported => "unsupported",
         }
@@ -203,8 +245,8 @@ impl Loss {
             Self::Gone => {
                 "the store no longer has the lease (deleted, flushed, evicted or failed over)"
             }
-            Self::Taken => "somebody else holds the name now",
-            Self::Revoked => "force_unlock took the lease away",
+            Self::Taken => "another holder has the name now",
+            Self::Revoked => "force_unlock released the name",
             Self::MaxHold => "the lease was held for longer than max_hold",
             Self::Closed => "the manager was closed",
         }
@@ -214,6 +256,14 @@ impl Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.sentence())
+    }
+}
+
+impl StdError for Loss {}
+
+impl From<Loss> for Error {
+    fn from(loss: Loss) -> Self {
+        Self::lost(loss)
     }
 }
 
@@ -253,7 +303,7 @@ mod tests {
         let error = Error::lost(Loss::Taken);
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert_eq!(error.loss(), Some(Loss::Taken));
-        assert_eq!(error.to_string(), "lost: somebody else holds the name now");
+        assert_eq!(error.to_string(), "lost: another holder has the name now");
     }
 
     #[test]
@@ -264,5 +314,30 @@ mod tests {
         assert_eq!(error.fate(), Fate::Unknown);
         assert_eq!(changed.fate(), Fate::NotExecuted);
         assert_eq!(StdError::source(&changed).unwrap().to_string(), "io");
+    }
+    #[test]
+    fn a_loss_is_an_error_and_becomes_one_of_ours() {
+        let loss: Box<dyn StdError + Send + Sync> = Box::new(Loss::MaxHold);
+        assert_eq!(loss.to_string(), "the lease was held for longer than max_hold");
+        let lost = || -> Result<()> { Err(Loss::MaxHold)? };
+        assert_eq!(lost().unwrap_err().loss(), Some(Loss::MaxHold));
+    }
+
+    #[test]
+    fn only_what_ends_by_itself_is_retryable() {
+        for (kind, retryable, fate) in [
+            (ErrorKind::Lost, false, Fate::NotExecuted),
+            (ErrorKind::Unavailable, true, Fate::Unknown),
+            (ErrorKind::Denied, false, Fate::NotExecuted),
+            (ErrorKind::Rejected, true, Fate::NotExecuted),
+            (ErrorKind::WrongType, false, Fate::NotExecuted),
+            (ErrorKind::Invalid, false, Fate::NotExecuted),
+            (ErrorKind::Protocol, false, Fate::Unknown),
+            (ErrorKind::Closed, false, Fate::NotExecuted),
+            (ErrorKind::Unsupported, false, Fate::NotExecuted),
+        ] {
+            let error = Error::new(kind, "");
+            assert_eq!((error.is_retryable(), error.fate()), (retryable, fate), "{kind:?}");
+        }
     }
 }

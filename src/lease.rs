@@ -1,7 +1,8 @@
-//! What the user keeps in hand while a name is held.
+//! The guard that the user keeps while a name is held.
 
 use crate::engine::{Claim, Core, Engine, Hold, Phase};
 use crate::error::{Error, Loss, Result};
+use crate::store::Token;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,14 +12,17 @@ use std::time::Duration;
 use tokio::task::coop::consume_budget;
 use tokio_util::sync::CancellationToken;
 
-/// A held lease: the guard of a lock.
+/// The guard of a held lock.
 ///
-/// While it lives, the watchdog renews it in the background. Dropping it gives it back without
-/// waiting; [`unlock`](Lease::unlock) gives it back and tells whether that worked. If it is lost
-/// first, [`token`](Lease::token) fires before the store can grant the name to anyone else.
+/// While it is alive, the watchdog renews it in the background. Dropping it releases it in the background;
+/// [`unlock`](Lease::unlock) releases it and returns whether that worked. If it is lost first, its
+/// [`cancellation_token`](Lease::cancellation_token) fires before the store can grant the name to another holder.
 ///
-/// A lease is owned and can be moved to another task; what it guards is the flow of control of
-/// the [`Lock`](crate::Lock) that it came from.
+/// A lease is owned and can be moved to another task; it still belongs to the flow of control of the
+/// [`Lock`](crate::Lock) that returned it.
+///
+/// Bind it to a variable: `let _lease = ...`, never `let _ = ...`, which releases it at once. With
+/// [`try_lock`](crate::Lock::try_lock) write `if let Some(_lease) = ...`, not `.is_some()`.
 ///
 /// # Keep it in a variable
 ///
@@ -30,22 +34,23 @@ use tokio_util::sync::CancellationToken;
 ///
 /// # What a lease does not promise
 ///
-/// Between a [`check`](Lease::check) and the write that follows it, a process can be paused for
-/// longer than the lease lasts. Only the resource that is written to can refuse what comes
-/// too late: by comparing the [fencing token](Lease::fence).
+/// Between a [`check`](Lease::check) and the write that follows it, a process can be paused for longer than the lease
+/// lasts. Only the resource that is written to can reject the late write, by comparing the
+/// [fencing token](Lease::fence).
 ///
 /// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
 /// let leases = leasehold::LeaseManager::in_memory();
 /// let mut lock = leases.lock("orders:42");
 ///
 /// let lease = lock.lock().await?;
 /// assert_eq!(lease.hold_count(), 1);
-/// lease.unlock().await?;
-/// # Ok::<(), leasehold::Error>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// lease.unlock().await
+/// # }
 /// ```
+#[doc(alias = "guard")]
+#[doc(alias = "MutexGuard")]
 #[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
 #[clippy::has_significant_drop]
 pub struct Lease {
@@ -53,19 +58,19 @@ pub struct Lease {
     hold: Arc<Hold>,
     /// Fires on loss, unlock and drop; made when first asked for.
     token: OnceLock<CancellationToken>,
-    /// Given back or forgotten: Drop has nothing to do.
+    /// Released or forgotten: Drop has nothing to do.
     over: bool,
 }
 
-/// How sure a lease is.
+/// The state of a lease, as this process knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LeaseState {
     /// Granted or renewed, and the last renewal did not fail.
     Held,
-    /// A renewal failed and is tried again; the lease is still yours.
+    /// A renewal failed and is retried; the lease is still held.
     AtRisk,
-    /// Lost, for good.
+    /// Lost; it never comes back.
     Lost,
 }
 
@@ -79,56 +84,75 @@ impl Lease {
         &self.engine.core
     }
 
-    /// The name that is held.
+    /// Returns the name that is held.
     pub fn name(&self) -> &str {
         self.hold.name.as_str()
     }
 
-    /// A token that fires when this lease ends: lost, unlocked or dropped.
+    /// Returns the id of this hold, as it is written to the store.
     ///
-    /// It is a child: cancelling it affects nobody else. On loss it fires before the store can
-    /// grant the name to someone else, with the exceptions that [`LeaseManager`] lists.
+    /// It is the [`holder`](crate::Holding::holder) that [`inspect`](crate::LeaseManager::inspect) reports, in any process.
+    /// Nested leases have the same id; the next hold has another one. It is for logs, neither a secret nor a permission.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("report").lock().await?;
+    /// let holding = leases.inspect("report").await?.expect("held");
+    /// assert_eq!(holding.holder, lease.holder_id().to_string());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn holder_id(&self) -> Token {
+        self.hold.token
+    }
+
+    /// Returns a token that fires when this lease ends: lost, unlocked or dropped.
+    ///
+    /// Give it to spawned tasks. Each call returns a new child token, and cancelling it affects nothing else. On loss it
+    /// fires before the store can grant the name to another holder, with the exceptions that [`LeaseManager`] lists.
     ///
     /// [`LeaseManager`]: crate::LeaseManager#what-is-promised
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
-    /// let token = lease.token();
+    /// let token = lease.cancellation_token();
     /// let work = tokio::spawn(async move {
     ///     token.run_until_cancelled(std::future::pending::<()>()).await
     /// });
     /// lease.unlock().await?;
     /// assert!(work.await.unwrap().is_none());
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
-    pub fn token(&self) -> CancellationToken {
+    pub fn cancellation_token(&self) -> CancellationToken {
         self.core().ensure_running();
         self.token.get_or_init(|| self.hold.lost_token()).child_token()
     }
 
-    /// Waits for the loss of this lease and says why.
+    /// Waits until this lease is lost, and returns the reason.
     ///
-    /// The future borrows nothing, so a spawned task can keep it. After a clean unlock or drop it
-    /// stays pending for ever: use it in a `select!`, or [`token`](Lease::token) for any end.
+    /// The future borrows nothing, so a spawned task can keep it. After an unlock or drop it stays pending forever: use it
+    /// in a `select!`, or use the [`cancellation_token`](Lease::cancellation_token), which fires at any end.
     ///
     /// # Cancel safety
     ///
-    /// Safe: call it again and nothing is missed, for a loss is final.
+    /// Safe. Call it again and nothing is missed, because a loss is final.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// let lost = lease.lost();
     /// leases.force_unlock("report").await?;
     /// assert_eq!(lost.await, leasehold::Loss::Revoked);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         self.core().ensure_running();
@@ -144,89 +168,91 @@ impl Lease {
         }
     }
 
-    /// Whether the lease is held now, by the local clock.
+    /// Checks that the lease is held now, by the local clock.
     ///
-    /// It costs a clock reading and no I/O, and is right even when the whole runtime was frozen:
-    /// it reads the clock itself. A lease whose time has passed is lost by this call.
+    /// It reads the clock and does no I/O, so it is right even after the whole runtime was frozen. If the cancellation
+    /// deadline has passed, this call marks the lease as lost.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost), with the cause.
+    /// [`Lost`](crate::ErrorKind::Lost): the lease is lost; [`Error::loss`] returns the reason.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// for page in 0..3 {
     ///     lease.check()?; // between two steps that must not run without it
-    ///     # let _ = page;
+    ///     println!("page {page}");
     /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn check(&self) -> Result<()> {
         self.hold.check(self.core())
     }
 
-    /// For how long the lease is surely held if no further renewal succeeds; zero when lost.
+    /// Returns how long the lease is certainly held if no further renewal succeeds; zero if it is lost.
     ///
-    /// By the local clock, without I/O. Renewals push it up again. It counts to the moment when the
-    /// token fires, which is a grace earlier than the store lets go.
+    /// This is the time to the cancellation deadline, when the [`cancellation_token`](Lease::cancellation_token) fires: a
+    /// grace (a tenth of the [TTL](crate::Builder::ttl), from 10 ms to 2 s) before the store may let the lease expire.
+    /// Each renewal moves the deadline. It reads the local clock and does no I/O.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// assert!(lease.remaining() > std::time::Duration::from_secs(20));
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn remaining(&self) -> Duration {
         self.hold.remaining(self.core())
     }
 
-    /// Makes sure that at least `min` [remains](Lease::remaining), waiting for a renewal if less does.
+    /// Waits until at least `min` [remains](Lease::remaining), for a renewal if less does.
     ///
-    /// Use it before a step that cannot be stopped half way. It returns at once while all is well. Less than
-    /// half of the time to live remains only when a renewal is late, and the watchdog is trying then; so
-    /// it ends when the lease is lost at the latest.
+    /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed. Less than half of the
+    /// [TTL](crate::Builder::ttl) remains only when a renewal is late; the watchdog is retrying then, so this call ends at
+    /// the latest when the lease is lost.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost before that, and
-    /// [`Invalid`](crate::ErrorKind::Invalid) for more than half of the time to live, or more than
-    /// `max_hold` leaves.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost first.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): `min` is more than half of the TTL, or more than
+    ///   [`max_hold`](crate::Builder::max_hold) leaves.
     ///
     /// # Cancel safety
     ///
-    /// Safe: the renewal goes on without it.
+    /// Safe. If it is dropped, the renewal continues in the background.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
+    /// use std::time::Duration;
+    ///
     /// let lease = leases.lock("report").lock().await?;
-    /// lease.ensure(Duration::from_secs(5)).await?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// lease.ensure_remaining(Duration::from_secs(5)).await?;
+    /// # Ok(())
+    /// # }
     /// ```
-    pub async fn ensure(&self, min: Duration) -> Result<()> {
+    pub async fn ensure_remaining(&self, min: Duration) -> Result<()> {
         self.hold.until_remaining(self.core(), min).await
     }
 
-    /// Whether the lease is held, at risk or lost, by the local clock.
+    /// Returns whether the lease is held, at risk or lost, by the local clock.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// assert_eq!(lease.state(), leasehold::LeaseState::Held);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn state(&self) -> LeaseState {
         match self.hold.phase(self.core()) {
@@ -236,30 +262,30 @@ impl Lease {
         }
     }
 
-    /// Runs `future` for as long as the lease is held.
+    /// Runs `future` while the lease is held.
     ///
-    /// When the lease is lost, `future` is dropped at once, at whatever await it is. What it has
-    /// spawned goes on: give that the [`token`](Lease::token). A future that blocks its thread
-    /// cannot be dropped until it returns to its executor.
+    /// When the lease is lost, `future` is dropped at once, at its current await. Tasks that it has spawned continue: give
+    /// them the [`cancellation_token`](Lease::cancellation_token). A future that blocks its thread cannot be dropped until
+    /// it yields.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost first, also when `future` ended without an await
-    /// after that; its output is dropped then.
+    /// [`Lost`](crate::ErrorKind::Lost): the lease was lost before `future` ended, even if it ended without another await;
+    /// its output is dropped then.
     ///
     /// # Cancel safety
     ///
-    /// As `future`: dropping this drops it. The lease is not affected.
+    /// As cancel safe as `future`, which is dropped with it. The lease is not affected.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// let pages = lease.run(async { 3 }).await?;
     /// assert_eq!(pages, 3);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
         consume_budget().await;
@@ -277,65 +303,67 @@ impl Lease {
         .await
     }
 
-    /// The fencing token of this hold: larger than that of any earlier grant of the name.
+    /// Returns the fencing token of this hold, which is larger than that of any earlier grant of the name.
     ///
-    /// Send it with every write, and let the resource refuse a smaller one than it has seen. It is
-    /// the same for nested leases. `None` when fencing is off or the store has none.
+    /// Send it with every write, and have the resource reject a token that is smaller than one it has seen. Nested leases
+    /// have the same token. `None` if [`fencing`](crate::Builder::fencing) is off, or the store has no fencing tokens;
+    /// [`require_fencing`](crate::Builder::require_fencing) refuses such a store.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let mut lock = leases.lock("report");
     /// let first = lock.lock().await?.fence();
     /// let second = lock.lock().await?.fence();
     /// assert!(first.is_some() && first < second);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn fence(&self) -> Option<u64> {
         self.hold.fence
     }
 
-    /// How many leases of this hold are alive: 1, and one more for each nested call.
+    /// Returns the number of live leases of this hold: 1, and one more for each nested call.
     pub fn hold_count(&self) -> u32 {
         self.hold.count()
     }
 
-    /// Gives the lease back and waits for the store's answer.
+    /// Releases the lease and waits for the store's answer.
     ///
-    /// The token fires first. The last lease of a hold frees the name and wakes a waiter; a nested
-    /// one only lowers the hold count. A refused lowering is not an error: the process's own
-    /// count is the truth.
+    /// The [`cancellation_token`](Lease::cancellation_token) fires first. The last lease of a hold frees the name and
+    /// wakes a waiter; a nested one only lowers the hold count. Failing to record the lower count in the store is not an
+    /// error; the count in this process is authoritative.
     ///
-    /// When a waiter of the same manager is next, it is handed the name in memory, without a word to the
-    /// store, as often in a row as [`Builder::handoff_bound`](crate::Builder::handoff_bound) allows.
+    /// If a waiter of the same manager is next, the hold is handed off to it in memory, without contacting the store, as
+    /// often in a row as [`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs) allows.
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::ErrorKind::Lost): the lease had been lost before; what it guarded may have
-    ///   met someone else's work.
-    /// - Any other kind: the store did not confirm within one or two attempts (T/10 each). The engine goes on
-    ///   trying in the background until the lease expires by itself.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before this call; another holder may have worked at the same
+    ///   time.
+    /// - Any other kind: the store did not confirm within one or two attempts, each a tenth of the
+    ///   [TTL](crate::Builder::ttl). The engine retries in the background until the lease expires.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime, or in one without timers; the release is done in the background then.
+    /// Panics outside a tokio runtime, and in one without timers; the lease is released in the background then.
     ///
     /// # Cancel safety
     ///
-    /// Safe: the release is done in the background if this is dropped.
+    /// Safe. If it is dropped, the lease is released in the background; only the answer is lost.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// lease.unlock().await?;
     /// assert!(leases.inspect("report").await?.is_none());
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
+    #[doc(alias = "release")]
     pub async fn unlock(mut self) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.call();
@@ -346,20 +374,20 @@ impl Lease {
         result
     }
 
-    /// Lets the lease go without telling the store: it expires by itself.
+    /// Ends the lease without releasing it in the store, where it expires.
     ///
-    /// When no other lease of the hold is alive, renewal stops, and the name becomes free after
-    /// the time to live at the latest. Use it to keep others out for a while, for example to let a job run
-    /// [once in each period](crate::guide::guarantees#a-lock-does-not-remember).
+    /// If no other lease of the hold is alive, renewal stops, and the name becomes free within one
+    /// [TTL](crate::Builder::ttl). Use it to keep others out for a while, for example to let a job
+    /// run [once in each period](crate::guide::guarantees#a-lock-does-not-remember).
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// leases.lock("report").lock().await?.forget();
     /// assert!(leases.inspect("report").await?.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn forget(mut self) {
         self.end();

@@ -62,8 +62,8 @@
 //!
 //! # Stop long work when the lease is lost
 //!
-//! [`run`](Lease::run) drops a future at the loss. Give what that future spawns the [`token`](Lease::token). Between
-//! steps that must not be interrupted, call [`check`](Lease::check) (no I/O), or [`ensure`](Lease::ensure) to wait
+//! [`run`](Lease::run) drops a future at the loss. Give what that future spawns the [`cancellation_token`](Lease::cancellation_token). Between
+//! steps that must not be interrupted, call [`check`](Lease::check) (no I/O), or [`ensure_remaining`](Lease::ensure_remaining) to wait
 //! until enough time remains.
 //!
 //! ```
@@ -75,10 +75,10 @@
 //! let leases = LeaseManager::in_memory();
 //! let lease = leases.lock("report").lock().await?;
 //!
-//! let token = lease.token();
+//! let token = lease.cancellation_token();
 //! let helper = tokio::spawn(async move { token.run_until_cancelled(pending::<()>()).await });
 //!
-//! leases.force_unlock("report").await?; // an operator takes it away
+//! leases.force_unlock("report").await?; // by an operator
 //!
 //! let error = lease.run(pending::<()>()).await.unwrap_err();
 //! assert_eq!(error.loss(), Some(Loss::Revoked));
@@ -91,7 +91,7 @@
 //!
 //! Give each process a manager on the same store, with the same [settings](guide::settings). Within a process, share one
 //! manager by cloning it: its waiters queue in order, and only the first of them asks the store. A released lease is
-//! handed off to the next of them in memory. After [a while](Builder::handoff_bound) the other processes get their turn.
+//! handed off to the next of them in memory. After [a while](Builder::max_local_handoffs) the other processes get their turn.
 //!
 //! ```no_run
 //! use leasehold::LeaseManager;
@@ -150,6 +150,7 @@ pub mod guide;
 mod lease;
 mod lock;
 mod manager;
+mod runtime;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;

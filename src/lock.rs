@@ -3,20 +3,20 @@
 use crate::engine::{Engine, Hold, WaitLimit, acquire};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
+use crate::runtime;
 use crate::store::{Mode, Name};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A handle on one name for one flow of control.
+/// A handle on one name, for one flow of control.
 ///
-/// Made by [`LeaseManager::lock`](crate::LeaseManager::lock); making it does no I/O. Taking the lock
-/// needs `&mut`: that is the proof that one flow of control is asking. While a lease of this handle
-/// is alive, the same handle enters again at once (hold count 2, 3, ...); everyone else waits, other
-/// handles of the same process and task included.
+/// [`LeaseManager::lock`](crate::LeaseManager::lock) creates it without I/O. Locking needs `&mut`, which proves that one
+/// flow of control is asking. While a lease of this handle is alive, the same handle re-enters at once (hold count 2, 3,
+/// ...); every other handle waits, even in the same process and the same task.
 ///
-/// The compiler refuses two concurrent locks through one handle:
+/// The compiler refuses to lock twice at once through one handle:
 ///
 /// ```compile_fail,E0499
 /// # async fn f(leases: leasehold::LeaseManager) {
@@ -41,39 +41,43 @@ use std::time::Duration;
 /// # }
 /// ```
 ///
-/// It cannot see through a mutex: a handle in an `Arc<tokio::sync::Mutex<Lock>>` is *one* holder for all
-/// who reach it, and a lease that outlives the mutex guard lets the next one in as the same holder.
-/// Give each flow its own handle instead.
+/// The compiler cannot see through a mutex: a handle in an `Arc<tokio::sync::Mutex<Lock>>` is *one* holder for every
+/// caller that reaches it, and a lease that outlives the mutex guard lets the next caller in as the same holder. Give
+/// each flow its own handle instead.
 ///
 /// # Fairness
 ///
-/// Handles of one manager wait in the order of arrival. Between processes there is no order; but a process
-/// keeps a lock among its own waiters only for so long ([`Builder::handoff_bound`](crate::Builder::handoff_bound)),
-/// and then lets those of others go first for about a round trip.
+/// Handles of one manager wait in the order of arrival. There is no order between processes, except with ZooKeeper. But a
+/// process keeps a lock among its own waiters only for so long
+/// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)), and then lets those of other processes go first
+/// for about a round trip.
+#[doc(alias = "mutex")]
+#[doc(alias = "RLock")]
+#[doc(alias = "redlock")]
+#[doc(alias = "distributed lock")]
 pub struct Lock {
     engine: Arc<Engine>,
-    /// A bad name is told by the first attempt to lock it.
+    /// The first attempt to lock reports an invalid name.
     name: Result<Name>,
     current: Option<Arc<Hold>>,
 }
 
-/// A flow of control that takes many names.
+/// A handle on many names, for one flow of control.
 ///
-/// Made by [`LeaseManager::holder`](crate::LeaseManager::holder). A [`Lock`] is a holder with one name.
-/// Take several names in one fixed order everywhere, or two holders may wait for each other for ever.
+/// [`LeaseManager::holder`](crate::LeaseManager::holder) creates it without I/O. A [`Lock`] is a holder with one name. Lock
+/// several names in the same order everywhere; otherwise two holders can deadlock.
 ///
 /// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
 /// # let leases = leasehold::LeaseManager::in_memory();
 /// let mut holder = leases.holder();
 /// let from = holder.lock("account:1").await?;
 /// let to = holder.lock("account:2").await?;
 /// let again = holder.lock("account:1").await?; // nested
 /// assert_eq!(from.hold_count(), 2);
-/// # drop((from, to, again));
-/// # Ok::<(), leasehold::Error>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # }
 /// ```
 pub struct Holder {
     engine: Arc<Engine>,
@@ -87,51 +91,53 @@ impl Lock {
         Self { engine, name: Name::new(name), current: None }
     }
 
-    /// The name, as it was given; empty if it was refused.
+    /// Returns the name as it was given; empty if it is invalid.
     pub fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
-    /// Waits until the lock is ours.
+    /// Waits until this handle holds the lock.
     ///
-    /// Enters at once, one level deeper, while a lease of this handle is alive.
+    /// Re-enters at once, one level deeper, while a lease of this handle is alive.
     ///
     /// # Errors
     ///
-    /// - [`Lost`](ErrorKind::Lost): the hold of an older lease that is still alive was lost; drop that first.
-    /// - [`Unavailable`](ErrorKind::Unavailable): no answer from the store for the time to live.
-    /// - [`Denied`](ErrorKind::Denied), [`Rejected`](ErrorKind::Rejected),
-    ///   [`WrongType`](ErrorKind::WrongType), [`Invalid`](ErrorKind::Invalid),
-    ///   [`Closed`](ErrorKind::Closed): at once.
+    /// - [`Lost`](ErrorKind::Lost): an older lease of this handle is still alive, and its hold was lost; drop that lease
+    ///   first.
+    /// - [`Unavailable`](ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl).
+    /// - [`Denied`](ErrorKind::Denied), [`Rejected`](ErrorKind::Rejected), [`WrongType`](ErrorKind::WrongType),
+    ///   [`Invalid`](ErrorKind::Invalid), [`Protocol`](ErrorKind::Protocol), [`Closed`](ErrorKind::Closed): at once.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime, or in one without timers (and, for Redis, without I/O).
+    /// Panics outside a tokio runtime, and in one without timers (for Redis, also without I/O).
     ///
     /// # Cancel safety
     ///
-    /// Safe: if it is dropped, you lose your place in the queue, and a lease that was on its way is
-    /// given back.
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in
+    /// the background.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("orders:42").lock().await?;
-    /// # drop(lease);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// lease.unlock().await
+    /// # }
     /// ```
+    #[doc(alias = "acquire")]
     pub async fn lock(&mut self) -> Result<Lease> {
+        runtime::need();
         lock(&self.engine, &self.name, &mut self.current).await
     }
 
-    /// Takes the lock if it is free now; `None` if it is not.
+    /// Locks if the name is free now; returns `None` if it is not.
     ///
-    /// One attempt. It never overtakes: when someone of this process holds the name or waits for it,
-    /// the answer is `None` without asking the store. If a request of theirs has had no answer for an attempt, it waits for that
-    /// first, for two attempts at most, for it may be this process that stood still. Just after this process has released a name for which waiters of
-    /// other processes listen, the attempt comes up to 2 ms later, so that they can go first.
+    /// Makes one attempt, and never barges: returns `None` without I/O if this process already holds or waits for the
+    /// name. If a request of that holder or waiter has had no answer for the time of an attempt (a tenth of the
+    /// [TTL](crate::Builder::ttl)), this waits for the answer first, for two attempts at most, because this process may
+    /// have stood still. Just after this process has released a name for which waiters of other processes listen, the
+    /// attempt is made up to 2 ms later, so that they go first.
     ///
     /// # Errors
     ///
@@ -146,27 +152,30 @@ impl Lock {
     /// Safe, as [`lock`](Lock::lock).
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let lease = leases.lock("cron").try_lock().await?;
-    /// assert!(lease.is_some());
-    /// assert!(leases.lock("cron").try_lock().await?.is_none());
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// if let Some(_lease) = leases.lock("cron").try_lock().await? {
+    ///     // ... work ...
+    ///     assert!(leases.lock("cron").try_lock().await?.is_none());
+    /// }
+    /// # Ok(())
+    /// # }
     /// ```
+    #[doc(alias = "try_acquire")]
     pub async fn try_lock(&mut self) -> Result<Option<Lease>> {
+        runtime::need();
         lease(&self.engine, &self.name, &mut self.current, WaitLimit::Once).await
     }
 
-    /// Waits until the lock is ours, at most for `timeout`; `None` if it was not by then.
+    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if another holder had it until then.
     ///
-    /// A zero `timeout` is one attempt.
+    /// With a zero `timeout` it makes one attempt.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) when the time passed and the
-    /// store had not answered.
+    /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// store.
     ///
     /// # Panics
     ///
@@ -177,51 +186,53 @@ impl Lock {
     /// Safe, as [`lock`](Lock::lock).
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// # use std::time::Duration;
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("cron").lock().await?;
     /// let other = leases.lock("cron").lock_timeout(Duration::from_millis(20)).await?;
     /// assert!(other.is_none());
-    /// # drop(lease);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
+    #[doc(alias = "try_lock_for")]
     pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
+        runtime::need();
         lease(&self.engine, &self.name, &mut self.current, WaitLimit::For(timeout)).await
     }
 
-    /// Takes the lock, runs `body` for as long as it is held, and gives it back.
+    /// Locks, runs `body` while the lease is held, and releases it.
     ///
-    /// `body` gets the handle, to call what locks the same name again, and the lease. What it returns
-    /// is returned unchanged, errors of its own included; a release that fails, but for a loss, is traced, and
-    /// never replaces it. When the lease is lost, `body` is dropped at once.
+    /// `body` gets the handle, for nested calls that lock the same name, and the lease. Its output is returned unchanged,
+    /// errors of its own included. A release that fails, other than by a loss, is logged and does not replace it. When
+    /// the lease is lost, `body` is dropped at once.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) when the lease was lost before `body` ended,
-    /// also when only the release finds that out; what `body` returned is dropped then.
+    /// As [`lock`](Lock::lock), and [`Lost`](ErrorKind::Lost) if the lease was lost before `body` ended, even if only the
+    /// release discovers it; the output of `body` is dropped then.
     ///
     /// # Panics
     ///
-    /// As [`lock`](Lock::lock). A panic of `body` passes through; the lease is given back.
+    /// As [`lock`](Lock::lock). A panic of `body` passes through, and the lease is released.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops `body` and gives the lease back.
+    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let sum = leases.lock("sum").with(async |_lock, lease| {
     ///     assert_eq!(lease.hold_count(), 1);
     ///     1 + 1
     /// }).await?;
     /// assert_eq!(sum, 2);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn with<R, F>(&mut self, body: F) -> Result<R>
     where
@@ -265,7 +276,7 @@ impl Holder {
         Self { engine, holds: HashMap::new(), sweep_at: 16 }
     }
 
-    /// Waits until `name` is ours, as [`Lock::lock`] does.
+    /// Waits until this handle holds `name`, as [`Lock::lock`] does.
     ///
     /// # Errors
     ///
@@ -278,12 +289,14 @@ impl Holder {
     /// # Cancel safety
     ///
     /// Safe, as [`Lock::lock`].
-    pub async fn lock(&mut self, name: &str) -> Result<Lease> {
-        let (engine, name, current) = self.place(name)?;
+    #[doc(alias = "acquire")]
+    pub async fn lock(&mut self, name: impl AsRef<str>) -> Result<Lease> {
+        runtime::need();
+        let (engine, name, current) = self.place(name.as_ref())?;
         lock(engine, &Ok(name), current).await
     }
 
-    /// Takes `name` if it is free now, as [`Lock::try_lock`] does.
+    /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
     ///
     /// # Errors
     ///
@@ -296,12 +309,13 @@ impl Holder {
     /// # Cancel safety
     ///
     /// Safe, as [`Lock::lock`].
-    pub async fn try_lock(&mut self, name: &str) -> Result<Option<Lease>> {
-        let (engine, name, current) = self.place(name)?;
+    pub async fn try_lock(&mut self, name: impl AsRef<str>) -> Result<Option<Lease>> {
+        runtime::need();
+        let (engine, name, current) = self.place(name.as_ref())?;
         lease(engine, &Ok(name), current, WaitLimit::Once).await
     }
 
-    /// Waits until `name` is ours, at most for `timeout`, as [`Lock::lock_timeout`] does.
+    /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
     ///
     /// # Errors
     ///
@@ -314,8 +328,13 @@ impl Holder {
     /// # Cancel safety
     ///
     /// Safe, as [`Lock::lock`].
-    pub async fn lock_timeout(&mut self, name: &str, timeout: Duration) -> Result<Option<Lease>> {
-        let (engine, name, current) = self.place(name)?;
+    pub async fn lock_timeout(
+        &mut self,
+        name: impl AsRef<str>,
+        timeout: Duration,
+    ) -> Result<Option<Lease>> {
+        runtime::need();
+        let (engine, name, current) = self.place(name.as_ref())?;
         lease(engine, &Ok(name), current, WaitLimit::For(timeout)).await
     }
 

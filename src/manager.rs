@@ -1,4 +1,4 @@
-//! Where locks come from.
+//! The manager, which creates locks.
 
 use crate::builder::Builder;
 use crate::engine::{Closed, Engine};
@@ -13,17 +13,17 @@ use tokio::task::coop::consume_budget;
 ///
 /// # What is promised
 ///
-/// While a lease's token has not fired, no other holder can believe it has the name, provided that the store keeps
-/// a key for its TTL, by a clock that runs within 1 % of the local clock and is not stepped. The token fires before
-/// that time can have passed.
+/// While the [cancellation token](crate::Lease::cancellation_token) of a lease has not fired, no other holder can believe
+/// it has the name. This holds if the store keeps a key for its TTL by a clock that runs within 1 % of ours and is never
+/// stepped. The token fires before the TTL can have passed.
 ///
 /// # What is not promised
 ///
-/// - A key can be deleted by an operator, evicted, or lost when a server restarts without persistence or fails over.
-///   The token then fires at the next renewal (T/3) or reconnect. Until then the lock is also handed off between
-///   waiters of this manager, for T/10 at most.
+/// - A key that an operator deletes, or that the server evicts or loses in a failover or a restart without persistence,
+///   is gone before its holder can know. The token fires at the next renewal (a third of the [TTL](Builder::ttl)) or
+///   reconnect. Until then the lock is also handed off between waiters of this manager, for a tenth of the TTL at most.
 /// - A process that is paused between [`check`](crate::Lease::check) and its write can write late.
-/// - [`force_unlock`](LeaseManager::force_unlock) overlaps by design.
+/// - [`force_unlock`](LeaseManager::force_unlock) lets the next holder in while the old one still works.
 ///
 /// In these cases only the [fencing token](crate::Lease::fence) protects, if the resource compares it. See
 /// [`guarantees`](crate::guide::guarantees) for more.
@@ -34,8 +34,10 @@ use tokio::task::coop::consume_budget;
 /// the process ends, so that its leases do not outlive it.
 ///
 /// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// use leasehold::LeaseManager;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 ///
 /// let leases = LeaseManager::in_memory();
 /// let mut lock = leases.lock("orders:42");
@@ -43,11 +45,13 @@ use tokio::task::coop::consume_budget;
 /// // ... alone here ...
 /// lease.unlock().await?;
 /// leases.close().await?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// # Ok::<(), std::io::Error>(())
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
+#[doc(alias = "distributed lock")]
+#[doc(alias = "redlock")]
+#[doc(alias = "RedissonClient")]
 pub struct LeaseManager {
     engine: Arc<Engine>,
 }
@@ -73,43 +77,43 @@ impl LeaseManager {
     ///
     /// # Errors
     ///
-    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL is not valid.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): it needs a feature or a later version.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL cannot be read.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers.
     /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, or a permission is missing.
     /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
+    /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.
     ///
-    /// The URL never appears in them.
+    /// The URL never appears in an error.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was connected is disconnected.
+    /// Safe. If it is dropped, what was connected is disconnected.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
     /// use leasehold::{ErrorKind, LeaseManager};
     ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// let leases = LeaseManager::connect("memory:").await?;
-    /// # drop(leases);
     /// let error = LeaseManager::connect("localhost:6379").await.unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::Invalid);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
-    pub async fn connect(url: &str) -> Result<Self> {
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
         Self::builder().connect(url).await
     }
 
-    /// Keeps leases in the memory of this process, for tests, tools and one-process services.
+    /// Creates a manager whose leases are in the memory of this process, for tests, tools and one-process services.
     ///
-    /// It follows tokio's clock. It runs on the runtime that first uses it, which must keep running, and moves to
-    /// another caller's runtime if that one shuts down (see [`own_thread`](Builder::own_thread)). Runtimes that share
-    /// it must share a clock too: none of them, or the only one, may pause its time.
+    /// It uses tokio's clock. It runs on the runtime that first uses it (which must keep running), and moves to the next
+    /// caller's runtime if that one shuts down (see [`dedicated_thread`](Builder::dedicated_thread)). Runtimes that share
+    /// it must share a clock too: if one of them pauses its time, it must be the only one.
     #[must_use]
     pub fn in_memory() -> Self {
         Self::new(Builder::default_in_memory())
@@ -119,47 +123,50 @@ impl LeaseManager {
         Self { engine }
     }
 
-    /// Settings other than the defaults.
+    /// Returns a builder, for settings other than the defaults.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// A handle on `name` for one flow of control; no I/O.
+    /// Creates a handle on `name` for one flow of control, without I/O.
     ///
-    /// A name that is refused is told by the first attempt to lock it.
+    /// A name has 1 to 512 bytes, and its braces are balanced and not empty. An invalid name is reported by the first
+    /// attempt to lock it.
     #[must_use]
+    #[doc(alias = "getLock")]
+    #[doc(alias = "mutex")]
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.engine), name.as_ref())
     }
 
-    /// A handle for one flow of control that takes many names; no I/O.
+    /// Creates a handle for one flow of control that locks many names, without I/O.
     #[must_use]
     pub fn holder(&self) -> Holder {
         Holder::new(Arc::clone(&self.engine))
     }
 
-    /// Who holds `name`, in this process or any other.
+    /// Returns the holder of `name`, in this process or any other; `None` if it is free.
     ///
-    /// What it tells may have changed by the time it is read: for people and dashboards, not for decisions.
+    /// The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
     ///
     /// # Errors
     ///
-    /// As [`Lock::try_lock`], and [`Unsupported`](crate::ErrorKind::Unsupported) if the store cannot tell.
+    /// As [`Lock::try_lock`], and [`Unsupported`](crate::ErrorKind::Unsupported) if the store does not know the holder.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it changes nothing.
+    /// Safe. It changes nothing.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("orders:42").lock().await?;
     /// let holding = leases.inspect("orders:42").await?.expect("held");
     /// assert_eq!(holding.hold_count, 1);
     /// # drop(lease);
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<Holding>> {
         let core = &self.engine.core;
@@ -168,30 +175,30 @@ impl LeaseManager {
         core.inspect(&Name::new(name.as_ref())?).await
     }
 
-    /// Takes `name` away from whoever holds it, and wakes a waiter; whether somebody held it.
+    /// Force-releases `name` and wakes a waiter. Returns whether it was held.
     ///
-    /// The tokens of a holder in this manager fire first, with [`Loss::Revoked`](crate::Loss::Revoked). A holder elsewhere learns
-    /// it at its next renewal. A lease that a waiter of this manager was granted in the meantime is verified before
-    /// this returns, and lost with the same cause if the store does not confirm it. **The next holder can be granted while the old one still works**: this is for
-    /// operators who know that the old one is dead or must be stopped.
+    /// The cancellation tokens of a holder in this manager fire first, with [`Loss::Revoked`](crate::Loss::Revoked). A holder elsewhere learns
+    /// of it at its next renewal. A lease that a waiter of this manager was granted in the meantime is verified before
+    /// this returns, and lost with the same reason if the store does not confirm it. **The next holder can be granted the
+    /// name while the old one still works**: use it only if you know that the old one is dead or must be stopped.
     ///
     /// # Errors
     ///
-    /// As [`Lock::try_lock`]. The local tokens have fired even then.
+    /// As [`Lock::try_lock`]. The tokens in this manager have fired even then.
     ///
     /// # Cancel safety
     ///
-    /// Not known whether it was taken away; call it again.
+    /// If it is dropped, the outcome is unknown; call it again.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("orders:42").lock().await?;
     /// assert!(leases.force_unlock("orders:42").await?);
     /// assert_eq!(lease.check().unwrap_err().loss(), Some(leasehold::Loss::Revoked));
-    /// # Ok::<(), leasehold::Error>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn force_unlock(&self, name: impl AsRef<str>) -> Result<bool> {
         let core = &self.engine.core;
@@ -200,31 +207,31 @@ impl LeaseManager {
         core.revoke(&Name::new(name.as_ref())?).await
     }
 
-    /// Ends everything: no new locks, all leases given back, connections closed.
+    /// Closes the manager and all its clones: refuses new locks, releases all leases, and disconnects.
     ///
-    /// Waiters get [`Closed`](crate::ErrorKind::Closed). The tokens of all leases fire first, with
-    /// [`Loss::Closed`](crate::Loss::Closed); each name is released when its leases are dropped, or after the grace (T/10, 10 ms to
-    /// 2 s), never before. It takes at most that and four attempts (T/10 each), in which it also waits for the
-    /// traces that are to be written. All clones are closed.
+    /// The cancellation tokens of all leases fire first, with [`Loss::Closed`](crate::Loss::Closed), and waiters get
+    /// [`Closed`](crate::ErrorKind::Closed). Each name is released when its leases are dropped, or after the grace (a
+    /// tenth of the [TTL](Builder::ttl), from 10 ms to 2 s), never before. The call takes at most the grace and four
+    /// attempts (a tenth of the TTL each), in which it also waits until the log is written.
     ///
     /// # Errors
     ///
-    /// [`CloseError`] lists the names that could not be released; they expire by themselves.
+    /// [`CloseError`] lists the names that could not be released; they expire within one TTL.
     ///
     /// # Cancel safety
     ///
-    /// The manager is closed all the same, and the releases go on in the background; only the report is
-    /// lost.
+    /// If it is dropped, the manager is closed nevertheless, and the releases continue in the background; only the report
+    /// is lost.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// leases.close().await?;
     /// let error = leases.lock("orders:42").lock().await.unwrap_err();
     /// assert_eq!(error.kind(), leasehold::ErrorKind::Closed);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// # Ok::<(), std::io::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn close(&self) -> Result<(), CloseError> {
         let Closed { released, failed } = self.engine.core.close().await;
@@ -243,7 +250,7 @@ impl fmt::Debug for LeaseManager {
     }
 }
 
-/// What [`LeaseManager::close`] could not release.
+/// The report of a [`LeaseManager::close`] that could not release every name.
 #[derive(Debug)]
 pub struct CloseError {
     released: usize,
@@ -251,12 +258,13 @@ pub struct CloseError {
 }
 
 impl CloseError {
-    /// How many names were released.
+    /// Returns the number of names that were released.
     pub fn released(&self) -> usize {
         self.released
     }
 
-    /// The names that were not, and why; they expire by themselves within the time to live.
+    /// Returns the names that were not released, each with the reason; they expire within one
+    /// [TTL](Builder::ttl).
     pub fn failed(&self) -> &[(String, Error)] {
         &self.failed
     }

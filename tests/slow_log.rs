@@ -121,10 +121,11 @@ async fn a_log_that_stalls_delays_neither_renewals_nor_tokens() {
     let alone = alone();
     let memory = MemoryStore::new();
     let (store, faults) = FaultyStore::new(memory.clone());
-    let here = LeaseManager::builder().ttl(T).own_thread(true).store(store).expect("a manager");
-    let there = LeaseManager::builder().ttl(T).store(memory).expect("a manager");
+    let here =
+        LeaseManager::builder().ttl(T).dedicated_thread(true).build(store).expect("a manager");
+    let there = LeaseManager::builder().ttl(T).build(memory).expect("a manager");
     let held = [lock(&here, "a").await, lock(&here, "b").await];
-    let tokens = held.each_ref().map(Lease::token);
+    let tokens = held.each_ref().map(Lease::cancellation_token);
     alone.log.state().stalled = true;
     faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew).times(2));
     eventually(LONG, || alone.log.is_stuck()).await;
@@ -167,7 +168,7 @@ async fn stalled_log_delays_neither_renewals_nor_tokens_on_redis() {
     let alone = alone();
     let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;
-    let token = held.token();
+    let token = held.cancellation_token();
     alone.log.state().stalled = true;
     proxy.set(Mode::BlackHole);
     eventually(LONG, || alone.log.is_stuck()).await;
@@ -206,12 +207,13 @@ async fn log_of_the_client_delays_no_renewal() {
 async fn a_log_that_panics_takes_nothing_with_it() {
     let alone = alone();
     alone.log.state().panics_at = Some("cause=Expired");
-    for own_thread in [true, false] {
+    for dedicated_thread in [true, false] {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
-        let leases = LeaseManager::builder().ttl(Duration::from_secs(1)).own_thread(own_thread);
-        let leases = leases.store(store).expect("a manager");
+        let leases =
+            LeaseManager::builder().ttl(Duration::from_secs(1)).dedicated_thread(dedicated_thread);
+        let leases = leases.build(store).expect("a manager");
         let lease = lock(&leases, "job").await;
-        let token = lease.token();
+        let token = lease.cancellation_token();
         faults.add(Rule::new(Fault::Hang).on(Call::Renew));
         let lost = alone.log.count("cause=Expired");
         let run = tokio::spawn(async move { lease.run(std::future::pending::<()>()).await });
@@ -224,7 +226,7 @@ async fn a_log_that_panics_takes_nothing_with_it() {
         let revoked = lock(&leases, "other").await;
         assert!(leases.force_unlock("other").await.expect("an answer"));
         assert_eq!(revoked.check().expect_err("revoked").loss(), Some(Loss::Revoked));
-        let told = if own_thread { 1 } else { 2 };
+        let told = if dedicated_thread { 1 } else { 2 };
         eventually(LONG, || alone.log.count("cause=Revoked") == told).await;
     }
 }
@@ -235,12 +237,12 @@ async fn log_without_time_counts_what_it_drops_and_delays_no_token() {
     const LEASES: usize = 10_000;
     let alone = alone();
     let (store, faults) = FaultyStore::new(MemoryStore::new());
-    let leases = LeaseManager::builder().ttl(T).store(store).expect("a manager");
+    let leases = LeaseManager::builder().ttl(T).build(store).expect("a manager");
     let mut held = Vec::new();
     for i in 0..LEASES {
         held.push(lock(&leases, &format!("n:{i}")).await);
     }
-    let tokens: Vec<_> = held.iter().map(Lease::token).collect();
+    let tokens: Vec<_> = held.iter().map(Lease::cancellation_token).collect();
     alone.log.state().stalled = true;
     faults.add(Rule::new(Fault::Hang).on(Call::Renew));
     // D less the grace, less than the grain of the clock before the store lets go.
@@ -263,7 +265,7 @@ async fn log_without_time_counts_what_it_drops_and_delays_no_token() {
 #[tokio::test]
 async fn closing_waits_for_the_log() {
     let alone = alone();
-    let leases = LeaseManager::builder().own_thread(true).store(MemoryStore::new());
+    let leases = LeaseManager::builder().dedicated_thread(true).build(MemoryStore::new());
     let leases = leases.expect("a manager");
     let held = lock(&leases, "job").await;
     alone.log.state().stalled = true;

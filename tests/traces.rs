@@ -201,7 +201,7 @@ async fn each_renewal_is_told_to_those_who_ask_for_everything() {
 async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
-    let leases = LeaseManager::builder().store(store.clone()).expect("a manager");
+    let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
     let lease = lock(&leases, "job").await;
     store.fails.store(true, Ordering::Relaxed);
     sleep(T / 2).await;
@@ -226,9 +226,9 @@ async fn a_loss_is_told_once_with_its_cause() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
     let builder = LeaseManager::builder();
-    let leases = builder.clone().store(store.clone()).expect("a manager");
-    let others = builder.clone().store(store.store.clone()).expect("a manager");
-    let bounded = builder.max_hold(T / 3).store(store.clone()).expect("a manager");
+    let leases = builder.clone().build(store.clone()).expect("a manager");
+    let others = builder.clone().build(store.store.clone()).expect("a manager");
+    let bounded = builder.max_hold(T / 3).build(store.clone()).expect("a manager");
 
     let gone = lock(&leases, "gone").await;
     let taken = lock(&leases, "taken").await;
@@ -268,11 +268,42 @@ async fn a_loss_is_told_once_with_its_cause() {
     }
 }
 
+/// A handle of its own, in a nested call, waits for its caller forever.
+#[tokio::test(start_paused = true)]
+async fn waiter_behind_its_own_process_is_reported_once() {
+    const MESSAGE: &str =
+        "waiting for a name that this process holds; a nested call needs the handle of its caller";
+    let (trace, _guard) = Trace::of_this_thread();
+    let store = MemoryStore::new();
+    let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
+    let others = LeaseManager::builder().build(store).expect("a manager");
+    let (ours, theirs) = (lock(&leases, "ours").await, lock(&others, "theirs").await);
+    let waits = |name, limit| {
+        let mut lock = leases.lock(name);
+        async move { assert!(lock.lock_timeout(limit).await.expect("an answer").is_none()) }
+    };
+    waits("ours", T - T / 100).await;
+    assert_eq!(count(&trace, "ours", MESSAGE), 0, "it may yet be released");
+    tokio::join!(waits("ours", 5 * T), waits("theirs", 5 * T));
+    assert_eq!(count(&trace, "theirs", MESSAGE), 0);
+    waits("ours", 2 * T).await;
+    drop((ours, theirs));
+    leases.close().await.expect("all released");
+    let mut events = trace.of("ours");
+    events.retain(|event| event.message() == MESSAGE);
+    assert_eq!(events.len(), 2, "once for each wait: {events:?}");
+    for event in events {
+        assert_eq!(event.level, Level::WARN);
+        let waited: u128 = event.field("waited_ms").parse().expect("a number");
+        assert!((T.as_millis()..T.as_millis() * 9 / 8).contains(&waited), "{waited}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_event_shows_the_token_of_a_holder() {
     let (trace, _guard) = Trace::of_this_thread();
     let store = Shaky::default();
-    let leases = LeaseManager::builder().store(store.clone()).expect("a manager");
+    let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
     let lease = lock(&leases, "job").await;
     let holder = leases.inspect("job").await.expect("an answer").expect("a holder").holder;
     let (uuid, _) = holder.split_once(':').expect("a colon");

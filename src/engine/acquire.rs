@@ -348,7 +348,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     self.wait_to_retry(&turn, &mut hints, remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
-                    return Err(Error::invalid(
+                    return Err(Error::protocol(
                         "the store answered an outermost acquire as a nested one",
                     ));
                 }

@@ -53,7 +53,7 @@ mod tests {
         let core = Arc::clone(&engine.core);
         let leases = LeaseManager::new(engine);
         let lease = leases.lock("n").lock().await.unwrap();
-        let token = lease.token();
+        let token = lease.cancellation_token();
         let part = async move { guarded(&core, async { panic!("a part of the engine") }).await };
         tokio::spawn(part).await.expect_err("it has panicked");
         assert!(token.is_cancelled());

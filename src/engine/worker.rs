@@ -111,7 +111,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
     let (sent, verdicts) = match renewed {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),
         Ok(_) => {
-            let error = Error::invalid("the store answered for a different number of leases");
+            let error = Error::protocol("the store answered for a different number of leases");
             (now, repeat(error, batch.len()))
         }
         Err(error) => (now, repeat(error, batch.len())),

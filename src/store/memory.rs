@@ -24,8 +24,8 @@ use tokio::sync::Notify;
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// let store = MemoryStore::new();
-/// let here = LeaseManager::builder().store(store.clone())?;
-/// let there = LeaseManager::builder().store(store)?;
+/// let here = LeaseManager::builder().build(store.clone())?;
+/// let there = LeaseManager::builder().build(store)?;
 ///
 /// let lease = here.lock("job").lock().await?;
 /// assert!(there.lock("job").try_lock().await?.is_none());

@@ -38,7 +38,7 @@ impl Name {
                 name.len()
             )));
         }
-        check_braces(name)?;
+        check_braces("name", name)?;
         Ok(Self(name.into()))
     }
 
@@ -48,29 +48,43 @@ impl Name {
     }
 }
 
+/// The longest prefix of names in bytes.
+const LONGEST_PREFIX: usize = 256;
+
+/// Checks what is to precede all names.
+pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
+    if prefix.len() > LONGEST_PREFIX {
+        return Err(Error::invalid(format!(
+            "the prefix has {} bytes; at most {LONGEST_PREFIX} are allowed",
+            prefix.len()
+        )));
+    }
+    check_braces("prefix", prefix)
+}
+
 /// Refuses braces from which Redis Cluster would derive different slots for one lock's keys.
-pub(crate) fn check_braces(name: &str) -> Result<()> {
+fn check_braces(what: &str, name: &str) -> Result<()> {
     let mut open = 0usize;
     let mut previous = ' ';
     for c in name.chars() {
         match c {
             '{' => open += 1,
-            '}' if open == 0 => return Err(braces(name, "a '}' without its '{'")),
-            '}' if previous == '{' => return Err(braces(name, "an empty '{}'")),
+            '}' if open == 0 => return Err(braces(what, name, "a '}' without its '{'")),
+            '}' if previous == '{' => return Err(braces(what, name, "an empty '{}'")),
             '}' => open -= 1,
             _ => {}
         }
         previous = c;
     }
     if open > 0 {
-        return Err(braces(name, "a '{' without its '}'"));
+        return Err(braces(what, name, "a '{' without its '}'"));
     }
     Ok(())
 }
 
-fn braces(name: &str, what: &str) -> Error {
+fn braces(what: &str, name: &str, fault: &str) -> Error {
     Error::invalid(format!(
-        "the name {name:?} has {what}; braces must be balanced and not empty, for they choose the cluster slot"
+        "the {what} {name:?} has {fault}; braces must be balanced and not empty, for they choose the cluster slot"
     ))
 }
 
@@ -185,6 +199,18 @@ mod tests {
         assert!(Name::new(&"x".repeat(512)).is_ok());
         let error = Name::new(&"x".repeat(513)).unwrap_err();
         assert!(error.to_string().contains("513 bytes"), "{error}");
+    }
+
+    #[test]
+    fn prefixes_are_checked() {
+        for good in ["", "app:", "{app}:", &"p".repeat(256)] {
+            assert!(check_prefix(good).is_ok(), "{good:?}");
+        }
+        for (bad, hint) in [("a{", "the prefix \"a{\""), (&"p".repeat(257), "257 bytes")] {
+            let error = check_prefix(bad).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{bad:?}");
+            assert!(error.to_string().contains(hint), "{error}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Settings of stores behind a network that a URL cannot say.
+//! Settings that a URL cannot express, and that not every store has.
 
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
@@ -6,9 +6,11 @@ use std::time::Duration;
 
 #[derive(Clone, Default)]
 pub(crate) struct Remote {
+    /// Precedes each name in its key.
+    pub(crate) prefix: String,
     pub(crate) replicas: Option<Replicas>,
-    /// In a cluster, too, messages go to all servers.
-    pub(crate) plain_pubsub: bool,
+    /// `None`: where there is a cluster.
+    pub(crate) sharded_pubsub: Option<bool>,
     /// Certificates of authorities, in PEM.
     pub(crate) ca: Option<Vec<u8>>,
     /// A chain of certificates and its key, in PEM.
@@ -23,15 +25,26 @@ pub(crate) struct Replicas {
 }
 
 impl Remote {
-    /// For stores that are not Redis: nothing of this may be set.
-    pub(crate) fn refuse(&self) -> Result<()> {
-        if self.replicas.is_none() && !self.plain_pubsub && !self.has_tls() {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "replicas, sharded_pubsub and TLS are settings for Redis; this store has none of them",
-        ))
+    /// Refuses all of these settings, for `store` has none of them: not even keys.
+    pub(crate) fn refuse(&self, store: &str) -> Result<()> {
+        let prefix = (!self.prefix.is_empty()).then_some("prefix");
+        refuse(prefix.or(self.of_redis()), store)
+    }
+
+    /// Refuses the settings that only Redis has.
+    pub(crate) fn refuse_of_redis(&self, store: &str) -> Result<()> {
+        refuse(self.of_redis(), store)
+    }
+
+    /// Returns the name of a setting that only Redis has, if one is set.
+    fn of_redis(&self) -> Option<&'static str> {
+        let set = [
+            ("replicas", self.replicas.is_some()),
+            ("sharded_pubsub", self.sharded_pubsub.is_some()),
+            ("tls_ca", self.ca.is_some()),
+            ("tls_identity", self.identity.is_some()),
+        ];
+        set.iter().find_map(|(name, set)| set.then_some(*name))
     }
 
     pub(crate) fn has_tls(&self) -> bool {
@@ -39,12 +52,21 @@ impl Remote {
     }
 }
 
+fn refuse(setting: Option<&str>, store: &str) -> Result<()> {
+    let Some(setting) = setting else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!("the setting {setting} does not apply to {store}; leave it out"),
+    ))
+}
+
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never the key.
         f.debug_struct("Remote")
+            .field("prefix", &self.prefix)
             .field("replicas", &self.replicas)
-            .field("plain_pubsub", &self.plain_pubsub)
+            .field("sharded_pubsub", &self.sharded_pubsub)
             .field("ca", &self.ca.is_some())
             .field("identity", &self.identity.is_some())
             .finish()

@@ -18,8 +18,6 @@ const SECURE_ZOOKEEPER: [&str; 4] =
 /// What the stores of a manager have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) prefix: String,
     /// T, and how long one attempt may take.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) ttl: Duration,
@@ -81,11 +79,11 @@ impl Target {
                     "a store in memory has no address; write memory: alone",
                 ));
             }
-            common.remote.refuse()?;
+            common.remote.refuse("memory:")?;
             return Ok(Self::Memory);
         }
         if url.starts_with("zookeeper:") {
-            common.remote.refuse()?;
+            common.remote.refuse_of_redis("ZooKeeper")?;
             return Self::zookeeper(url, common);
         }
         Self::redis(url, common)
@@ -93,7 +91,7 @@ impl Target {
 
     #[cfg(feature = "zookeeper")]
     fn zookeeper(url: &str, common: &Common) -> Result<Self> {
-        ZooKeeperAddress::parse(url, &common.prefix, common.ttl).map(Self::ZooKeeper)
+        ZooKeeperAddress::parse(url, &common.remote.prefix, common.ttl).map(Self::ZooKeeper)
     }
 
     #[cfg(not(feature = "zookeeper"))]
@@ -138,8 +136,8 @@ impl Target {
 
     #[cfg(feature = "redis")]
     fn redis(url: &str, common: &Common) -> Result<Self> {
-        let Common { prefix, ttl, attempt, remote } = common;
-        Address::parse(url, prefix, *ttl, *attempt)?
+        let Common { ttl, attempt, remote } = common;
+        Address::parse(url, &remote.prefix, *ttl, *attempt)?
             .with(remote)
             .map(|address| Self::Redis(Box::new(address)))
     }
@@ -156,14 +154,14 @@ impl Target {
     }
 
     /// Whether its watchdog is best on a thread of its own.
-    pub(crate) fn own_thread(&self) -> bool {
+    pub(crate) fn dedicated_thread(&self) -> bool {
         match self {
             Self::Memory => false,
             #[cfg(feature = "redis")]
             Self::Redis(_) => true,
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper(_) => true,
-            Self::Quorum(nodes) => nodes.iter().any(Self::own_thread),
+            Self::Quorum(nodes) => nodes.iter().any(Self::dedicated_thread),
         }
     }
 
@@ -245,7 +243,7 @@ mod tests {
     fn parsed(url: &str) -> Result<Target> {
         let second = Duration::from_secs(1);
         let remote = Remote::default();
-        Target::parse(url, &Common { prefix: String::new(), ttl: second, attempt: second, remote })
+        Target::parse(url, &Common { ttl: second, attempt: second, remote })
     }
 
     #[test]
@@ -268,8 +266,7 @@ mod tests {
     #[test]
     fn tls_to_zookeeper_is_told_to_be_missing() {
         let second = Duration::from_secs(1);
-        let common =
-            |remote| Common { prefix: String::new(), ttl: second, attempt: second, remote };
+        let common = |remote| Common { ttl: second, attempt: second, remote };
         let ca = || Remote { ca: Some(Vec::new()), ..Remote::default() };
         let identity = Remote { identity: Some((Vec::new(), Vec::new())), ..Remote::default() };
         for (url, remote) in [
@@ -336,7 +333,7 @@ mod tests {
         let error = parsed("redis://a,redis://u:hunter2@b/x,redis://c").unwrap_err();
         assert!(error.to_string().contains("database is not a number"), "{error}");
         let target = parsed("redis://a,redis://u:hunter2@b,redis://c").unwrap();
-        assert!(target.own_thread());
+        assert!(target.dedicated_thread());
         assert!(!format!("{target:?} {error:?}").contains("hunter2"));
     }
 }

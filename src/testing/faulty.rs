@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?.block_on(async {
 /// let (store, faults) = FaultyStore::new(MemoryStore::new());
-/// let leases = LeaseManager::builder().store(store)?;
+/// let leases = LeaseManager::builder().build(store)?;
 /// let lease = leases.lock("orders:42").lock().await?;
 ///
 /// faults.add(Rule::new(Fault::LoseReply).on(Call::Renew).times(1));

@@ -106,7 +106,7 @@ impl Store for Broken {
 async fn verdicts_for_a_wrong_number_of_leases_renew_none() {
     for verdicts in [0, 2] {
         let store = Broken { store: MemoryStore::new(), breaks: Breaks::Miscount(verdicts) };
-        let leases = LeaseManager::builder().store(store).unwrap();
+        let leases = LeaseManager::builder().build(store).unwrap();
         let lease = leases.lock("n").lock().await.unwrap();
         let (took, loss) = tokio::time::timeout(T, timed(lease.lost())).await.expect("it is told");
         assert_eq!(loss, Loss::Expired);
@@ -120,10 +120,10 @@ async fn a_store_that_blocks_its_thread_delays_no_token() {
     let (memory, (blocked, gate)) = (MemoryStore::new(), mpsc::channel());
     let ttl = Duration::from_secs(1);
     let store = Broken { store: memory.clone(), breaks: Breaks::Block(Mutex::new(gate)) };
-    let here = LeaseManager::builder().ttl(ttl).own_thread(true).store(store).unwrap();
-    let there = LeaseManager::builder().ttl(ttl).store(memory).unwrap();
+    let here = LeaseManager::builder().ttl(ttl).dedicated_thread(true).build(store).unwrap();
+    let there = LeaseManager::builder().ttl(ttl).build(memory).unwrap();
     let lease = here.lock("n").lock().await.unwrap();
-    let token = lease.token();
+    let token = lease.cancellation_token();
     let next = there.lock("n").lock().await.unwrap();
     assert!(token.is_cancelled());
     drop(blocked);
@@ -134,7 +134,7 @@ async fn a_store_that_blocks_its_thread_delays_no_token() {
 async fn a_time_to_live_that_no_clock_can_count_is_only_a_long_one() {
     let breaks = Breaks::HeldForEver(AtomicUsize::new(2));
     let store = Broken { store: MemoryStore::new(), breaks };
-    let leases = LeaseManager::builder().store(store).unwrap();
+    let leases = LeaseManager::builder().build(store).unwrap();
     let (took, lease) = timed(leases.lock("n").lock()).await;
     drop(lease.unwrap());
     assert!(took <= Duration::from_secs(2), "the poll bound counts: {took:?}");
@@ -145,9 +145,9 @@ async fn store_that_panics_at_a_release_is_asked_again() {
     let memory = MemoryStore::new();
     let breaks = Breaks::PanicAtRelease(AtomicUsize::new(1));
     let store = Broken { store: memory.clone(), breaks };
-    let leases = LeaseManager::builder().store(store).unwrap();
+    let leases = LeaseManager::builder().build(store).unwrap();
     drop(leases.lock("n").lock().await.unwrap());
-    let there = LeaseManager::builder().store(memory).unwrap();
+    let there = LeaseManager::builder().build(memory).unwrap();
     let (took, lease) = timed(there.lock("n").lock()).await;
     drop(lease.unwrap());
     assert!(took < T / 2, "{took:?}");
@@ -167,7 +167,7 @@ async fn lease_is_renewed_as_soon_after_a_store_panic_as_a_failure() {
         if let Some(fault) = polled {
             faults.add(Rule::new(fault).on(Call::Renew).times(1));
         }
-        let leases = LeaseManager::builder().store(store).unwrap();
+        let leases = LeaseManager::builder().build(store).unwrap();
         let lease = leases.lock("n").lock().await.unwrap();
         faults.until_calls(Call::Renew, 1).await;
         let (took, ()) = timed(faults.until_calls(Call::Renew, 2)).await;
@@ -180,7 +180,7 @@ async fn lease_is_renewed_as_soon_after_a_store_panic_as_a_failure() {
 #[tokio::test(start_paused = true)]
 async fn store_that_panics_when_asked_for_a_shard_loses_no_lease() {
     let store = Broken { store: MemoryStore::new(), breaks: Breaks::PanicAtShard };
-    let leases = LeaseManager::builder().store(store).unwrap();
+    let leases = LeaseManager::builder().build(store).unwrap();
     let lease = leases.lock("n").lock().await.unwrap();
     sleep(T * 2).await;
     assert_eq!(lease.state(), LeaseState::Held);
@@ -241,7 +241,7 @@ async fn store_that_panics_at_subscribe_costs_no_more_than_a_failure() {
 async fn store_that_panics_at_close_leaves_the_manager_closed() {
     let memory = MemoryStore::new();
     let store = Broken { store: memory.clone(), breaks: Breaks::PanicAtClose };
-    let leases = LeaseManager::builder().store(store).unwrap();
+    let leases = LeaseManager::builder().build(store).unwrap();
     drop(leases.lock("n").lock().await.unwrap());
     leases.close().await.unwrap();
     assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);

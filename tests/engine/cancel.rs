@@ -331,7 +331,7 @@ fn ensure() {
             sleep(T / 2).await;
             setup.faults.heal();
             assert!(lease.remaining() < T / 2);
-            let faster = cut.run(lease.ensure(T / 2)).await.is_some();
+            let faster = cut.run(lease.ensure_remaining(T / 2)).await.is_some();
             lease.check().unwrap();
             faster
         })

@@ -13,7 +13,7 @@ async fn close_fires_tokens_at_once_and_releases_after_the_grace() {
     let closing = tokio::spawn(async move { leases.close().await });
     assert_eq!(lease.lost().await, Loss::Closed);
     assert_eq!(start.elapsed(), Duration::ZERO);
-    assert!(lease.token().is_cancelled());
+    assert!(lease.cancellation_token().is_cancelled());
     assert_eq!(lost(lease.check()), Loss::Closed);
 
     // Work that was told may need the grace to stop; nobody else may begin meanwhile.
@@ -34,7 +34,7 @@ async fn closing_is_done_as_soon_as_the_leases_are_dropped() {
     let idle = setup.leases.lock("m").lock().await.unwrap();
     let leases = setup.leases.clone();
     let closing = tokio::spawn(async move { timed(leases.close()).await });
-    outer.token().cancelled().await;
+    outer.cancellation_token().cancelled().await;
     drop((idle, inner));
     settle().await;
     assert_eq!(setup.memory.len(), 1, "one lease of it is alive");
@@ -233,12 +233,12 @@ async fn hold_kept_too_long_is_released_when_its_leases_are_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn value_that_no_setting_allows_is_invalid() {
-    let with = |builder: Builder| failed(builder.store(MemoryStore::new()));
+    let with = |builder: Builder| failed(builder.build(MemoryStore::new()));
     let millis = Duration::from_millis;
     assert_eq!(with(LeaseManager::builder().ttl(millis(99))), ErrorKind::Invalid);
     assert_eq!(with(LeaseManager::builder().ttl(Duration::MAX)), ErrorKind::Invalid);
-    assert_eq!(with(LeaseManager::builder().poll_bound(Duration::ZERO)), ErrorKind::Invalid);
-    assert_eq!(with(LeaseManager::builder().poll_bound(millis(60_001))), ErrorKind::Invalid);
+    assert_eq!(with(LeaseManager::builder().max_poll_interval(Duration::ZERO)), ErrorKind::Invalid);
+    assert_eq!(with(LeaseManager::builder().max_poll_interval(millis(60_001))), ErrorKind::Invalid);
     assert_eq!(with(LeaseManager::builder().max_hold(millis(9))), ErrorKind::Invalid);
     let short = Some(2 * T - MOMENT);
     assert_eq!(with(LeaseManager::builder().fence_retention(short)), ErrorKind::Invalid);

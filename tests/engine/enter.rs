@@ -63,7 +63,7 @@ async fn nested_leases_end_in_any_order() {
             }
             for (left, i) in [2, 1, 0].into_iter().zip(order) {
                 let lease = leases[i].take().unwrap();
-                let token = lease.token();
+                let token = lease.cancellation_token();
                 if by_drop {
                     drop(lease);
                 } else {
@@ -75,7 +75,7 @@ async fn nested_leases_end_in_any_order() {
                 for lease in leases.iter().flatten() {
                     lease.check().unwrap();
                     assert_eq!(u64::from(lease.hold_count()), left);
-                    assert!(!lease.token().is_cancelled());
+                    assert!(!lease.cancellation_token().is_cancelled());
                 }
             }
         }

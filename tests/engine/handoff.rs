@@ -82,7 +82,7 @@ async fn a_line_of_waiters_costs_one_acquire_and_one_release() {
         }
         let start = Instant::now();
         while let Some(next) = line.pop_front() {
-            let token = lease.token();
+            let token = lease.cancellation_token();
             end.end(lease).await;
             assert!(token.is_cancelled());
             // In the order of arrival.
@@ -91,7 +91,7 @@ async fn a_line_of_waiters_costs_one_acquire_and_one_release() {
             }
             lease = handed(next);
             lease.check().unwrap();
-            assert!(!lease.token().is_cancelled());
+            assert!(!lease.cancellation_token().is_cancelled());
             assert_eq!(lease.hold_count(), 1);
             assert_eq!(on_the_wire(&setup).await, wire, "{end:?}");
         }
@@ -105,7 +105,7 @@ async fn a_line_of_waiters_costs_one_acquire_and_one_release() {
 
 #[tokio::test(start_paused = true)]
 async fn fences_grow_with_hand_offs_and_between_processes() {
-    let setup = Setup::with(LeaseManager::builder().handoff_bound(6));
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(6));
     let other = setup.other();
     let mut last = None;
     for _ in 0..5 {
@@ -150,7 +150,7 @@ async fn hand_off_works_without_fencing_tokens_too() {
 
 #[tokio::test(start_paused = true)]
 async fn after_the_bound_the_store_is_asked_again() {
-    let with = |bound| Setup::with(LeaseManager::builder().handoff_bound(bound));
+    let with = |bound| Setup::with(LeaseManager::builder().max_local_handoffs(bound));
     let cases =
         [(with(0), 1), (with(1), 2), (with(3), 4), (with(9_999), 9_999), (Setup::new(), 128)];
     for (setup, holders) in cases {
@@ -182,15 +182,15 @@ async fn after_the_bound_the_store_is_asked_again() {
 
 #[test]
 fn a_bound_beyond_9999_is_invalid_and_says_so() {
-    let with = |bound| LeaseManager::builder().handoff_bound(bound).own_thread(true);
+    let with = |bound| LeaseManager::builder().max_local_handoffs(bound).dedicated_thread(true);
     for bound in [10_000, u32::MAX] {
-        let error = with(bound).store(MemoryStore::new()).unwrap_err();
+        let error = with(bound).build(MemoryStore::new()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         let text = error.to_string();
-        assert!(text.contains("handoff_bound") && text.contains("9999"), "{text}");
+        assert!(text.contains("max_local_handoffs") && text.contains("9999"), "{text}");
     }
     for bound in [0, 9_999] {
-        assert!(with(bound).store(MemoryStore::new()).is_ok());
+        assert!(with(bound).build(MemoryStore::new()).is_ok());
     }
 }
 

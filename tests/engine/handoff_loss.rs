@@ -37,7 +37,7 @@ struct PassedOn {
 /// Passes a lease on; its own token fires by that.
 async fn pass_on(lease: Lease, next: Waiter) -> (PassedOn, Lease) {
     let (told, lost) = (tokio::spawn(lease.lost()), Box::pin(lease.lost()));
-    let token = lease.token();
+    let token = lease.cancellation_token();
     tokio::task::yield_now().await;
     assert!(!token.is_cancelled());
     lease.unlock().await.unwrap();
@@ -63,7 +63,7 @@ async fn loss_is_told_to_the_holder_and_the_next_gets_a_new_grant() {
         let mut last = in_line(&setup.leases).await;
         let (first, second) = pass_on(first, next).await;
         let (second, lease) = pass_on(second, then).await;
-        let token = lease.token();
+        let token = lease.cancellation_token();
         settle().await;
         assert!(!token.is_cancelled());
 
@@ -314,7 +314,7 @@ async fn slow_holders_lose_nothing_over_many_chains() {
         tasks.spawn(async move {
             while start.elapsed() < 5 * T {
                 let lease = lock.lock().await.unwrap();
-                let (token, lost) = (lease.token(), tokio::spawn(lease.lost()));
+                let (token, lost) = (lease.cancellation_token(), tokio::spawn(lease.lost()));
                 sleep(T / 20).await;
                 assert!(!token.is_cancelled() && !lost.is_finished());
                 lease.unlock().await.unwrap();
@@ -339,7 +339,7 @@ async fn slow_holders_lose_nothing_over_many_chains() {
 fn a_line_of_ten_thousand_needs_no_stack() {
     const WAITERS: usize = 10_000;
     let story = async |dropped: bool| {
-        let setup = Setup::with(LeaseManager::builder().handoff_bound(9_999));
+        let setup = Setup::with(LeaseManager::builder().max_local_handoffs(9_999));
         let mut lease = setup.leases.lock("n").lock().await.unwrap();
         let mut line = Vec::new();
         for _ in 1..WAITERS {

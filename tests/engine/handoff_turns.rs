@@ -52,7 +52,7 @@ impl Crowd {
 fn another_process_gets_in_after_the_bound_at_the_latest() {
     for bound in [0, 3, 127] {
         watched(move || async move {
-            let setup = Setup::with(LeaseManager::builder().handoff_bound(bound));
+            let setup = Setup::with(LeaseManager::builder().max_local_handoffs(bound));
             let crowd = Crowd::gather(&setup.leases, 10, MOMENT);
             let mut theirs = setup.other().lock("n");
             let mut last = None;
@@ -81,7 +81,7 @@ fn another_process_gets_in_after_the_bound_at_the_latest() {
 fn process_elsewhere_enters_after_a_tenth_of_the_ttl_at_latest() {
     watched(async || {
         let hold = T / 70;
-        let setup = Setup::with(LeaseManager::builder().handoff_bound(9_999));
+        let setup = Setup::with(LeaseManager::builder().max_local_handoffs(9_999));
         let crowd = Crowd::gather(&setup.leases, 10, hold);
         let mut theirs = setup.other().lock("n");
         for round in 0..20 {
@@ -98,8 +98,9 @@ fn process_elsewhere_enters_after_a_tenth_of_the_ttl_at_latest() {
 #[test]
 fn crowds_of_two_processes_take_turns() {
     watched(async || {
-        let setup = Setup::with(LeaseManager::builder().handoff_bound(7));
-        let other = LeaseManager::builder().handoff_bound(7).store(setup.memory.clone()).unwrap();
+        let setup = Setup::with(LeaseManager::builder().max_local_handoffs(7));
+        let other =
+            LeaseManager::builder().max_local_handoffs(7).build(setup.memory.clone()).unwrap();
         let hold = 3 * MOMENT;
         let here = Crowd::gather(&setup.leases, 5, hold);
         let there = Crowd::gather(&other, 5, hold);
@@ -193,7 +194,7 @@ impl Watch {
 
     async fn visit(&self, lease: &Lease, since: usize) {
         let id = self.visits.fetch_add(1, Ordering::SeqCst);
-        let token = lease.token();
+        let token = lease.cancellation_token();
         {
             let mut inside = self.inside.lock().unwrap();
             for (_, since, other) in inside.iter() {
@@ -236,7 +237,7 @@ async fn wander(leases: LeaseManager, watch: Arc<Watch>, over: Arc<AtomicBool>) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn hand_offs_without_rest_while_a_lock_is_forced_open() {
-    let setup = Setup::with(LeaseManager::builder().handoff_bound(50));
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(50));
     let over = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
     // What is forced open here is not known to the other process, nor to whom it passes it on there.

@@ -18,7 +18,7 @@ async fn a_deleted_lease_is_gone() {
     let (took, loss) = timed(lease.lost()).await;
     assert_eq!(loss, Loss::Gone);
     assert!(took <= PERIOD, "{took:?}");
-    assert!(lease.token().is_cancelled());
+    assert!(lease.cancellation_token().is_cancelled());
     assert_eq!(lost(lease.check()), Loss::Gone);
     assert!(setup.memory.is_empty(), "it is not made anew");
 }
@@ -47,7 +47,7 @@ async fn a_forced_unlock_revokes_at_once() {
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::ForceRelease).times(1));
     assert_eq!(failed(setup.leases.force_unlock("n").await), ErrorKind::Unavailable);
     for lease in [&outer, &inner] {
-        assert!(lease.token().is_cancelled());
+        assert!(lease.cancellation_token().is_cancelled());
         assert_eq!(lost(lease.check()), Loss::Revoked);
     }
     assert!(other.lock("n").try_lock().await.unwrap().is_none());
@@ -100,7 +100,7 @@ async fn lost_is_for_good() {
         assert_eq!(lost(lease.check()), Loss::Revoked);
         assert_eq!(lease.lost().await, Loss::Revoked);
         assert_eq!(lease.state(), LeaseState::Lost);
-        assert_eq!(lost(lease.ensure(MOMENT).await), Loss::Revoked);
+        assert_eq!(lost(lease.ensure_remaining(MOMENT).await), Loss::Revoked);
         assert_eq!(lost(lease.run(async {}).await), Loss::Revoked);
     }
     assert_eq!(setup.calls(Call::Renew), renewals);
@@ -139,7 +139,7 @@ async fn a_nested_lock_finds_out_that_the_hold_is_gone() {
         let theirs = if taken { Some(setup.held_elsewhere("n").await) } else { None };
         let cause = if taken { Loss::Taken } else { Loss::Gone };
         assert_eq!(lost(lock.lock().await), cause);
-        assert!(lease.token().is_cancelled());
+        assert!(lease.cancellation_token().is_cancelled());
         assert_eq!(lost(lease.check()), cause);
         drop((lease, theirs));
         settle().await;
@@ -193,7 +193,7 @@ async fn the_token_fires_at_any_end() {
     let setup = Setup::new();
     for end in ["unlock", "drop", "forget", "loss"] {
         let lease = setup.leases.lock(end).lock().await.unwrap();
-        let (one, two) = (lease.token(), lease.token());
+        let (one, two) = (lease.cancellation_token(), lease.cancellation_token());
         settle().await;
         assert!(!one.is_cancelled() && !two.is_cancelled());
         match end {
@@ -202,7 +202,7 @@ async fn the_token_fires_at_any_end() {
             "forget" => lease.forget(),
             _ => {
                 setup.leases.force_unlock(end).await.unwrap();
-                assert!(lease.token().is_cancelled(), "asked for after the loss");
+                assert!(lease.cancellation_token().is_cancelled(), "asked for after the loss");
             }
         }
         assert!(one.is_cancelled() && two.is_cancelled(), "{end}");
@@ -214,7 +214,7 @@ async fn the_token_fires_before_the_release_is_sent() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Release));
     let lease = setup.leases.lock("n").lock().await.unwrap();
-    let token = lease.token();
+    let token = lease.cancellation_token();
     let mut unlock = Box::pin(lease.unlock());
     assert!(!token.is_cancelled());
     assert!(poll_once(unlock.as_mut()).await.is_pending());
@@ -229,11 +229,11 @@ async fn cancelling_a_token_affects_nobody_else() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-    let token = outer.token();
+    let token = outer.cancellation_token();
     token.cancel();
     settle().await;
     for lease in [&outer, &inner] {
-        assert!(!lease.token().is_cancelled());
+        assert!(!lease.cancellation_token().is_cancelled());
         lease.check().unwrap();
         assert_eq!(lease.run(async { 7 }).await.unwrap(), 7);
     }
@@ -370,7 +370,7 @@ async fn a_grant_that_comes_while_its_name_is_forced_open_is_told() {
         assert!(forced.await.unwrap().unwrap());
         let loss = if answers { Loss::Gone } else { Loss::Revoked };
         assert_eq!(lost(ours.check()), loss);
-        assert!(ours.token().is_cancelled());
+        assert!(ours.cancellation_token().is_cancelled());
         drop(ours);
         drop(setup.other().lock("n").lock().await.unwrap());
     }

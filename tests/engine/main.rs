@@ -6,6 +6,7 @@ mod cancel;
 mod close;
 mod dropped;
 mod enter;
+mod face;
 mod handoff;
 mod handoff_loss;
 mod handoff_turns;
@@ -54,13 +55,13 @@ impl Setup {
     fn with(builder: Builder) -> Self {
         let memory = MemoryStore::new();
         let (store, faults) = FaultyStore::new(memory.clone());
-        let leases = builder.store(store).expect("good settings");
+        let leases = builder.build(store).expect("good settings");
         Self { leases, faults, memory }
     }
 
     /// Another process on the same store, whose own way to it is sound.
     fn other(&self) -> LeaseManager {
-        let leases = LeaseManager::builder().store(self.memory.clone());
+        let leases = LeaseManager::builder().build(self.memory.clone());
         leases.expect("good settings")
     }
 

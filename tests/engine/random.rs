@@ -212,7 +212,7 @@ impl Trial {
     /// With the jitter of both processes from `seed`.
     fn new(seed: u64) -> Self {
         let setup = Setup::with(LeaseManager::builder().seed(seed));
-        let other = LeaseManager::builder().seed(!seed).store(setup.memory.clone());
+        let other = LeaseManager::builder().seed(!seed).build(setup.memory.clone());
         let processes = [setup.leases.clone(), other.expect("good settings")];
         let locks = (0..HANDLES).map(|handle| processes[process(handle)].lock("n")).collect();
         let leases = (0..HANDLES).map(|_| Vec::new()).collect();
@@ -281,7 +281,7 @@ impl Trial {
             for lease in leases {
                 let said = lease.check().err().and_then(|error| error.loss());
                 prop_assert_eq!(said, hold.lost, "handle {}", handle);
-                prop_assert_eq!(lease.token().is_cancelled(), hold.lost.is_some());
+                prop_assert_eq!(lease.cancellation_token().is_cancelled(), hold.lost.is_some());
                 prop_assert_eq!(lease.hold_count() as usize, hold.leases);
             }
         }

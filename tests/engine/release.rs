@@ -203,7 +203,8 @@ async fn a_panic_gives_back() {
 fn unlock_that_panics_for_want_of_a_runtime_is_done() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let memory = MemoryStore::new();
-    let manager = |store| LeaseManager::builder().own_thread(true).store(store).expect("a manager");
+    let manager =
+        |store| LeaseManager::builder().dedicated_thread(true).build(store).expect("a manager");
     let (here, there) = runtime.block_on(async { (manager(memory.clone()), manager(memory)) });
     let lease = runtime.block_on(here.lock("n").lock()).expect("free");
     let mut unlocking = Box::pin(lease.unlock());
@@ -251,7 +252,7 @@ async fn a_panic_of_the_store_keeps_no_name() {
 async fn a_thread_without_a_runtime_gives_back() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
-    let token = lease.token();
+    let token = lease.cancellation_token();
     std::thread::spawn(move || drop(lease)).join().expect("no panic");
     assert!(token.is_cancelled());
     let (took, lease) = timed(setup.other().lock("n").lock()).await;
@@ -304,7 +305,7 @@ fn hold_handed_to_another_runtime_is_renewed_there() {
     let ttl = Duration::from_secs(3);
     let memory = MemoryStore::new();
     let leases =
-        first.block_on(async { LeaseManager::builder().ttl(ttl).store(memory.clone()).unwrap() });
+        first.block_on(async { LeaseManager::builder().ttl(ttl).build(memory.clone()).unwrap() });
     let lease = first.block_on(async { leases.lock("n").lock().await.unwrap() });
     let mut lock = leases.lock("n");
     let mut waiting = Box::pin(async move { lock.lock().await.unwrap() });

@@ -36,7 +36,7 @@ async fn one_failed_renewal_is_a_risk_and_no_loss() {
     for fault in [Fault::LoseReply, Fault::RunLate, Fault::Fail(unavailable()), Fault::Hang] {
         let setup = Setup::new();
         let lease = setup.leases.lock("n").lock().await.unwrap();
-        let token = lease.token();
+        let token = lease.cancellation_token();
         setup.faults.add(Rule::new(fault.clone()).on(Call::Renew).times(1));
         setup.faults.until_calls(Call::Renew, 1).await;
         // The one that hangs counts as failed after the time of an attempt.
@@ -105,7 +105,7 @@ async fn token_fires_before_the_store_lets_go_without_confirmation() {
             assert_eq!(lease.lost().await, Loss::Expired, "{fault:?}");
             let believed = confirmed.elapsed();
             assert!(believed < D && believed >= C - MOMENT, "{believed:?}, {fault:?}");
-            assert!(lease.token().is_cancelled());
+            assert!(lease.cancellation_token().is_cancelled());
             assert_eq!(lost(lease.check()), Loss::Expired);
             assert_eq!(lease.state(), LeaseState::Lost);
             assert_eq!(lease.remaining(), Duration::ZERO);
@@ -123,7 +123,7 @@ async fn nobody_else_gets_in_before_the_token_has_fired() {
         setup.faults.add(Rule::new(Fault::Hang));
         let mut rival = setup.other().lock("n");
         let rival = tokio::spawn(async move { (rival.lock().await.unwrap(), Instant::now()) });
-        lease.token().cancelled().await;
+        lease.cancellation_token().cancelled().await;
         let fired = Instant::now();
         assert!(!rival.is_finished());
         let (_theirs, entered) = rival.await.unwrap();
@@ -138,7 +138,7 @@ async fn nothing_is_renewed_and_no_answer_counts_once_the_token_fired() {
         let setup = Setup::new();
         let lease = setup.leases.lock("n").lock().await.unwrap();
         setup.faults.add(Rule::new(fault.clone()).on(Call::Renew));
-        lease.token().cancelled().await;
+        lease.cancellation_token().cancelled().await;
         let renewals = setup.calls(Call::Renew);
         assert!(renewals > 1, "{fault:?}");
         setup.faults.heal();
@@ -279,17 +279,17 @@ fn ensuring_waits_for_a_renewal_if_too_little_remains() {
     watched(async || {
         let setup = Setup::new();
         let lease = setup.leases.lock("n").lock().await.unwrap();
-        let (took, result) = timed(lease.ensure(T / 2)).await;
+        let (took, result) = timed(lease.ensure_remaining(T / 2)).await;
         result.unwrap();
         assert_eq!((took, setup.calls(Call::Renew)), (Duration::ZERO, 0));
 
         setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
         sleep(T / 2).await;
         assert!(lease.remaining() < T / 2);
-        let (took, result) = timed(lease.ensure(lease.remaining())).await;
+        let (took, result) = timed(lease.ensure_remaining(lease.remaining())).await;
         result.unwrap();
         assert_eq!(took, Duration::ZERO, "enough remains");
-        let mut ensured = Box::pin(lease.ensure(T / 2));
+        let mut ensured = Box::pin(lease.ensure_remaining(T / 2));
         assert!(poll_once(ensured.as_mut()).await.is_pending());
         sleep(T / 10).await;
         assert!(poll_once(ensured.as_mut()).await.is_pending());
@@ -306,10 +306,10 @@ fn ensuring_ends_with_the_lease_at_the_latest() {
         let lease = setup.leases.lock("n").lock().await.unwrap();
         setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
         sleep(T / 2).await;
-        let (took, result) = timed(lease.ensure(T / 2)).await;
+        let (took, result) = timed(lease.ensure_remaining(T / 2)).await;
         assert_eq!(lost(result), Loss::Expired);
         assert_eq!(took, C - T / 2);
-        assert_eq!(lost(lease.ensure(MOMENT).await), Loss::Expired);
+        assert_eq!(lost(lease.ensure_remaining(MOMENT).await), Loss::Expired);
     });
 }
 
@@ -358,7 +358,7 @@ async fn a_freeze_before_a_renewal_is_sent_leaves_no_lease_unseen() {
         for due in 29..=34 {
             let setup = Setup::with(LeaseManager::builder().ttl(ttl));
             let lease = setup.leases.lock("n").lock().await.unwrap();
-            let token = lease.token();
+            let token = lease.cancellation_token();
             // Not in the test's own task, which would run before the watchdog.
             let freeze = tokio::spawn(async move {
                 sleep(Duration::from_millis(due)).await;
@@ -376,9 +376,13 @@ async fn a_freeze_before_a_renewal_is_sent_leaves_no_lease_unseen() {
 async fn ensure_beyond_what_is_possible_is_invalid() {
     let setup = Setup::with(LeaseManager::builder().max_hold(T / 3));
     let lease = setup.leases.lock("n").lock().await.unwrap();
-    assert_eq!(failed(lease.ensure(T / 2 + MOMENT).await), ErrorKind::Invalid);
-    assert_eq!(failed(lease.ensure(T / 2).await), ErrorKind::Invalid, "max_hold is shorter");
-    lease.ensure(T / 4).await.unwrap();
+    assert_eq!(failed(lease.ensure_remaining(T / 2 + MOMENT).await), ErrorKind::Invalid);
+    assert_eq!(
+        failed(lease.ensure_remaining(T / 2).await),
+        ErrorKind::Invalid,
+        "max_hold is shorter"
+    );
+    lease.ensure_remaining(T / 4).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -405,7 +409,7 @@ async fn a_frozen_runtime_is_noticed_without_an_event() {
     assert_eq!(lost(lease.check()), Loss::Expired);
     assert_eq!(lease.remaining(), Duration::ZERO);
     assert_eq!(lease.state(), LeaseState::Lost);
-    assert!(lease.token().is_cancelled());
+    assert!(lease.cancellation_token().is_cancelled());
     let mut worked = false;
     let work = lease.run(async { worked = true });
     assert_eq!(lost(work.await), Loss::Expired);

@@ -82,13 +82,13 @@ async fn waiter_that_begins_under_way_hears_of_the_success() {
     let (a, b) = under_way(&setup).await;
     // An attempt ends at 466 ms at the earliest.
     tokio::time::sleep_until(start + Duration::from_millis(420)).await;
-    let mut ensured = Box::pin(a.ensure(second / 2));
+    let mut ensured = Box::pin(a.ensure_remaining(second / 2));
     assert!(poll_once(ensured.as_mut()).await.is_pending());
     setup.faults.heal();
     let (took, result) = timed(ensured).await;
     result.unwrap();
     assert!(took <= MOMENT, "{took:?}");
-    b.ensure(second / 2).await.unwrap();
+    b.ensure_remaining(second / 2).await.unwrap();
 }
 
 /// The process stood still, and the answer was there when it woke up.
@@ -115,7 +115,7 @@ async fn waiter_before_the_call_leaves_hears_of_its_success() {
     let setup = Setup::new();
     let lease = setup.leases.lock("a").lock().await.unwrap();
     let late = tokio::time::advance(T * 6 / 10);
-    let (_, (took, result)) = tokio::join!(late, timed(lease.ensure(T / 2)));
+    let (_, (took, result)) = tokio::join!(late, timed(lease.ensure_remaining(T / 2)));
     result.unwrap();
     assert!(took <= MOMENT, "{took:?}");
 }
@@ -182,7 +182,7 @@ async fn fencing_token_kept_in_memory_is_known_to_each() {
     let store = Counting::new(false);
     let (all, kept) = (Arc::clone(&store.all), Arc::clone(&store.kept));
     // A renewal in 20 s to 30 s prolongs it: every second one or third one.
-    let leases = LeaseManager::builder().fence_retention(Some(T * 8 / 3)).store(store).unwrap();
+    let leases = LeaseManager::builder().fence_retention(Some(T * 8 / 3)).build(store).unwrap();
     let both = (leases.lock("a").lock().await.unwrap(), leases.lock("b").lock().await.unwrap());
     sleep(10 * T).await;
     let (all, kept) = (all.load(Ordering::Relaxed), kept.load(Ordering::Relaxed));
@@ -196,7 +196,7 @@ async fn parts_of_a_store_that_fail_alone_have_their_own_calls() {
     for sharded in [false, true] {
         let store = Counting::new(sharded);
         let (calls, all) = (Arc::clone(&store.calls), Arc::clone(&store.all));
-        let leases = LeaseManager::builder().store(store).unwrap();
+        let leases = LeaseManager::builder().build(store).unwrap();
         let (a, b) =
             (leases.lock("a").lock().await.unwrap(), leases.lock("b").lock().await.unwrap());
         sleep(10 * T).await;

@@ -17,7 +17,7 @@ fn runtime() -> Runtime {
 /// Two runtimes, and a manager whose work is done on the first.
 fn setup() -> (Runtime, Runtime, Setup) {
     let (first, second) = (runtime(), runtime());
-    let builder = LeaseManager::builder().ttl(T).handoff_bound(0);
+    let builder = LeaseManager::builder().ttl(T).max_local_handoffs(0);
     let setup = first.block_on(async { Setup::with(builder) });
     (first, second, setup)
 }
@@ -65,7 +65,7 @@ fn token_fires_before_the_next_enters_if_nobody_takes_over() {
     let (first, second, setup) = setup();
     let other = second.block_on(async { setup.other() });
     let lease = second.block_on(async { setup.leases.lock("n").lock().await.unwrap() });
-    let token = lease.token();
+    let token = lease.cancellation_token();
     drop(first);
     let next = second.block_on(async { timeout(LONG, other.lock("n").lock()).await });
     assert!(token.is_cancelled());
@@ -111,13 +111,14 @@ impl Wake for Bomb {
 /// A waker is the only code of the user that the watchdog runs.
 #[tokio::test]
 async fn a_waker_that_panics_strikes_nobody_else() {
-    for own_thread in [false, true] {
+    for dedicated_thread in [false, true] {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
-        let builder = LeaseManager::builder().ttl(Duration::from_secs(1)).own_thread(own_thread);
-        let leases = builder.store(store).expect("a manager");
+        let builder =
+            LeaseManager::builder().ttl(Duration::from_secs(1)).dedicated_thread(dedicated_thread);
+        let leases = builder.build(store).expect("a manager");
         let struck = leases.lock("struck").lock().await.unwrap();
         let other = leases.lock("other").lock().await.unwrap();
-        let (token, told) = (struck.token(), other.token());
+        let (token, told) = (struck.cancellation_token(), other.cancellation_token());
         let waker = Waker::from(Arc::new(Bomb));
         let mut fires = Box::pin(token.cancelled());
         assert!(fires.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());

@@ -151,7 +151,7 @@ async fn calls_that_are_ready_at_once_yield_now_and_then() {
                 2 => lock.with(async |_, _| ()).await.unwrap(),
                 3 => assert!(leases.lock("held").try_lock().await.unwrap().is_none()),
                 4 => nested.lock().await.unwrap().unlock().await.unwrap(),
-                5 => held.ensure(MOMENT).await.unwrap(),
+                5 => held.ensure_remaining(MOMENT).await.unwrap(),
                 6 => held.run(async {}).await.unwrap(),
                 7 => drop(leases.inspect("held").await.unwrap()),
                 _ => drop(leases.force_unlock("other").await.unwrap()),

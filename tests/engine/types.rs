@@ -65,7 +65,7 @@ async fn every_future_can_be_spawned() {
     drop(sent(holder.lock_timeout("n", T)).await);
     let lease = sent(holder.lock("m")).await.unwrap();
     sent(lease.run(async {})).await.unwrap();
-    sent(lease.ensure(MOMENT)).await.unwrap();
+    sent(lease.ensure_remaining(MOMENT)).await.unwrap();
     drop(sent(lease.lost()));
     sent(lease.unlock()).await.unwrap();
     sent(leases.inspect("n")).await.unwrap();
@@ -110,7 +110,8 @@ async fn a_lease_moves_to_another_task() {
 #[test]
 fn each_time_to_live_of_the_documented_range_is_taken_as_it_is() {
     for seconds in [1, 13 * 3600, 365 * 24 * 3600] {
-        let builder = LeaseManager::builder().ttl(Duration::from_secs(seconds)).own_thread(true);
-        builder.store(MemoryStore::new()).unwrap_or_else(|error| panic!("{seconds} s: {error}"));
+        let builder =
+            LeaseManager::builder().ttl(Duration::from_secs(seconds)).dedicated_thread(true);
+        builder.build(MemoryStore::new()).unwrap_or_else(|error| panic!("{seconds} s: {error}"));
     }
 }

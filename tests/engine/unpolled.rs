@@ -79,7 +79,7 @@ async fn hand_off_to_a_future_nobody_polls_goes_to_the_next_in_line() {
 
 #[tokio::test(start_paused = true)]
 async fn turn_of_a_future_nobody_polls_goes_to_the_next_in_line() {
-    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let aside = in_line(&setup.leases, 1).await.remove(0);
     let next = next_in_line(&setup.leases).await;
@@ -92,7 +92,7 @@ async fn turn_of_a_future_nobody_polls_goes_to_the_next_in_line() {
 
 #[tokio::test(start_paused = true)]
 async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
-    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut aside = in_line(&setup.leases, 20).await;
     let next = next_in_line(&setup.leases).await;
@@ -109,7 +109,7 @@ async fn futures_nobody_polls_keep_those_behind_no_longer_than_one() {
 
 #[tokio::test(start_paused = true)]
 async fn try_lock_gets_a_free_name_offered_to_a_future_nobody_polls() {
-    let setup = Setup::with(LeaseManager::builder().handoff_bound(0));
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");
     let mut aside = in_line(&setup.leases, 3).await;
     lease.unlock().await.expect("held");
@@ -152,7 +152,7 @@ async fn try_lock_gets_a_free_name_behind_a_waiter_put_aside() {
 #[tokio::test(start_paused = true)]
 async fn poll_bound_keeps_no_one_behind_a_waiter_put_aside() {
     let ttl = Duration::from_secs(1);
-    let builder = LeaseManager::builder().ttl(ttl).poll_bound(Duration::from_secs(60));
+    let builder = LeaseManager::builder().ttl(ttl).max_poll_interval(Duration::from_secs(60));
     let setup = Setup::with(builder);
     let theirs = setup.other().lock("n").lock().await.expect("free");
     let _aside = in_line(&setup.leases, 1).await;

@@ -80,7 +80,7 @@ async fn a_released_name_passes_on_at_once() {
 async fn a_lost_wake_up_costs_the_poll_bound_at_most() {
     let bound = Duration::from_millis(700);
     for deaf in [false, true] {
-        let setup = Setup::with(LeaseManager::builder().poll_bound(bound));
+        let setup = Setup::with(LeaseManager::builder().max_poll_interval(bound));
         if deaf {
             setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Subscribe));
         }
@@ -106,7 +106,7 @@ async fn a_lost_wake_up_costs_the_poll_bound_at_most() {
 #[tokio::test(start_paused = true)]
 async fn waiter_for_a_crashed_holder_enters_just_after_its_ttl() {
     // A poll bound beyond T: it is the holder's time to live that wakes the waiter.
-    let setup = Setup::with(LeaseManager::builder().poll_bound(Duration::from_secs(60)));
+    let setup = Setup::with(LeaseManager::builder().max_poll_interval(Duration::from_secs(60)));
     setup.held_elsewhere("n").await.forget();
     let (took, lease) = timed(setup.leases.lock("n").lock_timeout(2 * T)).await;
     assert!(lease.unwrap().is_some());
@@ -500,7 +500,7 @@ async fn waiter_handed_a_hold_lost_on_the_way_keeps_its_place() {
 #[tokio::test(start_paused = true)]
 async fn a_subscription_that_hangs_delays_no_attempt() {
     let bound = 100 * MOMENT;
-    let setup = Setup::with(LeaseManager::builder().poll_bound(bound));
+    let setup = Setup::with(LeaseManager::builder().max_poll_interval(bound));
     let theirs = setup.held_elsewhere("n").await;
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Subscribe));
     let mut lock = setup.leases.lock("n");
@@ -515,7 +515,7 @@ async fn a_subscription_that_hangs_delays_no_attempt() {
 /// One that is slower than the poll bound is made all the same.
 #[tokio::test(start_paused = true)]
 async fn a_slow_subscription_is_not_begun_again_at_each_attempt() {
-    let setup = Setup::with(LeaseManager::builder().poll_bound(10 * MOMENT));
+    let setup = Setup::with(LeaseManager::builder().max_poll_interval(10 * MOMENT));
     let theirs = setup.held_elsewhere("n").await;
     setup.faults.add(Rule::new(Fault::Delay(95 * MOMENT)).on(Call::Subscribe));
     let mut lock = setup.leases.lock("n");

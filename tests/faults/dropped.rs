@@ -326,7 +326,7 @@ async fn a_dropped_close_closes_all_the_same() {
             let lease = lock(&setup.leases, "job").await;
             let cut = Cut { count, proxy: replies_held.then_some(&setup.proxy) };
             cut.drops(setup.leases.close()).await;
-            assert!(lease.token().is_cancelled(), "{count} polls");
+            assert!(lease.cancellation_token().is_cancelled(), "{count} polls");
             drop(lease);
             setup.proxy.set(Mode::Pass);
             assert!(setup.leases.lock("job").try_lock().await.is_err(), "{count} polls");

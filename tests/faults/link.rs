@@ -51,7 +51,7 @@ async fn everything_works(pace: Pace, slow_start: bool) {
     let waiter = tokio::spawn(async move { other.lock().await.expect("a lease") });
     renewal(&server, "job", LONG).await;
     eventually(LONG, || outer.state() == LeaseState::Held).await;
-    assert!(!outer.token().is_cancelled());
+    assert!(!outer.cancellation_token().is_cancelled());
     outer.unlock().await.expect("a release");
     let next = within(LONG, waiter).await.expect("no panic");
     next.unlock().await.expect("a release");
@@ -104,7 +104,7 @@ async fn a_slow_network_costs_its_round_trip_and_no_lease() {
         for lease in &held {
             eventually(LONG, || lease.remaining() > T / 2).await;
             believes_no_longer_than_the_key_lives(lease, &server);
-            assert!(!lease.token().is_cancelled());
+            assert!(!lease.cancellation_token().is_cancelled());
         }
     }
     for lease in held {
@@ -138,11 +138,11 @@ async fn connections_closed_before_a_byte_are_retried_without_haste() {
     let tried = pipe.accepted() - before;
     assert!(tried >= 3, "nobody tries: {tried}");
     assert!(tried <= 4 * 50, "a hot loop: {tried} connections in a second");
-    assert!(!lease.token().is_cancelled());
+    assert!(!lease.cancellation_token().is_cancelled());
     pipe.set(Pace::default());
     eventually(LONG, || others(&mut connection) >= 3).await;
     eventually(LONG, || lease.state() == LeaseState::Held).await;
-    assert!(!lease.token().is_cancelled());
+    assert!(!lease.cancellation_token().is_cancelled());
     lease.unlock().await.expect("a release");
 }
 
@@ -159,7 +159,7 @@ async fn close_frees_97_of_100_and_names_the_3_that_it_could_not() {
         // Somebody has put something else there, which is not ours to delete.
         server.command(&["SET", name, "x", "PX", "5000"]);
     }
-    let (closing, closed) = (leases.clone(), held[99].token());
+    let (closing, closed) = (leases.clone(), held[99].cancellation_token());
     let report = tokio::spawn(async move { closing.close().await });
     // Half of the work stops when it is told, the other half does not.
     closed.cancelled().await;
@@ -172,7 +172,7 @@ async fn close_frees_97_of_100_and_names_the_3_that_it_could_not() {
         assert_eq!(error.kind(), ErrorKind::WrongType, "{name}: {error}");
     }
     assert!(error.to_string().starts_with("3 of 100 leases could not be released"), "{error}");
-    assert!(held.iter().all(|lease| lease.token().is_cancelled()));
+    assert!(held.iter().all(|lease| lease.cancellation_token().is_cancelled()));
     let mut connection = server.connection();
     eventually(LONG, || connection.command(&["KEYS", "*"]).list().is_empty()).await;
 }

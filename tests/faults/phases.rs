@@ -148,7 +148,7 @@ async fn cut(
     if loss != Loss::Expired {
         return Err(Problem::After(format!("the loss was {loss:?}")));
     }
-    if lease.check().is_ok() || !lease.token().is_cancelled() {
+    if lease.check().is_ok() || !lease.cancellation_token().is_cancelled() {
         return Err(Problem::After("it is believed still".to_owned()));
     }
     if fired >= until || fired >= gone {

@@ -9,7 +9,7 @@ use kit::{Mode, Proxy, Server, eventually, within};
 use leasehold::{Builder, Error, ErrorKind, Fate, Lease, LeaseManager, LeaseState, Loss, Result};
 use tokio::task::JoinSet;
 
-use ErrorKind::{Denied, Invalid, Rejected, Unavailable, WrongType};
+use ErrorKind::{Denied, Invalid, Protocol, Rejected, Unavailable, WrongType};
 
 const LONG: Duration = Duration::from_secs(10);
 /// Where nothing else is said. A gap between two attempts is up to a sixtieth of it at first.
@@ -49,12 +49,12 @@ const REFUSALS: [(&str, ErrorKind); 20] = [
 const NONSENSE: [(&str, &[u8], ErrorKind); 8] = [
     ("bytes that are no reply", b"\x00\xff hello\r\n\r\n", Unavailable),
     ("a web page", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", Unavailable),
-    ("an integer", b":7\r\n", Invalid),
-    ("a simple string", b"+OK\r\n", Invalid),
-    ("nil", b"$-1\r\n", Invalid),
-    ("an empty list", b"*0\r\n", Invalid),
-    ("too long a list", b"*2\r\n:0\r\n:0\r\n", Invalid),
-    ("lists in lists", b"*1\r\n*1\r\n*1\r\n:1\r\n", Invalid),
+    ("an integer", b":7\r\n", Protocol),
+    ("a simple string", b"+OK\r\n", Protocol),
+    ("nil", b"$-1\r\n", Protocol),
+    ("an empty list", b"*0\r\n", Protocol),
+    ("too long a list", b"*2\r\n:0\r\n:0\r\n", Protocol),
+    ("lists in lists", b"*1\r\n*1\r\n*1\r\n:1\r\n", Protocol),
 ];
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
@@ -84,7 +84,7 @@ fn wrong_answers(number: i64) -> Vec<(String, Vec<u8>, ErrorKind)> {
         all.push((what.to_owned(), bytes.to_vec(), kind));
     }
     let number = format!("*1\r\n:{number}\r\n").into_bytes();
-    all.push(("a number that means nothing".to_owned(), number, Invalid));
+    all.push(("a number that means nothing".to_owned(), number, Protocol));
     all
 }
 
@@ -159,7 +159,7 @@ async fn waiter_for_another_process_rides_over_what_may_pass() {
         let server = Arc::clone(&server);
         cases.spawn(async move {
             let name = format!("job:{number}:");
-            let builder = LeaseManager::builder().ttl(T).poll_bound(millis(200));
+            let builder = LeaseManager::builder().ttl(T).max_poll_interval(millis(200));
             let (proxy, leases) = behind(&server, builder).await;
             let rivals = LeaseManager::builder().ttl(T).fencing(false).connect(&server.url()).await;
             let theirs = rivals.expect("a manager").lock(&name).lock().await.expect("a lease");
@@ -212,7 +212,7 @@ async fn a_renewal_that_is_answered_wrongly_once_costs_no_lease() {
             let before = proxy.count("EVALSHA");
             eventually(LONG, || proxy.count("EVALSHA") >= before + 2).await;
             eventually(LONG, || lease.state() == LeaseState::Held).await;
-            assert!(!lease.token().is_cancelled(), "{what}");
+            assert!(!lease.cancellation_token().is_cancelled(), "{what}");
             // A machine that stands still for an attempt's time is no matter here.
             if let Err(error) = lease.unlock().await {
                 assert_eq!(error.kind(), Unavailable, "{what}: {error:?}");
@@ -397,12 +397,12 @@ async fn call_with_a_wrong_number_of_answers_is_nonsense_for_all() {
         let [mut first, mut asked, mut last] = names.each_ref().map(|name| leases.lock(name));
         let (first, asked, last) =
             tokio::join!(first.try_lock(), asked.try_lock(), last.try_lock());
-        assert_eq!(kind(asked, "a wrong number"), Invalid, "round {round}");
+        assert_eq!(kind(asked, "a wrong number"), Protocol, "round {round}");
         // As a rule they were in the same call.
         for beside in [first, last] {
             match beside {
                 Ok(lease) => lease.expect("free").unlock().await.expect("a release"),
-                Err(error) => assert_eq!(error.kind(), Invalid, "round {round}"),
+                Err(error) => assert_eq!(error.kind(), Protocol, "round {round}"),
             }
         }
         assert_eq!(proxy.answered(), round + 1);

@@ -33,7 +33,7 @@ async fn key_deleted_lets_a_waiter_in_and_tells_the_holder() {
     undisturbed(|| async {
         let server = Server::start();
         let leases = connect(&server.url(), T).await;
-        let rivals = LeaseManager::builder().ttl(T).poll_bound(POLL);
+        let rivals = LeaseManager::builder().ttl(T).max_poll_interval(POLL);
         let rivals = rivals.connect(&server.url()).await.expect("a manager");
         let mut connection = server.connection();
         let mut resource = Resource::default();
@@ -114,7 +114,7 @@ async fn waiter_behind_a_key_that_never_expires_polls() {
     const POLL: Duration = millis(200);
     undisturbed(|| async {
         let server = Server::start();
-        let builder = LeaseManager::builder().ttl(T).poll_bound(POLL);
+        let builder = LeaseManager::builder().ttl(T).max_poll_interval(POLL);
         let leases = builder.connect(&server.url()).await.expect("a manager");
         // A lock of ours whose holder is gone, and one of another program.
         lock(&leases, "ours").await.forget();
@@ -228,7 +228,7 @@ async fn subscriber_whose_buffer_ran_over_misses_no_release() {
         let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 100000 0 0"];
         assert_eq!(server.command(&limit).error(), None);
         let leases = connect(&server.url(), Duration::from_secs(30)).await;
-        let rivals = LeaseManager::builder().poll_bound(NEVER);
+        let rivals = LeaseManager::builder().max_poll_interval(NEVER);
         let rivals = rivals.connect(&server.url()).await.expect("a manager");
         let mut connection = server.connection();
         // Of names of their own: a late word of the first release would wake the second waiter once more.
@@ -311,7 +311,7 @@ async fn clock_stepped_back_is_put_right_by_a_renewal() {
         let clock = StepClock::start();
         let server = &clock.server;
         let leases = connect(&server.url(), T).await;
-        let rivals = LeaseManager::builder().ttl(T).poll_bound(POLL);
+        let rivals = LeaseManager::builder().ttl(T).max_poll_interval(POLL);
         let rivals = rivals.connect(&server.url()).await.expect("a manager");
         let lease = lock(&leases, "job").await;
         let left = || server.command(&["PTTL", "job"]).int();

@@ -43,7 +43,7 @@ async fn life(server: &Server, leases: &LeaseManager, name: &str) {
     renewal(server, name, LONG).await;
     eventually(LONG, || outer.state() == LeaseState::Held).await;
     believes_no_longer_than_the_key_lives(&outer, server);
-    assert!(!outer.token().is_cancelled(), "{name}");
+    assert!(!outer.cancellation_token().is_cancelled(), "{name}");
     inner.unlock().await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
     assert_eq!(outer.hold_count(), 1, "{name}");
     let fence = outer.fence();
@@ -191,7 +191,7 @@ async fn the_renewal_after_a_hand_over_may_lose_its_reply() {
     renewal(&server, "job", LONG).await;
     eventually(LONG, || last.state() == LeaseState::Held).await;
     believes_no_longer_than_the_key_lives(&last, &server);
-    assert!(!last.token().is_cancelled());
+    assert!(!last.cancellation_token().is_cancelled());
     assert_eq!((last.fence(), last.hold_count()), (fence, 1));
     assert_eq!(recorded(&server, "job"), (owner, 1));
     last.unlock().await.expect("a release");

@@ -179,7 +179,7 @@ async fn a_waiter_behind_a_local_hold_is_woken_by_redissons_force(world: &World)
 
 async fn leasehold_takes_a_lock_by_force(world: &World) {
     let ttl = Duration::from_secs(60);
-    let patient = LeaseManager::builder().ttl(ttl).poll_bound(ttl);
+    let patient = LeaseManager::builder().ttl(ttl).max_poll_interval(ttl);
     let (leases, others) = (world.rust(ttl).await, world.rust_with(patient).await);
     let java = world.java(ttl).await;
     let [one, two] = ["one", "two"].map(|start| world.name(start));

@@ -58,7 +58,7 @@ async fn without_sharded_subscriptions_messages_are_plain(world: &World) {
 }
 
 async fn rust(world: &World, prefix: &str, sharded: bool) -> LeaseManager {
-    let builder = LeaseManager::builder().ttl(T).poll_bound(T).prefix(prefix);
+    let builder = LeaseManager::builder().ttl(T).max_poll_interval(T).prefix(prefix);
     world.rust_with(builder.sharded_pubsub(sharded)).await
 }
 

@@ -98,7 +98,7 @@ impl Store for Fated {
 fn process(nodes: &[Fated]) -> LeaseManager {
     let nodes = nodes.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Store>);
     let quorum = Quorum::new(nodes.collect()).expect("enough nodes");
-    LeaseManager::builder().ttl(TTL).store(quorum).expect("good settings")
+    LeaseManager::builder().ttl(TTL).build(quorum).expect("good settings")
 }
 
 /// What each of two believes to have.

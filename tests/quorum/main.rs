@@ -32,7 +32,7 @@ impl Nodes {
     fn process(&self) -> (LeaseManager, Vec<Faults>) {
         let (stores, faults) = self.handles();
         let quorum = Quorum::new(stores).expect("enough nodes");
-        (LeaseManager::builder().ttl(T).store(quorum).expect("good settings"), faults)
+        (LeaseManager::builder().ttl(T).build(quorum).expect("good settings"), faults)
     }
 
     fn handles(&self) -> (Vec<Arc<dyn Store>>, Vec<Faults>) {

@@ -49,7 +49,7 @@ async fn a_loss_is_taken_if_somebody_else_can_have_the_majority() {
             assert!(node.delete("job"));
         }
         for node in &nodes.0[..taken] {
-            let rival = LeaseManager::builder().ttl(T).store(node.clone()).expect("settings");
+            let rival = LeaseManager::builder().ttl(T).build(node.clone()).expect("settings");
             rival.lock("job").lock().await.expect("free here").forget();
         }
         faults[0].reconnect();

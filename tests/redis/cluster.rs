@@ -447,7 +447,7 @@ async fn follow_their_slot(sharded: bool) {
     let cluster = shared().await;
     let patient = || {
         let builder = LeaseManager::builder().ttl(Duration::from_secs(60));
-        builder.poll_bound(Duration::from_secs(60)).sharded_pubsub(sharded)
+        builder.max_poll_interval(Duration::from_secs(60)).sharded_pubsub(sharded)
     };
     let holder = patient().connect(&cluster.url()).await.expect("a manager");
     let waiting = patient().connect(&cluster.url()).await.expect("a manager");

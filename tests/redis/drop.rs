@@ -280,7 +280,8 @@ async fn a_stall_of_this_process_costs_no_connection() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     // All on this thread, which stalls.
-    let leases = bare().ttl(T).own_thread(false).connect(&proxy.url()).await.expect("a manager");
+    let leases =
+        bare().ttl(T).dedicated_thread(false).connect(&proxy.url()).await.expect("a manager");
     let turns = Arc::new(AtomicUsize::new(0));
     let mut workers = JoinSet::new();
     for worker in 0..8 {
@@ -725,7 +726,7 @@ fn manager_without_its_own_thread_ends_with_its_runtime() {
     let server = Server::start();
     let first = runtime(true);
     let (leases, lease) = first.block_on(async {
-        let builder = bare().ttl(T).own_thread(false);
+        let builder = bare().ttl(T).dedicated_thread(false);
         let leases = builder.connect(&server.url()).await.expect("a manager");
         let lease = lock(&leases, "job").await;
         (leases, lease)
@@ -753,8 +754,8 @@ fn manager_without_its_own_thread_ends_with_its_runtime() {
 async fn a_manager_that_is_dropped_disconnects() {
     let server = Server::start();
     let mut connection = server.connection();
-    for own_thread in [true, true, true, false, false] {
-        let builder = bare().own_thread(own_thread);
+    for dedicated_thread in [true, true, true, false, false] {
+        let builder = bare().dedicated_thread(dedicated_thread);
         let leases = builder.connect(&server.url()).await.expect("a manager");
         lock(&leases, "job").await.unlock().await.expect("a release");
         assert!(others(&mut connection) >= 3);
@@ -791,8 +792,8 @@ async fn a_connect_that_fails_disconnects() {
     let server = Server::start();
     let mut connection = server.connection();
     server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    for own_thread in [true, false] {
-        let builder = bare().own_thread(own_thread);
+    for dedicated_thread in [true, false] {
+        let builder = bare().dedicated_thread(dedicated_thread);
         builder.connect(&server.url()).await.expect_err("refused");
         eventually(SOON, || others(&mut connection) == 0).await;
     }
@@ -804,8 +805,8 @@ async fn a_connect_dropped_after_any_poll_disconnects() {
     let server = Server::start();
     let url = server.url();
     let mut connection = server.connection();
-    for own_thread in [true, false] {
-        let builder = bare().own_thread(own_thread);
+    for dedicated_thread in [true, false] {
+        let builder = bare().dedicated_thread(dedicated_thread);
         let mut connected = 0;
         for count in 1..50 {
             let connecting = builder.clone().connect(&url);
@@ -830,7 +831,7 @@ async fn a_forgotten_lease_is_left_to_expire() {
     let server = Server::start();
     let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
     let lease = lock(&leases, "job").await;
-    let token = lease.token();
+    let token = lease.cancellation_token();
     let start = Instant::now();
     lease.forget();
     assert!(token.is_cancelled());
@@ -1034,7 +1035,7 @@ async fn close_reports_what_a_dead_server_does_not_take_back() {
         } else {
             server.kill();
         }
-        let tokens: Vec<_> = held.iter().map(Lease::token).collect();
+        let tokens: Vec<_> = held.iter().map(Lease::cancellation_token).collect();
         drop(held.split_off(50));
         let start = Instant::now();
         let error = leases.close().await.expect_err("nobody takes them back");

@@ -265,7 +265,7 @@ async fn waiters_that_listen_are_handed_the_lock_without_a_round_trip() {
 async fn fences_stay_with_the_servers_clock_and_grow_after_a_flush() {
     let server = Server::start();
     for bound in [127, 9_999] {
-        let leases = connect(LeaseManager::builder().handoff_bound(bound), &server).await;
+        let leases = connect(LeaseManager::builder().max_local_handoffs(bound), &server).await;
         let mut last = 0;
         for round in 0..300 {
             let lease = lock(&leases, "job").await;

@@ -73,7 +73,7 @@ async fn key_deleted_or_taken_is_told_at_the_next_renewal() {
         let took = at - start;
         assert!(took < T * 2 / 3, "{command:?}: told after {took:?}");
         assert_eq!(lease.state(), LeaseState::Lost);
-        assert!(lease.token().is_cancelled());
+        assert!(lease.cancellation_token().is_cancelled());
         let error = lease.unlock().await.expect_err("there is nothing to unlock");
         assert_eq!(error.loss(), Some(cause));
     }
@@ -407,7 +407,7 @@ async fn refused_renewals_are_a_risk_and_no_loss_if_they_end_in_time() {
         server.command(harm);
         eventually(LONG, || lease.state() == LeaseState::AtRisk).await;
         lease.check().expect("it is ours all the same");
-        assert!(!lease.token().is_cancelled());
+        assert!(!lease.cancellation_token().is_cancelled());
         server.command(heal);
         eventually(LONG, || lease.state() == LeaseState::Held).await;
         blip(name).await;
@@ -606,13 +606,14 @@ fn blocked_runtime_without_own_thread_loses_and_check_says_so() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let leases = ttl(T).own_thread(false).connect(&server.url()).await.expect("a manager");
+        let leases =
+            ttl(T).dedicated_thread(false).connect(&server.url()).await.expect("a manager");
         let lease = lock(&leases, "job").await;
         thread::sleep(T * 2);
         // The clock is looked at by the call itself.
         let error = lease.check().expect_err("expired");
         assert_eq!(error.loss(), Some(Loss::Expired));
-        assert!(lease.token().is_cancelled());
+        assert!(lease.cancellation_token().is_cancelled());
         let ran = lease.run(async { true }).await;
         assert_eq!(ran.expect_err("no work after the loss").kind(), ErrorKind::Lost);
         drop(lease);

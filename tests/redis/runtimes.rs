@@ -111,7 +111,7 @@ const SLACK: Duration = Duration::from_secs(5);
 fn a_request_does_not_wait_for_a_runtime_that_stands_still() {
     let server = Server::start();
     let (home, other) = (runtime(), runtime());
-    let leases = LeaseManager::builder().ttl(T).own_thread(false);
+    let leases = LeaseManager::builder().ttl(T).dedicated_thread(false);
     let leases = home.block_on(leases.connect(&server.url())).expect("up");
     // From here on nobody drives `home`, and `other` has no connection yet.
     other.block_on(async {
@@ -185,7 +185,7 @@ fn runtime_without_a_connection_of_its_own_locks_all_the_same() {
 fn manager_without_own_thread_goes_by_the_system_clock_too() {
     let server = Server::start();
     runtime().block_on(async {
-        let leases = LeaseManager::builder().own_thread(false);
+        let leases = LeaseManager::builder().dedicated_thread(false);
         let leases = leases.connect(&server.url()).await.expect("up");
         let lease = leases.lock("job").lock().await.expect("free");
         tokio::time::pause();

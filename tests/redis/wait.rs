@@ -22,7 +22,7 @@ const fn millis(n: u64) -> Duration {
 
 /// T is 30 s, and polling comes too late to matter.
 fn patient() -> Builder {
-    LeaseManager::builder().poll_bound(NEVER)
+    LeaseManager::builder().max_poll_interval(NEVER)
 }
 
 async fn connect(builder: Builder, server: &Server) -> LeaseManager {
@@ -309,7 +309,7 @@ async fn waiter_without_a_right_to_the_channel_polls() {
     server.command(&["ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels"]);
     let url = server.url_as("deaf", "secret", 0);
     let leases = LeaseManager::builder()
-        .poll_bound(BOUND)
+        .max_poll_interval(BOUND)
         .connect(&url)
         .await
         .expect("messages are a hint only");
@@ -338,7 +338,7 @@ async fn waiter_without_a_right_to_the_channel_polls() {
 async fn a_lost_message_costs_no_more_than_the_poll_bound() {
     const BOUND: Duration = millis(200);
     let server = Server::start();
-    let leases = connect(LeaseManager::builder().poll_bound(BOUND), &server).await;
+    let leases = connect(LeaseManager::builder().max_poll_interval(BOUND), &server).await;
     lock_by_hand(&server, "job", Duration::from_secs(30));
     let waiter = wait_for(&leases, "job");
     waits(&server, "job").await;
@@ -719,7 +719,7 @@ async fn waiter_outlasts_an_outage_shorter_than_the_ttl() {
         let name = format!("job:{mode:?}");
         lock_by_hand(&server, &name, Duration::from_secs(60));
         let proxy = Proxy::start(server.port());
-        let builder = LeaseManager::builder().ttl(T).poll_bound(millis(100));
+        let builder = LeaseManager::builder().ttl(T).max_poll_interval(millis(100));
         let leases = builder.connect(&proxy.url()).await.expect("a manager");
         let waiter = wait_for(&leases, &name);
         waits_polling(&proxy).await;
@@ -754,7 +754,7 @@ async fn a_longer_outage_is_told_as_unavailable() {
         let name = format!("job:{mode:?}");
         lock_by_hand(&server, &name, Duration::from_secs(60));
         let proxy = Proxy::start(server.port());
-        let builder = LeaseManager::builder().ttl(T).poll_bound(millis(50));
+        let builder = LeaseManager::builder().ttl(T).max_poll_interval(millis(50));
         let leases = builder.connect(&proxy.url()).await.expect("a manager");
         let waiter = wait_for(&leases, &name);
         waits_polling(&proxy).await;

@@ -336,7 +336,7 @@ async fn fencing_tokens_grow_whatever_the_server_forgets() {
 #[tokio::test]
 async fn java_holder_is_contention_and_its_release_wakes_the_waiter() {
     let server = Server::start();
-    let builder = LeaseManager::builder().poll_bound(Duration::from_secs(60));
+    let builder = LeaseManager::builder().max_poll_interval(Duration::from_secs(60));
     let leases = connect_with(&server, builder).await;
     lock_by_hand(&server, "job", Duration::from_secs(30));
     let none = leases.lock("job").try_lock().await.expect("an answer");
@@ -497,7 +497,7 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
     ear.heard(&server);
     assert!(leases.force_unlock("job").await.expect("an answer"));
     assert_eq!(lease.check().expect_err("revoked").loss(), Some(Loss::Revoked));
-    assert!(lease.token().is_cancelled());
+    assert!(lease.cancellation_token().is_cancelled());
     assert!(!exists(&server, "job"));
     assert_eq!(ear.heard(&server), words(&[(&channel("job"), "0")]));
     drop(lease);
@@ -855,7 +855,7 @@ async fn a_bad_name_in_a_batch_spoils_no_other() {
 async fn fences_grow_from_what_is_remembered_even_ahead_of_the_clock() {
     let server = Server::start();
     // A grant reserves one fencing token only.
-    let builder = LeaseManager::builder().handoff_bound(0);
+    let builder = LeaseManager::builder().max_local_handoffs(0);
     let leases = connect_with(&server, builder).await;
     let fence = fence_key("job");
     server.command(&["SET", &fence, "8000000000000000"]);
@@ -882,7 +882,7 @@ async fn acquires_of_every_kind_share_a_call() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     // A grant reserves one fencing token only.
-    let builder = LeaseManager::builder().handoff_bound(0);
+    let builder = LeaseManager::builder().max_local_handoffs(0);
     let leases = builder.connect(&proxy.url()).await.expect("a manager");
     let mut held = Vec::new();
     for i in 0..20 {

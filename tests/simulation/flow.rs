@@ -276,7 +276,7 @@ impl Flow {
             7 => {
                 let min = ms(self.dice.below(self.ttl() / 2));
                 let lease = hands[0].lease();
-                match lease.ensure(min).await {
+                match lease.ensure_remaining(min).await {
                     Ok(()) if lease.remaining() < min => {
                         self.fail(format_args!("{min:?} was ensured, and is not there"));
                     }

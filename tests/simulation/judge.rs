@@ -368,7 +368,7 @@ impl Judge {
     /// One lease more of a hold.
     pub fn enter(&mut self, belief: u64, lease: &Lease) -> u64 {
         let id = self.id();
-        let held = Held { id, token: lease.token(), leaving: false };
+        let held = Held { id, token: lease.cancellation_token(), leaving: false };
         if let Some(belief) = self.belief(belief) {
             belief.leases.push(held);
         }
@@ -406,7 +406,7 @@ impl Judge {
     pub fn sample(&mut self, plan: &Plan, moment: Moment, id: u64, lease: &Lease) {
         let Moment { now, at } = moment;
         let (check, remaining) = (lease.check(), lease.remaining());
-        let fired = lease.token().is_cancelled();
+        let fired = lease.cancellation_token().is_cancelled();
         let (closing, revoking) = (self.closing.clone(), self.revoking.clone());
         let Some(belief) = self.beliefs.iter().find(|each| each.id == id) else { return };
         let known = &self.known[&belief.hold];

@@ -120,13 +120,13 @@ impl Story {
         let plan = &world.plan;
         let mut builder = LeaseManager::builder()
             .ttl(ms(plan.ttl))
-            .poll_bound(ms(plan.poll))
-            .handoff_bound(plan.handoff)
+            .max_poll_interval(ms(plan.poll))
+            .max_local_handoffs(plan.handoff)
             .seed(self.dice.roll());
         if let Some(max) = plan.max_hold {
             builder = builder.max_hold(ms(max));
         }
-        let manager = builder.store(client.clone()).expect("good settings");
+        let manager = builder.build(client.clone()).expect("good settings");
         let mut flows = Vec::new();
         for _ in 0..plan.tasks {
             let dice = (self.dice.fork(), self.odd.fork());

@@ -38,7 +38,7 @@ impl Observer {
         let stop = Arc::clone(&over);
         let thread = thread::spawn(move || {
             let clock = Clock::system();
-            let token = observed.token();
+            let token = observed.cancellation_token();
             let mut seen = Seen { believed: clock.now(), fired: None };
             let mut looked = clock.now();
             while seen.fired.is_none() && !stop.load(Ordering::Relaxed) {

@@ -70,7 +70,7 @@ async fn waiters_of_all_processes_enter_in_order_watching_one_node() {
     let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..4 {
         // They are woken, or they are late.
-        let leases = builder().poll_bound(LONG * 4).connect(&server.url()).await;
+        let leases = builder().max_poll_interval(LONG * 4).connect(&server.url()).await;
         let (leases, sender) = (leases.expect("the server is there"), sender.clone());
         waiters.push(tokio::spawn(async move {
             let lease = leases.lock("job").lock().await.expect("in the end");
@@ -230,7 +230,7 @@ async fn a_place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
     let look = Look::at(&server.hosts()).await;
     let holder = connect(&server.url()).await;
     // No heartbeat comes between, and nobody is let in by the clock.
-    let leases = LeaseManager::builder().ttl(T * 20).poll_bound(LONG * 4);
+    let leases = LeaseManager::builder().ttl(T * 20).max_poll_interval(LONG * 4);
     let leases = leases.connect(&relay.url()).await.expect("the server is there");
     let lease = holder.lock("job").lock().await.expect("free");
     let mut lock = leases.lock("job");
@@ -372,7 +372,7 @@ async fn waiter_that_is_not_polled_keeps_nobody_waiting_long() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let (holder, idle) = (connect(&server.url()).await, connect(&server.url()).await);
-    let next = builder().poll_bound(LONG * 4).connect(&server.url()).await;
+    let next = builder().max_poll_interval(LONG * 4).connect(&server.url()).await;
     let next = next.expect("the server is there");
     let lease = holder.lock("job").lock().await.expect("free");
     let mut lock = idle.lock("job");

@@ -6,10 +6,12 @@ use super::super::ticket::{Admission, Ticket, Waits};
 use super::{AcquireLoop, FIRST_GAP, is_silent};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
+use crate::trace;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::timeout;
+use tracing::Level;
 
 impl AcquireLoop<'_, '_> {
     /// Waits for the answer to a request of another flow of this process, as long as for an own
@@ -55,6 +57,7 @@ impl AcquireLoop<'_, '_> {
         let limit = self.silence_limit();
         let mut hints = Hints::NotSubscribed;
         let mut gap = FIRST_GAP;
+        let mut reported = false;
         // Waiting needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
@@ -70,6 +73,9 @@ impl AcquireLoop<'_, '_> {
                     return Err(Error::silent());
                 }
                 pause = pause.min(until.saturating_duration_since(now));
+            }
+            if !reported && now.saturating_duration_since(self.start) >= core.timing.ttl {
+                reported = self.report_own_hold(now);
             }
             // The wait is long enough to be worth a subscription, which reports a forced release.
             let listens = gap > FIRST_GAP && core.announces && ticket.is_first_behind_a_hold(now);
@@ -87,6 +93,26 @@ impl AcquireLoop<'_, '_> {
                 gap = gap.saturating_mul(2);
             }
         }
+    }
+
+    /// Warns of a wait that may never end: the flow of control that waits may be the one that holds the name. Returns
+    /// false if this process does not hold it.
+    fn report_own_hold(&self, now: Instant) -> bool {
+        if self.core.queue.holds_of(self.name).is_empty() {
+            return false;
+        }
+        let waited = now.saturating_duration_since(self.start);
+        trace::later(Level::WARN, || {
+            let (name, waited_ms) = (self.name.clone(), waited.as_millis() as u64);
+            move || {
+                tracing::warn!(
+                    name = name.as_str(),
+                    waited_ms,
+                    "waiting for a name that this process holds; a nested call needs the handle of its caller"
+                )
+            }
+        });
+        true
     }
 
     /// Renews the hold ahead at each hint: it may have been forced open elsewhere.

@@ -52,13 +52,14 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// let nodes = (0..3).map(|_| Arc::new(MemoryStore::new()) as Arc<dyn Store>).collect();
-/// let leases = LeaseManager::builder().store(Quorum::new(nodes)?)?;
+/// let leases = LeaseManager::builder().build(Quorum::new(nodes)?)?;
 /// let lease = leases.lock("orders:42").lock().await?;
 /// lease.unlock().await?;
 /// # Ok::<(), leasehold::Error>(())
 /// # }).unwrap();
 /// # Ok::<(), std::io::Error>(())
 /// ```
+#[doc(alias = "redlock")]
 pub struct Quorum {
     inner: Arc<Inner>,
 }

@@ -258,7 +258,7 @@ impl Node {
     ) -> Result<Vec<Result<Option<Absence>>>> {
         let mut verdicts = verdict?.verdicts;
         if verdicts.len() != count {
-            return Err(Error::invalid("answered for a different number of leases"));
+            return Err(Error::protocol("answered for a different number of leases"));
         }
         if verdicts.iter().any(|verdict| matches!(verdict, Ok(None)))
             && let Err(error) = self.remembers(ttl, sent, limit).await

@@ -4,7 +4,6 @@ use super::link::sorted;
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::name::check_braces;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
 use fred::interfaces::ClientLike;
@@ -21,7 +20,6 @@ const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration:
 /// fred's default of 32 loses messages in a burst.
 const MESSAGES: usize = 4096;
 const FIRST_RECONNECT: Duration = Duration::from_millis(20);
-const LONGEST_PREFIX: usize = 256;
 
 /// A checked URL, and how long things may take. Its secrets are never shown.
 #[derive(Clone)]
@@ -46,12 +44,6 @@ impl fmt::Debug for Address {
 impl Address {
     /// Checks a URL without connecting. Errors never echo it: it may hold a password.
     pub(crate) fn parse(url: &str, prefix: &str, ttl: Duration, attempt: Duration) -> Result<Self> {
-        check_braces(prefix)?;
-        if prefix.len() > LONGEST_PREFIX {
-            return Err(Error::invalid(format!(
-                "the prefix is longer than {LONGEST_PREFIX} bytes"
-            )));
-        }
         let url::Parsed { config, topology } = url::parse(url)?;
         let prefix = prefix.to_owned();
         Ok(Self { config, topology, prefix, ttl, attempt, replicas: None, plain_pubsub: false })
@@ -59,7 +51,15 @@ impl Address {
 
     /// With what a URL cannot say.
     pub(crate) fn with(mut self, remote: &Remote) -> Result<Self> {
-        (self.replicas, self.plain_pubsub) = (remote.replicas, remote.plain_pubsub);
+        let cluster = matches!(self.topology, Topology::Cluster(_));
+        if remote.sharded_pubsub == Some(true) && !cluster {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "sharded_pubsub(true) needs a cluster; leave it out, and a cluster has it by default",
+            ));
+        }
+        (self.replicas, self.plain_pubsub) =
+            (remote.replicas, remote.sharded_pubsub == Some(false));
         if remote.has_tls() {
             tls::configure(&mut self.config, remote)?;
         }
@@ -174,8 +174,24 @@ mod tests {
         let t = Duration::from_secs(1);
         let address = Address::parse("redis://u:hunter2@host", "app:", t, t).unwrap();
         assert!(!format!("{address:?}").contains("hunter2"));
-        assert!(Address::parse("redis://host", "a{", t, t).is_err());
     }
+
+    #[test]
+    fn only_a_cluster_has_sharded_pubsub() {
+        let t = Duration::from_secs(1);
+        for (url, on, good) in [
+            ("redis://host", true, false),
+            ("redis-sentinel://host?sentinelServiceName=m", true, false),
+            ("redis-cluster://host", true, true),
+            ("redis://host", false, true),
+            ("redis-cluster://host", false, true),
+        ] {
+            let remote = Remote { sharded_pubsub: Some(on), ..Remote::default() };
+            let address = Address::parse(url, "", t, t).unwrap().with(&remote);
+            assert_eq!(address.as_ref().err().map(Error::kind).is_none(), good, "{url} {on}");
+        }
+    }
+
     #[test]
     fn one_server_is_neither_sentinel_nor_cluster() {
         let t = Duration::from_secs(1);

@@ -55,8 +55,9 @@ pub(super) fn gone() -> Error {
 
 /// A server that speaks Redis would not have said this.
 pub(super) fn nonsense() -> Error {
-    Error::invalid("the server's reply makes no sense; is it Redis 7.0 or later, without a proxy that changes replies?")
-        .with_fate(Fate::Unknown)
+    Error::protocol(
+        "unexpected reply; leasehold needs Redis 7.0 or later, and no proxy that rewrites replies",
+    )
 }
 
 /// A server's text without the arguments of the command that it does not know: a password may be

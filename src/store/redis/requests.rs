@@ -379,9 +379,9 @@ mod tests {
             Err(error) => format!("{:?}", error.kind()),
         };
         for (said, plain, with_fence) in [
-            (7, "Invalid", "granted Some(7) false"),
-            (8, "Invalid", "granted Some(8) true"),
-            (0, "granted None true", "Invalid"),
+            (7, "Protocol", "granted Some(7) false"),
+            (8, "Protocol", "granted Some(8) true"),
+            (0, "granted None true", "Protocol"),
             (-1, "Gone", "Gone"),
             (-2, "Taken", "Taken"),
             (-3, "held None", "held None"),
@@ -399,7 +399,7 @@ mod tests {
         for (said, absence) in [(-1, Absence::Gone), (-2, Absence::Taken)] {
             assert_eq!(released(said), Ok(Released::NotYours(absence)));
         }
-        assert_eq!(released(-4), Err(ErrorKind::Invalid));
+        assert_eq!(released(-4), Err(ErrorKind::Protocol));
         let renewed = |said: &[i64], count| -> Vec<Result<Option<Absence>, ErrorKind>> {
             let reply: Vec<Element> = said.iter().copied().map(Element::Int).collect();
             let verdicts = renewed(&reply, count);
@@ -408,10 +408,10 @@ mod tests {
         assert_eq!(renewed(&[0], 3), [Ok(None), Ok(None), Ok(None)]);
         let all = [Ok(None), Ok(Some(Absence::Gone)), Ok(Some(Absence::Taken))];
         assert_eq!(renewed(&[0, -1, -2], 3), all);
-        assert_eq!(renewed(&[1], 1), [Err(ErrorKind::Invalid)]);
-        assert_eq!(renewed(&[-3], 1), [Err(ErrorKind::Invalid)]);
-        assert_eq!(renewed(&[], 1), [Err(ErrorKind::Invalid)]);
-        assert_eq!(renewed(&[0, 0], 1), [Err(ErrorKind::Invalid)]);
+        assert_eq!(renewed(&[1], 1), [Err(ErrorKind::Protocol)]);
+        assert_eq!(renewed(&[-3], 1), [Err(ErrorKind::Protocol)]);
+        assert_eq!(renewed(&[], 1), [Err(ErrorKind::Protocol)]);
+        assert_eq!(renewed(&[0, 0], 1), [Err(ErrorKind::Protocol)]);
         assert_eq!(renewed(&[0, 0], 3).len(), 3);
     }
 

@@ -110,8 +110,7 @@ async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
     };
     let (epoch, server) = (epoch.map_err(refused)?, server.map_err(refused)?);
     let named = config_epoch(epoch).zip(primary(server));
-    named
-        .ok_or_else(|| Error::invalid("a sentinel's reply makes no sense; is it a Redis Sentinel?"))
+    named.ok_or_else(|| Error::protocol("unexpected reply of a sentinel; is it a Redis Sentinel?"))
 }
 
 async fn ask(client: &Client, verb: &'static str, words: &[&str]) -> Result<Value, Failure> {

@@ -10,7 +10,6 @@ use std::time::Duration;
 const SHORTEST: Duration = Duration::from_secs(1);
 /// What the protocol can say.
 const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
-const LONGEST_PREFIX: usize = 256;
 
 /// A checked URL, and the session timeout to ask for. Its secrets are never shown.
 #[derive(Clone, Debug)]
@@ -29,11 +28,6 @@ impl Address {
             return Err(Error::invalid(format!(
                 "a time to live of {session:?} is out of range for ZooKeeper; choose at least 1 s, and what \
                  its servers give"
-            )));
-        }
-        if prefix.len() > LONGEST_PREFIX {
-            return Err(Error::invalid(format!(
-                "the prefix is longer than {LONGEST_PREFIX} bytes"
             )));
         }
         let Some(rest) = url.strip_prefix("zookeeper://") else {
@@ -133,16 +127,5 @@ mod tests {
         }
         let short = Address::parse("zookeeper://zk1", "", Duration::from_millis(999));
         assert!(short.unwrap_err().to_string().contains("at least 1 s"));
-    }
-
-    #[test]
-    fn a_prefix_has_256_bytes_at_most() {
-        let parse =
-            |length| Address::parse("zookeeper://zk1", &"p".repeat(length), Duration::from_secs(6));
-        assert_eq!(parse(256).unwrap().names.prefix.len(), 256);
-        for length in [257, 10_000] {
-            let error = parse(length).unwrap_err().to_string();
-            assert!(error.contains("longer than 256 bytes"), "{error}");
-        }
     }
 }

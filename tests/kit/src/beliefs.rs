@@ -38,7 +38,7 @@ impl Belief {
         if lease.check().is_ok() {
             self.until = now;
         }
-        if self.fired.is_none() && lease.token().is_cancelled() {
+        if self.fired.is_none() && lease.cancellation_token().is_cancelled() {
             self.fired = Some(now);
         }
     }

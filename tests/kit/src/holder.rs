@@ -268,7 +268,7 @@ impl Process {
         let leases = self.manager();
         let held = mem::take(&mut *self.held.lock().expect("no panic"));
         let released = held.len();
-        let tokens: Vec<_> = held.values().map(|lease| lease.token()).collect();
+        let tokens: Vec<_> = held.values().map(|lease| lease.cancellation_token()).collect();
         let work = async move {
             for token in tokens {
                 token.cancelled().await;

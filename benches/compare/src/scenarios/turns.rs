@@ -119,7 +119,7 @@ async fn deleted(server: &Server, leases: usize) -> Result<Vec<u64>> {
     let mut watchers = Vec::new();
     for number in 0..leases {
         let lease = manager.lock(format!("deleted:{number}")).lock().await.map_err(told)?;
-        let token = lease.token();
+        let token = lease.cancellation_token();
         let watcher = tokio::spawn(async move {
             token.cancelled().await;
             (now(), lease)

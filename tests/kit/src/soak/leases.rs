@@ -54,7 +54,7 @@ impl Setting {
     }
 
     /// How long a waiter sleeps at most without asking.
-    pub fn poll_bound(&self) -> u64 {
+    pub fn max_poll_interval(&self) -> u64 {
         1_000_000_000.min(self.ttl / 3)
     }
 }

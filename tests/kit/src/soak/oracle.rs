@@ -450,7 +450,7 @@ impl Case<'_> {
             if killed && lease.answered().is_none() {
                 continue;
             }
-            let bound = setting.poll_bound() + 2 * setting.attempt() + REACTION;
+            let bound = setting.max_poll_interval() + 2 * setting.attempt() + REACTION;
             for (name, span) in &free {
                 let Some(idle) = overlap(*span, wait).filter(|_| **name == lease.name) else {
                     continue;

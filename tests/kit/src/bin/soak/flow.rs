@@ -207,7 +207,7 @@ impl Flow {
     /// A loss is final, and everything tells it.
     async fn stays_lost(&mut self, lease: &Lease) {
         for _ in 0..3 {
-            if lease.check().is_ok() || !lease.token().is_cancelled() {
+            if lease.check().is_ok() || !lease.cancellation_token().is_cancelled() {
                 self.process.broken(format!("{} was lost, and came back", lease.name()));
             }
             sleep(self.random.millis(0..20)).await;
@@ -249,7 +249,7 @@ pub struct Held {
 impl Held {
     /// Trusts the token alone.
     async fn sleep(&mut self, how_long: Duration) {
-        let token = self.lease.token();
+        let token = self.lease.cancellation_token();
         if timeout(how_long, token.cancelled()).await.is_ok() {
             let loss = self.lease.check().err().and_then(|error| error.loss());
             self.belief.fired(loss);

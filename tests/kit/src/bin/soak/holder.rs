@@ -30,7 +30,7 @@ pub const HOLDER: &str = "holder";
 /// So many flows of control are in a process.
 const TASKS: u64 = 14;
 /// The part of the seed that says who drives the watchdogs.
-const OWN_THREAD: u64 = 500;
+const DEDICATED_THREAD: u64 = 500;
 /// The part of the seed that says how the first runtime ends.
 const FIRST_RUNTIME: u64 = 502;
 /// The part of the seed that says whether replicas must have a grant.
@@ -106,7 +106,7 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let inside = Inside::start(Random::part(seed, WHOLE_LOG).once_in(2));
     let orders = listen(Arc::clone(&inside));
     // In some processes the watchdogs are guests themselves.
-    let own_thread = !Random::part(seed, OWN_THREAD).once_in(3);
+    let dedicated_thread = !Random::part(seed, DEDICATED_THREAD).once_in(3);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -114,8 +114,9 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     // Of one who waits for replicas, only one of two primaries can grant.
     let replicas = Random::part(seed, REPLICAS).once_in(3);
-    let places = settle_in(backends, own_thread, replicas, who, &diary);
-    let places = if own_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
+    let places = settle_in(backends, dedicated_thread, replicas, who, &diary);
+    let places =
+        if dedicated_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
     let process = Arc::new(Process { diary, places, ledger_port, inside, orders });
     runtime.block_on(process.work(seed))
 }
@@ -137,14 +138,14 @@ fn first_runtime<T>(seed: u64, work: impl Future<Output = T>) -> Result<T, Strin
 
 async fn settle_in(
     backends: Vec<Backend>,
-    own_thread: bool,
+    dedicated_thread: bool,
     replicas: bool,
     who: &str,
     diary: &Diary,
 ) -> Vec<Place> {
     let mut places = Vec::new();
     for backend in backends {
-        let leases = connect(&backend, own_thread, replicas).await;
+        let leases = connect(&backend, dedicated_thread, replicas).await;
         introduce(&leases, who, diary).await;
         places.extend(backend.names.into_iter().map(|name| Place {
             name,
@@ -156,11 +157,12 @@ async fn settle_in(
 }
 
 /// What breaks at the start is mended soon: the server may be away just now.
-async fn connect(backend: &Backend, own_thread: bool, replicas: bool) -> LeaseManager {
+async fn connect(backend: &Backend, dedicated_thread: bool, replicas: bool) -> LeaseManager {
     /// How long the replicas of a primary may take to have a grant.
     const REPLICATION: Duration = Duration::from_millis(100);
     loop {
-        let mut builder = LeaseManager::builder().ttl(backend.ttl).own_thread(own_thread);
+        let mut builder =
+            LeaseManager::builder().ttl(backend.ttl).dedicated_thread(dedicated_thread);
         if replicas && backend.replicas > 0 {
             builder = builder.replicas(backend.replicas, REPLICATION);
         }

@@ -1,0 +1,11 @@
+//! The runtime of the caller.
+
+use tokio::runtime::Handle;
+
+/// Panics outside a tokio runtime, and says what to do; tokio's own panic comes later and names a line of ours.
+pub(crate) fn need() {
+    assert!(
+        Handle::try_current().is_ok(),
+        "leasehold needs a tokio runtime: call this inside #[tokio::main], #[tokio::test] or Runtime::block_on"
+    );
+}

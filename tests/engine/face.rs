@@ -1,0 +1,162 @@
+//! The public face: settings that a store does not have, identities, and calls outside a runtime.
+
+use super::*;
+use leasehold::store::Quorum;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+fn quorum() -> Quorum {
+    Quorum::new((0..3).map(|_| Arc::new(MemoryStore::new()) as _).collect()).expect("three nodes")
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_a_store_does_not_have_are_refused() {
+    let new = LeaseManager::builder;
+    let timeout = Duration::from_millis(10);
+    for (name, builder) in [
+        ("prefix", new().prefix("app:")),
+        ("replicas", new().replicas(1, timeout)),
+        ("sharded_pubsub", new().sharded_pubsub(true)),
+        ("sharded_pubsub", new().sharded_pubsub(false)),
+        ("tls_ca", new().tls_ca("pem")),
+        ("tls_identity", new().tls_identity("chain", "key")),
+    ] {
+        let connect = |url| builder.clone().connect(url);
+        for (store, result) in [
+            ("memory:", connect("memory:").await),
+            ("a quorum in memory", connect("memory:,memory:,memory:").await),
+            ("a store", builder.clone().build(MemoryStore::new())),
+            ("a quorum", builder.clone().build(quorum())),
+        ] {
+            let error = result.expect_err(store);
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}, {store}: {error}");
+            assert!(error.to_string().contains(&format!("setting {name} ")), "{store}: {error}");
+        }
+    }
+    // Before anything is sent.
+    let error = new().sharded_pubsub(true).connect("redis://127.0.0.1:1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    for name in ["replicas", "sharded_pubsub"] {
+        let builder = if name == "replicas" {
+            new().replicas(1, timeout)
+        } else {
+            new().sharded_pubsub(false)
+        };
+        let error = builder.connect("zookeeper://127.0.0.1:1").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prefix_has_the_same_limits_for_all_stores() {
+    let long = || LeaseManager::builder().prefix("p".repeat(257));
+    for (store, result) in [
+        ("memory:", long().connect("memory:").await),
+        ("redis:", long().connect("redis://127.0.0.1:1").await),
+        ("zookeeper:", long().connect("zookeeper://127.0.0.1:1").await),
+        ("a store", long().build(MemoryStore::new())),
+    ] {
+        let error = result.expect_err(store);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{store}: {error}");
+        assert!(error.to_string().contains("257 bytes"), "{store}: {error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fencing_that_is_required_is_there_or_refused() {
+    let builder = || LeaseManager::builder().require_fencing();
+    for leases in [
+        builder().connect("memory:").await.expect("memory has fencing tokens"),
+        builder().build(MemoryStore::new()).expect("memory has fencing tokens"),
+    ] {
+        assert!(leases.lock("n").lock().await.expect("free").fence().is_some());
+    }
+    let remembering = || LeaseManager::builder().fence_retention(Some(3 * T));
+    for (setting, result) in [
+        ("require_fencing", builder().connect("memory:,memory:,memory:").await),
+        ("require_fencing", builder().build(quorum())),
+        ("fence_retention", remembering().connect("memory:,memory:,memory:").await),
+        ("fence_retention", remembering().build(quorum())),
+    ] {
+        let error = result.expect_err(setting);
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains(setting), "{error}");
+    }
+    for (setting, builder) in [("require_fencing", builder()), ("fence_retention", remembering())] {
+        let error = builder.fencing(false).build(MemoryStore::new()).expect_err(setting);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(setting), "{error}");
+    }
+    // Without the wish a quorum still grants.
+    let leases = LeaseManager::builder().build(quorum()).expect("good settings");
+    assert_eq!(leases.lock("n").lock().await.expect("free").fence(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn holder_id_is_the_one_that_inspect_reports() {
+    let leases = LeaseManager::in_memory();
+    let mut lock = leases.lock("n");
+    let outer = lock.lock().await.unwrap();
+    let inner = lock.lock().await.unwrap();
+    let holder = leases.inspect("n").await.unwrap().expect("held").holder;
+    assert_eq!(outer.holder_id().to_string(), holder);
+    assert_eq!(inner.holder_id(), outer.holder_id());
+    let first = outer.holder_id();
+    drop((outer, inner));
+    settle().await;
+    assert_ne!(lock.lock().await.unwrap().holder_id(), first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_and_urls_are_anything_that_is_a_str() {
+    let url = String::from("memory:");
+    drop(LeaseManager::connect(&url).await.unwrap());
+    let leases = LeaseManager::builder().connect(url).await.unwrap();
+    let name = || String::from("n");
+    let mut holder = leases.holder();
+    let lease = holder.lock(name()).await.unwrap();
+    assert!(holder.try_lock(&name()).await.unwrap().is_some());
+    assert!(holder.lock_timeout("n", T).await.unwrap().is_some());
+    assert!(leases.inspect(name()).await.unwrap().is_some());
+    assert!(leases.lock(name()).try_lock().await.unwrap().is_none());
+    drop(lease);
+}
+
+/// Polls once where there is no runtime.
+fn panic_of<F: Future>(future: F) -> String {
+    let polled = catch_unwind(AssertUnwindSafe(|| {
+        let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
+    }));
+    let panic: Box<dyn Any + Send> = polled.expect_err("there is no runtime");
+    let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).expect("a text")
+}
+
+#[test]
+fn calls_outside_a_runtime_panic_with_what_to_do() {
+    let leases = LeaseManager::in_memory();
+    let dedicated = LeaseManager::builder().dedicated_thread(true);
+    let dedicated = dedicated.build(MemoryStore::new()).expect("good settings");
+    let mut panics = Vec::new();
+    for leases in [leases, dedicated] {
+        let (mut lock, mut holder) = (leases.lock("n"), leases.holder());
+        panics.extend([
+            panic_of(lock.lock()),
+            panic_of(lock.try_lock()),
+            panic_of(lock.lock_timeout(T)),
+            panic_of(lock.with(async |_, _| ())),
+            panic_of(holder.lock("n")),
+            panic_of(holder.try_lock("n")),
+            panic_of(holder.lock_timeout("n", T)),
+        ]);
+    }
+    panics.push(panic_of(LeaseManager::connect("memory:")));
+    panics.push(panic_of(LeaseManager::connect("redis://127.0.0.1:1")));
+    for panic in panics {
+        assert!(panic.contains("leasehold needs a tokio runtime"), "{panic}");
+    }
+}

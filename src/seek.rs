@@ -11,7 +11,7 @@ use crate::hold::reaper::{Attempt, Nested};
 use crate::hold::state::{Entered, Entry};
 use crate::hold::{Grant, Hold};
 use crate::lease::Lease;
-use crate::store::{Acquire, Acquired, Mode, Name, Token};
+use crate::store::{Acquire, Acquired, HolderId, Mode, Name};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl Seek<'_> {
         if self.once { timing.attempt * 2 } else { timing.ttl }
     }
 
-    fn request(&self, token: Token, count: u32) -> Acquire {
+    fn request(&self, token: HolderId, count: u32) -> Acquire {
         let core = self.core();
         Acquire {
             name: self.name.clone(),

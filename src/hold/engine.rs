@@ -9,7 +9,7 @@ use super::worker::{self, Inbox};
 use super::{alarm::guarded, spare};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
-use crate::store::{Fencing, Store, Token};
+use crate::store::{Fencing, HolderId, Store};
 use crate::trace;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -162,8 +162,8 @@ impl Core {
     }
 
     /// A token that was never used before.
-    pub(crate) fn draw_token(&self) -> Token {
-        Token::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
+    pub(crate) fn draw_token(&self) -> HolderId {
+        HolderId::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A number in [0, 1) to keep processes apart; splitmix64 over a counter.

@@ -48,7 +48,7 @@ mod worker;
 
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
-use crate::store::{Absence, Name, Token};
+use crate::store::{Absence, HolderId, Name};
 use crate::trace;
 use engine::Core;
 use place::Turn;
@@ -68,7 +68,7 @@ static HOLDS: AtomicU64 = AtomicU64::new(0);
 /// One possession of a name, shared by its leases and the engine.
 pub(crate) struct Hold {
     pub(crate) name: Name,
-    pub(crate) token: Token,
+    pub(crate) token: HolderId,
     /// Our own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
     /// No other hold of the process has it; all of one chain of hand-offs have the same token.
@@ -92,7 +92,7 @@ struct Inner {
 /// What a grant brings.
 pub(crate) struct Grant {
     pub(crate) name: Name,
-    pub(crate) token: Token,
+    pub(crate) token: HolderId,
     pub(crate) fence: Option<u64>,
     /// The store's clock has reached the fencing token.
     pub(crate) reached: bool,
@@ -124,7 +124,7 @@ impl Hold {
     /// One that nobody knows of and nobody watches yet.
     fn new(
         name: Name,
-        token: Token,
+        token: HolderId,
         fence: Option<u64>,
         state: State,
         turn: Option<Turn>,

@@ -10,7 +10,7 @@ use super::settle::settle_to_the_end;
 use super::state::{Entered, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, Name, Release, Released, StoreFuture, Token};
+use crate::store::{Absence, Acquire, Acquired, HolderId, Name, Release, Released, StoreFuture};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -128,7 +128,7 @@ fn bounded<T: 'static>(core: &Core, request: StoreFuture<T>) -> Option<StoreFutu
 #[derive(Clone, Debug)]
 pub(crate) struct Sweep {
     name: Name,
-    token: Token,
+    token: HolderId,
     /// How many requests may have been, or may yet be, granted.
     unknown: u32,
     /// Not before.
@@ -138,12 +138,12 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    pub(crate) fn new(name: Name, token: Token) -> Self {
+    pub(crate) fn new(name: Name, token: HolderId) -> Self {
         Self { name, token, unknown: 0, from: None, until: None }
     }
 
     /// Of a hold that is over, whose grant was asked for more than once.
-    pub(crate) fn late(name: Name, token: Token, from: Instant, until: Instant) -> Self {
+    pub(crate) fn late(name: Name, token: HolderId, from: Instant, until: Instant) -> Self {
         // Of several sends, one release cannot know which it undid.
         Self { name, token, unknown: 2, from: Some(from), until: Some(until) }
     }
@@ -243,7 +243,7 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>, name: Name, token: Token) -> Self {
+    pub(crate) fn new(core: &'a Arc<Core>, name: Name, token: HolderId) -> Self {
         Self { core, sweep: Sweep::new(name, token), flight: None }
     }
 
@@ -263,7 +263,7 @@ impl<'a> Attempt<'a> {
         verdict
     }
 
-    pub(crate) fn token(&self) -> Token {
+    pub(crate) fn token(&self) -> HolderId {
         self.sweep.token
     }
 

@@ -1,8 +1,8 @@
 //! The embedded store: leases of one process, in a map.
 
 use super::{
-    Absence, Acquire, Acquired, Capabilities, Fencing, Holding, Name, Release, Released, Renewal,
-    Renewed, Store, StoreFuture, Token, Wakeups,
+    Absence, Acquire, Acquired, Capabilities, Fencing, HolderId, Holding, Name, Release, Released,
+    Renewal, Renewed, Store, StoreFuture, Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -57,7 +57,7 @@ struct State {
 
 #[derive(Debug)]
 struct Entry {
-    token: Token,
+    token: HolderId,
     count: u32,
     /// The first of the fencing tokens reserved at the grant.
     fence: Option<u64>,
@@ -139,7 +139,7 @@ impl State {
         self.holds.get_mut(name)
     }
 
-    fn own(&mut self, name: &Name, token: Token, now: Instant) -> Result<&mut Entry, Absence> {
+    fn own(&mut self, name: &Name, token: HolderId, now: Instant) -> Result<&mut Entry, Absence> {
         match self.entry(name, now) {
             None => Err(Absence::Gone),
             Some(entry) if entry.token != token => Err(Absence::Taken),
@@ -332,7 +332,7 @@ mod tests {
     fn take(state: &mut State, name: &str, now: Instant) -> u64 {
         let request = Acquire {
             name: Name::new(name).unwrap(),
-            token: Token::new(Uuid::from_u128(1), 1),
+            token: HolderId::new(Uuid::from_u128(1), 1),
             mode: Mode::Exclusive,
             count: 1,
             ttl: TTL,
@@ -411,7 +411,7 @@ mod tests {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let (name, timeout) = (Name::new("n").unwrap(), TTL);
         let _wakeups = store.subscribe(&name).await.unwrap().unwrap();
-        let token = Token::new(Uuid::from_u128(1), 1);
+        let token = HolderId::new(Uuid::from_u128(1), 1);
         let (mode, ttl) = (Mode::Exclusive, TTL);
         let acquire =
             Acquire { name: name.clone(), token, mode, count: 1, ttl, fencing: None, timeout };

@@ -70,7 +70,7 @@ pub(crate) mod url;
 pub(crate) mod zookeeper;
 
 pub use memory::MemoryStore;
-pub use name::{Name, Token};
+pub use name::{HolderId, Name};
 pub(crate) use quorum::Opening;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
 
@@ -263,7 +263,7 @@ pub struct Acquire {
     /// What to lock.
     pub name: Name,
     /// Who asks: new for each outermost acquire, the same in its retries and nested calls.
-    pub token: Token,
+    pub token: HolderId,
     /// What kind of lock.
     pub mode: Mode,
     /// The hold count after the grant: 1 for an outermost acquire.
@@ -304,7 +304,7 @@ pub struct Release {
     /// What is locked.
     pub name: Name,
     /// Who holds it.
-    pub token: Token,
+    pub token: HolderId,
     /// The hold count that is to remain; 0 gives the name back.
     pub count: u32,
     /// How long the attempt may take.
@@ -330,7 +330,7 @@ pub struct Renewal {
     /// What is locked.
     pub name: Name,
     /// Who holds it.
-    pub token: Token,
+    pub token: HolderId,
     /// The time to live to set.
     pub ttl: Duration,
     /// When given, the memory of the last fencing token is to be kept for this much longer too.

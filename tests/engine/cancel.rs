@@ -1,7 +1,7 @@
 //! Dropping any future at any await leaves no lease behind, nor a place in the line.
 
 use super::*;
-use leasehold::store::{Acquire, Mode, Name, Release, Released, Store, Token};
+use leasehold::store::{Acquire, HolderId, Mode, Name, Release, Released, Store};
 use uuid::Uuid;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -122,7 +122,7 @@ pub(super) async fn expect_free(setup: &Setup, context: &str) {
 
 /// How many listen for wake-ups on the name "n".
 async fn listeners(memory: &MemoryStore) -> u64 {
-    let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 0));
+    let (name, token) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), 0));
     let acquire = Acquire {
         name: name.clone(),
         token,

@@ -2,7 +2,7 @@
 
 use super::*;
 use leasehold::clock::{self, Clock};
-use leasehold::store::{self, Name, Token, Wakeups};
+use leasehold::store::{self, HolderId, Name, Wakeups};
 use leasehold::{CancellationToken, CloseError, Fate, Holder, Holding, LeaseState, Lock};
 use std::fmt::Debug;
 
@@ -33,7 +33,7 @@ fn every_type_can_be_sent_shared_and_shown() {
     free::<clock::Instant>();
     free::<MemoryStore>();
     free::<Name>();
-    free::<Token>();
+    free::<HolderId>();
     free::<Wakeups>();
     free::<store::Acquire>();
     free::<store::Acquired>();

@@ -2,7 +2,7 @@
 
 use super::*;
 use leasehold::Loss;
-use leasehold::store::{Acquire, Acquired, Mode, NoMajority, NodeVerdict, Renewal, Token};
+use leasehold::store::{Acquire, Acquired, HolderId, Mode, NoMajority, NodeVerdict, Renewal};
 use leasehold::testing::Call;
 use std::error::Error as _;
 use uuid::Uuid;
@@ -135,7 +135,7 @@ async fn verdicts_say_when_the_first_request_left() {
         node.add(Rule::new(Fault::Delay(Duration::from_secs(1))));
     }
     let quorum = Quorum::new(stores).expect("enough nodes");
-    let (name, token, ttl, timeout) = (name("job"), Token::new(Uuid::new_v4(), 1), T, T / 10);
+    let (name, token, ttl, timeout) = (name("job"), HolderId::new(Uuid::new_v4(), 1), T, T / 10);
     let (mode, count, fencing) = (Mode::Exclusive, 1, None);
     let before = quorum.clock().now();
     let request = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };

@@ -1,7 +1,7 @@
 //! The simulated server: what it keeps, by its own clock.
 
 use super::plan::HoldId;
-use leasehold::store::{Absence, Acquire, Acquired, Name, Release, Renewal, Token};
+use leasehold::store::{Absence, Acquire, Acquired, HolderId, Name, Release, Renewal};
 use std::collections::BTreeMap;
 
 /// So that a step back does not pass zero.
@@ -9,7 +9,7 @@ const ORIGIN: u64 = 1_000_000_000_000;
 
 #[derive(Clone)]
 pub struct Entry {
-    pub token: Token,
+    pub token: HolderId,
     pub hold: HoldId,
     pub count: u32,
     pub fence: Option<u64>,
@@ -78,7 +78,7 @@ impl Server {
         Some(self.left(expires, now))
     }
 
-    fn own(&mut self, name: &Name, token: Token, now: u64) -> Result<&mut Entry, Absence> {
+    fn own(&mut self, name: &Name, token: HolderId, now: u64) -> Result<&mut Entry, Absence> {
         match self.entry(name, now) {
             None => Err(Absence::Gone),
             Some(entry) if entry.token != token => Err(Absence::Taken),

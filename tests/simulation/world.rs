@@ -7,8 +7,8 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed,
-    Store, StoreFuture, Token, Wakeups,
+    Absence, Acquire, Acquired, Capabilities, HolderId, Holding, Name, Release, Released, Renewal,
+    Renewed, Store, StoreFuture, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
@@ -402,7 +402,7 @@ impl Client {
         if kept { words.to_string() } else { String::new() }
     }
 
-    fn hold(&self, token: Token) -> HoldId {
+    fn hold(&self, token: HolderId) -> HoldId {
         let text = token.to_string();
         let number = text.rsplit(':').next().and_then(|number| number.parse().ok());
         (self.id, number.expect("a token ends with its number"))

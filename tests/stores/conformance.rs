@@ -1,6 +1,6 @@
 //! Every store that leasehold brings keeps the contract of `Store`.
 
-use leasehold::store::{Acquire, Mode, Release, Released, Token};
+use leasehold::store::{Acquire, HolderId, Mode, Release, Released};
 use leasehold::store::{MemoryStore, Name, Quorum, Store};
 use leasehold::testing::{FaultyStore, Harness};
 use std::collections::BTreeSet;
@@ -265,7 +265,7 @@ async fn a_release_counts_the_subscribers_of_others() {
             }
             _ => {}
         }
-        let (name, token) = (name.clone(), Token::new(uuid::Uuid::new_v4(), number));
+        let (name, token) = (name.clone(), HolderId::new(uuid::Uuid::new_v4(), number));
         let (ttl, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
         let (mode, count, fencing) = (Mode::Exclusive, 1, None);
         let request = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };

@@ -7,8 +7,8 @@
 //! `LEASEHOLD_SEED` replays the choices of a run that failed, though not its timing.
 
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
-    Store, Token,
+    Absence, Acquire, Acquired, Fencing, HolderId, MemoryStore, Mode, Name, Release, Released,
+    Renewal, Store,
 };
 use leasehold::{ErrorKind, Fate};
 use porcupine_rs::{CheckResult, Model, Operation, check_operations_timeout};
@@ -242,8 +242,8 @@ impl Trial {
         Arc::new(Self { store, name, manager, start: Instant::now(), history: Mutex::default() })
     }
 
-    fn token(&self, who: u64) -> Token {
-        Token::new(self.manager, who)
+    fn token(&self, who: u64) -> HolderId {
+        HolderId::new(self.manager, who)
     }
 
     /// Runs an operation and keeps what came of it; whether it was done.

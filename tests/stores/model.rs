@@ -2,8 +2,8 @@
 //! whatever order, they answer the same.
 
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
-    Store, Token,
+    Absence, Acquire, Acquired, Fencing, HolderId, MemoryStore, Mode, Name, Release, Released,
+    Renewal, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -267,8 +267,8 @@ impl<'a> Trial<'a> {
         Self { subject, names: vec![name(0), name(1)], manager, fences: vec![BTreeMap::new(); 2] }
     }
 
-    fn token(&self, who: u64) -> Token {
-        Token::new(self.manager, who)
+    fn token(&self, who: u64) -> HolderId {
+        HolderId::new(self.manager, who)
     }
 
     fn acquire(&self, who: u64, name: usize, count: u32) -> leasehold::Result<Acquired> {

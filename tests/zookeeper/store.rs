@@ -8,8 +8,8 @@ use kit::within;
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, Mode, Name, Release, Released, Renewal, Renewed, Store,
-    Token,
+    Absence, Acquire, Acquired, Fencing, HolderId, Mode, Name, Release, Released, Renewal, Renewed,
+    Store,
 };
 use leasehold::testing::zookeeper_store;
 use leasehold::{ErrorKind, Fate, Result};
@@ -33,12 +33,12 @@ async fn store(url: &str) -> Arc<dyn Store> {
 /// One who asks for `job`.
 struct Party {
     store: Arc<dyn Store>,
-    token: Token,
+    token: HolderId,
 }
 
 impl Party {
     fn of(store: &Arc<dyn Store>) -> Self {
-        Self { store: Arc::clone(store), token: Token::new(Uuid::new_v4(), 1) }
+        Self { store: Arc::clone(store), token: HolderId::new(Uuid::new_v4(), 1) }
     }
 
     async fn at(url: &str) -> Self {
@@ -665,7 +665,7 @@ async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
     granted(party.acquire().await);
     let renewal = |name, number| Renewal {
         name,
-        token: if number == 1 { party.token } else { Token::new(Uuid::new_v4(), number) },
+        token: if number == 1 { party.token } else { HolderId::new(Uuid::new_v4(), number) },
         ttl: LEASE,
         fence_retention: None,
     };

@@ -64,7 +64,7 @@ impl Inner {
         })
     }
 
-    fn first(&self, token: crate::store::Token) -> bool {
+    fn first(&self, token: crate::store::HolderId) -> bool {
         self.holds.living(token).is_some_and(|held| held.count == 1)
     }
 

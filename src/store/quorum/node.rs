@@ -10,8 +10,8 @@ use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Mode, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Token,
+    Absence, Acquire, Acquired, HolderId, Mode, Name, Release, Released, Renewal, Renewed, Store,
+    StoreFuture,
 };
 use crate::trace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,7 +69,7 @@ impl Node {
 
     /// The token of a hold at this node. Each node has its own: a server that the addresses of two nodes lead to
     /// has it from one of them, and votes once.
-    pub(super) fn token(&self, token: Token) -> Token {
+    pub(super) fn token(&self, token: HolderId) -> HolderId {
         token.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
     }
 
@@ -183,7 +183,7 @@ impl Node {
     async fn sweep(
         self: &Arc<Self>,
         name: &Name,
-        token: Token,
+        token: HolderId,
         (limit, gap): (Duration, Duration),
         mut late: Option<StoreFuture<Acquired>>,
     ) {
@@ -218,7 +218,7 @@ impl Node {
     /// Renews what is here; what is not, though the others have it, is made again.
     pub(super) async fn renew(
         self: Arc<Self>,
-        (holds, batch, tokens): (Arc<Holds>, Vec<Renewal>, Vec<Token>),
+        (holds, batch, tokens): (Arc<Holds>, Vec<Renewal>, Vec<HolderId>),
         (sent, limit): (Instant, Duration),
         mut decision: Decision<Arc<[bool]>>,
         answers: Answers<Vec<Result<Option<Absence>>>>,

@@ -309,7 +309,7 @@ impl Store for Absent {
 #[cfg(feature = "testing")]
 mod tests {
     use super::*;
-    use crate::store::{MemoryStore, Mode, Token};
+    use crate::store::{HolderId, MemoryStore, Mode};
     use crate::testing::{Call, Fault, Faults, FaultyStore, Rule};
     use std::sync::Mutex;
     use uuid::Uuid;
@@ -470,7 +470,7 @@ mod tests {
         absent(node.force_release(&name).await.err().map(|error| error.fate()));
         absent(node.subscribe(&name).await.err().map(|error| error.fate()));
         absent(node.age().await.err().map(|error| error.fate()));
-        let (token, mode) = (Token::new(Uuid::new_v4(), 1), Mode::Exclusive);
+        let (token, mode) = (HolderId::new(Uuid::new_v4(), 1), Mode::Exclusive);
         let acquire = Acquire {
             name: name.clone(),
             token,

@@ -3,7 +3,7 @@
 use super::tally::{Tally, absence, say_renewed};
 use super::{Inner, node_limit};
 use crate::error::Result;
-use crate::store::{Absence, Renewal, Renewed, Token};
+use crate::store::{Absence, HolderId, Renewal, Renewed};
 use crate::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ impl Inner {
         timeout: Duration,
     ) -> Result<Renewed> {
         let limit = node_limit(timeout);
-        let tokens: Vec<Token> =
+        let tokens: Vec<HolderId> =
             batch.iter().map(|renewal| self.holds.token_of(renewal.token)).collect();
         let (decision, decided) = watch::channel(None);
         let sent = self.clock.now();

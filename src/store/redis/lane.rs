@@ -181,7 +181,7 @@ mod tests {
     use crate::store::redis::requests::Wire;
     use crate::store::redis::scripts::PLAIN;
     use crate::store::redis::wakeups::Hub;
-    use crate::store::{Mode, Name, Token};
+    use crate::store::{HolderId, Mode, Name};
     use std::task::{Context, Waker};
     use std::time::Duration;
     use uuid::Uuid;
@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn acquire() -> Acquire {
-        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 1));
+        let (name, token) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), 1));
         let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
         Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl }
     }

@@ -30,8 +30,8 @@ mod wakeups;
 pub(crate) use connect::Address;
 
 use super::{
-    Acquire, Acquired, Capabilities, Fencing, Holding, Mode, Name, Release, Released, Renewal,
-    Renewed, Store, StoreFuture, Token, Wakeups,
+    Acquire, Acquired, Capabilities, Fencing, HolderId, Holding, Mode, Name, Release, Released,
+    Renewal, Renewed, Store, StoreFuture, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -166,7 +166,7 @@ impl RedisStore {
     }
 
     async fn try_out_with(&self, name: Name) -> Result<()> {
-        let token = Token::new(uuid::Uuid::new_v4(), 0);
+        let token = HolderId::new(uuid::Uuid::new_v4(), 0);
         let (mode, count, timeout) = (Mode::Exclusive, 1, self.attempt);
         let ttl = Duration::from_secs(5);
         // The shortest memory: the fence's key is gone a millisecond later.

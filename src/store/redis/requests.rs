@@ -7,7 +7,9 @@ use super::wakeups::Hub;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
-use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal, Token};
+use crate::store::{
+    Absence, Acquire, Acquired, Fencing, HolderId, Name, Release, Released, Renewal,
+};
 use crate::trace;
 use std::time::Duration;
 use tracing::Level;
@@ -104,7 +106,7 @@ struct Steps {
 }
 
 enum Tokens {
-    One(Option<Token>),
+    One(Option<HolderId>),
     /// It pays to send only once what they begin with: an argument costs the client several times what its
     /// bytes cost.
     Many {
@@ -123,7 +125,7 @@ impl Steps {
     }
 
     /// One more item.
-    fn item(&mut self, letter: char, token: Token, call: &mut Call) {
+    fn item(&mut self, letter: char, token: HolderId, call: &mut Call) {
         match &mut self.tokens {
             Tokens::One(one) => *one = Some(token),
             Tokens::Many { rest, manager } => {
@@ -328,7 +330,7 @@ mod tests {
     }
 
     fn acquire(count: u32) -> Acquire {
-        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::from_u128(1), 1));
+        let (name, token) = (Name::new("n").unwrap(), HolderId::new(Uuid::from_u128(1), 1));
         let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
         Acquire { name, token, mode, count, ttl, fencing: None, timeout: ttl }
     }
@@ -339,7 +341,7 @@ mod tests {
     }
 
     fn of(manager: u128, number: u64) -> Acquire {
-        Acquire { token: Token::new(Uuid::from_u128(manager), number), ..acquire(1) }
+        Acquire { token: HolderId::new(Uuid::from_u128(manager), number), ..acquire(1) }
     }
 
     #[tokio::test]

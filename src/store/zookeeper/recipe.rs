@@ -20,7 +20,7 @@ use super::session::Session;
 use super::sessions::Sessions;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
-use crate::store::{Acquire, Acquired, Holding, Name, Release, Released, Token};
+use crate::store::{Acquire, Acquired, HolderId, Holding, Name, Release, Released};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -128,7 +128,7 @@ impl Recipe {
         Ok(there)
     }
 
-    async fn sweep(&self, session: &Session, name: &Name, token: Token) -> Result<bool> {
+    async fn sweep(&self, session: &Session, name: &Name, token: HolderId) -> Result<bool> {
         session.sweep(&self.names.lock(name), Who::Acquire(token)).await
     }
 

@@ -3,8 +3,8 @@
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, Holding, Mode, Name, Release, Released, Renewal, Renewed,
-    Store, Token,
+    Absence, Acquire, Acquired, Fencing, HolderId, Holding, Mode, Name, Release, Released, Renewal,
+    Renewed, Store,
 };
 use crate::testing::Harness;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) struct Party<'a> {
     pub(super) harness: &'a dyn Harness,
     pub(super) store: Arc<dyn Store>,
     pub(super) name: Name,
-    pub(super) token: Token,
+    pub(super) token: HolderId,
     pub(super) ttl: Duration,
     pub(super) fencing: Option<Fencing>,
 }
@@ -33,7 +33,7 @@ impl<'a> Party<'a> {
             harness,
             store: harness.store().await,
             name: name.clone(),
-            token: Token::new(Uuid::new_v4(), 1),
+            token: HolderId::new(Uuid::new_v4(), 1),
             ttl: LONG,
             fencing: Some(Fencing { block: BLOCK, retention: Some(LONG) }),
         }
@@ -50,7 +50,7 @@ impl<'a> Party<'a> {
 
     /// The same handle with the next token.
     pub(super) fn again(&mut self) -> &Self {
-        self.token = Token::new(Uuid::new_v4(), 1);
+        self.token = HolderId::new(Uuid::new_v4(), 1);
         self
     }
 

@@ -354,10 +354,9 @@ impl Builder {
             max_hold: self.max_hold,
             poll_bound: self.poll_bound.unwrap_or(DEFAULT_POLL_BOUND.min(timing.ttl / 3)),
             handoff_bound: self.handoff_bound,
-            fencing: self.fencing.then_some(Fencing {
-                block: self.handoff_bound + 1,
-                retention: self.retention(timing),
-            }),
+            fencing: self
+                .fencing
+                .then(|| Fencing::new(self.handoff_bound + 1, self.retention(timing))),
             #[cfg(feature = "testing")]
             seed: self.seed,
         }

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::hold::engine::Core;
 use crate::hold::reaper::in_time;
-use crate::store::{Name, Wakeups};
+use crate::store::{HolderId, Name, Wakeups};
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::time::Duration;
@@ -28,19 +28,24 @@ impl<'a> Hints<'a> {
     /// Waits for a hint, or for `pause`; returns whether there was a hint.
     ///
     /// A new subscription is a hint: what was released before that must be seen by one more attempt.
-    pub(crate) async fn wait(&mut self, core: &'a Core, name: &'a Name, pause: Duration) -> bool {
+    pub(crate) async fn wait(
+        &mut self,
+        core: &'a Core,
+        (name, holder): (&'a Name, HolderId),
+        pause: Duration,
+    ) -> bool {
         tokio::select! {
             biased;
-            () = self.hint(core, name) => true,
+            () = self.hint(core, name, Some(holder)) => true,
             () = sleep(pause) => false,
         }
     }
 
     /// Waits for a hint. Dropping the future loses none, and no subscription that is under way.
-    pub(crate) async fn hint(&mut self, core: &'a Core, name: &'a Name) {
+    pub(crate) async fn hint(&mut self, core: &'a Core, name: &'a Name, holder: Option<HolderId>) {
         if let Self::Unasked = self {
             let limit = core.timing.attempt;
-            *self = Self::Subscribing(Box::pin(in_time(limit, core.subscribe(name))));
+            *self = Self::Subscribing(Box::pin(in_time(limit, core.subscribe(name, holder))));
         }
         match self {
             Self::Subscribed(wakeups) => wakeups.recv().await,

@@ -11,7 +11,7 @@ use crate::hold::reaper::{Attempt, Nested};
 use crate::hold::state::{Entered, Entry};
 use crate::hold::{Grant, Hold};
 use crate::lease::Lease;
-use crate::store::{Acquire, Acquired, HolderId, Mode, Name};
+use crate::store::{Acquire, Acquired, HolderId, Name, Target};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -203,15 +203,10 @@ impl Seek<'_> {
 
     fn request(&self, token: HolderId, count: u32) -> Acquire {
         let core = self.core();
-        Acquire {
-            name: self.name.clone(),
-            token,
-            mode: Mode::Exclusive,
-            count,
-            ttl: core.timing.ttl,
-            fencing: core.settings.fencing.filter(|_| count == 1),
-            timeout: core.timing.attempt,
-        }
+        let target = Target::exclusive(self.name.clone());
+        Acquire::new(target, token, core.timing.ttl, core.timing.attempt)
+            .with_count(count)
+            .with_fencing(core.settings.fencing.filter(|_| count == 1))
     }
 
     /// A nested request, which must not outlive `C`.
@@ -333,7 +328,7 @@ impl Seek<'_> {
                     }
                     (unanswered, failures) = (None, 0);
                     core.queue.saw_another(self.name);
-                    self.rest(&turn, &mut hints, remaining).await;
+                    self.rest(&turn, &mut hints, attempt.token(), remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::invalid(
@@ -378,7 +373,13 @@ impl Seek<'_> {
 
     /// Waits for a hint, or until the holder's time to live has ended, or for the poll bound; meanwhile, it is seen that
     /// this is polled.
-    async fn rest<'a>(&'a self, turn: &Turn, hints: &mut Hints<'a>, remaining: Option<Duration>) {
+    async fn rest<'a>(
+        &'a self,
+        turn: &Turn,
+        hints: &mut Hints<'a>,
+        holder: HolderId,
+        remaining: Option<Duration>,
+    ) {
         let core = self.core();
         let bound = core.settings.poll_bound;
         let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
@@ -387,7 +388,7 @@ impl Seek<'_> {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
             turn.moves_by(now + step + core.timing.attempt);
-            if step.is_zero() || hints.wait(core, self.name, step).await {
+            if step.is_zero() || hints.wait(core, (self.name, holder), step).await {
                 return;
             }
         }

@@ -1,16 +1,23 @@
-//! Asks the store. A panic of it is a failure like others.
+//! Asks the store. A panic of it is a failure like others, and a mode that it does not have is refused here, before
+//! anything is sent.
 
 use super::engine::Core;
 use super::reaper::{asked, made};
 use crate::error::Result;
-use crate::store::{Acquire, Acquired, Holding, Name, Release, Released, StoreFuture, Wakeups};
+use crate::store::{
+    Acquire, Acquired, ForceRelease, HolderId, Holding, Inspect, Name, Release, Released,
+    StoreFuture, Target, Wait, Wakeups,
+};
 use crate::trace;
 use tracing::Level;
 
 impl Core {
     /// Asks the store for a name.
     pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        made(|| self.store.acquire(request))
+        match self.check(&request.target) {
+            Ok(()) => made(|| self.store.acquire(request)),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 
     /// Has the store release a name.
@@ -18,26 +25,44 @@ impl Core {
         made(|| self.store.release(request))
     }
 
+    /// Refuses a mode that the store does not have. A release or a renewal follows an acquire.
+    fn check(&self, target: &Target) -> Result<()> {
+        if self.can.supports(target.mode) { Ok(()) } else { Err(target.mode.unsupported()) }
+    }
+
     /// Asks the store who holds a name.
     pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        asked(|| self.store.inspect(name)).await
+        let target = Target::exclusive(name.clone());
+        self.check(&target)?;
+        let request = Inspect::new(target, self.timing.attempt);
+        asked(|| self.store.inspect(request)).await.map(|inspection| inspection.into_holder())
     }
 
     /// Has the store take a name away from whoever holds it.
     pub(crate) async fn force_release(&self, name: &Name) -> Result<bool> {
-        asked(|| self.store.force_release(name)).await
+        let target = Target::exclusive(name.clone());
+        self.check(&target)?;
+        let request = ForceRelease::new(target, self.timing.attempt);
+        asked(|| self.store.force_release(request)).await
     }
 
-    /// Asks the store for the wake-ups of a name.
-    pub(crate) async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        asked(|| self.store.subscribe(name)).await
+    /// Asks the store for the wake-ups of a name, for one who is about to ask for it or only listens.
+    pub(crate) async fn subscribe(
+        &self,
+        name: &Name,
+        holder: Option<HolderId>,
+    ) -> Result<Option<Wakeups>> {
+        let target = Target::exclusive(name.clone());
+        self.check(&target)?;
+        let request = Wait::new(target, holder, self.timing.attempt);
+        asked(|| self.store.subscribe(request)).await
     }
 
     /// Ends the store's connections.
     pub(super) async fn close_store(&self) {
         let closed = asked(|| {
             Box::pin(async {
-                self.store.close().await;
+                self.store.close(self.timing.attempt).await;
                 Ok(())
             })
         });

@@ -9,7 +9,7 @@ use super::worker::{self, Inbox};
 use super::{alarm::guarded, spare};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
-use crate::store::{Fencing, HolderId, Store};
+use crate::store::{Capabilities, Fencing, HolderId, Store};
 use crate::trace;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -46,6 +46,8 @@ impl Settings {
 
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
+    /// What the store can do; asked once.
+    pub(super) can: Capabilities,
     pub(crate) timing: Timing,
     pub(crate) settings: Settings,
     pub(crate) schedule: Schedule,
@@ -124,6 +126,7 @@ impl Core {
             queue: Arc::new(Queue::new(store.clock(), &timing)),
             clock: store.clock(),
             store,
+            can,
             timing,
             settings,
             schedule: Schedule::default(),

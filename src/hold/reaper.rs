@@ -10,7 +10,9 @@ use super::settle::settle_to_the_end;
 use super::state::{Entered, Op};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, HolderId, Name, Release, Released, StoreFuture};
+use crate::store::{
+    Absence, Acquire, Acquired, HolderId, Name, Release, Released, StoreFuture, Target,
+};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -198,12 +200,8 @@ impl Sweep {
         loop {
             let mut reconnected = std::pin::pin!(core.reconnected.notified());
             reconnected.as_mut().enable();
-            let request = Release {
-                name: self.name.clone(),
-                token: self.token,
-                count: 0,
-                timeout: core.timing.attempt,
-            };
+            let target = Target::exclusive(self.name.clone());
+            let request = Release::new(target, self.token, 0, core.timing.attempt);
             // A grant may still arrive after a release that was sent before `until`.
             let last = core.now() >= until;
             let mut request = core.release(request);

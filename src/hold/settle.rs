@@ -7,7 +7,7 @@ use super::reaper::{Job, caught, in_time};
 use super::state::{Next, Op};
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
-use crate::store::{Release, Released, StoreFuture};
+use crate::store::{Release, Released, StoreFuture, Target};
 use crate::trace;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,8 @@ impl Settlement<'_> {
             Op::Release => 0,
         };
         let (name, token) = (self.hold.name.clone(), self.hold.token);
-        let request = Release { name, token, count, timeout: self.core.timing.attempt };
+        let target = Target::exclusive(name);
+        let request = Release::new(target, token, count, self.core.timing.attempt);
         self.flight = Some((op, self.core.release(request)));
     }
 

@@ -9,12 +9,11 @@ use super::reaper::{Job, Work, caught, made};
 use super::watchdog::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Name, Renewal, Renewed};
+use crate::store::{Name, RenewBatch, Renewal, Renewed, Signal, Target};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 /// What waits to be done.
@@ -36,7 +35,7 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
                     send(core, &mut tasks, call);
                 }
             }
-            () = reconnected(reconnects.as_deref()) => {
+            () = reconnected(reconnects.as_ref()) => {
                 core.reconnected.notify_waiters();
                 core.verify.notify_one();
             }
@@ -48,9 +47,9 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
     end(core, &mut inbox.jobs, tasks).await;
 }
 
-async fn reconnected(reconnects: Option<&Notify>) {
+async fn reconnected(reconnects: Option<&Signal>) {
     match reconnects {
-        Some(reconnects) => reconnects.notified().await,
+        Some(reconnects) => reconnects.recv().await,
         None => std::future::pending().await,
     }
 }
@@ -99,12 +98,14 @@ async fn renew(core: &Arc<Core>, call: Call) {
         return;
     }
     let request = |renewing: &Renewing| {
-        let fence_retention = fence_retention(core, renewing, now);
         let Hold { name, token, .. } = &*renewing.hold;
-        Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
+        Renewal::new(Target::exclusive(name.clone()), *token)
+            .with_keep_fence(keeps_fence(core, renewing, now))
     };
-    let requests: Vec<Renewal> = batch.iter().map(request).collect();
-    let mut request = made(|| core.store.renew(requests, timeout));
+    let items = batch.iter().map(request).collect();
+    let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
+    let requests = RenewBatch::new(items, core.timing.ttl, timeout).with_fence_retention(retention);
+    let mut request = made(|| core.store.renew(requests));
     // A store that keeps its contract answers before.
     let answer = tokio::time::timeout(timeout * 2, caught(&mut request));
     let Ok(renewed) = answer.await else { return };
@@ -121,7 +122,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
     let next = core.timing.renewal(sent, moment.1);
     let mut group = core.schedule.group(next, batch.len());
     for (renewing, verdict) in batch.iter().zip(verdicts) {
-        let kept = fence_retention(core, renewing, now).is_some();
+        let kept = keeps_fence(core, renewing, now);
         let attempt = (renewing.attempt.number, sent, kept);
         renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
     }
@@ -134,10 +135,12 @@ fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
 }
 
 /// The store's memory of the last fencing token must not end during a long hold.
-fn fence_retention(core: &Core, renewing: &Renewing, now: Instant) -> Option<Duration> {
-    let retention = core.settings.fencing?.retention?;
+fn keeps_fence(core: &Core, renewing: &Renewing, now: Instant) -> bool {
+    let Some(retention) = core.settings.fencing.and_then(|fencing| fencing.retention) else {
+        return false;
+    };
     let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
-    (renewing.hold.fence.is_some() && old).then_some(retention)
+    renewing.hold.fence.is_some() && old
 }
 
 /// Nobody needs the engine any more: finish what was begun, within bounds, and disconnect.

@@ -77,7 +77,7 @@ impl Seek<'_> {
         let core = self.core();
         loop {
             let subscribed = hints.is_subscribed();
-            hints.hint(core, self.name).await;
+            hints.hint(core, self.name, None).await;
             // Neither the subscription nor a release of our own, which a new grant follows, is worth a renewal: a hold is
             // not handed on while one is under way.
             if let Some(hold) = core.queue.hold(self.name)

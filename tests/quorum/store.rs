@@ -2,15 +2,23 @@
 
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
 use leasehold::store::{
-    Absence, Acquire, Acquired, HolderId, Mode, Name, Quorum, Release, Released, Renewal, Store,
+    Absence, Acquire, Acquired, ForceRelease, HolderId, Inspect, Name, Quorum, Release, Released,
+    RenewBatch, Renewal, Store, Target, Wait,
 };
 use leasehold::testing::{Call, Fault, Rule};
 use leasehold::{Error, ErrorKind};
 use uuid::Uuid;
 
 fn acquire(name: &Name, token: HolderId, count: u32, timeout: Duration) -> Acquire {
-    let (name, mode, fencing) = (name.clone(), Mode::Exclusive, None);
-    Acquire { name, token, mode, count, ttl: T, fencing, timeout }
+    Acquire::new(target(name), token, T, timeout).with_count(count)
+}
+
+fn release(name: &Name, token: HolderId, count: u32) -> Release {
+    Release::new(target(name), token, count, T / 10)
+}
+
+fn target(name: &Name) -> Target {
+    Target::exclusive(name.clone())
 }
 
 fn unavailable() -> Error {
@@ -70,7 +78,8 @@ async fn a_nested_grant_that_nobody_awaits_leaves_the_outer_one() {
     drop(quorum.acquire(acquire(&name, token, 2, T / 10)));
     settle().await;
     assert_eq!(nodes.keys(), [1; 3]);
-    let holding = quorum.inspect(&name).await.expect("answers").expect("held");
+    let looked = quorum.inspect(Inspect::new(target(&name), T / 10)).await.expect("answers");
+    let holding = looked.into_holder().expect("held");
     assert_eq!(holding.hold_count, 2);
 }
 
@@ -109,17 +118,16 @@ async fn grant_of_a_second_attempt_is_nested_renewed_and_released() {
     let verdict = quorum.acquire(acquire(&name, token, 1, MOMENT * 5)).await;
     assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
     for store in &stores[..2] {
-        let (name, timeout) = (name.clone(), T);
-        store.release(Release { name, token: rival, count: 0, timeout }).await.expect("there");
+        store.release(release(&name, rival, 0)).await.expect("there");
     }
     for count in [1, 2] {
         let verdict = quorum.acquire(acquire(&name, token, count, T / 10)).await;
         assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{count}: {verdict:?}");
     }
-    let renewal = Renewal { name: name.clone(), token, ttl: T, fence_retention: None };
-    let renewed = quorum.renew(vec![renewal], T / 10).await.expect("verdicts");
+    let items = vec![Renewal::new(target(&name), token)];
+    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("verdicts");
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
-    let released = quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await;
+    let released = quorum.release(release(&name, token, 0)).await;
     assert!(matches!(released, Ok(Released::Done { .. })), "{released:?}");
     settle().await;
     assert!(nodes.free(), "{:?}", nodes.keys());
@@ -136,7 +144,7 @@ async fn a_release_that_a_node_missed_is_sent_again_soon() {
         faults[2].add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
         if granted {
             quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
-            let release = Release { name, token, count: 0, timeout: T / 10 };
+            let release = release(&name, token, 0);
             quorum.release(release).await.expect("a majority released");
         } else {
             faults[..2].iter().for_each(|node| node.add(down()));
@@ -214,7 +222,7 @@ async fn a_node_has_half_of_the_time_for_its_answer() {
         heal();
         slow(Call::Release);
         for count in [1, 0] {
-            let release = Release { name: name.clone(), token, count, timeout };
+            let release = release(&name, token, count);
             let verdict = quorum.release(release).await;
             assert_eq!(verdict.is_ok(), counts, "to {count}, {millis}: {verdict:?}");
         }
@@ -234,7 +242,7 @@ async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
     assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
     assert_eq!(took, Duration::ZERO);
     for count in [1, 0] {
-        let release = Release { name: name.clone(), token, count, timeout: T / 10 };
+        let release = release(&name, token, count);
         let (took, verdict) = timed(quorum.release(release)).await;
         assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
         assert_eq!(took, Duration::ZERO);
@@ -268,7 +276,7 @@ async fn a_release_needs_the_word_of_a_majority() {
         quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
         let rule = || Rule::new(Fault::Fail(unavailable())).on(Call::Release);
         faults[..down].iter().for_each(|node| node.add(rule()));
-        let release = Release { name, token, count: 0, timeout: T / 10 };
+        let release = release(&name, token, 0);
         let verdict = quorum.release(release).await;
         assert_eq!(verdict.is_err(), fails, "{down} down: {verdict:?}");
         if let Err(error) = verdict {
@@ -285,8 +293,8 @@ async fn a_release_is_done_where_a_majority_had_it() {
     let quorum = Quorum::new(stores).expect("enough nodes");
     let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
     quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
-    nodes.0[0].force_release(&name).await.expect("memory");
-    let verdict = quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await;
+    nodes.0[0].force_release(ForceRelease::new(target(&name), T / 10)).await.expect("memory");
+    let verdict = quorum.release(release(&name, token, 0)).await;
     assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
 }
 
@@ -304,7 +312,7 @@ async fn a_key_whose_grant_got_lost_stays_while_the_hold_lives() {
         faults[2].heal();
         sleep(T / 4).await;
         assert_eq!(nodes.keys(), [1; 3], "{fault:?}");
-        quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await.expect("held");
+        quorum.release(release(&name, token, 0)).await.expect("held");
         settle().await;
         assert!(nodes.free(), "{fault:?}: {:?}", nodes.keys());
     }
@@ -325,7 +333,7 @@ async fn nothing_is_released_when_it_has_expired() {
     assert!(before >= 3 * 18, "{before}");
     sleep(T * 2).await;
     assert_eq!(asked(), before);
-    let (took, ()) = timed(quorum.close()).await;
+    let (took, ()) = timed(quorum.close(T)).await;
     assert_eq!(took, Duration::ZERO, "nothing is under way");
 }
 
@@ -357,17 +365,17 @@ async fn a_quorum_is_as_old_as_its_majority() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    assert_eq!(quorum.age().await.expect("up"), None);
+    assert_eq!(quorum.age(T).await.expect("up"), None);
     nodes.0[0].restart();
-    assert_eq!(quorum.age().await.expect("up"), None);
+    assert_eq!(quorum.age(T).await.expect("up"), None);
     sleep(T).await;
     nodes.0[1].restart();
     sleep(T).await;
-    assert_eq!(quorum.age().await.expect("up"), Some(T * 2));
+    assert_eq!(quorum.age(T).await.expect("up"), Some(T * 2));
     faults[2].add(down());
-    assert_eq!(quorum.age().await.expect("two are up"), Some(T));
+    assert_eq!(quorum.age(T).await.expect("two are up"), Some(T));
     faults[1].add(down());
-    quorum.age().await.expect_err("one of three");
+    quorum.age(T).await.expect_err("one of three");
 }
 
 #[tokio::test(start_paused = true)]
@@ -378,10 +386,10 @@ async fn what_a_quorum_can_do_is_what_its_nodes_can() {
     let can = quorum.capabilities();
     assert!(!can.fencing && can.time_left && can.wakeups);
     assert_eq!(can.renewal_batch, node.renewal_batch);
-    let name = name("job");
-    assert!(quorum.subscribe(&name).await.expect("all are up").is_some());
+    let wait = || Wait::new(target(&name("job")), None, T);
+    assert!(quorum.subscribe(wait()).await.expect("all are up").is_some());
     faults.iter().for_each(|node| node.add(down().on(Call::Subscribe)));
-    let error = quorum.subscribe(&name).await.expect_err("nobody subscribed");
+    let error = quorum.subscribe(wait()).await.expect_err("nobody subscribed");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 

@@ -3,7 +3,7 @@
 use super::node::Node;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Acquired, HolderId, Name, Release, Released, StoreFuture};
+use crate::store::{Acquired, HolderId, Name, Release, Released, StoreFuture, Target};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -143,7 +143,7 @@ impl Place {
 
     /// Releases a token once. It stays a leftover if it may be there still, or come there yet.
     pub(super) async fn release(&mut self, token: HolderId, limit: Duration) -> Result<Released> {
-        let request = Release { name: self.name.clone(), token, count: 0, timeout: limit };
+        let request = Release::new(Target::exclusive(self.name.clone()), token, 0, limit);
         let call = self.node.store.release(request);
         let verdict = bounded(limit, call).await.0;
         let unanswered = self.find(token).map_or(0, |leftover| leftover.unanswered);
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::error::ErrorKind;
-    use crate::store::{Acquire, MemoryStore, Mode, Store};
+    use crate::store::{Acquire, Inspect, MemoryStore, Store};
     use tokio_util::sync::CancellationToken;
     use uuid::Uuid;
 
@@ -203,12 +203,11 @@ mod tests {
     }
 
     fn granted(clock: &Clock) -> Result<Acquired> {
-        Ok(Acquired::Granted { sent: clock.now(), fence: None, reached: false })
+        Ok(Acquired::granted(clock.now(), None))
     }
 
     async fn take(node: &Node, name: &Name, token: HolderId) {
-        let (name, mode) = (name.clone(), Mode::Exclusive);
-        let request = Acquire { name, token, mode, count: 1, ttl: T, fencing: None, timeout: T };
+        let request = Acquire::new(Target::exclusive(name.clone()), token, T, T);
         assert!(matches!(node.store.acquire(request).await, Ok(Acquired::Granted { .. })));
     }
 
@@ -241,7 +240,7 @@ mod tests {
         let (node, name) = node();
         let until = node.clock.now() + T;
         let mut place = node.place(&name).await;
-        let held = Ok(Acquired::Held { remaining: None });
+        let held = Ok(Acquired::held(None));
         for answer in [error(Fate::NotExecuted), held] {
             place.sending(token(1), until);
             place.answered(token(1), &answer);
@@ -320,7 +319,14 @@ mod tests {
         place.sending(token(2), now + T);
         place.sending(token(3), now);
         place.flush(T).await;
-        assert!(node.store.inspect(&name).await.unwrap().is_none());
+        assert!(
+            node.store
+                .inspect(Inspect::new(Target::exclusive(name), T))
+                .await
+                .unwrap()
+                .holders
+                .is_empty()
+        );
         assert!(place.find(token(1)).is_none() && place.find(token(3)).is_none());
         assert!(place.find(token(2)).is_some(), "it may still come");
     }

@@ -71,3 +71,41 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod tests {
+    use super::super::engine::Settings;
+    use super::super::timing::Timing;
+    use super::*;
+    use crate::error::{ErrorKind, Fate};
+    use crate::store::{MemoryStore, Mode};
+    use crate::testing::{Call, FaultyStore};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mode_that_the_store_does_not_have_is_refused_before_anything_is_sent() {
+        let (store, faults) = FaultyStore::new(MemoryStore::new());
+        let settings = Settings {
+            max_hold: None,
+            poll_bound: Duration::from_secs(1),
+            handoff_bound: 0,
+            fencing: None,
+            seed: None,
+        };
+        let core = Core::new(Arc::new(store), Timing::DEFAULT, settings, true);
+        for mode in [Mode::Read, Mode::Write, Mode::Permits { size: 2, take: 1 }] {
+            let target = Target::new(Name::new("n").unwrap(), mode);
+            let ttl = core.timing.ttl;
+            let request = Acquire::new(target, core.draw_token(), ttl, core.timing.attempt);
+            let error = core.acquire(request).await.unwrap_err();
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
+        }
+        assert_eq!(faults.calls(Call::Acquire), 0);
+        let target = Target::exclusive(Name::new("n").unwrap());
+        let request = Acquire::new(target, core.draw_token(), core.timing.ttl, core.timing.attempt);
+        core.acquire(request).await.unwrap();
+        assert_eq!(faults.calls(Call::Acquire), 1);
+    }
+}

@@ -60,6 +60,7 @@
 mod capabilities;
 mod memory;
 pub(crate) mod name;
+mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
 mod quorum;
@@ -77,12 +78,17 @@ pub(crate) mod zookeeper;
 pub use capabilities::Capabilities;
 pub use memory::MemoryStore;
 pub use name::{HolderId, Name};
+pub use options::ConnectOptions;
 pub(crate) use quorum::Opening;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
 pub use request::{Acquire, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal, Wait};
 pub use signal::{Signal, Wakeups};
 pub use target::{Mode, Target};
 pub use verdict::{Absence, Acquired, Holding, Inspection, Released, Renewed};
+#[cfg(feature = "zookeeper")]
+pub use zookeeper::ZooKeeperStore;
 
 use crate::clock::Clock;
 use crate::error::Result;

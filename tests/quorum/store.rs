@@ -222,7 +222,7 @@ async fn a_node_has_half_of_the_time_for_its_answer() {
         heal();
         slow(Call::Release);
         for count in [1, 0] {
-            let release = release(&name, token, count);
+            let release = Release::new(target(&name), token, count, timeout);
             let verdict = quorum.release(release).await;
             assert_eq!(verdict.is_ok(), counts, "to {count}, {millis}: {verdict:?}");
         }

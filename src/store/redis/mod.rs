@@ -29,10 +29,11 @@ mod wakeups;
 
 pub(crate) use connect::Address;
 
+use super::options::{Common, in_task};
 use super::{
-    Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture, Target, Wait,
-    Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, Fencing, ForceRelease, HolderId, Inspect,
+    Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
+    Target, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -60,7 +61,23 @@ use wakeups::Hub;
 /// So many microseconds pass between two grants of a name, with a release in between.
 const LONGEST_FENCE_BLOCK: u32 = 64;
 
-pub(crate) struct RedisStore {
+/// Keeps leases on a Redis server, or on those of a Sentinel or Cluster deployment.
+///
+/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. This is for those who wrap it in a store
+/// of their own, to count, to limit or to change what is asked of it.
+///
+/// ```no_run
+/// # async fn connected() -> leasehold::Result<()> {
+/// use leasehold::LeaseManager;
+/// use leasehold::store::RedisStore;
+///
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+/// let leases = LeaseManager::builder().store(store)?;
+/// # drop(leases);
+/// # Ok(())
+/// # }
+/// ```
+pub struct RedisStore {
     clock: Clock,
     keys: Keys,
     attempt: Duration,
@@ -79,8 +96,49 @@ pub(crate) struct RedisStore {
 }
 
 impl RedisStore {
+    /// Connects to the server or servers of a URL, on the current runtime, with the default settings.
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::connect_with(url, &ConnectOptions::new()).await
+    }
+
+    /// Connects to the server or servers of a URL, on the current runtime, and tries out what locks will need.
+    ///
+    /// The URLs are those of [`LeaseManager::connect`](crate::LeaseManager::connect) for Redis; a list of them is a
+    /// [`Quorum`](super::Quorum), and no `RedisStore`. The connections live and die with the runtime.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseManager::connect`](crate::LeaseManager::connect).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
+        let Common { prefix, ttl, attempt, remote } = options.common()?;
+        let address = Address::parse(url, &prefix, ttl, attempt)?.with(&remote)?;
+        in_task(Self::open(address, Clock::system())).await
+    }
+
     /// Connects on the current runtime and tries out what locks will need.
-    pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
+    pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
         let (attempt, keys) = (address.attempt, Keys::new(&address.prefix));
         let reconnects = Signal::new();
         let routing = CancellationToken::new();

@@ -25,9 +25,10 @@ mod user;
 
 pub(crate) use address::Address;
 
+use super::options::in_task;
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Name,
+    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -48,7 +49,27 @@ use tracing::Instrument;
 /// How many leases one renewal looks at.
 const BATCH_SIZE: usize = 1000;
 
-pub(crate) struct ZooKeeperStore {
+/// Keeps leases on a ZooKeeper server or ensemble.
+///
+/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. This is for those who wrap it in a store
+/// of their own. What is promised and what it costs is told [there](crate::store#zookeeper).
+///
+/// ```no_run
+/// # async fn connected() -> leasehold::Result<()> {
+/// use leasehold::LeaseManager;
+/// use leasehold::store::{ConnectOptions, ZooKeeperStore};
+/// use std::time::Duration;
+///
+/// // The session's timeout is a third longer: 8 s.
+/// let ttl = Duration::from_secs(6);
+/// let options = ConnectOptions::new().ttl(ttl);
+/// let store = ZooKeeperStore::connect_with("zookeeper://127.0.0.1:2181", &options).await?;
+/// let leases = LeaseManager::builder().ttl(ttl).store(store)?;
+/// # drop(leases);
+/// # Ok(())
+/// # }
+/// ```
+pub struct ZooKeeperStore {
     recipe: Arc<Recipe>,
     attempt: Duration,
     reconnects: Signal,
@@ -60,8 +81,53 @@ pub(crate) struct ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
+    /// Connects to the servers of a URL, on the current runtime, with the default settings.
+    ///
+    /// As [`connect_with`](Self::connect_with). The session's timeout is 40 s then.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::connect_with(url, &ConnectOptions::new()).await
+    }
+
+    /// Connects to the servers of a URL, on the current runtime.
+    ///
+    /// The URLs are those of [`LeaseManager::connect`](crate::LeaseManager::connect) for ZooKeeper. The session lives
+    /// and dies with the runtime. Its timeout is a third longer than the [time to live](ConnectOptions::ttl), which is
+    /// the longest that a lease of this store can have.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseManager::connect`](crate::LeaseManager::connect), and
+    /// [`Unsupported`](ErrorKind::Unsupported) for settings that only Redis has.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
+        let common = options.common()?;
+        common.remote.refuse()?;
+        let address = Address::parse(url, &common.prefix, common.ttl / 3 * 4)?;
+        // Its sessions do not live by tokio's clock.
+        in_task(Self::open(address, Clock::system())).await
+    }
+
     /// Connects on the current runtime.
-    pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
+    pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
         let (names, longest) = (address.names.clone(), address.lease_time());
         let attempt = (address.session / 8).max(Duration::from_millis(250));
         let reconnects = Signal::new();

@@ -1,7 +1,7 @@
 //! Who holds: grants, counts, releases, renewals.
 
 use super::party::*;
-use crate::store::{Absence, Acquired, Name};
+use crate::store::{Absence, Acquired, Name, RenewBatch};
 use crate::testing::Harness;
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -165,6 +165,33 @@ pub async fn a_batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn H
     for (i, verdict) in verdicts.into_iter().enumerate() {
         let expected = [None, Some(Absence::Taken), Some(Absence::Gone)][i % 3];
         assert_eq!(verdict.expect("a verdict on each"), expected, "number {i}");
+    }
+}
+
+/// However many there are, and whatever they had left before.
+pub async fn a_batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness) {
+    let name = unique("batch-ttl");
+    let mut party = Party::new(harness, &name).await;
+    let size = party.store.capabilities().renewal_batch.clamp(1, 20);
+    let name = |i: usize| Name::new(&format!("{name}:{i}")).expect("a good name");
+    let mut items = Vec::new();
+    for i in 0..size {
+        party.name = name(i);
+        party.ttl = if i % 2 == 0 { LONG } else { LONG * 10 };
+        granted(party.acquire(1).await);
+        items.push(party.renewal().with_keep_fence(i % 3 == 0));
+    }
+    for ttl in [LONG * 5, LONG / 2] {
+        party.ttl = ttl;
+        let since = party.now();
+        let batch = RenewBatch::new(items.clone(), ttl, PATIENCE).with_fence_retention(Some(LONG));
+        let renewed = party.store.renew(batch).await.expect("the store answers the batch");
+        assert!(renewed.verdicts.iter().all(|verdict| matches!(verdict, Ok(None))), "{renewed:?}");
+        for i in 0..size {
+            party.name = name(i);
+            let left = party.holding().await.expect("held").remaining;
+            assert!(party.fresh(left, since), "number {i}: {left:?} left of {ttl:?}");
+        }
     }
 }
 

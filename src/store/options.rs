@@ -7,7 +7,6 @@ use std::time::Duration;
 
 /// The default time to live of a manager.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
-const SHORTEST_TTL: Duration = Duration::from_millis(100);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Sets up a store that is connected without a manager, to be wrapped by a [`Store`](super::Store) of your own.
@@ -47,7 +46,7 @@ impl ConnectOptions {
         Self::default()
     }
 
-    /// Sets the longest time to live that will be asked for, that of the manager. At least 100 ms; default 30 s.
+    /// Sets the longest time to live that will be asked for, that of the manager; default 30 s.
     ///
     /// How long connections and reconnects may take follows from it. The session with ZooKeeper is a third longer.
     pub fn ttl(self, ttl: Duration) -> Self {
@@ -88,11 +87,10 @@ impl ConnectOptions {
 
     /// Checks the settings, and derives how long one attempt may take.
     pub(crate) fn common(&self) -> Result<Common> {
-        if self.ttl < SHORTEST_TTL {
-            return Err(Error::invalid(format!(
-                "a time to live of {:?} is too short; choose at least 100 ms",
-                self.ttl
-            )));
+        if self.ttl.is_zero() {
+            return Err(Error::invalid(
+                "a time to live of 0 is too short; give that of the manager",
+            ));
         }
         let attempt = (self.ttl / 6).max(Duration::from_secs(1));
         if let Some(Replicas { count, timeout }) = self.remote.replicas {
@@ -140,8 +138,8 @@ mod tests {
         let options = || ConnectOptions::new().ttl(Duration::from_secs(12));
         for (options, good) in [
             (options(), true),
-            (options().ttl(ms(100)), true),
-            (options().ttl(ms(99)), false),
+            (options().ttl(ms(1)), true),
+            (options().ttl(ms(0)), false),
             (options().replicas(1, ms(1)), true),
             (options().replicas(1, ms(1000)), true),
             (options().replicas(1, ms(1001)), false),

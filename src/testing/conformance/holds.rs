@@ -177,11 +177,11 @@ pub async fn a_batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harnes
     let mut items = Vec::new();
     for i in 0..size {
         party.name = name(i);
-        party.ttl = if i % 2 == 0 { LONG } else { LONG * 10 };
+        party.ttl = if i % 2 == 0 { LONG } else { LONG / 2 };
         granted(party.acquire(1).await);
         items.push(party.renewal().with_keep_fence(i % 3 == 0));
     }
-    for ttl in [LONG * 5, LONG / 2] {
+    for ttl in [LONG / 3, LONG] {
         party.ttl = ttl;
         let since = party.now();
         let batch = RenewBatch::new(items.clone(), ttl, PATIENCE).with_fence_retention(Some(LONG));

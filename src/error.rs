@@ -60,6 +60,7 @@ pub enum ErrorKind {
 
 /// Whether the store ran the operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Fate {
     /// It ran; its effect stands.
     Executed,

@@ -209,7 +209,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// it sleeps: that covers what became free meanwhile. A store that keeps a line of those who wait may give
     /// [`Wait::holder`] a place in it, which is left when the subscription is dropped.
     ///
-    /// `Ok(None)` where [`Capabilities::wakeups`] is false.
+    /// `Ok(None)` where [`Capabilities::wakeups`] is false, and for one who only listens where
+    /// [`Capabilities::announces`] is.
     ///
     /// # Errors
     ///

@@ -150,3 +150,15 @@ async fn verdicts_say_when_the_first_request_left() {
     assert_eq!(renewed.sent, before);
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_is_connected_by_a_list_of_urls_and_by_no_single_one() {
+    let quorum = Quorum::connect("memory:,memory:,memory:").await.expect("three nodes");
+    let request = Acquire::new(Target::exclusive(name("job")), HolderId::new(Uuid::nil(), 1), T, T);
+    let verdict = quorum.acquire(request).await;
+    assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+    for urls in ["memory:", "memory:,memory:"] {
+        let error = Quorum::connect(urls).await.expect_err("too few");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{urls}");
+    }
+}

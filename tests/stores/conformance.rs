@@ -132,7 +132,8 @@ struct Wrapped(Memory);
 #[async_trait::async_trait]
 impl Harness for Wrapped {
     async fn store(&self) -> Arc<dyn Store> {
-        Arc::new(FaultyStore::shared(self.0.store().await).0)
+        // A store that is shared is a store, as an `Arc`.
+        Arc::new(FaultyStore::new(self.0.store().await).0)
     }
 
     async fn lose(&self, name: &Name) {

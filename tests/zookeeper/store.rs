@@ -93,7 +93,7 @@ fn job() -> Target {
 }
 
 fn wait() -> Wait {
-    Wait::new(job(), None, LONG)
+    Wait::new(job(), Some(HolderId::new(Uuid::new_v4(), 2)), LONG)
 }
 
 async fn inspect(store: &dyn Store) -> Result<Option<Holding>> {
@@ -133,6 +133,17 @@ async fn clear(look: &Look, directory: &str) {
     for node in look.0.list_children(directory).await.expect("it is there") {
         look.0.delete(&format!("{directory}/{node}"), None).await.expect("deleted");
     }
+}
+
+#[tokio::test]
+async fn who_only_listens_gets_no_place_in_the_line() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let party = Party::at(&server.url()).await;
+    granted(party.acquire().await);
+    let wakeups = party.store.subscribe(Wait::new(job(), None, LONG)).await.expect("an answer");
+    assert!(wakeups.is_none());
+    assert_eq!(look.nodes("job").await.len(), 1);
 }
 
 #[tokio::test]

@@ -359,8 +359,8 @@ impl Store for Quorum {
         self.inner.closing.cancel();
         // What is under way is bounded; what is owed is tried once more.
         let mut tasks = self.inner.tasks.subscribe();
-        let _ = tokio::time::timeout(LOOK_LIMIT, tasks.wait_for(|tasks| *tasks == 0)).await;
-        let tally = self.inner.look(LOOK_LIMIT, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+        let _ = tokio::time::timeout(timeout, tasks.wait_for(|tasks| *tasks == 0)).await;
+        let tally = self.inner.look(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             Box::pin(async move {
                 store.close(timeout).await;
                 Ok(())

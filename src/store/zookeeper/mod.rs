@@ -234,9 +234,13 @@ impl Store for ZooKeeperStore {
         .await
     }
 
-    /// Begins to get into the line; a later acquire of this store takes the place over.
+    /// Begins to get into the line; a later acquire of this store takes the place over. Who only listens would stand
+    /// in the way of those who wait, so it is told nothing.
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         request.target.require_exclusive()?;
+        if request.holder.is_none() {
+            return Ok(None);
+        }
         let name = request.target.name;
         self.recipe.sessions.current()?;
         let Some(busy) = self.busy().clone() else { return Err(no_session()) };

@@ -292,7 +292,7 @@ impl Builder {
         let remote = target.dedicated_thread();
         let engine = if self.dedicated_thread.unwrap_or(remote) {
             Engine::on_own_threads(async move || {
-                let store = open(target, Clock::system(), needed).await?;
+                let store = open(target, Clock::system(), needed, timing.attempt).await?;
                 Ok(Core::new(store, timing, settings, false))
             })
             .await?
@@ -300,7 +300,7 @@ impl Builder {
             // A server's time goes on during a suspend; what is in memory may follow a paused clock.
             let clock = if remote { Clock::system() } else { Clock::tokio() };
             // In a task of its own, so that a caller who gives up leaves no half of it behind.
-            let connecting = tokio::spawn(open(target, clock, needed));
+            let connecting = tokio::spawn(open(target, clock, needed, timing.attempt));
             let store = connecting.await.map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "the connection task was cancelled")
                     .with_source(error)
@@ -402,10 +402,9 @@ impl Builder {
             max_hold: self.max_hold,
             poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
             handoff_bound: self.max_local_handoffs,
-            fencing: self.fencing.then_some(Fencing {
-                block: self.max_local_handoffs + 1,
-                retention: self.retention(timing),
-            }),
+            fencing: self
+                .fencing
+                .then(|| Fencing::new(self.max_local_handoffs + 1, self.retention(timing))),
             #[cfg(feature = "testing")]
             seed: self.seed,
         }
@@ -417,11 +416,12 @@ async fn open(
     target: Target,
     clock: Clock,
     needed: Option<&'static str>,
+    timeout: Duration,
 ) -> Result<Arc<dyn Store>> {
     let store = target.open(clock).await?;
     let checked = check_fencing(&*store, needed);
     if checked.is_err() {
-        store.close().await;
+        store.close(timeout).await;
     }
     checked.map(|()| store)
 }

@@ -68,6 +68,7 @@ pub enum ErrorKind {
 
 /// Whether the store executed an operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Fate {
     /// The store executed it; its effect stands.
     Executed,

@@ -2,7 +2,7 @@
 
 use crate::engine::{Claim, Core, Engine, Hold, Phase};
 use crate::error::{Error, Loss, Result};
-use crate::store::Token;
+use crate::store::HolderId;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -104,7 +104,7 @@ impl Lease {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn holder_id(&self) -> Token {
+    pub fn holder_id(&self) -> HolderId {
         self.hold.token
     }
 

@@ -83,10 +83,10 @@ pub trait Harness: Send + Sync {
     }
 }
 
-/// A handle on the Redis server at `url`, without a lease manager around it.
+/// Connects to the Redis server at `url`, without a lease manager around it.
 ///
-/// `ttl` is the time to live that will be asked for; the connection's own limits follow from
-/// it. It lives on the current runtime.
+/// As [`RedisStore::connect_with`](crate::store::RedisStore::connect_with), with the time to live that will be asked
+/// for.
 ///
 /// # Errors
 ///
@@ -97,18 +97,14 @@ pub trait Harness: Send + Sync {
 /// Outside a tokio runtime.
 #[cfg(feature = "redis")]
 pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
-    use crate::clock::Clock;
-    use crate::store::redis::{Address, RedisStore};
-
-    let attempt = (ttl / 6).max(Duration::from_secs(1));
-    let address = Address::parse(url, "", ttl, attempt)?;
-    Ok(Arc::new(RedisStore::connect(address, Clock::system()).await?))
+    let options = crate::store::ConnectOptions::new().ttl(ttl);
+    Ok(Arc::new(crate::store::RedisStore::connect_with(url, &options).await?))
 }
 
-/// A handle on the ZooKeeper servers at `url`, without a lease manager around it.
+/// Connects to the ZooKeeper servers at `url`, without a lease manager around it.
 ///
-/// `ttl` is the longest time to live that will be asked for; the session's time-out is a third longer. It
-/// lives on the current runtime.
+/// As [`ZooKeeperStore::connect_with`](crate::store::ZooKeeperStore::connect_with), with the longest time to live that
+/// will be asked for.
 ///
 /// # Errors
 ///
@@ -119,9 +115,6 @@ pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Stor
 /// Outside a tokio runtime.
 #[cfg(feature = "zookeeper")]
 pub async fn zookeeper_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
-    use crate::clock::Clock;
-    use crate::store::zookeeper::{Address, ZooKeeperStore};
-
-    let address = Address::parse(url, "", ttl / 3 * 4)?;
-    Ok(Arc::new(ZooKeeperStore::connect(address, Clock::system()).await?))
+    let options = crate::store::ConnectOptions::new().ttl(ttl);
+    Ok(Arc::new(crate::store::ZooKeeperStore::connect_with(url, &options).await?))
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 use kit::trace::{Spanned, Trace, Traced};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, MemoryStore, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, MemoryStore, Name, Release,
+    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
-use leasehold::{Error, ErrorKind, Holding, Lease, LeaseManager, Loss, Result};
+use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss, Result};
 use tokio::time::{Instant, sleep};
 use tracing::Level;
 
@@ -60,6 +60,10 @@ impl Store for Shaky {
         self.store.capabilities()
     }
 
+    fn shard(&self, name: &Name) -> usize {
+        self.store.shard(name)
+    }
+
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.store.acquire(request)
     }
@@ -68,28 +72,40 @@ impl Store for Shaky {
         self.store.release(request)
     }
 
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         if self.fails.load(Ordering::Relaxed) {
             let error = Error::new(ErrorKind::Unavailable, "shaky");
             return Box::pin(std::future::ready(Err(error)));
         }
-        self.store.renew(batch, timeout)
+        self.store.renew(batch)
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        self.store.inspect(name).await
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.store.inspect(request).await
     }
 
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        self.store.force_release(name).await
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.store.force_release(request).await
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.store.subscribe(name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        self.store.subscribe(request).await
     }
 
-    async fn close(&self) {
-        self.store.close().await;
+    fn reconnects(&self) -> Option<Signal> {
+        self.store.reconnects()
+    }
+
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        self.store.age(timeout).await
+    }
+
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        self.store.server_id(timeout).await
+    }
+
+    async fn close(&self, timeout: Duration) {
+        self.store.close(timeout).await;
     }
 }
 

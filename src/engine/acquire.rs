@@ -11,7 +11,7 @@ use super::state::{NestedVerdict, Reentry};
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::{Acquire, Acquired, Mode, Name, Token};
+use crate::store::{Acquire, Acquired, HolderId, Mode, Name, Target};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -212,17 +212,15 @@ impl<'core> AcquireLoop<'_, 'core> {
         if self.once { timing.attempt * 2 } else { timing.ttl }
     }
 
-    fn request(&self, token: Token, count: u32) -> Acquire {
+    pub(super) fn target(&self) -> Target {
+        Target::new(self.name.clone(), self.mode)
+    }
+
+    fn request(&self, token: HolderId, count: u32) -> Acquire {
         let core = self.core;
-        Acquire {
-            name: self.name.clone(),
-            token,
-            mode: self.mode,
-            count,
-            ttl: core.timing.ttl,
-            fencing: core.settings.fencing.filter(|_| count == 1),
-            timeout: core.timing.attempt,
-        }
+        Acquire::new(self.target(), token, core.timing.ttl, core.timing.attempt)
+            .with_count(count)
+            .with_fencing(core.settings.fencing.filter(|_| count == 1))
     }
 
     /// Returns a nested request, which must not outlive `C`.
@@ -285,7 +283,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// asks only once, or if the turn was reclaimed because its steps took too long.
     async fn ask_store(&self, turn: Turn) -> Result<Option<Grant>> {
         let core = self.core;
-        let mut attempt = Attempt::new(core, self.name.clone(), core.draw_token());
+        let mut attempt = Attempt::new(core, self.target(), core.draw_token());
         let mut hints = Hints::NotSubscribed;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
@@ -317,7 +315,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     if kept == Kept::Forced {
                         tracing::debug!("granted too late; released");
                         attempt.undo(sent);
-                        attempt = Attempt::new(core, self.name.clone(), core.draw_token());
+                        attempt = Attempt::new(core, self.target(), core.draw_token());
                         continue;
                     }
                     if kept == Kept::Excluded {
@@ -326,9 +324,8 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                     let token = attempt.token();
                     let unsure_until = attempt.accept_grant();
-                    let name = self.name.clone();
                     return Ok(Some(Grant {
-                        name,
+                        target: self.target(),
                         token,
                         fence,
                         reached,
@@ -345,7 +342,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                     (unanswered, failures) = (None, 0);
                     core.queue.saw_another(self.name);
-                    self.wait_to_retry(&turn, &mut hints, remaining).await;
+                    self.wait_to_retry(&turn, &mut hints, attempt.token(), remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::protocol(
@@ -395,6 +392,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         &'a self,
         turn: &Turn,
         hints: &mut Hints<'a>,
+        holder: HolderId,
         remaining: Option<Duration>,
     ) {
         let core = self.core;
@@ -405,7 +403,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
             turn.set_due(now + step + core.timing.attempt);
-            if step.is_zero() || hints.wait(core, self.name, step).await {
+            if step.is_zero() || hints.wait(core, self.target(), holder, step).await {
                 return;
             }
         }

@@ -1,8 +1,12 @@
-//! Calls the store. A panic of the store is a failure like others, and every request is bounded.
+//! Calls the store. A panic of the store is a failure like others, and every request is bounded. A mode that the store
+//! does not support is refused here, before anything is sent.
 
 use super::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Acquire, Acquired, Holding, Name, Release, Released, StoreFuture, Wakeups};
+use crate::store::{
+    Acquire, Acquired, ForceRelease, HolderId, Holding, Inspect, Mode, Name, Release, Released,
+    StoreFuture, Target, Wait, Wakeups,
+};
 use crate::trace;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +18,10 @@ use tracing::Level;
 impl Core {
     /// Asks the store for a name.
     pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        caught_call(|| self.store.acquire(request))
+        match self.check(request.target.mode) {
+            Ok(()) => caught_call(|| self.store.acquire(request)),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 
     /// Has the store release a name.
@@ -22,26 +29,44 @@ impl Core {
         caught_call(|| self.store.release(request))
     }
 
+    /// Refuses a mode that the store does not support. A release or a renewal follows an acquire.
+    fn check(&self, mode: Mode) -> Result<()> {
+        if self.can.supports(mode) { Ok(()) } else { Err(mode.unsupported()) }
+    }
+
     /// Asks the store for the holder of a name.
     pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        asked(|| self.store.inspect(name)).await
+        let target = Target::exclusive(name.clone());
+        self.check(target.mode)?;
+        let request = Inspect::new(target, self.timing.attempt);
+        asked(|| self.store.inspect(request)).await.map(|inspection| inspection.into_holder())
     }
 
     /// Has the store release a name by force.
     pub(crate) async fn force_release(&self, name: &Name) -> Result<bool> {
-        asked(|| self.store.force_release(name)).await
+        let target = Target::exclusive(name.clone());
+        self.check(target.mode)?;
+        let request = ForceRelease::new(target, self.timing.attempt);
+        asked(|| self.store.force_release(request)).await
     }
 
-    /// Asks the store for the wake-ups of a name.
-    pub(crate) async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        asked(|| self.store.subscribe(name)).await
+    /// Asks the store for the wake-ups of a target, for a holder that is about to ask for it, or for one that only
+    /// listens.
+    pub(crate) async fn subscribe(
+        &self,
+        target: Target,
+        holder: Option<HolderId>,
+    ) -> Result<Option<Wakeups>> {
+        self.check(target.mode)?;
+        let request = Wait::new(target, holder, self.timing.attempt);
+        asked(|| self.store.subscribe(request)).await
     }
 
     /// Ends the store's connections.
     pub(super) async fn close_store(&self) {
         let closed = asked(|| {
             Box::pin(async {
-                self.store.close().await;
+                self.store.close(self.timing.attempt).await;
                 Ok(())
             })
         });
@@ -95,4 +120,42 @@ async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Re
 
 fn panicked() -> Error {
     Error::new(ErrorKind::Unavailable, "the store panicked")
+}
+
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod tests {
+    use super::super::core::Settings;
+    use super::super::timing::Timing;
+    use super::*;
+    use crate::error::{ErrorKind, Fate};
+    use crate::store::{MemoryStore, Mode};
+    use crate::testing::{Call, FaultyStore};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn mode_a_store_does_not_support_is_refused_before_a_request() {
+        let (store, faults) = FaultyStore::new(MemoryStore::new());
+        let settings = Settings {
+            max_hold: None,
+            poll_bound: Duration::from_secs(1),
+            handoff_bound: 0,
+            fencing: None,
+            seed: None,
+        };
+        let core = Core::new(Arc::new(store), Timing::DEFAULT, settings, true);
+        for mode in [Mode::Read, Mode::Write, Mode::Permits { size: 2, take: 1 }] {
+            let target = Target::new(Name::new("n").unwrap(), mode);
+            let ttl = core.timing.ttl;
+            let request = Acquire::new(target, core.draw_token(), ttl, core.timing.attempt);
+            let error = core.acquire(request).await.unwrap_err();
+            assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
+        }
+        assert_eq!(faults.calls(Call::Acquire), 0);
+        let target = Target::exclusive(Name::new("n").unwrap());
+        let request = Acquire::new(target, core.draw_token(), core.timing.ttl, core.timing.attempt);
+        core.acquire(request).await.unwrap();
+        assert_eq!(faults.calls(Call::Acquire), 1);
+    }
 }

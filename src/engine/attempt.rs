@@ -11,7 +11,7 @@ use super::job::{Job, Sweep};
 use super::state::NestedVerdict;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, Name, StoreFuture, Token};
+use crate::store::{Absence, Acquire, Acquired, HolderId, StoreFuture, Target};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>, name: Name, token: Token) -> Self {
-        Self { core, sweep: Sweep::new(name, token), flight: None }
+    pub(crate) fn new(core: &'a Arc<Core>, target: Target, token: HolderId) -> Self {
+        Self { core, sweep: Sweep::new(target, token), flight: None }
     }
 
     /// Takes over a request that another future has sent.
@@ -54,7 +54,7 @@ impl<'a> Attempt<'a> {
         verdict
     }
 
-    pub(crate) fn token(&self) -> Token {
+    pub(crate) fn token(&self) -> HolderId {
         self.sweep.token
     }
 

@@ -6,7 +6,7 @@ use super::schedule::{Call, Schedule};
 use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Fencing, Store, Token};
+use crate::store::{Capabilities, Fencing, HolderId, Store};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -39,6 +39,8 @@ impl Settings {
 /// The data that all leases of a manager share.
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
+    /// The abilities of the store, which is asked once.
+    pub(super) can: Capabilities,
     pub(crate) timing: Timing,
     pub(crate) settings: Settings,
     pub(crate) schedule: Schedule,
@@ -128,6 +130,7 @@ impl Core {
             queue: Arc::new(Queue::new(store.clock(), &timing)),
             clock: store.clock(),
             store,
+            can,
             timing,
             settings,
             schedule: Schedule::default(),
@@ -166,8 +169,8 @@ impl Core {
     }
 
     /// Returns a token that was never used before.
-    pub(crate) fn draw_token(&self) -> Token {
-        Token::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
+    pub(crate) fn draw_token(&self) -> HolderId {
+        HolderId::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Returns a number in [0, 1) that keeps processes apart: splitmix64 over a counter.

@@ -73,7 +73,7 @@ impl Hold {
                 inner.state.hand_off(max_hold.map(|max| now + max), now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
-            let hold = Self::new(self.name.clone(), self.token, fence, state, seat);
+            let hold = Self::new(self.target(), self.token, fence, state, seat);
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         })?;

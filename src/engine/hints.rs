@@ -3,7 +3,7 @@
 use super::ask::in_time;
 use super::core::Core;
 use crate::error::Result;
-use crate::store::{Name, Wakeups};
+use crate::store::{HolderId, Target, Wakeups};
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::time::Duration;
@@ -29,19 +29,26 @@ impl<'a> Hints<'a> {
     ///
     /// A new subscription counts as a hint: only one more attempt sees a release that came before
     /// it.
-    pub(crate) async fn wait(&mut self, core: &'a Core, name: &'a Name, pause: Duration) -> bool {
+    pub(crate) async fn wait(
+        &mut self,
+        core: &'a Core,
+        target: Target,
+        holder: HolderId,
+        pause: Duration,
+    ) -> bool {
         tokio::select! {
             biased;
-            () = self.hint(core, name) => true,
+            () = self.hint(core, target, Some(holder)) => true,
             () = sleep(pause) => false,
         }
     }
 
     /// Waits for a hint. Dropping the future loses no hint and no subscription in progress.
-    pub(crate) async fn hint(&mut self, core: &'a Core, name: &'a Name) {
+    pub(crate) async fn hint(&mut self, core: &'a Core, target: Target, holder: Option<HolderId>) {
         if let Self::NotSubscribed = self {
             let limit = core.timing.attempt;
-            *self = Self::Subscribing(Box::pin(in_time(limit, core.subscribe(name))));
+            let subscribe = core.subscribe(target.clone(), holder);
+            *self = Self::Subscribing(Box::pin(in_time(limit, subscribe)));
         }
         match self {
             Self::Subscribed(wakeups) => wakeups.recv().await,
@@ -53,7 +60,7 @@ impl<'a> Hints<'a> {
                     pending().await
                 }
                 Err(error) => {
-                    tracing::warn!(name = name.as_str(), %error, "no wake-ups; polling instead");
+                    tracing::warn!(name = target.name.as_str(), %error, "no wake-ups; polling instead");
                     *self = Self::Clock;
                     pending().await
                 }

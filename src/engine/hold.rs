@@ -4,7 +4,7 @@ use super::seat::Seat;
 use super::state::{Next, Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
-use crate::store::{Name, Token};
+use crate::store::{HolderId, Mode, Name, Target};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
@@ -22,7 +22,8 @@ pub(crate) struct HoldNo(u64);
 /// One possession of a name, shared by its leases and the engine.
 pub(crate) struct Hold {
     pub(crate) name: Name,
-    pub(crate) token: Token,
+    pub(crate) mode: Mode,
+    pub(crate) token: HolderId,
     /// The process's own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
     pub(super) number: HoldNo,
@@ -46,14 +47,15 @@ pub(super) struct Inner {
 impl Hold {
     /// Creates a hold that is neither in the queue nor in the schedule yet.
     pub(super) fn new(
-        name: Name,
-        token: Token,
+        Target { name, mode }: Target,
+        token: HolderId,
         fence: Option<u64>,
         state: State,
         seat: Option<Seat>,
     ) -> Arc<Self> {
         Arc::new(Self {
             name,
+            mode,
             token,
             fence,
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
@@ -61,6 +63,11 @@ impl Hold {
             changed: Notify::new(),
             inner: Mutex::new(Inner { scheduled: None, watched: false, state, seat }),
         })
+    }
+
+    /// Returns the target of requests for this hold.
+    pub(super) fn target(&self) -> Target {
+        Target::new(self.name.clone(), self.mode)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -3,7 +3,7 @@
 use super::hold::Hold;
 use super::state::Op;
 use crate::clock::Instant;
-use crate::store::{Acquired, Name, Released, StoreFuture, Token};
+use crate::store::{Acquired, HolderId, Released, StoreFuture, Target};
 use std::sync::Arc;
 
 /// A job for the engine.
@@ -23,8 +23,8 @@ pub(crate) enum Job {
 /// The possible grants of one token that no hold stands for.
 #[derive(Clone, Debug)]
 pub(crate) struct Sweep {
-    pub(super) name: Name,
-    pub(super) token: Token,
+    pub(super) target: Target,
+    pub(super) token: HolderId,
     /// The number of requests that may have been granted, or may still be.
     pub(super) unknown: u32,
     /// The time before which no release is sent.
@@ -34,14 +34,14 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    pub(crate) fn new(name: Name, token: Token) -> Self {
-        Self { name, token, unknown: 0, from: None, until: None }
+    pub(crate) fn new(target: Target, token: HolderId) -> Self {
+        Self { target, token, unknown: 0, from: None, until: None }
     }
 
     /// Returns a sweep for a hold that is over and whose grant was requested more than once.
-    pub(crate) fn late(name: Name, token: Token, from: Instant, until: Instant) -> Self {
+    pub(crate) fn late(target: Target, token: HolderId, from: Instant, until: Instant) -> Self {
         // One release cannot know which of several requests it undid.
-        Self { name, token, unknown: 2, from: Some(from), until: Some(until) }
+        Self { target, token, unknown: 2, from: Some(from), until: Some(until) }
     }
 
     /// Adds a request that may have been granted and may keep the name until `until`.

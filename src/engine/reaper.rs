@@ -104,12 +104,8 @@ impl Sweep {
         loop {
             let mut reconnected = std::pin::pin!(core.reconnected.notified());
             reconnected.as_mut().enable();
-            let request = Release {
-                name: self.name.clone(),
-                token: self.token,
-                count: 0,
-                timeout: core.timing.attempt,
-            };
+            let target = self.target.clone();
+            let request = Release::new(target, self.token, 0, core.timing.attempt);
             // A grant may still arrive after a release that was sent before `until`.
             let last = core.now() >= until;
             let mut request = core.release(request);

@@ -40,8 +40,8 @@ impl Flush<'_> {
             Op::Record(count) => count,
             Op::Release => 0,
         };
-        let (name, token) = (self.hold.name.clone(), self.hold.token);
-        let request = Release { name, token, count, timeout: self.core.timing.attempt };
+        let Flush { core, hold, .. } = self;
+        let request = Release::new(hold.target(), hold.token, count, core.timing.attempt);
         self.flight = Some((op, self.core.release(request)));
     }
 

@@ -247,7 +247,7 @@ impl Schedule {
 mod tests {
     use super::super::state::State;
     use super::*;
-    use crate::store::{Name, Token};
+    use crate::store::{HolderId, Name, Target};
     use std::time::Duration;
     use uuid::Uuid;
 
@@ -257,8 +257,8 @@ mod tests {
 
     fn hold(number: u64) -> Arc<Hold> {
         let state = State::granted(at(0), at(1), None, None);
-        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), number));
-        Hold::new(name, token, None, state, None)
+        let (name, token) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), number));
+        Hold::new(Target::exclusive(name), token, None, state, None)
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {

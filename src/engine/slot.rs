@@ -128,7 +128,11 @@ impl Members {
     /// waiter asks next; between processes the store decides.
     pub(super) fn may_ask(&self, mode: Mode) -> bool {
         match mode {
-            Mode::Exclusive => self.all().is_empty(),
+            Mode::Exclusive | Mode::Write => self.all().is_empty(),
+            Mode::Read => self.all().iter().all(|member| member.mode == Mode::Read),
+            Mode::Permits { .. } => self.all().iter().all(|member| {
+                matches!(member.mode, Mode::Permits { .. }) && member.hold().is_some()
+            }),
         }
     }
 }
@@ -136,14 +140,16 @@ impl Members {
 /// Returns whether two holds of these modes can exist at once.
 pub(super) fn can_share(one: Mode, other: Mode) -> bool {
     match (one, other) {
-        (Mode::Exclusive, Mode::Exclusive) => false,
+        (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }) => true,
+        (Mode::Exclusive | Mode::Read | Mode::Write | Mode::Permits { .. }, _) => false,
     }
 }
 
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
 fn can_hand_off(mode: Mode) -> bool {
     match mode {
-        Mode::Exclusive => true,
+        Mode::Exclusive | Mode::Write => true,
+        Mode::Read | Mode::Permits { .. } => false,
     }
 }
 

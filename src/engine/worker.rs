@@ -5,18 +5,16 @@
 
 use super::ask::{caught, caught_call};
 use super::core::{Core, Inbox};
-use super::hold::Hold;
 use super::job::Job;
 use super::reaper::Work;
 use super::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Name, Renewal, Renewed};
+use crate::store::{Name, RenewBatch, Renewal, Renewed, Signal};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 /// Runs the worker until the engine is no longer needed, and ends the engine.
@@ -32,7 +30,7 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
                     send(core, &mut tasks, call);
                 }
             }
-            () = reconnected(reconnects.as_deref()) => {
+            () = reconnected(reconnects.as_ref()) => {
                 core.reconnected.notify_waiters();
                 core.verify.notify_one();
             }
@@ -44,9 +42,9 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
     end(core, &mut inbox.jobs, tasks).await;
 }
 
-async fn reconnected(reconnects: Option<&Notify>) {
+async fn reconnected(reconnects: Option<&Signal>) {
     match reconnects {
-        Some(reconnects) => reconnects.notified().await,
+        Some(reconnects) => reconnects.recv().await,
         None => std::future::pending().await,
     }
 }
@@ -98,12 +96,13 @@ async fn renew(core: &Arc<Core>, call: Call) {
         return;
     }
     let request = |renewing: &Renewing| {
-        let fence_retention = fence_retention(core, renewing, now);
-        let Hold { name, token, .. } = &*renewing.hold;
-        Renewal { name: name.clone(), token: *token, ttl: core.timing.ttl, fence_retention }
+        Renewal::new(renewing.hold.target(), renewing.hold.token)
+            .with_keep_fence(keeps_fence(core, renewing, now))
     };
-    let requests: Vec<Renewal> = batch.iter().map(request).collect();
-    let mut request = caught_call(|| core.store.renew(requests, timeout));
+    let items = batch.iter().map(request).collect();
+    let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
+    let requests = RenewBatch::new(items, core.timing.ttl, timeout).with_fence_retention(retention);
+    let mut request = caught_call(|| core.store.renew(requests));
     // A store that keeps its contract answers earlier.
     let answer = tokio::time::timeout(timeout * 2, caught(&mut request));
     let Ok(renewed) = answer.await else { return };
@@ -120,7 +119,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
     let next = core.timing.renewal(sent, moment.1);
     let mut group = core.schedule.group(next, batch.len());
     for (renewing, verdict) in batch.iter().zip(verdicts) {
-        let kept = fence_retention(core, renewing, now).is_some();
+        let kept = keeps_fence(core, renewing, now);
         let attempt = (renewing.attempt.number, sent, kept);
         renewing.hold.renewed(core, moment, attempt, verdict, &mut group);
     }
@@ -132,12 +131,14 @@ fn repeat<T>(error: Error, times: usize) -> Vec<Result<T>> {
     (0..times).map(|_| Err(error.clone())).collect()
 }
 
-/// Returns the retention of the fencing token if it is time to extend it: the store's memory must
+/// Returns whether it is time to extend the retention of the fencing token: the store's memory must
 /// not end during a long hold.
-fn fence_retention(core: &Core, renewing: &Renewing, now: Instant) -> Option<Duration> {
-    let retention = core.settings.fencing?.retention?;
+fn keeps_fence(core: &Core, renewing: &Renewing, now: Instant) -> bool {
+    let Some(retention) = core.settings.fencing.and_then(|fencing| fencing.retention) else {
+        return false;
+    };
     let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
-    (renewing.hold.fence.is_some() && old).then_some(retention)
+    renewing.hold.fence.is_some() && old
 }
 
 /// Ends the engine: finishes its jobs within bounds, and disconnects.

@@ -1,8 +1,9 @@
 //! The embedded store: leases of one process, in a map.
 
 use super::{
-    Absence, Acquire, Acquired, Capabilities, Fencing, Holding, Name, Release, Released, Renewal,
-    Renewed, Store, StoreFuture, Token, Wakeups,
+    Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, Holding, Inspect,
+    Inspection, Name, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Target,
+    Wait, Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -10,7 +11,6 @@ use async_trait::async_trait;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::Notify;
 
 /// Keeps leases in the memory of this process.
 ///
@@ -47,8 +47,8 @@ struct State {
     fences: HashMap<Name, u64>,
     /// The last one that was forgotten before its time.
     forgotten: u64,
-    waiters: HashMap<Name, Vec<Arc<Notify>>>,
-    to_wake: Vec<Arc<Notify>>,
+    waiters: HashMap<Name, Vec<Signal>>,
+    to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
@@ -57,7 +57,7 @@ struct State {
 
 #[derive(Debug)]
 struct Entry {
-    token: Token,
+    holder: HolderId,
     count: u32,
     /// The first of the fencing tokens reserved at the grant.
     fence: Option<u64>,
@@ -125,8 +125,20 @@ impl MemoryStore {
             let mut state = self.lock();
             (operation(&mut state, now), std::mem::take(&mut state.to_wake))
         };
-        waiters.iter().for_each(|waiter| waiter.notify_one());
+        waiters.iter().for_each(Signal::set);
         Box::pin(std::future::ready(Ok(result)))
+    }
+
+    /// Runs an operation on a lock of the only kind that there is.
+    fn on<T: Send + 'static>(
+        &self,
+        target: &Target,
+        operation: impl FnOnce(&mut State, Instant) -> T,
+    ) -> StoreFuture<T> {
+        match target.require_exclusive() {
+            Ok(()) => self.at_once(operation),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 }
 
@@ -139,35 +151,35 @@ impl State {
         self.holds.get_mut(name)
     }
 
-    fn own(&mut self, name: &Name, token: Token, now: Instant) -> Result<&mut Entry, Absence> {
+    fn own(&mut self, name: &Name, holder: HolderId, now: Instant) -> Result<&mut Entry, Absence> {
         match self.entry(name, now) {
             None => Err(Absence::Gone),
-            Some(entry) if entry.token != token => Err(Absence::Taken),
+            Some(entry) if entry.holder != holder => Err(Absence::Taken),
             Some(entry) => Ok(entry),
         }
     }
 
     fn acquire(&mut self, request: &Acquire, now: Instant) -> Acquired {
         let expires = now + request.ttl;
-        match self.own(&request.name, request.token, now) {
+        let name = &request.target.name;
+        match self.own(name, request.holder, now) {
             Ok(entry) => {
                 entry.count = request.count;
                 entry.expires = expires;
-                Acquired::Granted { sent: now, fence: entry.fence, reached: false }
+                Acquired::granted(now, entry.fence)
             }
             Err(absence) if request.count > 1 => Acquired::NotYours(absence),
             Err(Absence::Taken) => {
-                let remaining = self
-                    .entry(&request.name, now)
-                    .map(|entry| entry.expires.saturating_duration_since(now));
-                Acquired::Held { remaining }
+                let remaining =
+                    self.entry(name, now).map(|entry| entry.expires.saturating_duration_since(now));
+                Acquired::held(remaining)
             }
             Err(Absence::Gone) => {
                 self.sweep(now);
-                let fence = request.fencing.map(|fencing| self.fence(&request.name, fencing, now));
-                let (token, count) = (request.token, request.count);
-                self.holds.insert(request.name.clone(), Entry { token, count, fence, expires });
-                Acquired::Granted { sent: now, fence, reached: false }
+                let fence = request.fencing.map(|fencing| self.fence(name, fencing, now));
+                let (holder, count) = (request.holder, request.count);
+                self.holds.insert(name.clone(), Entry { holder, count, fence, expires });
+                Acquired::granted(now, fence)
             }
         }
     }
@@ -193,27 +205,32 @@ impl State {
     }
 
     fn release(&mut self, request: &Release, now: Instant) -> Released {
-        match self.own(&request.name, request.token, now) {
+        let name = &request.target.name;
+        match self.own(name, request.holder, now) {
             Err(absence) => Released::NotYours(absence),
             Ok(entry) if request.count > 0 => {
                 entry.count = request.count;
-                Released::Done { listeners: 0 }
+                Released::done(0)
             }
             Ok(_) => {
-                self.holds.remove(&request.name);
-                Released::Done { listeners: self.wake(&request.name) }
+                self.holds.remove(name);
+                Released::done(self.wake(name))
             }
         }
     }
 
-    fn renew(&mut self, request: &Renewal, now: Instant) -> Option<Absence> {
-        match self.own(&request.name, request.token, now) {
-            Err(absence) => Some(absence),
-            Ok(entry) => {
-                entry.expires = now + request.ttl;
-                None
-            }
-        }
+    fn renew(&mut self, batch: &RenewBatch, now: Instant) -> Renewed {
+        let expires = now + batch.ttl;
+        let verdicts = batch.items.iter().map(|item| {
+            Ok(match self.own(&item.target.name, item.holder, now) {
+                Err(absence) => Some(absence),
+                Ok(entry) => {
+                    entry.expires = expires;
+                    None
+                }
+            })
+        });
+        Renewed::new(now, verdicts.collect())
     }
 
     /// Has the waiters of a name woken as soon as the lock is free; how many. They are other
@@ -238,36 +255,41 @@ impl Store for MemoryStore {
 
     fn capabilities(&self) -> Capabilities {
         // A release counts all that have subscribed; those of its own manager would be taken for waiters elsewhere.
-        Capabilities { announces: false, ..Capabilities::default() }
+        Capabilities::default().with_announces(false)
+    }
+
+    fn shard(&self, _: &Name) -> usize {
+        0
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.at_once(|state, now| state.acquire(&request, now))
+        self.on(&request.target, |state, now| state.acquire(&request, now))
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.at_once(|state, now| state.release(&request, now))
+        self.on(&request.target, |state, now| state.release(&request, now))
     }
 
-    fn renew(&self, batch: Vec<Renewal>, _timeout: Duration) -> StoreFuture<Renewed> {
-        self.at_once(|state, sent| {
-            let verdicts = batch.iter().map(|request| Ok(state.renew(request, sent))).collect();
-            Renewed { sent, verdicts }
-        })
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        match batch.require_exclusive() {
+            Ok(()) => self.at_once(|state, now| state.renew(&batch, now)),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        self.at_once(|state, now| {
-            state.entry(name, now).map(|entry| {
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.on(&request.target, |state, now| {
+            Inspection::new(state.entry(&request.target.name, now).map(|entry| {
                 let remaining = entry.expires.saturating_duration_since(now);
-                Holding::new(entry.token.to_string(), entry.count.into(), Some(remaining))
-            })
+                Holding::new(entry.holder.to_string(), entry.count.into(), Some(remaining))
+            }))
         })
         .await
     }
 
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        self.at_once(|state, now| {
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.on(&request.target, |state, now| {
+            let name = &request.target.name;
             let held = state.entry(name, now).is_some();
             state.holds.remove(name);
             state.wake(name);
@@ -276,25 +298,29 @@ impl Store for MemoryStore {
         .await
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        let notify = Arc::new(Notify::new());
-        self.lock().waiters.entry(name.clone()).or_default().push(Arc::clone(&notify));
-        let subscription =
-            Subscription { store: self.clone(), name: name.clone(), notify: Arc::clone(&notify) };
-        Ok(Some(Wakeups::new(notify, subscription)))
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        request.target.require_exclusive()?;
+        let (name, signal) = (request.target.name, Signal::new());
+        self.lock().waiters.entry(name.clone()).or_default().push(signal.clone());
+        let subscription = Subscription { store: self.clone(), name, signal: signal.clone() };
+        Ok(Some(Wakeups::new(signal, subscription)))
     }
 
-    async fn age(&self) -> Result<Option<Duration>> {
+    fn reconnects(&self) -> Option<Signal> {
+        None
+    }
+
+    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
         // Before it was made, there was nothing to forget.
         self.at_once(|state, now| state.restarted.map(|at| now.saturating_duration_since(at))).await
     }
 
-    /// That of its clones.
-    async fn server_id(&self) -> Result<Option<String>> {
+    /// Names the memory that its clones share.
+    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
         Ok(Some(format!("memory {:p}", Arc::as_ptr(&self.state))))
     }
 
-    async fn close(&self) {
+    async fn close(&self, _: Duration) {
         // The leases outlive a manager, as they would on a server: clones may be in use.
     }
 }
@@ -302,14 +328,14 @@ impl Store for MemoryStore {
 struct Subscription {
     store: MemoryStore,
     name: Name,
-    notify: Arc<Notify>,
+    signal: Signal,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut state = self.store.lock();
         if let Some(waiters) = state.waiters.get_mut(&self.name) {
-            waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
+            waiters.retain(|waiter| !waiter.is(&self.signal));
             if waiters.is_empty() {
                 state.waiters.remove(&self.name);
             }
@@ -320,7 +346,6 @@ impl Drop for Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Mode;
     use uuid::Uuid;
 
     const TTL: Duration = Duration::from_secs(1);
@@ -330,15 +355,9 @@ mod tests {
     }
 
     fn take(state: &mut State, name: &str, now: Instant) -> u64 {
-        let request = Acquire {
-            name: Name::new(name).unwrap(),
-            token: Token::new(Uuid::from_u128(1), 1),
-            mode: Mode::Exclusive,
-            count: 1,
-            ttl: TTL,
-            fencing: Some(Fencing { retention: Some(TTL * 2), block: 10 }),
-            timeout: TTL,
-        };
+        let target = Target::exclusive(Name::new(name).unwrap());
+        let request = Acquire::new(target, HolderId::new(Uuid::from_u128(1), 1), TTL, TTL)
+            .with_fencing(Some(Fencing::new(10, Some(TTL * 2))));
         match state.acquire(&request, now) {
             Acquired::Granted { fence, .. } => fence.unwrap(),
             other => panic!("{other:?}"),
@@ -409,15 +428,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn release_counts_whoever_listens_on_the_same_store() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let (name, timeout) = (Name::new("n").unwrap(), TTL);
-        let _wakeups = store.subscribe(&name).await.unwrap().unwrap();
-        let token = Token::new(Uuid::from_u128(1), 1);
-        let (mode, ttl) = (Mode::Exclusive, TTL);
-        let acquire =
-            Acquire { name: name.clone(), token, mode, count: 1, ttl, fencing: None, timeout };
+        let target = Target::exclusive(Name::new("n").unwrap());
+        let wait = Wait::new(target.clone(), None, TTL);
+        let _wakeups = store.subscribe(wait).await.unwrap().unwrap();
+        let holder = HolderId::new(Uuid::from_u128(1), 1);
+        let acquire = Acquire::new(target.clone(), holder, TTL, TTL);
         assert!(matches!(store.acquire(acquire).await, Ok(Acquired::Granted { .. })));
-        let released = store.release(Release { name, token, count: 0, timeout }).await;
-        assert_eq!(released.unwrap(), Released::Done { listeners: 1 });
+        let released = store.release(Release::new(target, holder, 0, TTL)).await;
+        assert_eq!(released.unwrap(), Released::done(1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,33 +6,47 @@
 //! [`stores`](crate::guide::stores) compares the stores; [`redis`](crate::guide::redis), [`quorum`](crate::guide::quorum)
 //! and [`zookeeper`](crate::guide::zookeeper) describe each.
 
+mod capabilities;
 mod memory;
 pub(crate) mod name;
+mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
 mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod remote;
+mod request;
+mod signal;
+mod target;
 pub(crate) mod url;
+mod verdict;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
+pub use capabilities::Capabilities;
 pub use memory::MemoryStore;
-pub use name::{Name, Token};
+pub use name::{HolderId, Name};
+pub use options::ConnectOptions;
 pub(crate) use quorum::Opening;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
+pub use request::{Acquire, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal, Wait};
+pub use signal::{Signal, Wakeups};
+pub use target::{Mode, Target};
+pub use verdict::{Absence, Acquired, Holding, Inspection, Released, Renewed};
+#[cfg(feature = "zookeeper")]
+pub use zookeeper::ZooKeeperStore;
 
-use crate::clock::{Clock, Instant};
+use crate::clock::Clock;
 use crate::error::Result;
 use async_trait::async_trait;
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 
 /// A future of a store: owned, so that the engine can finish what its caller dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
@@ -41,8 +55,8 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 ///
 /// # The contract
 ///
-/// A store keeps for each name at most one *hold*: a token, a hold count of 1 or more, and a
-/// time to live, by the store's own clock. It upholds:
+/// A store keeps for each name its *holds*: a [`HolderId`], a hold count of 1 or more, and a
+/// time to live, by the store's own clock. In [`Mode::Exclusive`] a name has one hold at most. It upholds:
 ///
 /// 1. **Atomic.** Each operation on one name happens at one instant.
 /// 2. **Absolute.** Requests carry the count that is to be, never a change of it, so every
@@ -50,8 +64,8 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 /// 3. **Never without a time to live.** No hold exists that does not expire by itself, not
 ///    even for an instant, whatever fails.
 /// 4. **Only an outermost acquire creates.** A nested acquire (count above 1), a renewal or a
-///    release of a token that is not there changes nothing and says so.
-/// 5. **Acquire recognises its own.** An acquire by the token that already holds is granted
+///    release by a holder that is not there changes nothing and says so.
+/// 5. **Acquire recognises its own.** An acquire by the holder that is there already is granted
 ///    again, with the same fencing token, and sets count and time to live anew.
 /// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
 ///    it was just before the request left, never later: the holder's deadline counts from it.
@@ -63,7 +77,12 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 /// 9. **Errors are sorted.** An error says what kind it is and, by its
 ///    [fate](crate::Error::fate), whether the operation ran. A refusal of credentials is
 ///    never reported as contention.
-/// 10. **Bounded.** No future takes longer than about [`Acquire::timeout`] and its like.
+/// 10. **Bounded.** No future takes much longer than the `timeout` of its request, or the `timeout` that the method
+///     takes.
+/// 11. **A mode is granted as itself or not at all.** A request of a mode that [`Capabilities::supports`] denies is
+///     [`Unsupported`](crate::ErrorKind::Unsupported), and nothing of it runs; so is a batch of renewals with such an
+///     item. What is under a name and is not a lock of the kind that is asked for stays as it is, and is
+///     [`WrongType`](crate::ErrorKind::WrongType).
 ///
 /// A store may: answer late, lose answers, fail, send too many or too few wake-ups. It must
 /// not: retry an operation by itself after its outcome became unknown and the time limit
@@ -71,280 +90,180 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 ///
 /// # Dropped futures
 ///
-/// The futures are `'static`: an abandoned acquire is moved to the engine, which awaits the
-/// verdict and gives back what nobody waits for. Dropping one of them without that means
-/// that the outcome is unknown.
+/// The futures of [`acquire`](Store::acquire), [`release`](Store::release) and [`renew`](Store::renew) are `'static`: an
+/// abandoned acquire is moved to the engine, which awaits the
+/// verdict and releases what nobody waits for. Dropping one of them without that means
+/// that the outcome is unknown. The other futures borrow the store, and may be dropped at any time; whether what they
+/// were to do was done is not known then.
+///
+/// # A store of your own
+///
+/// No method has a default: a wrapper that forgot one would change the store behind it without a word. Whoever wraps
+/// another store passes on what it does not change, [`capabilities`](Store::capabilities) included. A store that is
+/// shared is a store too, as an `Arc`. `examples/own_store.rs` is a store of one's own, and
+/// `leasehold::testing::conformance`, with the feature `testing`, checks one against this contract.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// The clock by which verdicts say when they were sent. The engine uses the same.
+    /// Returns the clock by which verdicts say when they were sent. The engine uses the same.
     fn clock(&self) -> Clock;
 
-    /// What this store can do.
+    /// Says what this store can do. It is asked once, and must not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Takes a name, re-enters it, or is granted again what it has.
-    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
-
-    /// Lowers the hold count, or at zero gives the name back and wakes waiters.
-    fn release(&self, request: Release) -> StoreFuture<Released>;
-
-    /// Which part of the store keeps `name`, where parts can fail on their own.
+    /// Says which part of the store keeps `name`, where parts can fail on their own; 0 where there are none.
     ///
     /// Leases of different parts are never in one [`renew`](Store::renew), so that a part that is slow
     /// holds up no other's. A hint: it may change at any time. Asked only with
     /// [`Capabilities::sharded`].
-    fn shard(&self, name: &Name) -> usize {
-        let _ = name;
-        0
-    }
+    fn shard(&self, name: &Name) -> usize;
 
-    /// Extends many leases at once; verdicts are in the order of the requests.
+    /// Takes a name, re-enters it, or grants again what the holder has.
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
+
+    /// Lowers the hold count, or at zero releases the name and wakes waiters.
+    fn release(&self, request: Release) -> StoreFuture<Released>;
+
+    /// Extends many leases at once.
     ///
-    /// An `Err` is the failure of the whole batch.
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed>;
+    /// # Errors
+    ///
+    /// An `Err` is the failure of the whole batch. One that fails alone has an `Err` among the verdicts.
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed>;
 
-    /// Who holds `name`.
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>>;
+    /// Tells who holds a name.
+    ///
+    /// # Errors
+    ///
+    /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is not a lock of this kind.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    async fn inspect(&self, request: Inspect) -> Result<Inspection>;
 
-    /// Deletes the hold of whoever has it and wakes waiters; whether there was one.
-    async fn force_release(&self, name: &Name) -> Result<bool>;
+    /// Deletes all holds of a name and wakes waiters; returns whether there were any.
+    ///
+    /// # Errors
+    ///
+    /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is not a lock of this kind.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not known whether it was done; it may be called again.
+    async fn force_release(&self, request: ForceRelease) -> Result<bool>;
 
-    /// Hints that `name` may have become free; they may be late, lost, or for nothing.
+    /// Subscribes to hints that a name may have become free; they may be late, lost, or for nothing.
     ///
     /// The subscription may still be on its way when this returns. Whoever waits asks for the name once more before
-    /// he sleeps: that covers what became free meanwhile.
+    /// it sleeps: that covers what became free meanwhile. A store that keeps a line of those who wait may give
+    /// [`Wait::holder`] a place in it, which is left when the subscription is dropped.
     ///
-    /// `Ok(None)` where [`Capabilities::wakeups`] is false.
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>>;
+    /// `Ok(None)` where [`Capabilities::wakeups`] is false, and for one who only listens where
+    /// [`Capabilities::announces`] is.
+    ///
+    /// # Errors
+    ///
+    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the waiter tries again; after any other it waits by the clock.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a subscription that nobody has ends.
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>>;
 
-    /// A signal each time that a lost connection was made anew; the engine then verifies
-    /// all leases at once.
-    fn reconnects(&self) -> Option<Arc<Notify>> {
-        None
-    }
+    /// Returns a signal that is set each time that a lost connection was made anew; the engine then verifies
+    /// all leases at once. `None` for a store that has no connections.
+    fn reconnects(&self) -> Option<Signal>;
 
-    /// For how long at least the store has forgotten nothing of what it confirmed, looking back
+    /// Tells for how long at least the store has forgotten nothing of what it confirmed, looking back
     /// from a moment after this call; `None` if it never forgets, not even in a restart, or when its disk is
     /// replaced by an empty one. A setting by which a server keeps its keys on disk is no such promise.
     ///
     /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
-    /// up for the time to live. A store that forgets in a restart must not keep the default.
-    async fn age(&self) -> Result<Option<Duration>> {
-        Ok(None)
-    }
+    /// up for the time to live. With a node that says `None` and forgets, two can hold a name at one time.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that cannot tell; it cannot be the node of a quorum.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>>;
 
     /// Names the server behind the store, by a text that no other server has; `None` if it has none.
     ///
     /// A [`Quorum`] that is made from URLs refuses two nodes that name the same. Every quorum asks again after a
     /// reconnect, to say which nodes are one server.
-    async fn server_id(&self) -> Result<Option<String>> {
-        Ok(None)
-    }
-
-    /// Ends all connections. Operations fail after it.
-    async fn close(&self);
-}
-
-/// What a store can do; the engine answers `Unsupported` for the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// Outermost grants carry a fencing token.
-    pub fencing: bool,
-    /// A grant reserves as many fencing tokens as [`Fencing::block`] says; without that it has one, and is
-    /// not passed on in memory.
-    pub fence_blocks: bool,
-    /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
-    /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
-    /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
-    /// tells that the clock has [reached](Acquired::Granted::reached) the first.
-    pub longest_fence_block: u32,
-    /// [`Acquired::Held`] and [`Holding`] tell how much time is left.
-    pub time_left: bool,
-    /// [`Store::subscribe`] gives wake-ups; without them waiters poll.
-    pub wakeups: bool,
-    /// Each release of a name, also one by force, wakes all that have subscribed to it, whether they have asked for it
-    /// or not. Then the first in line behind a hold of its own process subscribes too, and the hold is renewed at once
-    /// when it was forced open elsewhere. Without that it is noticed by the next renewal that is due.
-    pub announces: bool,
-    /// How many renewals one [`Store::renew`] takes at most.
-    pub renewal_batch: usize,
-    /// [`Store::shard`] has more than one answer.
-    pub sharded: bool,
-}
-
-impl Default for Capabilities {
-    fn default() -> Self {
-        Self {
-            fencing: true,
-            fence_blocks: true,
-            longest_fence_block: u32::MAX,
-            time_left: true,
-            wakeups: true,
-            announces: true,
-            renewal_batch: 100,
-            sharded: false,
-        }
-    }
-}
-
-/// What kind of lock is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Mode {
-    /// One holder at a time, which may re-enter.
-    #[default]
-    Exclusive,
-}
-
-/// How many fencing tokens an outermost grant reserves, and how long the last is remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fencing {
-    /// The size of the reserved block, at least 1. The grant tells the first of them.
-    pub block: u32,
-    /// How long the last fencing token is kept when nobody locks; `None` for ever.
-    pub retention: Option<Duration>,
-}
-
-/// A request for a name.
-#[derive(Clone, Debug)]
-pub struct Acquire {
-    /// What to lock.
-    pub name: Name,
-    /// Who asks: new for each outermost acquire, the same in its retries and nested calls.
-    pub token: Token,
-    /// What kind of lock.
-    pub mode: Mode,
-    /// The hold count after the grant: 1 for an outermost acquire.
-    pub count: u32,
-    /// The time to live to grant; whole milliseconds.
-    pub ttl: Duration,
-    /// Fencing tokens wanted; `None` for none, and for nested acquires.
-    pub fencing: Option<Fencing>,
-    /// How long the attempt may take.
-    pub timeout: Duration,
-}
-
-/// The store's verdict on an [`Acquire`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acquired {
-    /// It is yours.
-    Granted {
-        /// When the request left.
-        sent: Instant,
-        /// The first reserved fencing token.
-        fence: Option<u64>,
-        /// Where fencing tokens are a number of microseconds: whether the store's clock has surely reached the first
-        /// one. Elsewhere it does not matter.
-        reached: bool,
-    },
-    /// An outermost acquire found another holder.
-    Held {
-        /// Its time to live, if the store [can tell](Capabilities::time_left).
-        remaining: Option<Duration>,
-    },
-    /// A nested acquire found that the hold is no longer there.
-    NotYours(Absence),
-}
-
-/// A request to lower the hold count, or to give a name back.
-#[derive(Clone, Debug)]
-pub struct Release {
-    /// What is locked.
-    pub name: Name,
-    /// Who holds it.
-    pub token: Token,
-    /// The hold count that is to remain; 0 gives the name back.
-    pub count: u32,
-    /// How long the attempt may take.
-    pub timeout: Duration,
-}
-
-/// The store's verdict on a [`Release`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// Done.
-    Done {
-        /// How many subscribers of other managers the wake-up went to: a hint, 0 unless the name
-        /// was given back.
-        listeners: u64,
-    },
-    /// The hold was not there (any more).
-    NotYours(Absence),
-}
-
-/// One lease of a batch to extend.
-#[derive(Clone, Debug)]
-pub struct Renewal {
-    /// What is locked.
-    pub name: Name,
-    /// Who holds it.
-    pub token: Token,
-    /// The time to live to set.
-    pub ttl: Duration,
-    /// When given, the memory of the last fencing token is to be kept for this much longer too.
-    pub fence_retention: Option<Duration>,
-}
-
-/// The store's verdicts on a batch of renewals.
-#[derive(Clone, Debug)]
-pub struct Renewed {
-    /// When the batch left.
-    pub sent: Instant,
-    /// One per request: `Ok(None)` renewed, `Ok(Some(_))` not there any more.
-    pub verdicts: Vec<Result<Option<Absence>>>,
-}
-
-/// What is under the name instead of the hold that was looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Absence {
-    /// Nothing.
-    Gone,
-    /// Somebody else's hold.
-    Taken,
-}
-
-/// Who holds a name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Holding {
-    /// The holder's token as the store has it: `<uuid of its manager>:<number>`.
     ///
-    /// An identity for people who debug, not a secret and not a permission.
-    pub holder: String,
-    /// How often the holder has entered.
-    pub hold_count: u64,
-    /// Until the store lets it expire; `None` if it never will (which leasehold never does).
-    pub remaining: Option<Duration>,
-}
-
-impl Holding {
-    /// For those who write a [`Store`].
-    pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self { holder, hold_count, remaining }
-    }
-}
-
-/// A subscription to one name's wake-ups; it ends when dropped.
-#[derive(Debug)]
-pub struct Wakeups {
-    notify: Arc<Notify>,
-    _subscription: Box<dyn Any + Send + Sync>,
-}
-
-impl Wakeups {
-    /// `notify` wakes the waiter (by `notify_one`, so that none is lost between two waits);
-    /// `subscription` is dropped with it.
-    pub fn new(notify: Arc<Notify>, subscription: impl Any + Send + Sync) -> Self {
-        Self { notify, _subscription: Box::new(subscription) }
-    }
-
-    /// Waits for a hint that came since the last call.
+    /// # Errors
+    ///
+    /// As of any request.
     ///
     /// # Cancel safety
     ///
-    /// Safe: a hint is not lost.
-    pub async fn recv(&mut self) {
-        self.notify.notified().await;
+    /// Safe: it changes nothing.
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>>;
+
+    /// Ends all connections, within about `timeout`. Operations fail after it; what is held stays until it expires.
+    ///
+    /// # Cancel safety
+    ///
+    /// The rest of the connections ends when the store is dropped.
+    async fn close(&self, timeout: Duration);
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn clock(&self) -> Clock {
+        (**self).clock()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        (**self).shard(name)
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        (**self).acquire(request)
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        (**self).release(request)
+    }
+
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        (**self).renew(batch)
+    }
+
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        (**self).inspect(request).await
+    }
+
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        (**self).force_release(request).await
+    }
+
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        (**self).subscribe(request).await
+    }
+
+    fn reconnects(&self) -> Option<Signal> {
+        (**self).reconnects()
+    }
+
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        (**self).age(timeout).await
+    }
+
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        (**self).server_id(timeout).await
+    }
+
+    async fn close(&self, timeout: Duration) {
+        (**self).close(timeout).await;
     }
 }

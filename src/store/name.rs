@@ -102,7 +102,7 @@ impl fmt::Debug for Name {
 
 /// The identity of one hold: `<uuid v4 of the manager>:<number>`, used for one grant only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token {
+pub struct HolderId {
     manager: Uuid,
     number: u64,
     /// At which node of a quorum, counted from 1; 0 elsewhere.
@@ -111,7 +111,7 @@ pub struct Token {
     round: u32,
 }
 
-impl Token {
+impl HolderId {
     /// The `number`-th token of a manager.
     pub fn new(manager: Uuid, number: u64) -> Self {
         Self { manager, number, node: 0, round: 0 }
@@ -159,7 +159,7 @@ fn digits(mut number: u64, buffer: &mut [u8; 20]) -> &str {
     }
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // One layer of formatting less than `{}`: this is written for each request.
         f.write_str(self.manager.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()))?;
@@ -168,7 +168,7 @@ impl fmt::Display for Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HolderId {
     /// Four digits tell tokens apart in a log without giving them away.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}…:{}", self.manager.as_fields().1, self.number)
@@ -215,10 +215,10 @@ mod tests {
 
     #[test]
     fn a_token_shows_four_digits_in_debug_and_all_on_the_wire() {
-        let token = Token::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
+        let token = HolderId::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
         assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
         assert_eq!(format!("{token:?}"), "9abc…:7");
-        let rest = |token: Token| token.to_string().split_off(37);
+        let rest = |token: HolderId| token.to_string().split_off(37);
         assert_eq!(rest(token.at_node(15)), "7.15");
         assert_eq!(rest(token.at_node(2).in_round(3)), "7.2.3");
     }

@@ -1,8 +1,9 @@
 //! From a URL to a store: the one place that knows them all.
 
+pub(crate) use super::options::Common;
+use super::options::{ConnectOptions, in_task};
 #[cfg(feature = "redis")]
 use super::redis::{Address, RedisStore};
-use super::remote::Remote;
 #[cfg(feature = "zookeeper")]
 use super::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
 use super::{MemoryStore, Opening, Quorum, Store};
@@ -14,17 +15,6 @@ use std::time::Duration;
 /// What others call ZooKeeper over TLS.
 const SECURE_ZOOKEEPER: [&str; 4] =
     ["zookeepers:", "zookeeper+tls:", "zookeeper+ssl:", "zookeeper-tls:"];
-
-/// What the stores of a manager have in common.
-#[derive(Clone, Debug)]
-pub(crate) struct Common {
-    /// T, and how long one attempt may take.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) ttl: Duration,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) attempt: Duration,
-    pub(crate) remote: Remote,
-}
 
 /// A checked URL. Its secrets are never shown.
 #[derive(Clone, Debug)]
@@ -168,17 +158,7 @@ impl Target {
     /// Connects, on the current runtime.
     pub(crate) async fn open(self, clock: Clock) -> Result<Arc<dyn Store>> {
         match self {
-            Self::Quorum(nodes) => {
-                let opening = |node: Target| -> Opening {
-                    let clock = clock.clone();
-                    Box::new(move || {
-                        let (node, clock) = (node.clone(), clock.clone());
-                        Box::pin(async move { node.open_one(clock).await })
-                    })
-                };
-                let openings = nodes.into_iter().map(opening).collect();
-                Ok(Arc::new(Quorum::open(openings, clock.clone()).await?))
-            }
+            Self::Quorum(nodes) => Ok(Arc::new(open_quorum(nodes, clock).await?)),
             one => one.open_one(clock).await,
         }
     }
@@ -188,13 +168,73 @@ impl Target {
         match self {
             Self::Memory => Ok(Arc::new(MemoryStore::new())),
             #[cfg(feature = "redis")]
-            Self::Redis(address) => Ok(Arc::new(RedisStore::connect(*address, clock).await?)),
+            Self::Redis(address) => Ok(Arc::new(RedisStore::open(*address, clock).await?)),
             #[cfg(feature = "zookeeper")]
             // Its sessions do not live by tokio's clock.
             Self::ZooKeeper(address) => {
-                Ok(Arc::new(ZooKeeperStore::connect(address, Clock::system()).await?))
+                Ok(Arc::new(ZooKeeperStore::open(address, Clock::system()).await?))
             }
             Self::Quorum(_) => Err(Error::invalid("a quorum cannot be a node of another")),
+        }
+    }
+}
+
+async fn open_quorum(nodes: Vec<Target>, clock: Clock) -> Result<Quorum> {
+    let opening = |node: Target| -> Opening {
+        let clock = clock.clone();
+        Box::new(move || {
+            let (node, clock) = (node.clone(), clock.clone());
+            Box::pin(async move { node.open_one(clock).await })
+        })
+    };
+    let openings = nodes.into_iter().map(opening).collect();
+    Quorum::open(openings, clock.clone()).await
+}
+
+impl Quorum {
+    /// Connects to the servers of a list of URLs, on the current runtime, with the default settings.
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect(urls: &str) -> Result<Self> {
+        Self::connect_with(urls, &ConnectOptions::new()).await
+    }
+
+    /// Connects to the servers of a list of URLs, on the current runtime, as a node each.
+    ///
+    /// The URLs are those of [`LeaseManager::connect`](crate::LeaseManager::connect) for 3 to 15 servers, with a comma
+    /// between two. A minority may be down: it is tried again in the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseManager::connect`](crate::LeaseManager::connect), and [`Invalid`](ErrorKind::Invalid) for one URL alone.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect_with(urls: &str, options: &ConnectOptions) -> Result<Self> {
+        let target = Target::parse(urls, &options.common()?)?;
+        let clock = if target.dedicated_thread() { Clock::system() } else { Clock::tokio() };
+        match target {
+            Target::Quorum(nodes) => in_task(open_quorum(nodes, clock)).await,
+            _ => Err(Error::invalid(
+                "one URL is no quorum; write 3 to 15 of them with a comma between two",
+            )),
         }
     }
 }
@@ -238,6 +278,7 @@ fn begins_with_scheme(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::remote::Remote;
     use super::*;
 
     fn parsed(url: &str) -> Result<Target> {

@@ -2,15 +2,20 @@
 //!
 //! [`conformance_suite!`](crate::conformance_suite) runs them all. Each takes names of its own, so
 //! they can share a backend, also with an earlier run of themselves.
+//!
+//! The suite grows with the contract: a new version of leasehold may have more cases, and a store that breaks a clause
+//! fails them. That is no breaking change.
 
 mod ends;
 mod fences;
 mod holds;
+mod modes;
 mod party;
 
 pub use ends::*;
 pub use fences::*;
 pub use holds::*;
+pub use modes::*;
 
 /// Makes a test of each function in [`testing::conformance`](crate::testing::conformance).
 ///
@@ -53,6 +58,7 @@ macro_rules! conformance_suite {
             a_renewal_sets_the_time_to_live_and_never_adds_to_it
             a_renewal_never_creates
             a_batch_of_renewals_is_answered_one_by_one_in_order
+            a_batch_has_one_time_to_live_for_all_its_items
             every_operation_may_run_twice
             what_arrives_late_changes_nothing
             there_is_always_a_time_to_live
@@ -71,6 +77,8 @@ macro_rules! conformance_suite {
             a_forced_release_wakes_a_waiter
             what_is_not_a_lock_is_left_alone
             names_are_taken_as_they_are
+            a_mode_that_is_not_supported_is_refused
+            a_batch_with_a_mode_that_is_not_supported_is_refused
             verdicts_say_when_the_request_left
             closing_one_handle_leaves_the_leases
         }

@@ -3,13 +3,13 @@
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
+    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use async_trait::async_trait;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 /// Wraps a store and does to its operations what its [`Faults`] say.
 ///
@@ -54,7 +54,7 @@ struct Control {
     rules: Mutex<Vec<Rule>>,
     /// How often it was healed: whoever waits for that looks for a change.
     healed: watch::Sender<u64>,
-    reconnects: Arc<Notify>,
+    reconnects: Signal,
     calls: watch::Sender<[usize; Call::ALL.len()]>,
 }
 
@@ -174,7 +174,7 @@ impl Faults {
 
     /// Says that a lost connection was made anew.
     pub fn reconnect(&self) {
-        self.0.reconnects.notify_one();
+        self.0.reconnects.set();
     }
 
     /// How many calls of a kind were made so far.
@@ -314,7 +314,7 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let name = request.name.clone();
+        let name = request.target.name.clone();
         self.call(
             Call::Acquire,
             &[&name],
@@ -323,69 +323,72 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
                 Acquired::Granted { sent, fence, reached } => {
                     Acquired::Granted { sent: sent.min(before), fence, reached }
                 }
-                other => other,
+                Acquired::Held { .. } | Acquired::NotYours(_) => reply,
             },
         )
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let name = request.name.clone();
+        let name = request.target.name.clone();
         let run = move |inner: &S| inner.release(request);
         self.call(Call::Release, &[&name], run, as_it_is)
     }
 
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        let names: Vec<Name> = batch.iter().map(|renewal| renewal.name.clone()).collect();
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        let names: Vec<Name> = batch.items.iter().map(|item| item.target.name.clone()).collect();
         self.call(
             Call::Renew,
             &names.iter().collect::<Vec<_>>(),
-            move |inner| inner.renew(batch, timeout),
+            move |inner| inner.renew(batch),
             |reply, before| Renewed { sent: reply.sent.min(before), ..reply },
         )
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        let (inner, owned) = (Arc::clone(&self.inner), name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.inspect(&owned).await }) };
-        self.call(Call::Inspect, &[name], run, as_it_is).await
-    }
-
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        let (inner, owned) = (Arc::clone(&self.inner), name.clone());
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
         let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.force_release(&owned).await })
+            Box::pin(async move { inner.inspect(request).await })
         };
-        self.call(Call::ForceRelease, &[name], run, as_it_is).await
+        self.call(Call::Inspect, &[&name], run, as_it_is).await
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        let (inner, owned) = (Arc::clone(&self.inner), name.clone());
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
         let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.subscribe(&owned).await })
+            Box::pin(async move { inner.force_release(request).await })
         };
-        self.call(Call::Subscribe, &[name], run, as_it_is).await
+        self.call(Call::ForceRelease, &[&name], run, as_it_is).await
     }
 
-    fn reconnects(&self) -> Option<Arc<Notify>> {
-        Some(Arc::clone(&self.faults.0.reconnects))
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run = move |_: &S| -> StoreFuture<_> {
+            Box::pin(async move { inner.subscribe(request).await })
+        };
+        self.call(Call::Subscribe, &[&name], run, as_it_is).await
     }
 
-    async fn age(&self) -> Result<Option<Duration>> {
+    fn reconnects(&self) -> Option<Signal> {
+        Some(self.faults.0.reconnects.clone())
+    }
+
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
         let inner = Arc::clone(&self.inner);
-        let run = move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.age().await }) };
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.age(timeout).await }) };
         self.call(Call::Age, &[], run, as_it_is).await
     }
 
-    async fn server_id(&self) -> Result<Option<String>> {
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
         let inner = Arc::clone(&self.inner);
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.server_id().await }) };
+        let run = move |_: &S| -> StoreFuture<_> {
+            Box::pin(async move { inner.server_id(timeout).await })
+        };
         self.call(Call::ServerId, &[], run, as_it_is).await
     }
 
-    async fn close(&self) {
+    async fn close(&self, timeout: Duration) {
         self.faults.meet(Call::Close, &[]);
-        self.inner.close().await;
+        self.inner.close(timeout).await;
     }
 }

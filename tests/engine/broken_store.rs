@@ -3,8 +3,8 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
+    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -46,9 +46,7 @@ impl Store for Broken {
         self.store.clock()
     }
     fn capabilities(&self) -> Capabilities {
-        let mut can = self.store.capabilities();
-        can.sharded = matches!(self.breaks, Breaks::PanicAtShard);
-        can
+        self.store.capabilities().with_sharded(matches!(self.breaks, Breaks::PanicAtShard))
     }
     fn shard(&self, name: &Name) -> usize {
         match &self.breaks {
@@ -60,7 +58,7 @@ impl Store for Broken {
         match &self.breaks {
             Breaks::HeldForEver(times) if once_more(times) => {
                 let remaining = Some(Duration::MAX);
-                Box::pin(std::future::ready(Ok(Acquired::Held { remaining })))
+                Box::pin(std::future::ready(Ok(Acquired::held(remaining))))
             }
             _ => self.store.acquire(request),
         }
@@ -73,7 +71,7 @@ impl Store for Broken {
             _ => self.store.release(request),
         }
     }
-    fn renew(&self, _: Vec<Renewal>, _: Duration) -> StoreFuture<Renewed> {
+    fn renew(&self, _: RenewBatch) -> StoreFuture<Renewed> {
         let verdicts = match &self.breaks {
             Breaks::Miscount(verdicts) => *verdicts,
             Breaks::Block(gate) => {
@@ -86,18 +84,27 @@ impl Store for Broken {
             _ => 1,
         };
         let (sent, verdicts) = (self.clock().now(), (0..verdicts).map(|_| Ok(None)).collect());
-        Box::pin(std::future::ready(Ok(Renewed { sent, verdicts })))
+        Box::pin(std::future::ready(Ok(Renewed::new(sent, verdicts))))
     }
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        self.store.inspect(name).await
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.store.inspect(request).await
     }
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        self.store.force_release(name).await
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.store.force_release(request).await
     }
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.store.subscribe(name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        self.store.subscribe(request).await
     }
-    async fn close(&self) {
+    fn reconnects(&self) -> Option<Signal> {
+        self.store.reconnects()
+    }
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        self.store.age(timeout).await
+    }
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        self.store.server_id(timeout).await
+    }
+    async fn close(&self, _: Duration) {
         assert!(!matches!(self.breaks, Breaks::PanicAtClose), "the store was told to panic");
     }
 }

@@ -1,7 +1,7 @@
 //! Dropping any future at any await leaves no lease behind, nor a place in the line.
 
 use super::*;
-use leasehold::store::{Acquire, Mode, Name, Release, Released, Store, Token};
+use leasehold::store::{Acquire, HolderId, Name, Release, Released, Store, Target};
 use uuid::Uuid;
 
 const TICK: Duration = Duration::from_millis(10);
@@ -122,20 +122,12 @@ pub(super) async fn expect_free(setup: &Setup, context: &str) {
 
 /// How many listen for wake-ups on the name "n".
 async fn listeners(memory: &MemoryStore) -> u64 {
-    let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 0));
-    let acquire = Acquire {
-        name: name.clone(),
-        token,
-        mode: Mode::Exclusive,
-        count: 1,
-        ttl: T,
-        fencing: None,
-        timeout: T,
-    };
-    memory.acquire(acquire).await.unwrap();
-    match memory.release(Release { name, token, count: 0, timeout: T }).await.unwrap() {
-        Released::Done { listeners } => listeners,
-        Released::NotYours(absence) => panic!("{absence:?}"),
+    let target = Target::exclusive(Name::new("n").unwrap());
+    let holder = HolderId::new(Uuid::nil(), 0);
+    memory.acquire(Acquire::new(target.clone(), holder, T, T)).await.unwrap();
+    match memory.release(Release::new(target, holder, 0, T)).await.unwrap() {
+        Released::Done { listeners, .. } => listeners,
+        other => panic!("{other:?}"),
     }
 }
 

@@ -4,8 +4,8 @@ use super::*;
 use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
+    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -143,11 +143,8 @@ impl Store for Counting {
         self.store.clock()
     }
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.store.capabilities();
-        capabilities.sharded = self.sharded;
         // As many as there are.
-        capabilities.renewal_batch = usize::MAX;
-        capabilities
+        self.store.capabilities().with_sharded(self.sharded).with_renewal_batch(usize::MAX)
     }
     fn shard(&self, name: &Name) -> usize {
         name.as_str().bytes().map(usize::from).sum()
@@ -158,23 +155,32 @@ impl Store for Counting {
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.store.release(request)
     }
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        let kept = batch.iter().filter(|renewal| renewal.fence_retention.is_some()).count();
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        let kept = batch.items.iter().filter(|item| batch.retention_of(item).is_some()).count();
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.all.fetch_add(batch.len(), Ordering::Relaxed);
+        self.all.fetch_add(batch.items.len(), Ordering::Relaxed);
         self.kept.fetch_add(kept, Ordering::Relaxed);
-        self.store.renew(batch, timeout)
+        self.store.renew(batch)
     }
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        self.store.inspect(name).await
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.store.inspect(request).await
     }
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        self.store.force_release(name).await
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.store.force_release(request).await
     }
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.store.subscribe(name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        self.store.subscribe(request).await
     }
-    async fn close(&self) {}
+    fn reconnects(&self) -> Option<Signal> {
+        self.store.reconnects()
+    }
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        self.store.age(timeout).await
+    }
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        self.store.server_id(timeout).await
+    }
+    async fn close(&self, _: Duration) {}
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use super::*;
 use leasehold::clock::{self, Clock};
-use leasehold::store::{self, Name, Token, Wakeups};
+use leasehold::store::{self, HolderId, Name, Signal, Wakeups};
 use leasehold::{CancellationToken, CloseError, Fate, Holder, Holding, LeaseState, Lock};
 use std::fmt::Debug;
 
@@ -33,8 +33,16 @@ fn every_type_can_be_sent_shared_and_shown() {
     free::<clock::Instant>();
     free::<MemoryStore>();
     free::<Name>();
-    free::<Token>();
+    free::<HolderId>();
     free::<Wakeups>();
+    free::<Signal>();
+    free::<store::Target>();
+    free::<store::Capabilities>();
+    free::<store::Wait>();
+    free::<store::Inspect>();
+    free::<store::Inspection>();
+    free::<store::ForceRelease>();
+    free::<store::RenewBatch>();
     free::<store::Acquire>();
     free::<store::Acquired>();
     free::<store::Release>();

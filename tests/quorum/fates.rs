@@ -3,8 +3,8 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, Holding, Release, Released, Renewal, Renewed, StoreFuture,
-    Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Release, Released,
+    RenewBatch, Renewed, Signal, StoreFuture, Wait, Wakeups,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -71,28 +71,37 @@ impl Store for Fated {
     fn capabilities(&self) -> Capabilities {
         self.node.capabilities()
     }
+    fn shard(&self, name: &Name) -> usize {
+        self.node.shard(name)
+    }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.run(request.timeout, move |node| node.acquire(request))
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.run(request.timeout, move |node| node.release(request))
     }
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        self.run(timeout, move |node| node.renew(batch, timeout))
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        self.run(batch.timeout, move |node| node.renew(batch))
     }
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        self.node.inspect(name).await
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.node.inspect(request).await
     }
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        self.node.force_release(name).await
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.node.force_release(request).await
     }
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.node.subscribe(name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        self.node.subscribe(request).await
     }
-    async fn age(&self) -> Result<Option<Duration>> {
-        self.node.age().await
+    fn reconnects(&self) -> Option<Signal> {
+        self.node.reconnects()
     }
-    async fn close(&self) {}
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        self.node.age(timeout).await
+    }
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        self.node.server_id(timeout).await
+    }
+    async fn close(&self, _: Duration) {}
 }
 
 fn process(nodes: &[Fated]) -> LeaseManager {

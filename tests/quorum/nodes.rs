@@ -1,6 +1,7 @@
 //! Nodes that are down, slow, or come back empty.
 
 use super::*;
+use leasehold::store::{Inspect, Target};
 use leasehold::testing::Call;
 use leasehold::{LeaseState, Loss};
 
@@ -106,7 +107,9 @@ async fn a_node_that_comes_back_empty_gets_the_key_and_the_count_back() {
     assert_eq!(nodes.keys(), [0, 1, 1]);
     sleep(PERIOD + MOMENT).await;
     assert_eq!(nodes.keys(), [1, 1, 1]);
-    let holding = nodes.0[0].inspect(&name("job")).await.expect("answers").expect("held");
+    let inspect = Inspect::new(Target::exclusive(name("job")), T);
+    let looked = nodes.0[0].inspect(inspect).await.expect("answers");
+    let holding = looked.into_holder().expect("held");
     assert_eq!(holding.hold_count, 2);
     inner.unlock().await.expect("held");
     outer.unlock().await.expect("held");

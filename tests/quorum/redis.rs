@@ -4,14 +4,13 @@ use kit::look::{channel, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, Holding, Name, Quorum, Release, Released, Renewal, Renewed,
-    Store, StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Quorum, Release,
+    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 mod of_three {
@@ -72,33 +71,39 @@ impl Store for Steady {
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
     }
+    fn shard(&self, name: &Name) -> usize {
+        self.0.shard(name)
+    }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.0.acquire(request)
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.0.release(request)
     }
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        self.0.renew(batch, timeout)
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        self.0.renew(batch)
     }
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>, Error> {
-        self.0.inspect(name).await
+    async fn inspect(&self, request: Inspect) -> Result<Inspection, Error> {
+        self.0.inspect(request).await
     }
-    async fn force_release(&self, name: &Name) -> Result<bool, Error> {
-        self.0.force_release(name).await
+    async fn force_release(&self, request: ForceRelease) -> Result<bool, Error> {
+        self.0.force_release(request).await
     }
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>, Error> {
-        self.0.subscribe(name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>, Error> {
+        self.0.subscribe(request).await
     }
-    fn reconnects(&self) -> Option<Arc<Notify>> {
+    fn reconnects(&self) -> Option<Signal> {
         self.0.reconnects()
     }
-    async fn age(&self) -> Result<Option<Duration>, Error> {
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>, Error> {
         // A server that was never restarted has forgotten nothing; that it can tell its age is part of the suite.
-        self.0.age().await.map(|_| None)
+        self.0.age(timeout).await.map(|_| None)
     }
-    async fn close(&self) {
-        self.0.close().await;
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>, Error> {
+        self.0.server_id(timeout).await
+    }
+    async fn close(&self, timeout: Duration) {
+        self.0.close(timeout).await;
     }
 }
 

@@ -2,15 +2,23 @@
 
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
 use leasehold::store::{
-    Absence, Acquire, Acquired, Mode, Name, Quorum, Release, Released, Renewal, Store, Token,
+    Absence, Acquire, Acquired, ForceRelease, HolderId, Inspect, Name, Quorum, Release, Released,
+    RenewBatch, Renewal, Store, Target, Wait,
 };
 use leasehold::testing::{Call, Fault, Rule};
 use leasehold::{Error, ErrorKind};
 use uuid::Uuid;
 
-fn acquire(name: &Name, token: Token, count: u32, timeout: Duration) -> Acquire {
-    let (name, mode, fencing) = (name.clone(), Mode::Exclusive, None);
-    Acquire { name, token, mode, count, ttl: T, fencing, timeout }
+fn acquire(name: &Name, token: HolderId, count: u32, timeout: Duration) -> Acquire {
+    Acquire::new(target(name), token, T, timeout).with_count(count)
+}
+
+fn release(name: &Name, token: HolderId, count: u32) -> Release {
+    Release::new(target(name), token, count, T / 10)
+}
+
+fn target(name: &Name) -> Target {
+    Target::exclusive(name.clone())
 }
 
 fn unavailable() -> Error {
@@ -30,7 +38,7 @@ async fn a_grant_that_leaves_less_than_half_is_refused_and_given_back() {
         let (stores, faults) = nodes.handles();
         faults.iter().for_each(|node| node.add(late(delay)));
         let quorum = Quorum::new(stores).expect("enough nodes");
-        let token = Token::new(Uuid::new_v4(), 1);
+        let token = HolderId::new(Uuid::new_v4(), 1);
         // Each node may take a part of the time only, so the whole is longer than anybody would wait.
         let verdict = quorum.acquire(acquire(&name("job"), token, 1, T * 4)).await;
         if enough {
@@ -52,7 +60,7 @@ async fn a_grant_that_nobody_awaits_is_given_back() {
     let (stores, faults) = nodes.handles();
     faults.iter().for_each(|node| node.add(late(Duration::from_millis(50))));
     let quorum = Quorum::new(stores).expect("enough nodes");
-    let token = Token::new(Uuid::new_v4(), 1);
+    let token = HolderId::new(Uuid::new_v4(), 1);
     drop(quorum.acquire(acquire(&name("job"), token, 1, T / 10)));
     sleep(Duration::from_millis(10)).await;
     assert!(nodes.free(), "it is on its way");
@@ -65,12 +73,13 @@ async fn a_nested_grant_that_nobody_awaits_leaves_the_outer_one() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
     quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
     drop(quorum.acquire(acquire(&name, token, 2, T / 10)));
     settle().await;
     assert_eq!(nodes.keys(), [1; 3]);
-    let holding = quorum.inspect(&name).await.expect("answers").expect("held");
+    let looked = quorum.inspect(Inspect::new(target(&name), T / 10)).await.expect("answers");
+    let holding = looked.into_holder().expect("held");
     assert_eq!(holding.hold_count, 2);
 }
 
@@ -80,12 +89,12 @@ async fn a_split_is_tried_again_but_not_beyond_the_time_limit() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let name = name("job");
-    stores[0].acquire(acquire(&name, Token::new(Uuid::new_v4(), 1), 1, T)).await.expect("free");
+    stores[0].acquire(acquire(&name, HolderId::new(Uuid::new_v4(), 1), 1, T)).await.expect("free");
     faults[2].add(down());
     let quorum = Quorum::new(stores).expect("enough nodes");
     for millis in [3, 40, 400] {
         let (asked, timeout) = (faults[1].calls(Call::Acquire), Duration::from_millis(millis));
-        let token = Token::new(Uuid::new_v4(), 1);
+        let token = HolderId::new(Uuid::new_v4(), 1);
         let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 1, timeout))).await;
         assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
         assert!(took <= timeout, "{took:?} of {timeout:?}");
@@ -101,7 +110,7 @@ async fn grant_of_a_second_attempt_is_nested_renewed_and_released() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let (name, rival, token) =
-        (name("job"), Token::new(Uuid::new_v4(), 1), Token::new(Uuid::new_v4(), 1));
+        (name("job"), HolderId::new(Uuid::new_v4(), 1), HolderId::new(Uuid::new_v4(), 1));
     for store in &stores[..2] {
         store.acquire(acquire(&name, rival, 1, T)).await.expect("free");
     }
@@ -109,17 +118,16 @@ async fn grant_of_a_second_attempt_is_nested_renewed_and_released() {
     let verdict = quorum.acquire(acquire(&name, token, 1, MOMENT * 5)).await;
     assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
     for store in &stores[..2] {
-        let (name, timeout) = (name.clone(), T);
-        store.release(Release { name, token: rival, count: 0, timeout }).await.expect("there");
+        store.release(release(&name, rival, 0)).await.expect("there");
     }
     for count in [1, 2] {
         let verdict = quorum.acquire(acquire(&name, token, count, T / 10)).await;
         assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{count}: {verdict:?}");
     }
-    let renewal = Renewal { name: name.clone(), token, ttl: T, fence_retention: None };
-    let renewed = quorum.renew(vec![renewal], T / 10).await.expect("verdicts");
+    let items = vec![Renewal::new(target(&name), token)];
+    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("verdicts");
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
-    let released = quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await;
+    let released = quorum.release(release(&name, token, 0)).await;
     assert!(matches!(released, Ok(Released::Done { .. })), "{released:?}");
     settle().await;
     assert!(nodes.free(), "{:?}", nodes.keys());
@@ -131,12 +139,12 @@ async fn a_release_that_a_node_missed_is_sent_again_soon() {
     for granted in [true, false] {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
-        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
         let quorum = Quorum::new(stores).expect("enough nodes");
         faults[2].add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
         if granted {
             quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
-            let release = Release { name, token, count: 0, timeout: T / 10 };
+            let release = release(&name, token, 0);
             quorum.release(release).await.expect("a majority released");
         } else {
             faults[..2].iter().for_each(|node| node.add(down()));
@@ -162,7 +170,7 @@ async fn node_counts_when_it_was_up_a_ttl_before_the_first_request() {
         nodes.0[1].restart();
         sleep(age).await;
         faults[1].add(Rule::new(Fault::Delay(late)).on(Call::Age));
-        let token = Token::new(Uuid::new_v4(), 1);
+        let token = HolderId::new(Uuid::new_v4(), 1);
         let verdict = quorum.acquire(acquire(&name("job"), token, 1, T / 10)).await;
         assert_eq!(verdict.is_ok(), counts, "{age:?}: {verdict:?}");
     }
@@ -177,7 +185,7 @@ async fn many_grants_share_one_question_for_the_age_of_a_node() {
     let manager = Uuid::new_v4();
     let grants = (1..=50).map(|number| {
         let name = name(&format!("job:{number}"));
-        quorum.acquire(acquire(&name, Token::new(manager, number), 1, T / 10))
+        quorum.acquire(acquire(&name, HolderId::new(manager, number), 1, T / 10))
     });
     for grant in grants.collect::<Vec<_>>() {
         grant.await.expect("free");
@@ -195,7 +203,7 @@ async fn a_node_has_half_of_the_time_for_its_answer() {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
         let quorum = Quorum::new(stores).expect("enough nodes");
-        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
         let slow = |call| {
             let rule = || Rule::new(Fault::Delay(Duration::from_millis(millis))).on(call);
             faults[1..].iter().for_each(|node| node.add(rule()));
@@ -214,7 +222,7 @@ async fn a_node_has_half_of_the_time_for_its_answer() {
         heal();
         slow(Call::Release);
         for count in [1, 0] {
-            let release = Release { name: name.clone(), token, count, timeout };
+            let release = Release::new(target(&name), token, count, timeout);
             let verdict = quorum.release(release).await;
             assert_eq!(verdict.is_ok(), counts, "to {count}, {millis}: {verdict:?}");
         }
@@ -227,14 +235,14 @@ async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
     quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
     faults[1].add(Rule::new(Fault::Hang));
     let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 2, T / 10))).await;
     assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
     assert_eq!(took, Duration::ZERO);
     for count in [1, 0] {
-        let release = Release { name: name.clone(), token, count, timeout: T / 10 };
+        let release = release(&name, token, count);
         let (took, verdict) = timed(quorum.release(release)).await;
         assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
         assert_eq!(took, Duration::ZERO);
@@ -246,13 +254,13 @@ async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
 async fn loss_is_told_without_the_silent_node() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
-    let (name, rival) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    let (name, rival) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
     for store in &stores[..2] {
         store.acquire(acquire(&name, rival, 1, T)).await.expect("free");
     }
     let quorum = Quorum::new(stores).expect("enough nodes");
     faults[2].add(Rule::new(Fault::Hang));
-    let token = Token::new(Uuid::new_v4(), 1);
+    let token = HolderId::new(Uuid::new_v4(), 1);
     let (took, verdict) = timed(quorum.acquire(acquire(&name, token, 2, T / 10))).await;
     assert!(matches!(verdict, Ok(Acquired::NotYours(Absence::Taken))), "{verdict:?}");
     assert_eq!(took, Duration::ZERO);
@@ -264,11 +272,11 @@ async fn a_release_needs_the_word_of_a_majority() {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
         let quorum = Quorum::new(stores).expect("enough nodes");
-        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
         quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
         let rule = || Rule::new(Fault::Fail(unavailable())).on(Call::Release);
         faults[..down].iter().for_each(|node| node.add(rule()));
-        let release = Release { name, token, count: 0, timeout: T / 10 };
+        let release = release(&name, token, 0);
         let verdict = quorum.release(release).await;
         assert_eq!(verdict.is_err(), fails, "{down} down: {verdict:?}");
         if let Err(error) = verdict {
@@ -283,10 +291,10 @@ async fn a_release_is_done_where_a_majority_had_it() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+    let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
     quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("free");
-    nodes.0[0].force_release(&name).await.expect("memory");
-    let verdict = quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await;
+    nodes.0[0].force_release(ForceRelease::new(target(&name), T / 10)).await.expect("memory");
+    let verdict = quorum.release(release(&name, token, 0)).await;
     assert!(matches!(verdict, Ok(Released::Done { .. })), "{verdict:?}");
 }
 
@@ -297,14 +305,14 @@ async fn a_key_whose_grant_got_lost_stays_while_the_hold_lives() {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
         let quorum = Quorum::new(stores).expect("enough nodes");
-        let (name, token) = (name("job"), Token::new(Uuid::new_v4(), 1));
+        let (name, token) = (name("job"), HolderId::new(Uuid::new_v4(), 1));
         faults[2].add(Rule::new(fault.clone()).on(Call::Acquire));
         quorum.acquire(acquire(&name, token, 1, T / 10)).await.expect("two of three");
         sleep(T / 10).await;
         faults[2].heal();
         sleep(T / 4).await;
         assert_eq!(nodes.keys(), [1; 3], "{fault:?}");
-        quorum.release(Release { name, token, count: 0, timeout: T / 10 }).await.expect("held");
+        quorum.release(release(&name, token, 0)).await.expect("held");
         settle().await;
         assert!(nodes.free(), "{fault:?}: {:?}", nodes.keys());
     }
@@ -317,7 +325,7 @@ async fn nothing_is_released_when_it_has_expired() {
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
     faults.iter().for_each(|node| node.add(Rule::new(Fault::LoseReply)));
-    let token = Token::new(Uuid::new_v4(), 1);
+    let token = HolderId::new(Uuid::new_v4(), 1);
     quorum.acquire(acquire(&name("job"), token, 1, T / 10)).await.expect_err("no answers");
     sleep(T * 2).await;
     let asked = || -> usize { faults.iter().map(|node| node.calls(Call::Release)).sum() };
@@ -325,7 +333,7 @@ async fn nothing_is_released_when_it_has_expired() {
     assert!(before >= 3 * 18, "{before}");
     sleep(T * 2).await;
     assert_eq!(asked(), before);
-    let (took, ()) = timed(quorum.close()).await;
+    let (took, ()) = timed(quorum.close(T)).await;
     assert_eq!(took, Duration::ZERO, "nothing is under way");
 }
 
@@ -342,12 +350,12 @@ async fn an_own_key_that_cannot_be_released_is_no_holder() {
     lost(Fault::Fail(unavailable()), Call::Release);
     let manager = Uuid::new_v4();
     quorum
-        .acquire(acquire(&name("job"), Token::new(manager, 1), 1, T / 10))
+        .acquire(acquire(&name("job"), HolderId::new(manager, 1), 1, T / 10))
         .await
         .expect_err("one");
     faults[1..].iter().for_each(leasehold::testing::Faults::heal);
     lost(Fault::Fail(unavailable()), Call::Release);
-    let verdict = quorum.acquire(acquire(&name("job"), Token::new(manager, 2), 1, T / 10)).await;
+    let verdict = quorum.acquire(acquire(&name("job"), HolderId::new(manager, 2), 1, T / 10)).await;
     let error = verdict.expect_err("neither granted nor held");
     assert!(error.to_string().contains("an earlier key of our own"), "{error}");
 }
@@ -357,17 +365,17 @@ async fn a_quorum_is_as_old_as_its_majority() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
-    assert_eq!(quorum.age().await.expect("up"), None);
+    assert_eq!(quorum.age(T).await.expect("up"), None);
     nodes.0[0].restart();
-    assert_eq!(quorum.age().await.expect("up"), None);
+    assert_eq!(quorum.age(T).await.expect("up"), None);
     sleep(T).await;
     nodes.0[1].restart();
     sleep(T).await;
-    assert_eq!(quorum.age().await.expect("up"), Some(T * 2));
+    assert_eq!(quorum.age(T).await.expect("up"), Some(T * 2));
     faults[2].add(down());
-    assert_eq!(quorum.age().await.expect("two are up"), Some(T));
+    assert_eq!(quorum.age(T).await.expect("two are up"), Some(T));
     faults[1].add(down());
-    quorum.age().await.expect_err("one of three");
+    quorum.age(T).await.expect_err("one of three");
 }
 
 #[tokio::test(start_paused = true)]
@@ -378,10 +386,10 @@ async fn capabilities_of_a_quorum_are_those_of_its_nodes() {
     let can = quorum.capabilities();
     assert!(!can.fencing && can.time_left && can.wakeups);
     assert_eq!(can.renewal_batch, node.renewal_batch);
-    let name = name("job");
-    assert!(quorum.subscribe(&name).await.expect("all are up").is_some());
+    let wait = || Wait::new(target(&name("job")), None, T);
+    assert!(quorum.subscribe(wait()).await.expect("all are up").is_some());
     faults.iter().for_each(|node| node.add(down().on(Call::Subscribe)));
-    let error = quorum.subscribe(&name).await.expect_err("nobody subscribed");
+    let error = quorum.subscribe(wait()).await.expect_err("nobody subscribed");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 

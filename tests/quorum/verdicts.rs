@@ -2,7 +2,9 @@
 
 use super::*;
 use leasehold::Loss;
-use leasehold::store::{Acquire, Acquired, Mode, NoMajority, NodeVerdict, Renewal, Token};
+use leasehold::store::{
+    Acquire, Acquired, HolderId, NoMajority, NodeVerdict, RenewBatch, Renewal, Target,
+};
 use leasehold::testing::Call;
 use std::error::Error as _;
 use uuid::Uuid;
@@ -135,17 +137,28 @@ async fn verdicts_say_when_the_first_request_left() {
         node.add(Rule::new(Fault::Delay(Duration::from_secs(1))));
     }
     let quorum = Quorum::new(stores).expect("enough nodes");
-    let (name, token, ttl, timeout) = (name("job"), Token::new(Uuid::new_v4(), 1), T, T / 10);
-    let (mode, count, fencing) = (Mode::Exclusive, 1, None);
+    let (target, holder) = (Target::exclusive(name("job")), HolderId::new(Uuid::new_v4(), 1));
     let before = quorum.clock().now();
-    let request = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
+    let request = Acquire::new(target.clone(), holder, T, T / 10);
     match quorum.acquire(request).await {
         Ok(Acquired::Granted { sent, .. }) => assert_eq!(sent, before),
         other => panic!("{other:?}"),
     }
     let before = quorum.clock().now();
-    let renewal = Renewal { name, token, ttl, fence_retention: None };
-    let renewed = quorum.renew(vec![renewal], timeout).await.expect("a verdict");
+    let items = vec![Renewal::new(target, holder)];
+    let renewed = quorum.renew(RenewBatch::new(items, T, T / 10)).await.expect("a verdict");
     assert_eq!(renewed.sent, before);
     assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_is_connected_by_a_list_of_urls_and_by_no_single_one() {
+    let quorum = Quorum::connect("memory:,memory:,memory:").await.expect("three nodes");
+    let request = Acquire::new(Target::exclusive(name("job")), HolderId::new(Uuid::nil(), 1), T, T);
+    let verdict = quorum.acquire(request).await;
+    assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+    for urls in ["memory:", "memory:,memory:"] {
+        let error = Quorum::connect(urls).await.expect_err("too few");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{urls}");
+    }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kit::look::{calls, channel, fence_key, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
+use leasehold::store::{ConnectOptions, RedisStore};
 use leasehold::{Builder, ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 
@@ -933,4 +934,23 @@ async fn acquires_of_every_kind_share_a_call() {
             .all(|key| format!("{key:?}").contains("token"))
     })
     .await;
+}
+
+/// The settings of the server are the store's; the manager has the rest.
+#[tokio::test]
+async fn a_store_that_was_connected_without_a_manager_serves_one() {
+    let server = Server::start();
+    let options = ConnectOptions::new().prefix("shop:").ttl(LONG);
+    let store = RedisStore::connect_with(&server.url(), &options).await.expect("a store");
+    let leases = LeaseManager::builder().ttl(LONG).build(store).expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    assert_eq!(hash(&server, "shop:job").1, "1");
+    lease.unlock().await.expect("held");
+    leases.close().await.expect("released");
+    let list = format!("{0},{0},{0}", server.url());
+    let error = RedisStore::connect(&list).await.expect_err("a list is no server");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let options = ConnectOptions::new().ttl(Duration::ZERO);
+    let error = RedisStore::connect_with(&server.url(), &options).await.expect_err("no time");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
 }

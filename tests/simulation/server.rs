@@ -1,15 +1,16 @@
 //! The simulated server: what it keeps, by its own clock.
 
 use super::plan::HoldId;
-use leasehold::store::{Absence, Acquire, Acquired, Name, Release, Renewal, Token};
+use leasehold::store::{Absence, Acquire, Acquired, HolderId, Name, Release, Renewal};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// So that a step back does not pass zero.
 const ORIGIN: u64 = 1_000_000_000_000;
 
 #[derive(Clone)]
 pub struct Entry {
-    pub token: Token,
+    pub token: HolderId,
     pub hold: HoldId,
     pub count: u32,
     pub fence: Option<u64>,
@@ -78,7 +79,7 @@ impl Server {
         Some(self.left(expires, now))
     }
 
-    fn own(&mut self, name: &Name, token: Token, now: u64) -> Result<&mut Entry, Absence> {
+    fn own(&mut self, name: &Name, token: HolderId, now: u64) -> Result<&mut Entry, Absence> {
         match self.entry(name, now) {
             None => Err(Absence::Gone),
             Some(entry) if entry.token != token => Err(Absence::Taken),
@@ -95,52 +96,52 @@ impl Server {
     ) -> (Acquired, Deed) {
         let expires = self.expiry(now, request.ttl);
         let clock = self.clock(now);
-        match self.own(&request.name, request.token, now) {
+        match self.own(&request.target.name, request.holder, now) {
             Ok(entry) => {
                 (entry.count, entry.expires) = (request.count, expires);
-                (Acquired::Granted { sent, fence: entry.fence, reached: false }, Deed::Again)
+                (Acquired::granted(sent, entry.fence), Deed::Again)
             }
             Err(absence) if request.count > 1 => (Acquired::NotYours(absence), Deed::Nothing),
             Err(Absence::Taken) => {
-                let entry = self.entry(&request.name, now);
+                let entry = self.entry(&request.target.name, now);
                 let remaining = entry.map(|entry| {
                     std::time::Duration::from_micros(entry.expires.saturating_sub(clock))
                 });
-                (Acquired::Held { remaining }, Deed::Nothing)
+                (Acquired::held(remaining), Deed::Nothing)
             }
-            Err(Absence::Gone) => {
+            Err(_) => {
                 let fence = request.fencing.map(|fencing| {
-                    let last = self.data.fences.entry(request.name.clone()).or_default();
+                    let last = self.data.fences.entry(request.target.name.clone()).or_default();
                     let first = (*last + 1).max(clock);
                     *last = first + u64::from(fencing.block) - 1;
                     first
                 });
-                let (token, count) = (request.token, request.count);
+                let (token, count) = (request.holder, request.count);
                 let entry = Entry { token, hold, count, fence, expires, granted: now };
-                self.data.holds.insert(request.name.clone(), entry);
-                (Acquired::Granted { sent, fence, reached: false }, Deed::Created)
+                self.data.holds.insert(request.target.name.clone(), entry);
+                (Acquired::granted(sent, fence), Deed::Created)
             }
         }
     }
 
     /// Also whether the name became free.
     pub fn release(&mut self, now: u64, request: &Release) -> (Option<Absence>, bool) {
-        match self.own(&request.name, request.token, now) {
+        match self.own(&request.target.name, request.holder, now) {
             Err(absence) => (Some(absence), false),
             Ok(entry) if request.count > 0 => {
                 entry.count = request.count;
                 (None, false)
             }
             Ok(_) => {
-                self.data.holds.remove(&request.name);
+                self.data.holds.remove(&request.target.name);
                 (None, true)
             }
         }
     }
 
-    pub fn renew(&mut self, now: u64, request: &Renewal) -> Option<Absence> {
-        let expires = self.expiry(now, request.ttl);
-        match self.own(&request.name, request.token, now) {
+    pub fn renew(&mut self, now: u64, request: &Renewal, ttl: Duration) -> Option<Absence> {
+        let expires = self.expiry(now, ttl);
+        match self.own(&request.target.name, request.holder, now) {
             Err(absence) => Some(absence),
             Ok(entry) => {
                 entry.expires = expires;

@@ -8,8 +8,9 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed,
-    Store, StoreFuture, Token, Wakeups,
+    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Holding, Inspect, Inspection,
+    Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture, Wait,
+    Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,14 +63,14 @@ struct Link {
     frozen: bool,
     /// The process is dead.
     dead: bool,
-    reconnects: Arc<Notify>,
+    reconnects: Signal,
 }
 
 struct Subscriber {
     id: u64,
     client: usize,
     name: Name,
-    notify: Arc<Notify>,
+    signal: Signal,
 }
 
 #[derive(Clone, Copy)]
@@ -147,13 +148,13 @@ impl World {
     /// One more process.
     pub fn client(self: &Arc<Self>) -> Client {
         let mut inner = self.lock();
-        let reconnects = Arc::new(Notify::new());
+        let reconnects = Signal::new();
         inner.links.push(Link {
             there: true,
             back: true,
             frozen: false,
             dead: false,
-            reconnects: Arc::clone(&reconnects),
+            reconnects: reconnects.clone(),
         });
         Client { world: Arc::clone(self), id: inner.links.len() - 1, reconnects }
     }
@@ -242,7 +243,7 @@ impl World {
         let mut inner = self.lock();
         inner.judge.note(now, format_args!("c{client} is connected anew"));
         inner.judge.saw(Sometimes::Reconnect);
-        inner.links[client].reconnects.notify_one();
+        inner.links[client].reconnects.set();
     }
 
     /// An operator deletes a key.
@@ -280,7 +281,7 @@ impl World {
     /// Wakes somebody for nothing.
     pub fn wake_for_nothing(&self) {
         let inner = self.lock();
-        inner.subscriptions.iter().for_each(|subscriber| subscriber.notify.notify_one());
+        inner.subscriptions.iter().for_each(|subscriber| subscriber.signal.set());
     }
 
     pub fn subscriptions(&self) -> usize {
@@ -381,11 +382,10 @@ impl Inner {
                 (time, times) = (self.dice.below(world.plan.ttl), times * 2);
             }
             for _ in 0..times {
-                let (world, notify) =
-                    (Arc::clone(world), Arc::clone(&self.subscriptions[i].notify));
+                let (world, signal) = (Arc::clone(world), self.subscriptions[i].signal.clone());
                 tokio::spawn(async move {
                     if world.travels(client, Way::Back, time).await {
-                        notify.notify_one();
+                        signal.set();
                     }
                 });
             }
@@ -399,7 +399,7 @@ impl Inner {
 pub struct Client {
     pub world: Arc<World>,
     pub id: usize,
-    reconnects: Arc<Notify>,
+    reconnects: Signal,
 }
 
 impl fmt::Debug for Client {
@@ -419,7 +419,7 @@ impl Client {
         if kept { words.to_string() } else { String::new() }
     }
 
-    fn hold(&self, token: Token) -> HoldId {
+    fn hold(&self, token: HolderId) -> HoldId {
         let text = token.to_string();
         let number = text.rsplit(':').next().and_then(|number| number.parse().ok());
         (self.id, number.expect("a token ends with its number"))
@@ -525,16 +525,18 @@ impl Store for Client {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::default();
-        capabilities.renewal_batch = self.world.plan.batch;
-        capabilities
+        Capabilities::default().with_renewal_batch(self.world.plan.batch)
+    }
+
+    fn shard(&self, _: &Name) -> usize {
+        0
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let hold = self.hold(request.token);
+        let hold = self.hold(request.holder);
         let sent = self.world.clock.now();
         let task = TASK.try_with(|task| *task).ok();
-        let (limit, count, name) = (request.timeout, request.count, request.name.clone());
+        let (limit, count, name) = (request.timeout, request.count, request.target.name.clone());
         {
             let (mut inner, now) = (self.world.lock(), self.world.now());
             inner.judge.acquire_sent(now, hold, count, task);
@@ -542,15 +544,17 @@ impl Store for Client {
                 inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
             }
         }
-        let what = self.words(format_args!("acquire {} {hold:?} x{count}", request.name));
+        let what = self.words(format_args!("acquire {name} {hold:?} x{count}"));
         let sort = if count == 1 { Sort::Grant } else { Sort::Change };
         let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
             let (verdict, deed) = inner.server.acquire(now, sent, &request, hold);
             match deed {
                 Deed::Created => {
-                    inner.judge.note(now, format_args!("{} is granted to {hold:?}", request.name));
-                    inner.judge.created(now, &request.name, hold);
-                    if inner.left_by_dead.remove(&request.name) {
+                    inner
+                        .judge
+                        .note(now, format_args!("{} is granted to {hold:?}", request.target.name));
+                    inner.judge.created(now, &request.target.name, hold);
+                    if inner.left_by_dead.remove(&request.target.name) {
                         inner.judge.saw(Sometimes::CrashTakeOver);
                     }
                 }
@@ -567,7 +571,7 @@ impl Store for Client {
                 inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
             }
             Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
-            Ok(Acquired::Held { .. }) => inner.judge.hears(world.now(), hold.0, &name),
+            Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
             Err(error) => {
                 let kind = error.kind();
                 // If it was dropped, the engine hears of it, and nobody is told.
@@ -583,17 +587,19 @@ impl Store for Client {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let hold = self.hold(request.token);
+        let hold = self.hold(request.holder);
         let (limit, count) = (request.timeout, request.count);
         {
             let (mut inner, now) = (self.world.lock(), self.world.now());
             inner.judge.release_sent(now, hold, count);
         }
-        let what = self.words(format_args!("release {} {hold:?} x{count}", request.name));
+        let what = self.words(format_args!("release {} {hold:?} x{count}", request.target.name));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (absence, freed) = inner.server.release(now, &request);
             if freed {
-                inner.judge.note(now, format_args!("{} is given back by {hold:?}", request.name));
+                inner
+                    .judge
+                    .note(now, format_args!("{} is given back by {hold:?}", request.target.name));
                 if !inner.judge.was_held(hold) {
                     inner.judge.saw(Sometimes::Sweep);
                     inner.judge.saw(Sometimes::GivenBackGrant);
@@ -601,8 +607,8 @@ impl Store for Client {
             }
             match absence {
                 Some(absence) => Released::NotYours(absence),
-                None if freed => Released::Done { listeners: inner.wake(world, &request.name) },
-                None => Released::Done { listeners: 0 },
+                None if freed => Released::done(inner.wake(world, &request.target.name)),
+                None => Released::done(0),
             }
         };
         self.call(what, Sort::Change, limit, run, move |inner, world, result| match result {
@@ -614,9 +620,10 @@ impl Store for Client {
         })
     }
 
-    fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        let limit = batch.timeout;
         let sent = self.world.clock.now();
-        let holds: Vec<HoldId> = batch.iter().map(|each| self.hold(each.token)).collect();
+        let holds: Vec<HoldId> = batch.items.iter().map(|each| self.hold(each.holder)).collect();
         {
             let mut inner = self.world.lock();
             for hold in &holds {
@@ -631,9 +638,9 @@ impl Store for Client {
                     let kind = inner.dice.pick(&REFUSALS);
                     return Err(Error::new(kind, "refused by the simulation"));
                 }
-                Ok(inner.server.renew(now, request))
+                Ok(inner.server.renew(now, request, batch.ttl))
             };
-            Renewed { sent, verdicts: batch.iter().map(&mut verdict).collect() }
+            Renewed::new(sent, batch.items.iter().map(&mut verdict).collect())
         };
         self.call(what, Sort::Change, limit, run, move |inner, world, result| {
             for (i, hold) in holds.into_iter().enumerate() {
@@ -656,17 +663,19 @@ impl Store for Client {
         })
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        let name = name.clone();
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        let limit = request.timeout;
         let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
-            let entry = inner.server.entry(&name, now)?;
-            Some(Holding::new(entry.token.to_string(), entry.count.into(), None))
+            let entry = inner.server.entry(&request.target.name, now);
+            Inspection::new(
+                entry.map(|entry| Holding::new(entry.token.to_string(), entry.count.into(), None)),
+            )
         };
-        self.call(String::new(), Sort::Passed, self.limit(), run, |_, _, _| ()).await
+        self.call(String::new(), Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        let name = name.clone();
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        let (name, limit) = (request.target.name, request.timeout);
         let what = self.words(format_args!("force {name}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let held = inner.server.delete(&name, now);
@@ -676,48 +685,51 @@ impl Store for Client {
             inner.wake(world, &name);
             held.is_some()
         };
-        self.call(what, Sort::Passed, self.limit(), run, |_, _, _| ()).await
+        self.call(what, Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        let (client, name, notify) = (self.id, name.clone(), Arc::new(Notify::new()));
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        let (name, limit) = (request.target.name, request.timeout);
+        let (client, signal) = (self.id, Signal::new());
         let what = self.words(format_args!("subscribe {name}"));
         let subscription = {
             let mut inner = self.world.lock();
             inner.last_subscription += 1;
             Subscription { world: Arc::clone(&self.world), id: inner.last_subscription }
         };
-        let (id, told) = (subscription.id, Arc::clone(&notify));
+        let (id, told) = (subscription.id, signal.clone());
         let alive = Arc::new(());
         let wanted = Arc::downgrade(&alive);
         let run = move |inner: &mut Inner, _: &Arc<World>, _: u64| {
             let known = inner.subscriptions.iter().any(|each| each.id == id);
             if wanted.strong_count() > 0 && !known {
-                let (name, notify) = (name.clone(), Arc::clone(&told));
-                inner.subscriptions.push(Subscriber { id, client, name, notify });
+                let (name, signal) = (name.clone(), told.clone());
+                inner.subscriptions.push(Subscriber { id, client, name, signal });
             }
         };
-        self.call(what, Sort::Passed, self.limit(), run, |_, _, _| ()).await?;
-        Ok(Some(Wakeups::new(notify, (subscription, alive))))
+        self.call(what, Sort::Passed, limit, run, |_, _, _| ()).await?;
+        Ok(Some(Wakeups::new(signal, (subscription, alive))))
     }
 
-    fn reconnects(&self) -> Option<Arc<Notify>> {
-        Some(Arc::clone(&self.reconnects))
+    fn reconnects(&self) -> Option<Signal> {
+        Some(self.reconnects.clone())
     }
 
-    async fn close(&self) {
+    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
+        Err(Error::new(ErrorKind::Unsupported, "it is no node of a quorum"))
+    }
+
+    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    async fn close(&self, _: Duration) {
         self.world.note(format_args!("c{} ends its connections", self.id));
         let closes = self.world.lock().closings.remove(&self.id);
         if let Some(closes) = closes {
             // As long as this thread waits, no virtual time passes.
             tokio::task::spawn_blocking(move || closes.recv_timeout(STUCK));
         }
-    }
-}
-
-impl Client {
-    fn limit(&self) -> Duration {
-        ms(self.world.plan.attempt())
     }
 }
 

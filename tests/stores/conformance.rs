@@ -1,6 +1,6 @@
 //! Every store that leasehold brings keeps the contract of `Store`.
 
-use leasehold::store::{Acquire, Mode, Release, Released, Token};
+use leasehold::store::{Acquire, HolderId, Release, Released, Target, Wait};
 use leasehold::store::{MemoryStore, Name, Quorum, Store};
 use leasehold::testing::{FaultyStore, Harness};
 use std::collections::BTreeSet;
@@ -132,7 +132,8 @@ struct Wrapped(Memory);
 #[async_trait::async_trait]
 impl Harness for Wrapped {
     async fn store(&self) -> Arc<dyn Store> {
-        Arc::new(FaultyStore::shared(self.0.store().await).0)
+        // A store that is shared is a store, as an `Arc`.
+        Arc::new(FaultyStore::new(self.0.store().await).0)
     }
 
     async fn lose(&self, name: &Name) {
@@ -248,15 +249,17 @@ impl Harness for ZooKeeper {
 async fn a_release_counts_the_subscribers_of_others() {
     let harness = Redis::start();
     let (here, there) = (harness.store().await, harness.store().await);
-    let name = Name::new("job").expect("a name");
+    let target = Target::exclusive(Name::new("job").expect("a name"));
+    let (ttl, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
+    let wait = || Wait::new(target.clone(), None, timeout);
     let channel = kit::look::channel("job");
     let mut connection = harness.0.connection();
     let mut heard = Vec::new();
     let mut others = None;
     for number in 0..4 {
         match number {
-            1 => drop(here.subscribe(&name).await.expect("subscribed")),
-            2 => others = there.subscribe(&name).await.expect("subscribed"),
+            1 => drop(here.subscribe(wait()).await.expect("subscribed")),
+            2 => others = there.subscribe(wait()).await.expect("subscribed"),
             3 => {
                 kit::eventually(Duration::from_secs(10), || {
                     kit::look::subscribers(&mut connection, &channel) == 1
@@ -265,13 +268,11 @@ async fn a_release_counts_the_subscribers_of_others() {
             }
             _ => {}
         }
-        let (name, token) = (name.clone(), Token::new(uuid::Uuid::new_v4(), number));
-        let (ttl, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
-        let (mode, count, fencing) = (Mode::Exclusive, 1, None);
-        let request = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
+        let holder = HolderId::new(uuid::Uuid::new_v4(), number);
+        let request = Acquire::new(target.clone(), holder, ttl, timeout);
         here.acquire(request).await.expect("granted");
-        match here.release(Release { name, token, count: 0, timeout }).await {
-            Ok(Released::Done { listeners }) => heard.push(listeners),
+        match here.release(Release::new(target.clone(), holder, 0, timeout)).await {
+            Ok(Released::Done { listeners, .. }) => heard.push(listeners),
             other => panic!("{other:?}"),
         }
     }

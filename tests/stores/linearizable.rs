@@ -7,8 +7,8 @@
 //! `LEASEHOLD_SEED` replays the choices of a run that failed, though not its timing.
 
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
-    Store, Token,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Name,
+    Release, Released, RenewBatch, Renewal, Store, Target,
 };
 use leasehold::{ErrorKind, Fate};
 use porcupine_rs::{CheckResult, Model, Operation, check_operations_timeout};
@@ -112,7 +112,7 @@ impl State {
                 (hold.count, hold.set_by) = (1, call);
                 hold.fence
             }
-            Err(Absence::Gone) => {
+            Err(_) => {
                 self.hold = Some(Hold { who, count: 1, fence: None, set_by: call });
                 None
             }
@@ -242,8 +242,8 @@ impl Trial {
         Arc::new(Self { store, name, manager, start: Instant::now(), history: Mutex::default() })
     }
 
-    fn token(&self, who: u64) -> Token {
-        Token::new(self.manager, who)
+    fn token(&self, who: u64) -> HolderId {
+        HolderId::new(self.manager, who)
     }
 
     /// Runs an operation and keeps what came of it; whether it was done.
@@ -269,23 +269,20 @@ impl Trial {
 
     /// The same operation with what was told.
     async fn ask(&self, op: Op) -> leasehold::Result<Op> {
-        let acquire = |who, count, fencing| Acquire {
-            name: self.name.clone(),
-            token: self.token(who),
-            mode: Mode::Exclusive,
-            count,
-            ttl: TTL,
-            fencing,
-            timeout: TIMEOUT,
+        let target = Target::exclusive(self.name.clone());
+        let acquire = |who, count, fencing| {
+            Acquire::new(target.clone(), self.token(who), TTL, TIMEOUT)
+                .with_count(count)
+                .with_fencing(fencing)
         };
         Ok(match op {
             Op::Acquire(who, _) => {
                 let retention = Some(Duration::from_secs(60));
-                let fencing = Fencing { block: BLOCK as u32, retention };
+                let fencing = Fencing::new(BLOCK as u32, retention);
                 let told = match self.store.acquire(acquire(who, 1, Some(fencing))).await? {
                     Acquired::Granted { fence, .. } => Ok(fence.expect("a fencing token")),
                     Acquired::Held { .. } => Err(()),
-                    Acquired::NotYours(absence) => panic!("an outermost acquire: {absence:?}"),
+                    other => panic!("an outermost acquire: {other:?}"),
                 };
                 Op::Acquire(who, Some(told))
             }
@@ -293,28 +290,31 @@ impl Trial {
                 let told = match self.store.acquire(acquire(who, count, None)).await? {
                     Acquired::Granted { .. } => None,
                     Acquired::NotYours(absence) => Some(absence),
-                    Acquired::Held { .. } => panic!("a nested acquire is not told 'held'"),
+                    other => panic!("a nested acquire is not told {other:?}"),
                 };
                 Op::Nest(who, count, Some(told))
             }
             Op::Renew(who, _) => {
-                let (name, token) = (self.name.clone(), self.token(who));
-                let renewal = Renewal { name, token, ttl: TTL, fence_retention: None };
-                let mut renewed = self.store.renew(vec![renewal], TIMEOUT).await?;
+                let items = vec![Renewal::new(target, self.token(who))];
+                let mut renewed = self.store.renew(RenewBatch::new(items, TTL, TIMEOUT)).await?;
                 Op::Renew(who, Some(renewed.verdicts.remove(0)?))
             }
             Op::Release(who, count, _) => {
-                let (name, token) = (self.name.clone(), self.token(who));
-                let request = Release { name, token, count, timeout: TIMEOUT };
+                let request = Release::new(target, self.token(who), count, TIMEOUT);
                 let told = match self.store.release(request).await? {
                     Released::Done { .. } => None,
                     Released::NotYours(absence) => Some(absence),
+                    other => panic!("{other:?}"),
                 };
                 Op::Release(who, count, Some(told))
             }
-            Op::Force(_) => Op::Force(Some(self.store.force_release(&self.name).await?)),
+            Op::Force(_) => {
+                let request = ForceRelease::new(target, TIMEOUT);
+                Op::Force(Some(self.store.force_release(request).await?))
+            }
             Op::Read(_) => {
-                let holding = self.store.inspect(&self.name).await?;
+                let looked = self.store.inspect(Inspect::new(target, TIMEOUT)).await?;
+                let holding = looked.into_holder();
                 Op::Read(holding.map(|holding| {
                     let number = holding.holder.rsplit_once(':').map(|(_, number)| number.parse());
                     let who = number.expect("uuid and number").expect("a number");

@@ -2,8 +2,8 @@
 //! whatever order, they answer the same.
 
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, MemoryStore, Mode, Name, Release, Released, Renewal,
-    Store, Token,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Name,
+    Release, Released, RenewBatch, Renewal, Store, Target,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -108,7 +108,7 @@ impl Model {
                     Verdict::Granted(hold.grant)
                 }
                 Err(Absence::Taken) => Verdict::Held,
-                Err(Absence::Gone) => {
+                Err(_) => {
                     self.grants += 1;
                     let grant = self.grants;
                     self.holds.insert(name, Hold { who, count: 1, grant });
@@ -267,27 +267,24 @@ impl<'a> Trial<'a> {
         Self { subject, names: vec![name(0), name(1)], manager, fences: vec![BTreeMap::new(); 2] }
     }
 
-    fn token(&self, who: u64) -> Token {
-        Token::new(self.manager, who)
+    fn target(&self, name: usize) -> Target {
+        Target::exclusive(self.names[name].clone())
+    }
+
+    fn token(&self, who: u64) -> HolderId {
+        HolderId::new(self.manager, who)
     }
 
     fn acquire(&self, who: u64, name: usize, count: u32) -> leasehold::Result<Acquired> {
-        let request = Acquire {
-            name: self.names[name].clone(),
-            token: self.token(who),
-            mode: Mode::Exclusive,
-            count,
-            ttl: TTL,
-            fencing: (count == 1)
-                .then_some(Fencing { block: BLOCK as u32, retention: Some(TTL * 2) }),
-            timeout: TIMEOUT,
-        };
+        let fencing = (count == 1).then(|| Fencing::new(BLOCK as u32, Some(TTL * 2)));
+        let request = Acquire::new(self.target(name), self.token(who), TTL, TIMEOUT)
+            .with_count(count)
+            .with_fencing(fencing);
         self.subject.runtime().block_on(async { self.subject.store().acquire(request).await })
     }
 
     fn release(&self, who: u64, name: usize, count: u32) -> leasehold::Result<Released> {
-        let (name, token) = (self.names[name].clone(), self.token(who));
-        let request = Release { name, token, count, timeout: TIMEOUT };
+        let request = Release::new(self.target(name), self.token(who), count, TIMEOUT);
         self.subject.runtime().block_on(async { self.subject.store().release(request).await })
     }
 
@@ -297,34 +294,36 @@ impl<'a> Trial<'a> {
         Ok(match op {
             Op::Acquire { who, name } => match self.acquire(*who, *name, 1)? {
                 Acquired::Granted { fence, .. } => Verdict::Granted(fence.expect("a fence")),
-                Acquired::Held { remaining } => {
+                Acquired::Held { remaining, .. } => {
                     assert!(remaining.is_some_and(|left| left <= TTL), "{remaining:?}");
                     Verdict::Held
                 }
                 Acquired::NotYours(absence) => Verdict::Absent(absence),
+                other => panic!("{other:?}"),
             },
             Op::Nest { who, name, count } => match self.acquire(*who, *name, *count)? {
                 Acquired::Granted { .. } => Verdict::Done,
                 Acquired::Held { .. } => Verdict::Held,
                 Acquired::NotYours(absence) => Verdict::Absent(absence),
+                other => panic!("{other:?}"),
             },
             Op::Release { who, name, count } => match self.release(*who, *name, *count)? {
                 Released::Done { .. } => Verdict::Done,
                 Released::NotYours(absence) => Verdict::Absent(absence),
+                other => panic!("{other:?}"),
             },
             Op::Renew { whom } => {
-                let renewal = |(who, name): &(u64, usize)| Renewal {
-                    name: self.names[*name].clone(),
-                    token: self.token(*who),
-                    ttl: TTL,
-                    fence_retention: Some(TTL * 2),
+                let renewal = |(who, name): &(u64, usize)| {
+                    Renewal::new(self.target(*name), self.token(*who)).with_keep_fence(true)
                 };
-                let batch = whom.iter().map(renewal).collect();
-                let renewed = runtime.block_on(async { store.renew(batch, TIMEOUT).await })?;
+                let batch = RenewBatch::new(whom.iter().map(renewal).collect(), TTL, TIMEOUT)
+                    .with_fence_retention(Some(TTL * 2));
+                let renewed = runtime.block_on(async { store.renew(batch).await })?;
                 Verdict::Renewed(renewed.verdicts.into_iter().collect::<Result<_, _>>()?)
             }
             Op::Force { name } => {
-                Verdict::Was(runtime.block_on(store.force_release(&self.names[*name]))?)
+                let request = ForceRelease::new(self.target(*name), TIMEOUT);
+                Verdict::Was(runtime.block_on(store.force_release(request))?)
             }
             Op::Delete { name } => Verdict::Was(self.subject.delete(&self.names[*name])),
             Op::Lapse => {
@@ -361,9 +360,11 @@ impl<'a> Trial<'a> {
     /// Compares holders and counts.
     fn compare(&self, model: &Model, op: &Op) -> Result<(), TestCaseError> {
         let label = self.subject.label();
-        for (i, name) in self.names.iter().enumerate() {
-            let holding = self.subject.runtime().block_on(self.subject.store().inspect(name));
-            let holding = holding.map_err(|error| TestCaseError::fail(error.to_string()))?;
+        for i in 0..self.names.len() {
+            let request = Inspect::new(self.target(i), TIMEOUT);
+            let looked = self.subject.runtime().block_on(self.subject.store().inspect(request));
+            let looked = looked.map_err(|error| TestCaseError::fail(error.to_string()))?;
+            let holding = looked.into_holder();
             if let Some(holding) = &holding {
                 let left = holding.remaining;
                 prop_assert!(left.is_some_and(|left| left <= TTL), "{label}: {left:?} left");

@@ -8,8 +8,8 @@ use kit::within;
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, Mode, Name, Release, Released, Renewal, Renewed, Store,
-    Token,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Holding, Inspect, Name, Release,
+    Released, RenewBatch, Renewal, Renewed, Store, Target, Wait,
 };
 use leasehold::testing::zookeeper_store;
 use leasehold::{ErrorKind, Fate, Result};
@@ -33,12 +33,12 @@ async fn store(url: &str) -> Arc<dyn Store> {
 /// One who asks for `job`.
 struct Party {
     store: Arc<dyn Store>,
-    token: Token,
+    token: HolderId,
 }
 
 impl Party {
     fn of(store: &Arc<dyn Store>) -> Self {
-        Self { store: Arc::clone(store), token: Token::new(Uuid::new_v4(), 1) }
+        Self { store: Arc::clone(store), token: HolderId::new(Uuid::new_v4(), 1) }
     }
 
     async fn at(url: &str) -> Self {
@@ -46,9 +46,7 @@ impl Party {
     }
 
     fn request(&self, ttl: Duration, timeout: Duration) -> Acquire {
-        let (name, token, mode) = (job(), self.token, Mode::Exclusive);
-        let fencing = Some(Fencing { block: 1, retention: None });
-        Acquire { name, token, mode, count: 1, ttl, fencing, timeout }
+        Acquire::new(job(), self.token, ttl, timeout).with_fencing(Some(Fencing::new(1, None)))
     }
 
     async fn acquire_for(&self, ttl: Duration) -> Result<Acquired> {
@@ -64,14 +62,13 @@ impl Party {
     }
 
     async fn release(&self, count: u32) -> Released {
-        let (name, token) = (job(), self.token);
-        let request = Release { name, token, count, timeout: LONG };
+        let request = Release::new(job(), self.token, count, LONG);
         self.store.release(request).await.expect("an answer")
     }
 
     async fn renew(&self, ttl: Duration, limit: Duration) -> Result<Renewed> {
-        let (name, token) = (job(), self.token);
-        self.store.renew(vec![Renewal { name, token, ttl, fence_retention: None }], limit).await
+        let items = vec![Renewal::new(job(), self.token)];
+        self.store.renew(RenewBatch::new(items, ttl, limit)).await
     }
 
     /// A node that this one could have made, made by somebody else.
@@ -91,8 +88,20 @@ async fn forge(look: &Look, path: &str) -> String {
     format!("{path}{sequence}")
 }
 
-fn job() -> Name {
-    Name::new("job").expect("a name")
+fn job() -> Target {
+    Target::exclusive(Name::new("job").expect("a name"))
+}
+
+fn wait() -> Wait {
+    Wait::new(job(), Some(HolderId::new(Uuid::new_v4(), 2)), LONG)
+}
+
+async fn inspect(store: &dyn Store) -> Result<Option<Holding>> {
+    store.inspect(Inspect::new(job(), LONG)).await.map(|inspection| inspection.into_holder())
+}
+
+async fn force(store: &dyn Store) -> Result<bool> {
+    store.force_release(ForceRelease::new(job(), LONG)).await
 }
 
 #[track_caller]
@@ -105,7 +114,7 @@ fn granted(verdict: Result<Acquired>) -> (leasehold::clock::Instant, u64) {
 
 #[track_caller]
 fn held(verdict: Result<Acquired>) {
-    assert!(matches!(verdict, Ok(Acquired::Held { remaining: None })), "{verdict:?}");
+    assert!(matches!(verdict, Ok(Acquired::Held { remaining: None, .. })), "{verdict:?}");
 }
 
 /// The sessions of the nodes in the line.
@@ -127,12 +136,23 @@ async fn clear(look: &Look, directory: &str) {
 }
 
 #[tokio::test]
+async fn who_only_listens_gets_no_place_in_the_line() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let party = Party::at(&server.url()).await;
+    granted(party.acquire().await);
+    let wakeups = party.store.subscribe(Wait::new(job(), None, LONG)).await.expect("an answer");
+    assert!(wakeups.is_none());
+    assert_eq!(look.nodes("job").await.len(), 1);
+}
+
+#[tokio::test]
 async fn requests_to_a_silent_server_end_with_the_connection() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let store = store(&relay.url()).await;
     relay.set(Flow::Hold);
-    let (name, start) = (job(), Instant::now());
+    let start = Instant::now();
     let timed = |result: Result<()>| {
         let error = result.expect_err("nobody answers");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
@@ -140,8 +160,8 @@ async fn requests_to_a_silent_server_end_with_the_connection() {
         assert!(passed >= SESSION / 8 && passed < SESSION / 2, "{passed:?}");
     };
     let all = async {
-        tokio::join!(async { timed(store.inspect(&name).await.map(drop)) }, async {
-            timed(store.force_release(&name).await.map(drop))
+        tokio::join!(async { timed(inspect(&*store).await.map(drop)) }, async {
+            timed(force(&*store).await.map(drop))
         },)
     };
     within(SESSION, all).await;
@@ -155,7 +175,7 @@ async fn a_connection_that_was_made_anew_is_told() {
     let reconnects = store.reconnects().expect("it tells");
     relay.set(Flow::Refuse);
     relay.set(Flow::Pass);
-    within(LONG, reconnects.notified()).await;
+    within(LONG, reconnects.recv()).await;
 }
 
 #[tokio::test]
@@ -164,11 +184,11 @@ async fn of_two_who_subscribed_the_one_who_stays_is_let_in() {
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
     let look = Look::at(&server.hosts()).await;
     granted(holder.acquire().await);
-    let subscribed = async || waiter.store.subscribe(&job()).await.expect("in the line");
+    let subscribed = async || waiter.store.subscribe(wait()).await.expect("in the line");
     let (first, second) = (subscribed().await, subscribed().await);
     drop(first);
     look.until_nodes("job", 2).await;
-    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(holder.release(0).await, Released::done(0));
     let mut second = second.expect("it is woken");
     within(LONG, second.recv()).await;
     granted(waiter.acquire().await);
@@ -180,7 +200,7 @@ async fn place_of_an_ended_session_is_found_again_in_the_new_one() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let waiter = Party::at(&server.url()).await;
-    let mut wakeups = waiter.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    let mut wakeups = waiter.store.subscribe(wait()).await.expect("in the line").expect("woken");
     within(LONG, wakeups.recv()).await;
     let old = owners(&look).await;
     let other = forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
@@ -214,14 +234,14 @@ async fn a_place_that_was_taken_over_is_not_taken_over_again() {
     let look = Look::at(&server.hosts()).await;
     let holder = Party::at(&server.url()).await;
     let next = Party::of(&holder.store);
-    let mut wakeups = holder.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    let mut wakeups = holder.store.subscribe(wait()).await.expect("in the line").expect("woken");
     within(LONG, wakeups.recv()).await;
     let (_, first) = granted(holder.acquire().await);
     // Who still listens is back in the line.
     held(next.acquire().await);
     look.until_nodes("job", 2).await;
     held(next.acquire().await);
-    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(holder.release(0).await, Released::done(0));
     within(LONG, wakeups.recv()).await;
     let (_, second) = granted(next.acquire().await);
     assert!(second > first, "{first}, then {second}");
@@ -251,7 +271,7 @@ async fn place_left_before_its_creation_is_known_leaves_no_node() {
     let waiter = store(&relay.url()).await;
     forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
     relay.lose_reply_and_refuse(request::CREATE);
-    let wakeups = waiter.subscribe(&job()).await.expect("on its way");
+    let wakeups = waiter.subscribe(wait()).await.expect("on its way");
     kit::eventually(LONG, || relay.lost() == 1).await;
     assert_eq!(look.nodes("job").await.len(), 2);
     drop(wakeups);
@@ -268,7 +288,7 @@ async fn closed_store_leaves_no_node_but_of_what_is_held() {
         if holds {
             granted(party.acquire().await);
         }
-        party.store.close().await;
+        party.store.close(LONG).await;
         let nodes = look.0.list_children(SESSIONS).await.expect("it is there");
         assert_eq!(nodes.len(), usize::from(holds), "{nodes:?}");
         let error = party.acquire().await.expect_err("no more");
@@ -339,7 +359,7 @@ async fn hold_with_an_unheard_grant_is_released_and_reported() {
     let error = party.acquire().await.expect_err("no answer");
     assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
     assert_eq!(look.nodes("job").await.len(), 1);
-    assert_eq!(party.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(party.release(0).await, Released::done(0));
     assert_eq!(look.nodes("job").await.len(), 0);
     assert_eq!(party.release(0).await, Released::NotYours(Absence::Gone));
 }
@@ -359,7 +379,7 @@ async fn all_nodes_of_a_token_go_when_its_hold_does() {
         granted(party.acquire().await);
         assert_eq!(look.nodes("job").await.len(), 2);
         if !expires {
-            assert_eq!(party.release(0).await, Released::Done { listeners: 0 });
+            assert_eq!(party.release(0).await, Released::done(0));
             assert_eq!(look.nodes("job").await.len(), 0);
         }
         look.until_nodes("job", 0).await;
@@ -381,8 +401,7 @@ async fn a_release_that_is_refused_halfway_is_told_as_unknown() {
     for (rights, refused) in [(no_list, true), (Permission::ALL, false)] {
         let acl = [Acl::new(rights, AuthId::anyone())];
         look.0.set_acl(&directory("job"), &acl, None).await.expect("changed");
-        let (name, token) = (job(), party.token);
-        let request = Release { name, token, count: 0, timeout: LONG };
+        let request = Release::new(job(), party.token, 0, LONG);
         let released = party.store.release(request).await;
         if refused {
             let error = released.expect_err("it may not look for others");
@@ -402,7 +421,7 @@ async fn node_unknown_here_is_deleted_by_its_tokens_last_release() {
     party.forge(&look).await;
     assert_eq!(party.release(1).await, Released::NotYours(Absence::Taken));
     assert_eq!(look.nodes("job").await.len(), 1);
-    assert_eq!(party.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(party.release(0).await, Released::done(0));
     assert_eq!(look.nodes("job").await.len(), 0);
     assert_eq!(party.release(0).await, Released::NotYours(Absence::Gone));
 }
@@ -424,10 +443,10 @@ async fn waiter_first_but_unaware_is_deleted_by_force_and_told() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
-    assert_eq!(party.store.inspect(&job()).await.expect("an answer"), None);
-    assert!(party.store.force_release(&job()).await.expect("an answer"));
+    assert_eq!(inspect(&*party.store).await.expect("an answer"), None);
+    assert!(force(&*party.store).await.expect("an answer"));
     assert_eq!(look.nodes("job").await.len(), 0);
-    assert!(!party.store.force_release(&job()).await.expect("an answer"), "nobody was left");
+    assert!(!force(&*party.store).await.expect("an answer"), "nobody was left");
 }
 
 #[tokio::test]
@@ -540,7 +559,7 @@ async fn a_connection_that_is_not_to_be_had_is_asked_for_again_soon() {
     relay.set(Flow::Pass);
     look.until_children(SESSIONS, 1).await;
     let ready = async {
-        while store.inspect(&job()).await.is_err() {
+        while inspect(&*store).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -568,7 +587,7 @@ async fn acquire_that_made_nothing_is_told_that_nothing_was_done() {
         asked().await;
     }
     relay.set(Flow::Pass);
-    within(LONG, reconnects.notified()).await;
+    within(LONG, reconnects.recv()).await;
     granted(party.acquire().await);
     let lists = relay.times_of(LIST).len() - before;
     assert!(lists <= 4, "{lists} lists for one lock");
@@ -609,7 +628,7 @@ async fn acquire_refused_halfway_is_told_that_there_may_be_a_node() {
     let look = Look::at(&server.hosts()).await;
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
     granted(holder.acquire().await);
-    let mut wakeups = waiter.store.subscribe(&job()).await.expect("in the line").expect("woken");
+    let mut wakeups = waiter.store.subscribe(wait()).await.expect("in the line").expect("woken");
     look.until_nodes("job", 2).await;
     let quota = "/zookeeper/quota/leasehold/locks";
     let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -618,13 +637,13 @@ async fn acquire_refused_halfway_is_told_that_there_may_be_a_node() {
     look.0.create(&format!("{quota}/zookeeper_limits"), limits, &open).await.expect("made");
     let stats = format!("{quota}/zookeeper_stats");
     look.0.create(&stats, b"count=0,bytes=0", &open).await.expect("made");
-    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(holder.release(0).await, Released::done(0));
     within(LONG, wakeups.recv()).await;
     let error = waiter.acquire().await.expect_err("over quota");
     assert_eq!((error.kind(), error.fate()), (ErrorKind::Rejected, Fate::Unknown));
     drop(wakeups);
     // As the engine does then.
-    assert_eq!(waiter.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(waiter.release(0).await, Released::done(0));
     look.until_nodes("job", 0).await;
 }
 
@@ -649,10 +668,10 @@ async fn subscriber_need_not_wait_for_the_place_in_the_line() {
     let look = Look::at(&server.hosts()).await;
     granted(holder.acquire().await);
     relay.set(Flow::Hold);
-    let mut wakeups = waiter.store.subscribe(&job()).await.expect("on its way").expect("woken");
+    let mut wakeups = waiter.store.subscribe(wait()).await.expect("on its way").expect("woken");
     relay.set(Flow::Pass);
     look.until_nodes("job", 2).await;
-    assert_eq!(holder.release(0).await, Released::Done { listeners: 0 });
+    assert_eq!(holder.release(0).await, Released::done(0));
     within(LONG, wakeups.recv()).await;
     granted(waiter.acquire().await);
 }
@@ -663,18 +682,16 @@ async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
     granted(party.acquire().await);
-    let renewal = |name, number| Renewal {
-        name,
-        token: if number == 1 { party.token } else { Token::new(Uuid::new_v4(), number) },
-        ttl: LEASE,
-        fence_retention: None,
-    };
-    let mut batch = vec![renewal(job(), 1)];
-    batch.extend((2..200).map(|n| renewal(Name::new(&format!("job:{n}")).expect("a name"), n)));
-    let count = batch.len();
+    let mut items = vec![Renewal::new(job(), party.token)];
+    items.extend((2..200).map(|number| {
+        let name = Name::new(&format!("job:{number}")).expect("a name");
+        Renewal::new(Target::exclusive(name), HolderId::new(Uuid::new_v4(), number))
+    }));
+    let count = items.len();
     // One after the other, their answers take 8 s.
     pipe.set(Pace { latency: SESSION / 200, ..Pace::default() });
-    let renewed = party.store.renew(batch, SESSION * 5 / 8).await.expect("in time");
+    let renewed =
+        party.store.renew(RenewBatch::new(items, LEASE, SESSION * 5 / 8)).await.expect("in time");
     assert_eq!(renewed.verdicts.len(), count);
     assert!(matches!(renewed.verdicts[0], Ok(None)), "{:?}", renewed.verdicts[0]);
     let gone = |verdict: &Result<_>| matches!(verdict, Ok(Some(Absence::Gone)));

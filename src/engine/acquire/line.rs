@@ -120,7 +120,7 @@ impl AcquireLoop<'_, '_> {
         let core = self.core;
         loop {
             let subscribed = hints.is_subscribed();
-            hints.hint(core, self.name).await;
+            hints.hint(core, self.target(), None).await;
             // Neither the subscription nor a release of this process, which a new grant follows, is
             // worth a renewal: a hold is not handed off during one.
             let holds = if subscribed { core.queue.holds_of(self.name) } else { Vec::new() };

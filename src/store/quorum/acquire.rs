@@ -6,7 +6,8 @@ use super::tally::{Tally, absence, say_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Absence, Acquire, Acquired, Release, StoreFuture};
+use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture};
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -42,10 +43,19 @@ fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
 
 impl Inner {
     pub(super) fn acquire(self: Arc<Self>, request: Acquire) -> StoreFuture<Acquired> {
+        match request.target.mode {
+            // Any two majorities have a node in common, which grants once.
+            Mode::Exclusive => {}
+            // Each node would have to count all readers, and permits do not add up over majorities.
+            mode @ (Mode::Read | Mode::Write | Mode::Permits { .. }) => {
+                return Box::pin(ready(Err(mode.unsupported())));
+            }
+        }
         let (answer, verdict) = oneshot::channel();
         let inner = Arc::clone(&self);
         self.spawn(async move {
-            let (name, token, timeout) = (request.name.clone(), request.token, request.timeout);
+            let (target, token, timeout) =
+                (request.target.clone(), request.holder, request.timeout);
             let verdict = if request.count > 1 {
                 inner.enter(request).await
             } else {
@@ -54,7 +64,7 @@ impl Inner {
             let outermost = verdict.as_ref().is_ok_and(granted) && inner.first(token);
             if answer.send(verdict).is_err() && outermost {
                 // Nobody waits for it any more.
-                let _ = inner.release(Release { name, token, count: 0, timeout }).await;
+                let _ = inner.release(Release::new(target, token, 0, timeout)).await;
             }
         });
         Box::pin(async move {
@@ -64,7 +74,7 @@ impl Inner {
         })
     }
 
-    fn first(&self, token: crate::store::Token) -> bool {
+    fn first(&self, token: crate::store::HolderId) -> bool {
         self.holds.living(token).is_some_and(|held| held.count == 1)
     }
 
@@ -92,14 +102,14 @@ impl Inner {
     }
 
     async fn round(self: &Arc<Self>, request: &Acquire) -> Round {
-        let token = self.holds.token_for(request.token);
+        let token = self.holds.token_for(request.holder);
         let limit = node_limit(request.timeout);
         let (decision, decided) = watch::channel(None);
         // Before the first send: the deadline counts from here.
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
-            let token = node.token(token);
-            let request = Acquire { token, fencing: None, timeout: limit, ..request.clone() };
+            let holder = node.token(token);
+            let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
             node.acquire(request, sent, decided.clone(), answers)
         });
         let majority = tally.majority();
@@ -122,19 +132,19 @@ impl Inner {
         if votes.yes >= majority && !stale(request.ttl, sent, now) {
             let (ttl, until) = (request.ttl, sent + request.ttl);
             let held = Held { token, count: 1, ttl, until, releasing: false };
-            self.holds.insert(request.token, held, now);
+            self.holds.insert(request.holder, held, now);
             decision.send_replace(Some(true));
-            return Round::Over(Ok(Acquired::Granted { sent, fence: None, reached: false }));
+            return Round::Over(Ok(Acquired::granted(sent, None)));
         }
         // What was granted, or will be, is given back by those who asked for it.
-        self.holds.remove(request.token);
+        self.holds.remove(request.holder);
         decision.send_replace(Some(false));
         if votes.yes >= majority {
             let message = "a majority granted it, but too late to be of use";
             return Round::Over(Err(Error::new(ErrorKind::Unavailable, message)));
         }
         if votes.no > 0 {
-            let held = Acquired::Held { remaining: remaining(&tally) };
+            let held = Acquired::held(remaining(&tally));
             return if votes.yes > 0 { Round::Split(held) } else { Round::Over(Ok(held)) };
         }
         Round::Over(Err(tally.no_majority(say_acquired)))
@@ -142,11 +152,11 @@ impl Inner {
 
     /// A nested acquire: makes no key, and leaves those that are there.
     async fn enter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
-        let (token, limit) = (self.holds.token_of(request.token), node_limit(request.timeout));
+        let (token, limit) = (self.holds.token_of(request.holder), node_limit(request.timeout));
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
-            let token = node.token(token);
-            let request = Acquire { token, fencing: None, timeout: limit, ..request.clone() };
+            let holder = node.token(token);
+            let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
             node.enter(request, sent, answers)
         });
         let majority = tally.majority();
@@ -159,11 +169,11 @@ impl Inner {
         let votes = tally.votes(granted);
         if votes.yes >= majority {
             let until = sent + request.ttl;
-            self.holds.update(request.token, |held| {
+            self.holds.update(request.holder, |held| {
                 held.count = request.count;
                 held.until = held.until.max(until);
             });
-            return Ok(Acquired::Granted { sent, fence: None, reached: false });
+            return Ok(Acquired::granted(sent, None));
         }
         if votes.no >= majority {
             let absences = tally.verdicts().filter_map(|verdict| match verdict {
@@ -202,10 +212,10 @@ mod tests {
 
     #[test]
     fn a_majority_may_be_free_when_the_fastest_are() {
-        let held = |seconds| Ok(Acquired::Held { remaining: Some(Duration::from_secs(seconds)) });
+        let held = |seconds| Ok(Acquired::held(Some(Duration::from_secs(seconds))));
         let here = Clock::system().now();
-        let granted = || Ok(Acquired::Granted { sent: here, fence: None, reached: false });
-        let undying = || Ok(Acquired::Held { remaining: None });
+        let granted = || Ok(Acquired::granted(here, None));
+        let undying = || Ok(Acquired::held(None));
         let lost = || Err(Error::new(ErrorKind::Unavailable, "out of order"));
         for (answers, expected) in [
             (vec![Some(held(9)), Some(held(5)), Some(granted())], Some(5)),

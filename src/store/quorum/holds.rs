@@ -1,7 +1,7 @@
 //! The holds that one handle on the quorum has, and under which tokens the nodes know them.
 
 use crate::clock::Instant;
-use crate::store::Token;
+use crate::store::HolderId;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use uuid::Uuid;
 #[derive(Clone, Copy)]
 pub(super) struct Held {
     /// Its token at the nodes.
-    pub(super) token: Token,
+    pub(super) token: HolderId,
     pub(super) count: u32,
     pub(super) ttl: Duration,
     /// When it is gone from every node unless it is renewed.
@@ -29,7 +29,7 @@ pub(super) struct Holds {
 
 #[derive(Default)]
 struct Map {
-    holds: HashMap<Token, Held>,
+    holds: HashMap<HolderId, Held>,
     /// The highest number of each manager's tokens that was used; managers draw them in order.
     used: HashMap<Uuid, u64>,
     /// At how many the dead ones are swept out next.
@@ -40,7 +40,7 @@ impl Holds {
     /// The token for an outermost acquire: that of the living hold, or one that was never used.
     ///
     /// A release that is still on its way for an earlier attempt thus cannot undo a later one.
-    pub(super) fn token_for(&self, token: Token) -> Token {
+    pub(super) fn token_for(&self, token: HolderId) -> HolderId {
         let mut map = self.lock();
         if let Some(held) = map.holds.get(&token).filter(|held| !held.releasing) {
             return held.token;
@@ -54,15 +54,15 @@ impl Holds {
     }
 
     /// The token under which the nodes know a hold, also one that is being released.
-    pub(super) fn token_of(&self, token: Token) -> Token {
+    pub(super) fn token_of(&self, token: HolderId) -> HolderId {
         self.lock().holds.get(&token).map_or(token, |held| held.token)
     }
 
-    pub(super) fn living(&self, token: Token) -> Option<Held> {
+    pub(super) fn living(&self, token: HolderId) -> Option<Held> {
         self.lock().holds.get(&token).filter(|held| !held.releasing).copied()
     }
 
-    pub(super) fn insert(&self, token: Token, held: Held, now: Instant) {
+    pub(super) fn insert(&self, token: HolderId, held: Held, now: Instant) {
         let mut map = self.lock();
         if map.holds.len() >= map.sweep_at.max(1024) {
             map.holds.retain(|_, held| held.until > now);
@@ -72,14 +72,14 @@ impl Holds {
     }
 
     /// Changes what is known of a hold, if anything is.
-    pub(super) fn update(&self, token: Token, change: impl FnOnce(&mut Held)) -> Option<Held> {
+    pub(super) fn update(&self, token: HolderId, change: impl FnOnce(&mut Held)) -> Option<Held> {
         let mut map = self.lock();
         let held = map.holds.get_mut(&token)?;
         change(held);
         Some(*held)
     }
 
-    pub(super) fn remove(&self, token: Token) {
+    pub(super) fn remove(&self, token: HolderId) {
         self.lock().holds.remove(&token);
     }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    fn held(token: Token, until: Instant) -> Held {
+    fn held(token: HolderId, until: Instant) -> Held {
         Held { token, count: 1, ttl: Duration::from_secs(1), until, releasing: false }
     }
 
@@ -101,7 +101,7 @@ mod tests {
     fn a_token_makes_keys_for_one_attempt_only() {
         let (holds, now) = (Holds::default(), Clock::system().now());
         let manager = Uuid::new_v4();
-        let (first, second) = (Token::new(manager, 1), Token::new(manager, 2));
+        let (first, second) = (HolderId::new(manager, 1), HolderId::new(manager, 2));
         assert_eq!(holds.token_for(second), second, "never used");
         let again = holds.token_for(second);
         assert!(again != second && again.in_round(0) == second, "{again:?}");
@@ -109,7 +109,7 @@ mod tests {
         assert!(third != second && third != again, "{third:?}");
         // Drawn before the other, and perhaps used.
         assert_ne!(holds.token_for(first), first);
-        let other = Token::new(Uuid::new_v4(), 1);
+        let other = HolderId::new(Uuid::new_v4(), 1);
         assert_eq!(holds.token_for(other), other);
 
         holds.insert(second, held(again, now), now);
@@ -131,7 +131,7 @@ mod tests {
         let mut add = |count: usize, until: Instant| {
             for _ in 0..count {
                 number += 1;
-                let token = Token::new(manager, number);
+                let token = HolderId::new(manager, number);
                 holds.insert(token, held(token, until), now);
             }
             holds.lock().holds.len()

@@ -15,8 +15,8 @@ pub(crate) use opening::Opening;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Holding, Inspect, Inspection, Name, Release,
+    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
 #[cfg(doc)]
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tally::{Answers, Tally, majority};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 const NODES: std::ops::RangeInclusive<usize> = 3..=15;
@@ -161,6 +161,7 @@ impl Inner {
     /// Looks at all nodes by calls that borrow their store.
     async fn look<T: Send + 'static>(
         self: &Arc<Self>,
+        limit: Duration,
         call: impl AsyncCall<T> + 'static,
     ) -> Tally<T> {
         let call = Arc::new(call);
@@ -168,7 +169,7 @@ impl Inner {
             let call = Arc::clone(&call);
             async move { answers.give(node.index, call.call(Arc::clone(&node.store)).await) }
         });
-        tally.collect(LOOK_LIMIT, |_| false).await;
+        tally.collect(limit, |_| false).await;
         tally
     }
 }
@@ -193,17 +194,14 @@ impl Store for Quorum {
 
     fn capabilities(&self) -> Capabilities {
         let all = || self.inner.nodes.iter().map(|node| node.store.capabilities());
-        Capabilities {
-            fencing: false,
+        Capabilities::default()
+            .with_fencing(false)
             // There is none to reserve.
-            fence_blocks: true,
-            longest_fence_block: 1,
-            time_left: all().all(|node| node.time_left),
-            wakeups: all().any(|node| node.wakeups),
-            announces: all().all(|node| node.announces),
-            renewal_batch: all().map(|node| node.renewal_batch).min().unwrap_or(1),
-            sharded: false,
-        }
+            .with_longest_fence_block(1)
+            .with_time_left(all().all(|node| node.time_left))
+            .with_wakeups(all().any(|node| node.wakeups))
+            .with_announces(all().all(|node| node.announces))
+            .with_renewal_batch(all().map(|node| node.renewal_batch).min().unwrap_or(1))
     }
 
     /// Every name is at every node.
@@ -219,15 +217,16 @@ impl Store for Quorum {
         Box::pin(Arc::clone(&self.inner).release(request))
     }
 
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        Box::pin(Arc::clone(&self.inner).renew(batch, timeout))
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        Box::pin(Arc::clone(&self.inner).renew(batch))
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        let name = name.clone();
-        let tally = self.inner.look(move |store: Arc<dyn Store>| -> StoreFuture<_> {
-            let name = name.clone();
-            Box::pin(async move { store.inspect(&name).await })
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        request.target.require_exclusive()?;
+        let limit = request.timeout;
+        let tally = self.inner.look(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let request = request.clone();
+            Box::pin(async move { store.inspect(request).await.map(Inspection::into_holder) })
         });
         let tally = tally.await;
         let mut found: Vec<Holding> = tally.verdicts().flatten().cloned().collect();
@@ -243,7 +242,7 @@ impl Store for Quorum {
         for holding in &found {
             let mut same = found.iter().filter(|other| other.holder == holding.holder);
             if let Some(last) = same.nth(majority - 1) {
-                return Ok(Some(last.clone()));
+                return Ok(Inspection::new([last.clone()]));
             }
         }
         let votes = tally.votes(Option::is_some);
@@ -253,16 +252,17 @@ impl Store for Quorum {
             found.iter().filter(|other| other.holder == holding.holder).count() + silent
         });
         if most.max().unwrap_or(silent) < majority {
-            return Ok(None);
+            return Ok(Inspection::default());
         }
         Err(tally.no_majority(|holding| if holding.is_some() { "held" } else { "free" }))
     }
 
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        let name = name.clone();
-        let tally = self.inner.look(move |store: Arc<dyn Store>| -> StoreFuture<_> {
-            let name = name.clone();
-            Box::pin(async move { store.force_release(&name).await })
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        request.target.require_exclusive()?;
+        let limit = request.timeout;
+        let tally = self.inner.look(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let request = request.clone();
+            Box::pin(async move { store.force_release(request).await })
         });
         let tally = tally.await;
         let votes = tally.votes(|held| *held);
@@ -272,18 +272,19 @@ impl Store for Quorum {
         Ok(votes.yes > 0)
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        wake::subscribe(&self.inner.nodes, name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        request.target.require_exclusive()?;
+        wake::subscribe(&self.inner.nodes, request).await
     }
 
-    fn reconnects(&self) -> Option<Arc<Notify>> {
+    fn reconnects(&self) -> Option<Signal> {
         self.inner.wake.listen(&self.inner.nodes)
     }
 
-    /// That of the majority that remembers longest.
-    async fn age(&self) -> Result<Option<Duration>> {
-        let tally = self.inner.look(|store: Arc<dyn Store>| -> StoreFuture<_> {
-            Box::pin(async move { store.age().await })
+    /// Tells that of the majority that remembers longest.
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        let tally = self.inner.look(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            Box::pin(async move { store.age(timeout).await })
         });
         let tally = tally.await;
         let mut ages: Vec<Option<Duration>> = tally.verdicts().copied().collect();
@@ -295,19 +296,19 @@ impl Store for Quorum {
         }
     }
 
-    /// It is several.
-    async fn server_id(&self) -> Result<Option<String>> {
+    /// Tells none: it is several.
+    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
         Ok(None)
     }
 
-    async fn close(&self) {
+    async fn close(&self, timeout: Duration) {
         self.inner.closing.cancel();
         // What is under way is bounded; what is owed is tried once more.
         let mut tasks = self.inner.tasks.subscribe();
-        let _ = tokio::time::timeout(LOOK_LIMIT, tasks.wait_for(|tasks| *tasks == 0)).await;
-        let tally = self.inner.look(|store: Arc<dyn Store>| -> StoreFuture<_> {
+        let _ = tokio::time::timeout(timeout, tasks.wait_for(|tasks| *tasks == 0)).await;
+        let tally = self.inner.look(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             Box::pin(async move {
-                store.close().await;
+                store.close(timeout).await;
                 Ok(())
             })
         });

@@ -10,8 +10,8 @@ use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Mode, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Token,
+    Absence, Acquire, Acquired, HolderId, Name, Release, Released, RenewBatch, Renewed, Store,
+    StoreFuture, Target,
 };
 use crate::trace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,7 +69,7 @@ impl Node {
 
     /// The token of a hold at this node. Each node has its own: a server that the addresses of two nodes lead to
     /// has it from one of them, and votes once.
-    pub(super) fn token(&self, token: Token) -> Token {
+    pub(super) fn token(&self, token: HolderId) -> HolderId {
         token.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
     }
 
@@ -85,7 +85,7 @@ impl Node {
         mut decision: Decision<bool>,
         answers: Answers<Acquired>,
     ) {
-        let (name, token, limit) = (request.name.clone(), request.token, request.timeout);
+        let (name, token, limit) = (request.target.name.clone(), request.holder, request.timeout);
         let (ttl, until) = (request.ttl, sent + request.ttl);
         let mut place = self.place(&name).await;
         place.flush(limit).await;
@@ -161,7 +161,7 @@ impl Node {
         owed: Option<(Instant, Duration)>,
         answers: Answers<Released>,
     ) {
-        let (name, token, limit) = (request.name, request.token, request.timeout);
+        let (name, token, limit) = (request.target.name, request.holder, request.timeout);
         let mut place = self.place(&name).await;
         match owed {
             Some((until, _)) => place.owe(token, until),
@@ -183,7 +183,7 @@ impl Node {
     async fn sweep(
         self: &Arc<Self>,
         name: &Name,
-        token: Token,
+        token: HolderId,
         (limit, gap): (Duration, Duration),
         mut late: Option<StoreFuture<Acquired>>,
     ) {
@@ -218,19 +218,17 @@ impl Node {
     /// Renews what is here; what is not, though the others have it, is made again.
     pub(super) async fn renew(
         self: Arc<Self>,
-        (holds, batch, tokens): (Arc<Holds>, Vec<Renewal>, Vec<Token>),
+        (holds, batch, tokens): (Arc<Holds>, RenewBatch, Vec<HolderId>),
         (sent, limit): (Instant, Duration),
         mut decision: Decision<Arc<[bool]>>,
         answers: Answers<Vec<Result<Option<Absence>>>>,
     ) {
-        let ttl = batch.iter().map(|renewal| renewal.ttl).max().unwrap_or_default();
-        let count = batch.len();
-        let asked: Vec<Renewal> = batch
-            .iter()
-            .zip(tokens)
-            .map(|(renewal, token)| Renewal { token: self.token(token), ..renewal.clone() })
-            .collect();
-        let (verdict, late) = bounded(limit, self.store.renew(asked, limit)).await;
+        let (ttl, count) = (batch.ttl, batch.items.len());
+        let mut asked = RenewBatch { timeout: limit, ..batch.clone() };
+        for (item, token) in asked.items.iter_mut().zip(tokens) {
+            item.holder = self.token(token);
+        }
+        let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
         let verdicts = self.weigh(verdict, count, (ttl, sent, limit)).await;
         answers.give(self.index, verdicts.clone());
         let verdicts = match late {
@@ -241,9 +239,11 @@ impl Node {
         let Ok(verdicts) = verdicts else { return };
         let Some(renewed) = decided(&mut decision).await else { return };
         let mut heals = JoinSet::new();
-        for ((renewal, verdict), renewed) in batch.into_iter().zip(verdicts).zip(renewed.iter()) {
+        for ((item, verdict), renewed) in batch.items.into_iter().zip(verdicts).zip(renewed.iter())
+        {
             if *renewed && matches!(verdict, Ok(Some(Absence::Gone))) {
-                heals.spawn(Arc::clone(&self).heal(Arc::clone(&holds), renewal, limit));
+                let lost = (item.target, item.holder, ttl);
+                heals.spawn(Arc::clone(&self).heal(Arc::clone(&holds), lost, limit));
             }
         }
         while heals.join_next().await.is_some() {}
@@ -273,14 +273,18 @@ impl Node {
     }
 
     /// Makes the key of a living hold again where nobody is.
-    async fn heal(self: Arc<Self>, holds: Arc<Holds>, renewal: Renewal, limit: Duration) {
-        let Renewal { name, token, ttl, .. } = renewal;
-        let mut place = self.place(&name).await;
+    async fn heal(
+        self: Arc<Self>,
+        holds: Arc<Holds>,
+        (target, token, ttl): (Target, HolderId, Duration),
+        limit: Duration,
+    ) {
+        let mut place = self.place(&target.name).await;
         // A release that comes from here on waits in line behind us.
         let Some(hold) = holds.living(token) else { return };
-        let (token, mode) = (self.token(hold.token), Mode::Exclusive);
+        let token = self.token(hold.token);
         let until = self.clock.now() + ttl;
-        let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: limit };
+        let request = Acquire::new(target, token, ttl, limit);
         place.sending(token, until);
         let verdict = bounded(limit, self.store.acquire(request.clone())).await.0;
         place.answered(token, &verdict);
@@ -299,8 +303,9 @@ impl Node {
     /// after what is to be counted was done.
     async fn remembers(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
         let before = self.asked.load(Ordering::Acquire);
-        let Age { at, age, .. } =
-            timeout(limit, self.age_after(before)).await.unwrap_or_else(|_| Err(silent()))?;
+        let Age { at, age, .. } = timeout(limit, self.age_after(before, limit))
+            .await
+            .unwrap_or_else(|_| Err(silent()))?;
         let needed = ttl + at.saturating_duration_since(sent);
         match age {
             Some(age) if age < needed => Err(Error::new(
@@ -313,7 +318,7 @@ impl Node {
     }
 
     /// An answer to a question that was begun after the first `before`. Many who wait share one.
-    async fn age_after(&self, before: u64) -> Result<Age> {
+    async fn age_after(&self, before: u64, limit: Duration) -> Result<Age> {
         let mut last = self.age.lock().await;
         if let Some(age) = *last
             && age.number > before
@@ -321,7 +326,7 @@ impl Node {
             return Ok(age);
         }
         let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        let age = self.store.age().await?;
+        let age = self.store.age(limit).await?;
         Ok(*last.insert(Age { number, at: self.clock.now(), age }))
     }
 }

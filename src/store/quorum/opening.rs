@@ -3,20 +3,20 @@
 //! Two nodes are never one server: its vote would count twice, and its end would be that of both. A server's id
 //! changes when it restarts, so whoever comes later asks all that are there.
 
-use super::Quorum;
 use super::tally::{NoMajority, NodeVerdict, majority};
+use super::{LOOK_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, Holding, Name, Release, Released, Renewal, Renewed, Store,
-    StoreFuture, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
+    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::trace;
 use async_trait::async_trait;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::Level;
@@ -110,13 +110,13 @@ fn is_down(error: &Error) -> bool {
 async fn open(opening: &Opening) -> Result<(Arc<dyn Store>, Option<String>)> {
     let store = opening().await?;
     let ask = async {
-        store.age().await?;
-        store.server_id().await
+        store.age(LOOK_LIMIT).await?;
+        store.server_id(LOOK_LIMIT).await
     };
     match ask.await {
         Ok(id) => Ok((store, id)),
         Err(error) => {
-            store.close().await;
+            store.close(LOOK_LIMIT).await;
             Err(error)
         }
     }
@@ -124,7 +124,7 @@ async fn open(opening: &Opening) -> Result<(Arc<dyn Store>, Option<String>)> {
 
 async fn close_all(stores: Vec<Arc<dyn Store>>) {
     for store in stores {
-        store.close().await;
+        store.close(LOOK_LIMIT).await;
     }
 }
 
@@ -134,7 +134,7 @@ struct Absent {
     /// Why it was not let in when it was there.
     refused: Mutex<Option<Error>>,
     clock: Clock,
-    reconnects: Arc<Notify>,
+    reconnects: Signal,
 }
 
 impl Absent {
@@ -167,7 +167,7 @@ async fn come(
     for (other, node) in present.iter().enumerate() {
         let Some(node) = node.as_ref().and_then(Weak::upgrade) else { continue };
         // One that does not answer now is another server: this one does.
-        if id.is_some() && node.server_id().await.is_ok_and(|other| other == id) {
+        if id.is_some() && node.server_id(LOOK_LIMIT).await.is_ok_and(|other| other == id) {
             return Err(twin(other, *index));
         }
     }
@@ -187,7 +187,7 @@ async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) 
             Ok((store, id)) => match come((&store, id), &place).await {
                 Ok(()) => break store,
                 Err(error) => {
-                    store.close().await;
+                    store.close(LOOK_LIMIT).await;
                     if !std::mem::replace(&mut warned, true) {
                         let error = error.clone();
                         trace::later(
@@ -208,22 +208,22 @@ async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) 
     };
     let (told, reconnects) = match absent.upgrade() {
         Some(absent) => {
-            let reconnects = Arc::clone(&absent.reconnects);
+            let reconnects = absent.reconnects.clone();
             let told = store.reconnects();
             // Nobody else sets it.
             let _ = absent.store.set(Arc::clone(&store));
             (told, reconnects)
         }
-        None => return store.close().await,
+        None => return store.close(LOOK_LIMIT).await,
     };
     drop(store);
     // It is there for the first time: what is held is to be made there.
-    reconnects.notify_one();
+    reconnects.set();
     while let Some(told) = &told
         && absent.strong_count() > 0
     {
-        told.notified().await;
-        reconnects.notify_one();
+        told.recv().await;
+        reconnects.set();
     }
 }
 
@@ -270,37 +270,37 @@ impl Store for Absent {
         pass(self, |store| store.release(request))
     }
 
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
-        pass(self, |store| store.renew(batch, timeout))
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        pass(self, |store| store.renew(batch))
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        self.get()?.inspect(name).await
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.get()?.inspect(request).await
     }
 
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        self.get()?.force_release(name).await
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.get()?.force_release(request).await
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.get()?.subscribe(name).await
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        self.get()?.subscribe(request).await
     }
 
-    fn reconnects(&self) -> Option<Arc<Notify>> {
-        Some(Arc::clone(&self.reconnects))
+    fn reconnects(&self) -> Option<Signal> {
+        Some(self.reconnects.clone())
     }
 
-    async fn age(&self) -> Result<Option<Duration>> {
-        self.get()?.age().await
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        self.get()?.age(timeout).await
     }
 
-    async fn server_id(&self) -> Result<Option<String>> {
-        self.get()?.server_id().await
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        self.get()?.server_id(timeout).await
     }
 
-    async fn close(&self) {
+    async fn close(&self, timeout: Duration) {
         if let Ok(store) = self.get() {
-            store.close().await;
+            store.close(timeout).await;
         }
     }
 }
@@ -309,7 +309,7 @@ impl Store for Absent {
 #[cfg(feature = "testing")]
 mod tests {
     use super::*;
-    use crate::store::{MemoryStore, Mode, Token};
+    use crate::store::{HolderId, MemoryStore, Target};
     use crate::testing::{Call, Fault, Faults, FaultyStore, Rule};
     use std::sync::Mutex;
     use uuid::Uuid;
@@ -436,7 +436,7 @@ mod tests {
         sleep(RETRY * 2 + RETRY / 2).await;
         let mut counts = Vec::new();
         for node in nodes() {
-            counts.push(node.age().await);
+            counts.push(node.age(T).await);
         }
         assert_eq!(counts.iter().filter(|count| count.is_ok()).count(), 4, "{counts:?}");
         let (other, refused) = counts
@@ -455,59 +455,53 @@ mod tests {
             .unwrap()
             .add(Rule::new(Fault::Fail(Error::new(ErrorKind::Unavailable, "out of order"))));
         sleep(RETRY + RETRY / 2).await;
-        nodes().nth(other).unwrap().age().await.expect("nobody else is this server now");
+        nodes().nth(other).unwrap().age(T).await.expect("nobody else is this server now");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_is_down_answers_errors_and_then_as_the_node() {
         let server = Server::new(Some(ErrorKind::Unavailable));
         let node = Absent::start(server.opening(), server.store.clock(), (0, alone()));
-        let name = Name::new("job").unwrap();
+        let target = Target::exclusive(Name::new("job").unwrap());
+        let inspect = || Inspect::new(target.clone(), T);
+        let force = || ForceRelease::new(target.clone(), T);
+        let wait = || Wait::new(target.clone(), None, T);
         let absent = |fate: Option<Fate>| assert_eq!(fate, Some(Fate::NotExecuted));
-        let error = node.inspect(&name).await.expect_err("down");
+        let error = node.inspect(inspect()).await.expect_err("down");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         absent(Some(error.fate()));
-        absent(node.force_release(&name).await.err().map(|error| error.fate()));
-        absent(node.subscribe(&name).await.err().map(|error| error.fate()));
-        absent(node.age().await.err().map(|error| error.fate()));
-        let (token, mode) = (Token::new(Uuid::new_v4(), 1), Mode::Exclusive);
-        let acquire = Acquire {
-            name: name.clone(),
-            token,
-            mode,
-            count: 1,
-            ttl: T,
-            fencing: None,
-            timeout: T,
-        };
+        absent(node.force_release(force()).await.err().map(|error| error.fate()));
+        absent(node.subscribe(wait()).await.err().map(|error| error.fate()));
+        absent(node.age(T).await.err().map(|error| error.fate()));
+        let acquire = Acquire::new(target.clone(), HolderId::new(Uuid::new_v4(), 1), T, T);
         absent(node.acquire(acquire.clone()).await.err().map(|error| error.fate()));
         assert_eq!(node.capabilities(), Capabilities::default());
         assert_eq!(format!("{node:?}"), "Absent");
-        node.close().await;
+        node.close(T).await;
 
         let told = node.reconnects().expect("it will come");
         sleep(RETRY + RETRY / 2).await;
         assert_eq!(server.tries(), 1);
         server.start();
-        told.notified().await;
+        told.recv().await;
         assert_eq!(server.tries(), 2);
         assert_eq!(node.capabilities(), server.store.capabilities());
         assert!(format!("{node:?}").contains("Memory"), "{node:?}");
-        assert_eq!(node.age().await.expect("up"), None);
+        assert_eq!(node.age(T).await.expect("up"), None);
         node.acquire(acquire).await.expect("up");
-        assert!(node.inspect(&name).await.expect("up").is_some());
-        assert!(node.subscribe(&name).await.expect("up").is_some());
-        assert!(node.force_release(&name).await.expect("up"));
-        assert!(!node.force_release(&name).await.expect("up"));
+        assert!(node.inspect(inspect()).await.expect("up").into_holder().is_some());
+        assert!(node.subscribe(wait()).await.expect("up").is_some());
+        assert!(node.force_release(force()).await.expect("up"));
+        assert!(!node.force_release(force()).await.expect("up"));
         server.store.restart();
         sleep(T).await;
-        assert_eq!(node.age().await.expect("up"), Some(T));
+        assert_eq!(node.age(T).await.expect("up"), Some(T));
         // Its own reconnects are passed on.
         for _ in 0..2 {
             server.opened.lock().unwrap()[1].reconnect();
-            tokio::time::timeout(RETRY, told.notified()).await.expect("told");
+            tokio::time::timeout(RETRY, told.recv()).await.expect("told");
         }
-        node.close().await;
+        node.close(T).await;
         assert_eq!(server.closed(), 1);
     }
 

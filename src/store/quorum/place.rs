@@ -3,7 +3,7 @@
 use super::node::Node;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Acquired, Name, Release, Released, StoreFuture, Token};
+use crate::store::{Acquired, HolderId, Name, Release, Released, StoreFuture, Target};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) type Line = Arc<AsyncMutex<Vec<Leftover>>>;
 
 /// A token of ours that may be at the node with nobody to rely on it.
 pub(super) struct Leftover {
-    token: Token,
+    token: HolderId,
     /// Acquires without an answer: each may still run.
     unanswered: u32,
     /// To be released. A hold that lives is not, though an acquire of it may still run.
@@ -80,11 +80,11 @@ impl Place {
         }
     }
 
-    pub(super) fn find(&mut self, token: Token) -> Option<&mut Leftover> {
+    pub(super) fn find(&mut self, token: HolderId) -> Option<&mut Leftover> {
         self.leftovers().iter_mut().find(|leftover| leftover.token == token)
     }
 
-    pub(super) fn forget(&mut self, token: Token) {
+    pub(super) fn forget(&mut self, token: HolderId) {
         self.leftovers().retain(|leftover| leftover.token != token);
     }
 
@@ -93,7 +93,7 @@ impl Place {
         self.leftovers().iter().any(|leftover| leftover.owed)
     }
 
-    pub(super) fn owe(&mut self, token: Token, until: Instant) {
+    pub(super) fn owe(&mut self, token: HolderId, until: Instant) {
         match self.find(token) {
             Some(leftover) => {
                 leftover.owed = true;
@@ -106,21 +106,21 @@ impl Place {
     }
 
     /// Every attempt of one hold.
-    pub(super) fn owe_all(&mut self, token: Token) {
+    pub(super) fn owe_all(&mut self, token: HolderId) {
         for leftover in self.leftovers() {
             leftover.owed |= leftover.token.in_round(0) == token.in_round(0);
         }
     }
 
     /// An acquire is about to leave; it is owed until somebody wants to keep it.
-    pub(super) fn sending(&mut self, token: Token, until: Instant) {
+    pub(super) fn sending(&mut self, token: HolderId, until: Instant) {
         self.owe(token, until);
         if let Some(leftover) = self.find(token) {
             leftover.unanswered += 1;
         }
     }
 
-    pub(super) fn answered(&mut self, token: Token, verdict: &Result<Acquired>) {
+    pub(super) fn answered(&mut self, token: HolderId, verdict: &Result<Acquired>) {
         let Some(leftover) = self.find(token) else { return };
         match verdict {
             Err(error) if error.fate() != Fate::NotExecuted => return,
@@ -132,7 +132,7 @@ impl Place {
     }
 
     /// A living hold relies on it.
-    pub(super) fn keep(&mut self, token: Token) {
+    pub(super) fn keep(&mut self, token: HolderId) {
         if let Some(leftover) = self.find(token) {
             leftover.owed = false;
             if leftover.unanswered == 0 {
@@ -142,8 +142,8 @@ impl Place {
     }
 
     /// Releases a token once. It stays a leftover if it may be there still, or come there yet.
-    pub(super) async fn release(&mut self, token: Token, limit: Duration) -> Result<Released> {
-        let request = Release { name: self.name.clone(), token, count: 0, timeout: limit };
+    pub(super) async fn release(&mut self, token: HolderId, limit: Duration) -> Result<Released> {
+        let request = Release::new(Target::exclusive(self.name.clone()), token, 0, limit);
         let call = self.node.store.release(request);
         let verdict = bounded(limit, call).await.0;
         let unanswered = self.find(token).map_or(0, |leftover| leftover.unanswered);
@@ -163,7 +163,7 @@ impl Place {
     pub(super) async fn flush(&mut self, limit: Duration) {
         let now = self.node.clock.now();
         self.leftovers().retain(|leftover| leftover.until > now);
-        let owed: Vec<Token> =
+        let owed: Vec<HolderId> =
             self.leftovers().iter().filter(|left| left.owed).map(|left| left.token).collect();
         for token in owed {
             let _ = self.release(token, limit).await;
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::error::ErrorKind;
-    use crate::store::{Acquire, MemoryStore, Mode, Store};
+    use crate::store::{Acquire, Inspect, MemoryStore, Store};
     use tokio_util::sync::CancellationToken;
     use uuid::Uuid;
 
@@ -194,8 +194,8 @@ mod tests {
         timeout(Duration::ZERO, future).await.is_err()
     }
 
-    fn token(number: u64) -> Token {
-        Token::new(Uuid::from_u128(7), number)
+    fn token(number: u64) -> HolderId {
+        HolderId::new(Uuid::from_u128(7), number)
     }
 
     fn error(fate: Fate) -> Result<Acquired> {
@@ -203,12 +203,11 @@ mod tests {
     }
 
     fn granted(clock: &Clock) -> Result<Acquired> {
-        Ok(Acquired::Granted { sent: clock.now(), fence: None, reached: false })
+        Ok(Acquired::granted(clock.now(), None))
     }
 
-    async fn take(node: &Node, name: &Name, token: Token) {
-        let (name, mode) = (name.clone(), Mode::Exclusive);
-        let request = Acquire { name, token, mode, count: 1, ttl: T, fencing: None, timeout: T };
+    async fn take(node: &Node, name: &Name, token: HolderId) {
+        let request = Acquire::new(Target::exclusive(name.clone()), token, T, T);
         assert!(matches!(node.store.acquire(request).await, Ok(Acquired::Granted { .. })));
     }
 
@@ -241,7 +240,7 @@ mod tests {
         let (node, name) = node();
         let until = node.clock.now() + T;
         let mut place = node.place(&name).await;
-        let held = Ok(Acquired::Held { remaining: None });
+        let held = Ok(Acquired::held(None));
         for answer in [error(Fate::NotExecuted), held] {
             place.sending(token(1), until);
             place.answered(token(1), &answer);
@@ -320,7 +319,14 @@ mod tests {
         place.sending(token(2), now + T);
         place.sending(token(3), now);
         place.flush(T).await;
-        assert!(node.store.inspect(&name).await.unwrap().is_none());
+        assert!(
+            node.store
+                .inspect(Inspect::new(Target::exclusive(name), T))
+                .await
+                .unwrap()
+                .holders
+                .is_empty()
+        );
         assert!(place.find(token(1)).is_none() && place.find(token(3)).is_none());
         assert!(place.find(token(2)).is_some(), "it may still come");
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 impl Inner {
     pub(super) async fn release(self: Arc<Self>, request: Release) -> Result<Released> {
-        let (outer, timeout) = (request.token, request.timeout);
+        request.target.require_exclusive()?;
+        let (outer, timeout) = (request.holder, request.timeout);
         let limit = node_limit(timeout);
         let gives_back = request.count == 0;
         let held = self.holds.update(outer, |held| match request.count {
@@ -18,8 +19,8 @@ impl Inner {
         let token = held.map_or(outer, |held| held.token);
         let owed = held.map(|held| (self.clock.now() + held.ttl, held.ttl));
         let mut tally = self.ask(|node, answers| {
-            let token = node.token(token);
-            let request = Release { token, timeout: limit, ..request.clone() };
+            let holder = node.token(token);
+            let request = Release { holder, timeout: limit, ..request.clone() };
             async move {
                 if gives_back {
                     node.release(request, owed, answers).await;
@@ -55,6 +56,6 @@ impl Inner {
             Released::Done { listeners } => *listeners,
             Released::NotYours(_) => 0,
         });
-        Ok(Released::Done { listeners: listeners.max().unwrap_or_default() })
+        Ok(Released::done(listeners.max().unwrap_or_default()))
     }
 }

@@ -3,22 +3,18 @@
 use super::tally::{Tally, absence, say_renewed};
 use super::{Inner, node_limit};
 use crate::error::Result;
-use crate::store::{Absence, Renewal, Renewed, Token};
+use crate::store::{Absence, HolderId, RenewBatch, Renewed};
 use crate::trace;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::watch;
 use tracing::Level;
 
 impl Inner {
-    pub(super) async fn renew(
-        self: Arc<Self>,
-        batch: Vec<Renewal>,
-        timeout: Duration,
-    ) -> Result<Renewed> {
-        let limit = node_limit(timeout);
-        let tokens: Vec<Token> =
-            batch.iter().map(|renewal| self.holds.token_of(renewal.token)).collect();
+    pub(super) async fn renew(self: Arc<Self>, batch: RenewBatch) -> Result<Renewed> {
+        batch.require_exclusive()?;
+        let limit = node_limit(batch.timeout);
+        let tokens: Vec<HolderId> =
+            batch.items.iter().map(|item| self.holds.token_of(item.holder)).collect();
         let (decision, decided) = watch::channel(None);
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
@@ -27,23 +23,23 @@ impl Inner {
         });
         let majority = tally.majority();
         let clear = |tally: &Tally<_>| {
-            (0..batch.len()).all(|item| {
+            (0..batch.items.len()).all(|item| {
                 let (renewed, lost) = count(tally, item);
                 renewed >= majority || lost >= majority
             })
         };
-        tally.collect(timeout, clear).await;
+        tally.collect(batch.timeout, clear).await;
         let verdicts: Vec<Result<Option<Absence>>> =
-            (0..batch.len()).map(|item| verdict(&tally, item, majority)).collect();
+            (0..batch.items.len()).map(|item| verdict(&tally, item, majority)).collect();
         let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
-        for (renewal, renewed) in batch.iter().zip(renewed.iter()) {
+        let until = sent + batch.ttl;
+        for (item, renewed) in batch.items.iter().zip(renewed.iter()) {
             if *renewed {
-                let until = sent + renewal.ttl;
-                self.holds.update(renewal.token, |held| held.until = held.until.max(until));
+                self.holds.update(item.holder, |held| held.until = held.until.max(until));
             }
         }
         decision.send_replace(Some(renewed));
-        Ok(Renewed { sent, verdicts })
+        Ok(Renewed::new(sent, verdicts))
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn look_for_one_server(nodes: &[Arc<Node>]) {
     let mut asked = JoinSet::new();
     for node in nodes.iter().map(Arc::clone) {
         asked.spawn(async move {
-            let id = timeout(LOOK_LIMIT, node.store.server_id()).await;
+            let id = timeout(LOOK_LIMIT, node.store.server_id(LOOK_LIMIT)).await;
             let id = id.ok().and_then(Result::ok).flatten();
             *node.server.lock().unwrap_or_else(PoisonError::into_inner) = id;
         });

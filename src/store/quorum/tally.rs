@@ -238,11 +238,11 @@ mod tests {
             tally.no_majority(say).to_string()
         }
 
-        let held = Acquired::Held { remaining: None };
+        let held = Acquired::held(None);
         let acquired = [held, Acquired::NotYours(Gone), Acquired::NotYours(Taken)];
         let text1 = text(acquired.map(|verdict| Some(Ok(verdict))).into(), say_acquired);
         assert!(text1.contains("node 1: held by another; node 2: gone; node 3: taken by another"));
-        let released = [Released::Done { listeners: 0 }, Released::NotYours(Gone)];
+        let released = [Released::done(0), Released::NotYours(Gone)];
         let text2 = text(released.map(|verdict| Some(Ok(verdict))).into(), say_released);
         assert!(text2.contains("node 1: done; node 2: gone"), "{text2}");
         let text3 = text(vec![Some(Ok(None)), Some(Ok(Some(Taken))), None], say_renewed);

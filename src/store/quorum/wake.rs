@@ -4,7 +4,7 @@ use super::node::Node;
 use super::same::look_for_one_server;
 use super::tally::Tally;
 use crate::error::Result;
-use crate::store::{Name, Wakeups};
+use crate::store::{Signal, Wait, Wakeups};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Between two attempts to subscribe at a node.
 const RETRY: Duration = Duration::from_secs(1);
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a message of a minority waits for more. It may be of somebody who got no majority and gave back,
 /// even of ourselves: at once woken by that, waiters would keep each other awake. So the time from one
@@ -23,18 +22,20 @@ const FIRST_WAIT: Duration = Duration::from_millis(5);
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Subscribes at all nodes; there when a majority has confirmed.
-pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option<Wakeups>> {
-    let notify = Arc::new(Notify::new());
+pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Option<Wakeups>> {
+    let signal = Signal::new();
     let (heard, messages) = mpsc::unbounded_channel();
     let (mut tally, answers) = Tally::new(nodes.len());
     let mut listeners = JoinSet::new();
-    listeners.spawn(gather(messages, tally.majority(), Arc::clone(&notify)));
+    listeners.spawn(gather(messages, tally.majority(), signal.clone()));
     for node in nodes {
-        let (node, name, heard) = (Arc::clone(node), name.clone(), heard.clone());
+        let (node, heard) = (Arc::clone(node), heard.clone());
+        let holder = request.holder.map(|holder| node.token(holder));
+        let request = Wait { holder, ..request.clone() };
         let answers = answers.clone();
         listeners.spawn(async move {
             loop {
-                let subscription = node.store.subscribe(&name).await;
+                let subscription = node.store.subscribe(request.clone()).await;
                 let there = subscription.as_ref().map(Option::is_some).map_err(Clone::clone);
                 answers.give(node.index, there);
                 match subscription {
@@ -55,10 +56,10 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option
     let enough = |tally: &Tally<bool>| {
         tally.votes(|there| *there).yes >= majority || tally.answers.iter().all(Option::is_some)
     };
-    tally.collect(LIMIT, enough).await;
+    tally.collect(request.timeout, enough).await;
     let votes = tally.votes(|there| *there);
     if votes.yes > 0 {
-        return Ok(Some(Wakeups::new(notify, listeners)));
+        return Ok(Some(Wakeups::new(signal, listeners)));
     }
     if votes.no >= majority {
         return Ok(None);
@@ -67,11 +68,7 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], name: &Name) -> Result<Option
 }
 
 /// Wakes when a majority was heard, or a while after a minority was, but not too often.
-async fn gather(
-    mut messages: mpsc::UnboundedReceiver<usize>,
-    majority: usize,
-    notify: Arc<Notify>,
-) {
+async fn gather(mut messages: mpsc::UnboundedReceiver<usize>, majority: usize, signal: Signal) {
     let mut wait = FIRST_WAIT;
     let mut last: Option<Instant> = None;
     while let Some(first) = messages.recv().await {
@@ -90,20 +87,20 @@ async fn gather(
             wait = if fast { (wait * 2).min(LONGEST_WAIT) } else { FIRST_WAIT };
         }
         last = Some(Instant::now());
-        notify.notify_one();
+        signal.set();
     }
 }
 
 /// Tells that the connection to some node was made anew.
 #[derive(Default)]
 pub(super) struct Reconnects {
-    notify: Arc<Notify>,
+    signal: Signal,
     listeners: Mutex<JoinSet<()>>,
 }
 
 impl Reconnects {
     /// Listens on the current runtime from now on, and no longer on that of an earlier call.
-    pub(super) fn listen(&self, nodes: &[Arc<Node>]) -> Option<Arc<Notify>> {
+    pub(super) fn listen(&self, nodes: &[Arc<Node>]) -> Option<Signal> {
         let told: Vec<_> = nodes.iter().filter_map(|node| node.store.reconnects()).collect();
         if told.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return None;
@@ -112,11 +109,11 @@ impl Reconnects {
         *listeners = JoinSet::new();
         let look = Arc::new(Notify::new());
         for told in told {
-            let (notify, look) = (Arc::clone(&self.notify), Arc::clone(&look));
+            let (signal, look) = (self.signal.clone(), Arc::clone(&look));
             listeners.spawn(async move {
                 loop {
-                    told.notified().await;
-                    notify.notify_one();
+                    told.recv().await;
+                    signal.set();
                     // Its address may lead to another server now.
                     look.notify_one();
                 }
@@ -129,7 +126,7 @@ impl Reconnects {
                 look.notified().await;
             }
         });
-        Some(Arc::clone(&self.notify))
+        Some(self.signal.clone())
     }
 }
 
@@ -139,9 +136,9 @@ mod tests {
 
     /// When a waiter is woken by messages, which come at these milliseconds from these nodes of three.
     async fn woken(messages: &[(u64, usize)]) -> Vec<u64> {
-        let notify = Arc::new(Notify::new());
+        let signal = Signal::new();
         let (heard, inbox) = mpsc::unbounded_channel();
-        let gathering = tokio::spawn(gather(inbox, 2, Arc::clone(&notify)));
+        let gathering = tokio::spawn(gather(inbox, 2, signal.clone()));
         let start = Instant::now();
         let end = start + Duration::from_secs(1);
         let mut at = Vec::new();
@@ -152,7 +149,7 @@ mod tests {
             }
         };
         let hear = async {
-            while tokio::time::timeout_at(end, notify.notified()).await.is_ok() {
+            while tokio::time::timeout_at(end, signal.recv()).await.is_ok() {
                 at.push(start.elapsed().as_millis() as u64);
             }
         };

@@ -6,12 +6,13 @@ use super::replies::{self, Element};
 use super::routes::Routes;
 use super::scripts::{Failure, Ready, Script};
 use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::Signal;
 use fred::types::config::Server;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -30,7 +31,7 @@ const REDIRECTIONS: usize = 5;
 pub(super) struct Fleet {
     address: Address,
     routes: Arc<Routes>,
-    reconnects: Arc<Notify>,
+    reconnects: Signal,
     nodes: Arc<Nodes>,
     /// Where the connections live.
     runtime: Handle,
@@ -52,7 +53,7 @@ struct Place {
 
 impl Place {
     /// Many who want the same at once make one attempt.
-    async fn connect(&self, address: &Address, reconnects: &Arc<Notify>) -> Result<Node> {
+    async fn connect(&self, address: &Address, reconnects: &Signal) -> Result<Node> {
         let failed = || self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         let connect = async || {
             if let Some((at, error)) = &*failed()
@@ -123,13 +124,13 @@ impl Fleet {
     pub(super) async fn connect(
         address: &Address,
         routes: &Arc<Routes>,
-        reconnects: &Arc<Notify>,
+        reconnects: &Signal,
     ) -> Result<Arc<Self>> {
         let ended = CancellationToken::new();
         let fleet = Arc::new(Self {
             address: address.clone(),
             routes: Arc::clone(routes),
-            reconnects: Arc::clone(reconnects),
+            reconnects: reconnects.clone(),
             nodes: Arc::default(),
             runtime: Handle::current(),
             _end: ended.clone().drop_guard(),
@@ -251,7 +252,7 @@ impl Fleet {
         if let Some(node) = place.node.get() {
             return Ok(node.clone());
         }
-        let (address, reconnects) = (self.address.of(server), Arc::clone(&self.reconnects));
+        let (address, reconnects) = (self.address.of(server), self.reconnects.clone());
         let (nodes, server) = (Arc::clone(&self.nodes), server.clone());
         // In a task of its own: who asks may give up, and may be on another runtime.
         let connecting = self.runtime.spawn(async move {
@@ -348,7 +349,7 @@ impl Fleet {
         Arc::new(Self {
             address: Address::parse(url, "", t, t).unwrap(),
             routes: Arc::new(Routes::fixed(url, map)),
-            reconnects: Arc::default(),
+            reconnects: Signal::new(),
             nodes: Arc::default(),
             runtime: Handle::current(),
             _end: ended.clone().drop_guard(),

@@ -181,7 +181,7 @@ mod tests {
     use crate::store::redis::requests::Wire;
     use crate::store::redis::scripts::PLAIN;
     use crate::store::redis::wakeups::Hub;
-    use crate::store::{Mode, Name, Token};
+    use crate::store::{HolderId, Name, Target};
     use std::task::{Context, Waker};
     use std::time::Duration;
     use uuid::Uuid;
@@ -195,14 +195,14 @@ mod tests {
     }
 
     fn acquire() -> Acquire {
-        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::nil(), 1));
-        let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
-        Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl }
+        let target = Target::exclusive(Name::new("n").unwrap());
+        let ttl = Duration::from_secs(30);
+        Acquire::new(target, HolderId::new(Uuid::nil(), 1), ttl, ttl)
     }
 
     fn release() -> Release {
-        let Acquire { name, token, timeout, .. } = acquire();
-        Release { name, token, count: 0, timeout }
+        let Acquire { target, holder, timeout, .. } = acquire();
+        Release::new(target, holder, 0, timeout)
     }
 
     #[tokio::test]

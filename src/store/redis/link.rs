@@ -6,6 +6,7 @@ use super::replies::{self, Element};
 use super::routes::Routes;
 use super::scripts::{Call, Failure, Ready, Script};
 use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::Signal;
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::{ClientLike, EventInterface};
@@ -66,7 +67,7 @@ pub(super) struct Dial {
     /// None where there is one server.
     pub(super) routes: Option<Arc<Routes>>,
     /// Told of each reconnect.
-    pub(super) reconnects: Arc<Notify>,
+    pub(super) reconnects: Signal,
 }
 
 impl Dial {
@@ -154,8 +155,8 @@ pub(super) async fn in_use(client: &impl ClientLike) {
 
 impl Node {
     /// Each reconnect is told, until the client ends.
-    pub(super) fn new(client: Client, attempt: Duration, reconnects: &Arc<Notify>) -> Self {
-        let (told, mut events) = (Arc::clone(reconnects), client.reconnect_rx());
+    pub(super) fn new(client: Client, attempt: Duration, reconnects: &Signal) -> Self {
+        let (told, mut events) = (reconnects.clone(), client.reconnect_rx());
         let mut failures = client.error_rx();
         let node = Self { client, condition: Arc::default(), attempt };
         let watched = node.clone();
@@ -178,7 +179,7 @@ impl Node {
                     return;
                 }
                 *watched.condition.failure() = None;
-                told.notify_one();
+                told.set();
                 in_use(&watched.client).await;
                 watched.condition.changed.notify_waiters();
             }

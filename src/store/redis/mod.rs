@@ -29,9 +29,11 @@ mod wakeups;
 
 pub(crate) use connect::Address;
 
+use super::options::{Common, in_task};
 use super::{
-    Acquire, Acquired, Capabilities, Fencing, Holding, Mode, Name, Release, Released, Renewal,
-    Renewed, Store, StoreFuture, Token, Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, Fencing, ForceRelease, HolderId, Inspect,
+    Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
+    Target, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -47,11 +49,11 @@ use requests::Wire;
 use routes::Routes;
 use scripts::{AGE, BY_TEXT, Call, INSPECT, PLAIN, SHARDED, Script, Scripts, slot};
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 use wakeups::Hub;
@@ -59,7 +61,23 @@ use wakeups::Hub;
 /// So many microseconds pass between two grants of a name, with a release in between.
 const LONGEST_FENCE_BLOCK: u32 = 64;
 
-pub(crate) struct RedisStore {
+/// Keeps leases on a Redis server, or on those of a Sentinel or Cluster deployment.
+///
+/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. This is for those who wrap it in a store
+/// of their own, to count, to limit or to change what is asked of it.
+///
+/// ```no_run
+/// # async fn connected() -> leasehold::Result<()> {
+/// use leasehold::LeaseManager;
+/// use leasehold::store::RedisStore;
+///
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+/// let leases = LeaseManager::builder().build(store)?;
+/// # drop(leases);
+/// # Ok(())
+/// # }
+/// ```
+pub struct RedisStore {
     clock: Clock,
     keys: Keys,
     attempt: Duration,
@@ -67,7 +85,7 @@ pub(crate) struct RedisStore {
     locks: Link,
     renewals: Link,
     hub: Hub,
-    reconnects: Arc<Notify>,
+    reconnects: Signal,
     scripts: &'static Scripts,
     /// None where there is one server.
     routes: Option<Arc<Routes>>,
@@ -78,10 +96,51 @@ pub(crate) struct RedisStore {
 }
 
 impl RedisStore {
+    /// Connects to the server or servers of a URL, on the current runtime, with the default settings.
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_with`](Self::connect_with).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::connect_with(url, &ConnectOptions::new()).await
+    }
+
+    /// Connects to the server or servers of a URL, on the current runtime, and tries out what locks will need.
+    ///
+    /// The URLs are those of [`LeaseManager::connect`](crate::LeaseManager::connect) for Redis; a list of them is a
+    /// [`Quorum`](super::Quorum), and no `RedisStore`. The connections live and die with the runtime.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseManager::connect`](crate::LeaseManager::connect).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was connected is disconnected.
+    pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
+        let Common { ttl, attempt, remote } = options.common()?;
+        let address = Address::parse(url, &remote.prefix, ttl, attempt)?.with(&remote)?;
+        in_task(Self::open(address, Clock::system())).await
+    }
+
     /// Connects on the current runtime and tries out what locks will need.
-    pub(crate) async fn connect(address: Address, clock: Clock) -> Result<Self> {
+    pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
         let (attempt, keys) = (address.attempt, Keys::new(&address.prefix));
-        let reconnects = Arc::new(Notify::new());
+        let reconnects = Signal::new();
         let routing = CancellationToken::new();
         let failing = routing.clone().drop_guard();
         let routes = Routes::start(&address, &reconnects, &routing).await?;
@@ -90,7 +149,7 @@ impl RedisStore {
             _ => &PLAIN,
         };
         let replicas = address.replicas;
-        let dial = Dial { address, routes: routes.clone(), reconnects: Arc::clone(&reconnects) };
+        let dial = Dial { address, routes: routes.clone(), reconnects: reconnects.clone() };
         let locks = dial.link().await?;
         let renewals = match dial.link().await {
             Ok(link) => link,
@@ -124,7 +183,7 @@ impl RedisStore {
             runtime: Handle::current(),
         };
         if let Err(error) = store.try_out().await {
-            store.close().await;
+            store.close(attempt).await;
             return Err(error);
         }
         Ok(store)
@@ -166,12 +225,12 @@ impl RedisStore {
     }
 
     async fn try_out_with(&self, name: Name) -> Result<()> {
-        let token = Token::new(uuid::Uuid::new_v4(), 0);
-        let (mode, count, timeout) = (Mode::Exclusive, 1, self.attempt);
+        let (target, timeout) = (Target::exclusive(name.clone()), self.attempt);
+        let holder = HolderId::new(uuid::Uuid::new_v4(), 0);
         let ttl = Duration::from_secs(5);
         // The shortest memory: the fence's key is gone a millisecond later.
-        let fencing = Some(Fencing { block: 1, retention: Some(Duration::from_millis(1)) });
-        let acquire = Acquire { name: name.clone(), token, mode, count, ttl, fencing, timeout };
+        let fencing = Some(Fencing::new(1, Some(Duration::from_millis(1))));
+        let acquire = Acquire::new(target.clone(), holder, ttl, timeout).with_fencing(fencing);
         match self.acquire(acquire.clone()).await {
             Err(error) if replies::is_key_out_of_reach(&error) => {
                 let prefix = self.keys.prefix().to_owned();
@@ -190,14 +249,14 @@ impl RedisStore {
             result => drop(result?),
         }
         let again = self.acquire(acquire).await;
-        let by_text = self.run_on(&BY_TEXT, &name).await;
-        let renewal = Renewal { name: name.clone(), token, ttl, fence_retention: None };
-        let renewed = self.renew(vec![renewal], timeout).await;
-        let release = Release { name: name.clone(), token, count: 0, timeout };
+        let by_text = self.run_on(&BY_TEXT, &name, timeout).await;
+        let renewal = Renewal::new(target.clone(), holder);
+        let renewed = self.renew(RenewBatch::new(vec![renewal], ttl, timeout)).await;
+        let release = Release::new(target.clone(), holder, 0, timeout);
         let released = self.release(release.clone()).await;
         // Of what is not there one asks whether it is gone or taken.
         let gone = self.release(release).await;
-        let forced = self.force_release(&name).await;
+        let forced = self.force_release(ForceRelease::new(target, timeout)).await;
         again?;
         by_text?;
         renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
@@ -207,18 +266,23 @@ impl RedisStore {
     }
 
     /// Runs a script that has the key of `name` and no arguments.
-    async fn run_on(&self, script: &'static Script, name: &Name) -> Result<Vec<Element>> {
+    async fn run_on(
+        &self,
+        script: &'static Script,
+        name: &Name,
+        timeout: Duration,
+    ) -> Result<Vec<Element>> {
         let mut call = Call::default();
         call.key(&self.keys.lock(name));
-        let (link, attempt) = (self.locks.clone(), self.attempt);
-        self.at_home(async move { link.run(script, call, attempt).await }).await
+        let link = self.locks.clone();
+        self.at_home(async move { link.run(script, call, timeout).await }).await
     }
 
     /// For how many seconds the server has been up, and the id of this run of it.
-    async fn run_of_server(&self) -> Result<(i64, String)> {
-        let (link, attempt) = (self.locks.clone(), self.attempt);
+    async fn run_of_server(&self, timeout: Duration) -> Result<(i64, String)> {
+        let link = self.locks.clone();
         self.at_home(async move {
-            let mut reply = link.run(&AGE, Call::default(), attempt).await?.into_iter();
+            let mut reply = link.run(&AGE, Call::default(), timeout).await?.into_iter();
             match (reply.next(), reply.next()) {
                 (Some(Element::Int(up)), Some(Element::Text(id))) => Ok((up, id)),
                 _ => Err(replies::nonsense()),
@@ -259,13 +323,10 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let sharded = self.renewals.is_cluster();
-        Capabilities {
-            longest_fence_block: LONGEST_FENCE_BLOCK,
-            renewal_batch: BATCH_SIZE,
-            sharded,
-            ..Capabilities::default()
-        }
+        Capabilities::default()
+            .with_longest_fence_block(LONGEST_FENCE_BLOCK)
+            .with_renewal_batch(BATCH_SIZE)
+            .with_sharded(self.renewals.is_cluster())
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -278,55 +339,68 @@ impl Store for RedisStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.lanes.acquire(request)
+        match request.target.require_exclusive() {
+            Ok(()) => self.lanes.acquire(request),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.lanes.release(request)
+        match request.target.require_exclusive() {
+            Ok(()) => self.lanes.release(request),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
     }
 
-    fn renew(&self, batch: Vec<Renewal>, timeout: Duration) -> StoreFuture<Renewed> {
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         let (link, clock, keys) = (self.renewals.clone(), self.clock.clone(), self.keys.clone());
-        Box::pin(renewals::renew(Caller { link, clock, keys }, batch, timeout))
+        Box::pin(renewals::renew(Caller { link, clock, keys }, batch))
     }
 
-    async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
-        replies::holding(&self.run_on(&INSPECT, name).await?)
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        request.target.require_exclusive()?;
+        let reply = self.run_on(&INSPECT, &request.target.name, request.timeout).await?;
+        replies::inspection(&reply)
     }
 
-    async fn force_release(&self, name: &Name) -> Result<bool> {
-        match self.run_on(&self.scripts.force, name).await?.first() {
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        request.target.require_exclusive()?;
+        let script = &self.scripts.force;
+        match self.run_on(script, &request.target.name, request.timeout).await?.first() {
             Some(Element::Int(deleted)) => Ok(*deleted > 0),
             _ => Err(replies::nonsense()),
         }
     }
 
-    async fn subscribe(&self, name: &Name) -> Result<Option<Wakeups>> {
-        self.hub.subscribe(self.keys.channel(name).concat()).await.map(Some)
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        request.target.require_exclusive()?;
+        let channel = self.keys.channel(&request.target.name).concat();
+        let subscribed = timeout(request.timeout, self.hub.subscribe(channel)).await;
+        subscribed.unwrap_or_else(|_| Err(Error::silent())).map(Some)
     }
 
-    fn reconnects(&self) -> Option<Arc<Notify>> {
-        Some(Arc::clone(&self.reconnects))
+    fn reconnects(&self) -> Option<Signal> {
+        Some(self.reconnects.clone())
     }
 
     /// By the server's uptime alone, whatever it keeps on disk: a file can be another one, cut short, or behind.
     /// Whole seconds, so up to one less than it is.
-    async fn age(&self) -> Result<Option<Duration>> {
-        let up = self.run_of_server().await?.0;
+    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
+        let up = self.run_of_server(timeout).await?.0;
         // The server rounds both its start and its time down.
         Ok(Some(Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1))))
     }
 
-    async fn server_id(&self) -> Result<Option<String>> {
-        let id = self.run_of_server().await?.1;
+    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
+        let id = self.run_of_server(timeout).await?.1;
         Ok(Some(id).filter(|id| !id.is_empty()))
     }
 
-    async fn close(&self) {
+    async fn close(&self, timeout: Duration) {
         self.routing.cancel();
-        self.lanes.close(self.attempt * 2).await;
+        self.lanes.close(timeout * 2).await;
         self.locks.close().await;
         self.renewals.close().await;
-        self.hub.close(self.attempt).await;
+        self.hub.close(timeout).await;
     }
 }

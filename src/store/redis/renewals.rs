@@ -6,7 +6,7 @@ use super::scripts::{RENEW, slot};
 use super::{replies, requests};
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::store::{Absence, Renewal, Renewed};
+use crate::store::{Absence, RenewBatch, Renewal, Renewed};
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -21,35 +21,33 @@ pub(super) struct Caller {
 
 type Verdicts = Vec<Result<Option<Absence>>>;
 
-pub(super) async fn renew(
-    caller: Caller,
-    batch: Vec<Renewal>,
-    timeout: Duration,
-) -> Result<Renewed> {
+pub(super) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> {
+    batch.require_exclusive()?;
     let sent = caller.clock.now();
     let verdicts = if caller.link.is_cluster() {
-        caller.by_slot(batch, timeout).await
+        caller.by_slot(batch).await
     } else {
-        caller.together(&batch, timeout).await?
+        caller.together(&batch).await?
     };
-    Ok(Renewed { sent, verdicts })
+    Ok(Renewed::new(sent, verdicts))
 }
 
 impl Caller {
     /// A call takes keys of one slot only. The slots' calls go out together, and each has its own outcome.
-    async fn by_slot(&self, batch: Vec<Renewal>, timeout: Duration) -> Verdicts {
-        let count = batch.len();
+    async fn by_slot(&self, mut batch: RenewBatch) -> Verdicts {
+        let items = std::mem::take(&mut batch.items);
+        let count = items.len();
         let mut slots: HashMap<u16, (Vec<usize>, Vec<Renewal>)> = HashMap::new();
-        for (index, renewal) in batch.into_iter().enumerate() {
-            let slot = slot(self.keys.lock(&renewal.name).concat().as_bytes());
+        for (index, renewal) in items.into_iter().enumerate() {
+            let slot = slot(self.keys.lock(&renewal.target.name).concat().as_bytes());
             let (indices, renewals) = slots.entry(slot).or_default();
             indices.push(index);
             renewals.push(renewal);
         }
         let mut calls = JoinSet::new();
-        for (indices, renewals) in slots.into_values() {
-            let caller = self.clone();
-            calls.spawn(async move { (indices, caller.together(&renewals, timeout).await) });
+        for (indices, items) in slots.into_values() {
+            let (caller, batch) = (self.clone(), RenewBatch { items, ..batch.clone() });
+            calls.spawn(async move { (indices, caller.together(&batch).await) });
         }
         let mut verdicts = vec![Err(replies::gone()); count];
         while let Some(answer) = calls.join_next().await {
@@ -67,12 +65,12 @@ impl Caller {
     }
 
     /// All in one call.
-    async fn together(&self, batch: &[Renewal], timeout: Duration) -> Result<Verdicts> {
-        let until = self.clock.now() + timeout;
-        match self.call(batch, timeout).await {
+    async fn together(&self, batch: &RenewBatch) -> Result<Verdicts> {
+        let until = self.clock.now() + batch.timeout;
+        match self.call(batch, &batch.items, batch.timeout).await {
             Err(error)
                 if self.link.is_split(&error)
-                    || batch.len() > 1 && replies::is_key_out_of_reach(&error) =>
+                    || batch.items.len() > 1 && replies::is_key_out_of_reach(&error) =>
             {
                 let left = || until.saturating_duration_since(self.clock.now());
                 Ok(self.each(batch, left).await)
@@ -81,24 +79,29 @@ impl Caller {
         }
     }
 
-    async fn call(&self, batch: &[Renewal], timeout: Duration) -> Result<Verdicts> {
-        let mut call = requests::renewal(&self.keys, batch);
+    async fn call(
+        &self,
+        batch: &RenewBatch,
+        items: &[Renewal],
+        timeout: Duration,
+    ) -> Result<Verdicts> {
+        let mut call = requests::renewal(&self.keys, batch, items);
         call.divisible = true;
         let reply = self.link.run(&RENEW, call, timeout).await?;
-        Ok(requests::renewed(&reply, batch.len()))
+        Ok(requests::renewed(&reply, items.len()))
     }
 
     /// Renews one by one what was refused together for the sake of one of them, for as long as there is time
     /// and the server answers.
-    async fn each(&self, batch: &[Renewal], left: impl Fn() -> Duration) -> Verdicts {
-        let mut verdicts = Vec::with_capacity(batch.len());
-        for renewal in batch {
-            let mut answer = self.call(std::slice::from_ref(renewal), left()).await;
+    async fn each(&self, batch: &RenewBatch, left: impl Fn() -> Duration) -> Verdicts {
+        let mut verdicts = Vec::with_capacity(batch.items.len());
+        for renewal in &batch.items {
+            let mut answer = self.call(batch, std::slice::from_ref(renewal), left()).await;
             if answer.as_ref().is_err_and(|error| self.link.is_split(error)) {
                 // The lease and its fencing token are on two servers. The token is remembered for long enough
                 // to be left out once.
-                let lease = Renewal { fence_retention: None, ..renewal.clone() };
-                answer = self.call(&[lease], left()).await;
+                let lease = Renewal { keep_fence: false, ..renewal.clone() };
+                answer = self.call(batch, &[lease], left()).await;
             }
             let verdict = answer.and_then(|mut verdicts| {
                 verdicts.pop().unwrap_or_else(|| Err(replies::nonsense()))
@@ -106,7 +109,7 @@ impl Caller {
             let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
             verdicts.push(verdict);
             if let Some(error) = failure {
-                verdicts.resize_with(batch.len(), || Err(error.clone()));
+                verdicts.resize_with(batch.items.len(), || Err(error.clone()));
                 break;
             }
         }

@@ -1,7 +1,7 @@
 //! What the server's words mean. Knows no client: only numbers, texts, and the scripts' codes.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Holding};
+use crate::store::{Absence, Holding, Inspection};
 use std::time::Duration;
 
 /// One element of a script's reply.
@@ -160,15 +160,15 @@ fn error(kind: ErrorKind, message: &'static str, text: &str, fate: Fate) -> Erro
 }
 
 /// The reply of the inspect script.
-pub(super) fn holding(reply: &[Element]) -> Result<Option<Holding>> {
+pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
     let [left, fields @ ..] = reply else {
         return Err(nonsense());
     };
     match fields {
-        [] => Ok(None),
+        [] => Ok(Inspection::default()),
         [Element::Text(holder), Element::Text(count)] => {
             let count = count.parse().map_err(|_| not_a_lock())?;
-            Ok(Some(Holding::new(holder.clone(), count, remaining(left.int()?))))
+            Ok(Inspection::new([Holding::new(holder.clone(), count, remaining(left.int()?))]))
         }
         _ => Err(not_a_lock()),
     }
@@ -280,10 +280,10 @@ mod tests {
     #[test]
     fn replies_that_make_no_sense_are_refused() {
         assert!(Element::Text("12".into()).int().is_err());
-        assert!(holding(&[]).is_err());
-        assert!(holding(&[Element::Int(5), Element::Text("mode".into())]).is_err());
+        assert!(inspection(&[]).is_err());
+        assert!(inspection(&[Element::Int(5), Element::Text("mode".into())]).is_err());
         let text = |s: &str| Element::Text(s.into());
-        let error = holding(&[Element::Int(5), text("a"), text("x")]).unwrap_err();
+        let error = inspection(&[Element::Int(5), text("a"), text("x")]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::WrongType);
     }
 }

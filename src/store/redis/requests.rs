@@ -7,7 +7,9 @@ use super::wakeups::Hub;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
-use crate::store::{Absence, Acquire, Acquired, Fencing, Name, Release, Released, Renewal, Token};
+use crate::store::{
+    Absence, Acquire, Acquired, Fencing, HolderId, Name, Release, Released, RenewBatch, Renewal,
+};
 use crate::trace;
 use std::time::Duration;
 use tracing::Level;
@@ -104,7 +106,7 @@ struct Steps {
 }
 
 enum Tokens {
-    One(Option<Token>),
+    One(Option<HolderId>),
     /// It pays to send only once what they begin with: an argument costs the client several times what its
     /// bytes cost.
     Many {
@@ -123,7 +125,7 @@ impl Steps {
     }
 
     /// One more item.
-    fn item(&mut self, letter: char, token: Token, call: &mut Call) {
+    fn item(&mut self, letter: char, token: HolderId, call: &mut Call) {
         match &mut self.tokens {
             Tokens::One(one) => *one = Some(token),
             Tokens::Many { rest, manager } => {
@@ -166,7 +168,7 @@ impl Request for Acquire {
     type Verdict = Acquired;
 
     fn name(&self) -> &Name {
-        &self.name
+        &self.target.name
     }
 
     fn timeout(&self) -> Duration {
@@ -177,10 +179,10 @@ impl Request for Acquire {
         batch.grants |= self.count == 1;
         batch.set(Common { ttl: self.ttl, count: self.count, fencing: self.fencing });
         let letter = if self.fencing.is_some() { 'F' } else { 'A' };
-        batch.steps.item(letter, self.token, &mut batch.call);
-        batch.call.key(&keys.lock(&self.name));
+        batch.steps.item(letter, self.holder, &mut batch.call);
+        batch.call.key(&keys.lock(&self.target.name));
         if self.fencing.is_some() {
-            batch.call.key(&keys.fence(&self.name));
+            batch.call.key(&keys.fence(&self.target.name));
         }
     }
 
@@ -193,9 +195,7 @@ impl Request for Acquire {
             }
             Code::Done(_) => Err(replies::nonsense()),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
-            Code::Other(left) => {
-                Ok(Acquired::Held { remaining: left.checked_sub(1).map(Duration::from_millis) })
-            }
+            Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
         }
     }
 
@@ -211,7 +211,7 @@ impl Request for Release {
     type Verdict = Released;
 
     fn name(&self) -> &Name {
-        &self.name
+        &self.target.name
     }
 
     fn timeout(&self) -> Duration {
@@ -220,8 +220,8 @@ impl Request for Release {
 
     fn write(&self, keys: &Keys, batch: &mut Batch) {
         let letter = if self.count == 0 { 'R' } else { 'L' };
-        batch.steps.item(letter, self.token, &mut batch.call);
-        batch.call.key(&keys.lock(&self.name));
+        batch.steps.item(letter, self.holder, &mut batch.call);
+        batch.call.key(&keys.lock(&self.target.name));
         if self.count > 0 {
             batch.call.number(self.count.into());
         }
@@ -244,10 +244,10 @@ impl Request for Release {
             Code::Other(_) => return Err(replies::nonsense()),
         };
         // A subscription outlives its last waiter for a while, so we may be one of them.
-        if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.name).concat()) {
+        if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.target.name).concat()) {
             listeners -= 1;
         }
-        Ok(Released::Done { listeners })
+        Ok(Released::done(listeners))
     }
 
     fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
@@ -255,17 +255,17 @@ impl Request for Release {
     }
 }
 
-/// The call of the renewal script. All are of one engine, so their times are the same.
-pub(super) fn renewal(keys: &Keys, batch: &[Renewal]) -> Call {
-    let (mut call, mut steps) = (Call::of(batch.len()), Steps::of(batch.len()));
-    call.number(batch.first().map_or(0, |renewal| millis(renewal.ttl)));
-    call.number(batch.iter().find_map(|renewal| renewal.fence_retention).map_or(0, millis));
-    for renewal in batch {
-        let letter = if renewal.fence_retention.is_some() { 'F' } else { 'L' };
-        steps.item(letter, renewal.token, &mut call);
-        call.key(&keys.lock(&renewal.name));
-        if renewal.fence_retention.is_some() {
-            call.key(&keys.fence(&renewal.name));
+/// The call of the renewal script for some items of a batch.
+pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
+    let (mut call, mut steps) = (Call::of(items.len()), Steps::of(items.len()));
+    call.number(millis(batch.ttl));
+    call.number(batch.fence_retention.map_or(0, millis));
+    for item in items {
+        let keeps = batch.retention_of(item).is_some();
+        steps.item(if keeps { 'F' } else { 'L' }, item.holder, &mut call);
+        call.key(&keys.lock(&item.target.name));
+        if keeps {
+            call.key(&keys.fence(&item.target.name));
         }
     }
     steps.finish(&mut call);
@@ -295,7 +295,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Mode;
+    use crate::store::Target;
 
     #[test]
     fn as_many_replicas_as_were_asked_for_confirm_a_grant() {
@@ -328,18 +328,18 @@ mod tests {
     }
 
     fn acquire(count: u32) -> Acquire {
-        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::from_u128(1), 1));
-        let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
-        Acquire { name, token, mode, count, ttl, fencing: None, timeout: ttl }
+        let (holder, ttl) = (HolderId::new(Uuid::from_u128(1), 1), Duration::from_secs(30));
+        let target = Target::exclusive(Name::new("n").unwrap());
+        Acquire::new(target, holder, ttl, ttl).with_count(count)
     }
 
     fn release() -> Release {
-        let Acquire { name, token, timeout, .. } = acquire(1);
-        Release { name, token, count: 0, timeout }
+        let Acquire { target, holder, timeout, .. } = acquire(1);
+        Release::new(target, holder, 0, timeout)
     }
 
     fn of(manager: u128, number: u64) -> Acquire {
-        Acquire { token: Token::new(Uuid::from_u128(manager), number), ..acquire(1) }
+        Acquire { holder: HolderId::new(Uuid::from_u128(manager), number), ..acquire(1) }
     }
 
     #[tokio::test]
@@ -351,27 +351,23 @@ mod tests {
             batch.finish(&wire).0.finish().arguments().split_off(4)
         };
         let (first, second, other) = (of(1, 7), of(1, 8), of(2, 9));
-        let in_round = Acquire { token: second.token.in_round(3), ..second.clone() };
+        let in_round = Acquire { holder: second.holder.in_round(3), ..second.clone() };
         let [one, two] = [1, 2].map(|manager| format!("{}:", Uuid::from_u128(manager)));
         let all = [first.clone(), second, other.clone(), in_round];
         assert_eq!(said(&all[..2]), [&one, "7,8", "SMAA"]);
         assert_eq!(said(&all), [&one, &two, &one, "7,8,9,8.3", "SMAAMAMA"]);
         // One alone is said in full.
-        assert_eq!(said(&all[..1]), [&first.token.to_string(), "SA"]);
-        let renewals = [first, other].map(|Acquire { name, token, ttl, .. }| Renewal {
-            name,
-            token,
-            ttl,
-            fence_retention: None,
-        });
-        let call = renewal(&wire.keys, &renewals).finish();
+        assert_eq!(said(&all[..1]), [&first.holder.to_string(), "SA"]);
+        let items = [&first, &other].map(|ask| Renewal::new(ask.target.clone(), ask.holder));
+        let batch = RenewBatch::new(items.into(), first.ttl, first.timeout);
+        let call = renewal(&wire.keys, &batch, &batch.items).finish();
         assert_eq!(call.arguments(), ["30000", "0", &one, &two, "7,9", "MLML"]);
     }
 
     #[tokio::test]
     async fn each_answer_means_one_thing_to_each_request() {
         let (wire, sent) = (wire(None), crate::clock::Clock::system().now());
-        let fenced = Acquire { fencing: Some(Fencing { block: 1, retention: None }), ..acquire(1) };
+        let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire(1) };
         let asked = |acquire: &Acquire, said| match acquire.read(&wire, sent, &Element::Int(said)) {
             Ok(Acquired::Granted { fence, reached, .. }) => format!("granted {fence:?} {reached}"),
             Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
@@ -468,7 +464,7 @@ mod tests {
         assert_eq!(warnings(|| [0, 1].map(told)), 0);
         assert_eq!(warnings(|| told(-3)), 1, "nobody could be woken");
         // One of them are we.
-        let channel = wire.keys.channel(&release().name).concat();
+        let channel = wire.keys.channel(&release().target.name).concat();
         let (waiter, ()) = tokio::join!(wire.hub.subscribe(channel), wire.hub.confirm(&mut orders));
         assert_eq!([-3, 0, 1, 2].map(told), [0, 0, 0, 1]);
         drop(waiter.unwrap());

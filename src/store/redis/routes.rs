@@ -7,13 +7,14 @@ use super::connect::Address;
 use super::discover::Inquiry;
 use super::url::{Sentinels, Topology};
 use crate::error::Result;
+use crate::store::Signal;
 use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::config::Server;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
@@ -80,8 +81,8 @@ pub(super) struct Routes {
     changes: watch::Sender<u64>,
     /// Counts how often the fleet was asked.
     rounds: watch::Sender<u64>,
-    wanted: Notify,
-    reconnects: Arc<Notify>,
+    wanted: Signal,
+    reconnects: Signal,
     pub(super) inquiry: Inquiry,
     /// Whether channels belong to slots.
     pub(super) sharded: bool,
@@ -91,7 +92,7 @@ impl Routes {
     /// Asks the fleet, and goes on asking it until `end`; `None` if there is only one server.
     pub(super) async fn start(
         address: &Address,
-        reconnects: &Arc<Notify>,
+        reconnects: &Signal,
         end: &CancellationToken,
     ) -> Result<Option<Arc<Self>>> {
         if let Topology::Single = address.topology {
@@ -104,8 +105,8 @@ impl Routes {
             map: RwLock::new(map),
             changes: watch::Sender::new(0),
             rounds: watch::Sender::new(0),
-            wanted: Notify::new(),
-            reconnects: Arc::clone(reconnects),
+            wanted: Signal::new(),
+            reconnects: reconnects.clone(),
             inquiry,
             sharded: sharded && !address.plain_pubsub,
         });
@@ -156,7 +157,7 @@ impl Routes {
 
     /// The map may be wrong: the fleet is to be asked.
     pub(super) fn want(&self) {
-        self.wanted.notify_one();
+        self.wanted.set();
     }
 
     /// Has the fleet asked, and waits for the answer.
@@ -179,7 +180,7 @@ impl Routes {
         self.changes.send_modify(|changes| *changes += 1);
         if failed_over {
             // What the server before did not pass on is lost: all leases are verified.
-            self.reconnects.notify_one();
+            self.reconnects.set();
         }
         true
     }
@@ -196,7 +197,7 @@ async fn keep(routes: Arc<Routes>) {
     let mut gap = GAPS.0;
     loop {
         tokio::select! {
-            () = routes.wanted.notified() => {}
+            () = routes.wanted.recv() => {}
             () = sleep(round) => {}
         }
         let known = routes.read().clone();
@@ -274,8 +275,8 @@ impl Routes {
             map: RwLock::new(map),
             changes: watch::Sender::new(0),
             rounds: watch::Sender::new(0),
-            wanted: Notify::new(),
-            reconnects: Arc::default(),
+            wanted: Signal::new(),
+            reconnects: Signal::new(),
             inquiry: Inquiry::default(),
             sharded: true,
         }
@@ -312,8 +313,8 @@ mod tests {
         failed_over.give(0..=9, &Server::new("c", 3));
         assert!(failed_over.has_news_for(&before));
     }
-    async fn told(notify: &Notify) -> bool {
-        timeout(Duration::ZERO, notify.notified()).await.is_ok()
+    async fn told(signal: &Signal) -> bool {
+        timeout(Duration::ZERO, signal.recv()).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
@@ -368,7 +369,7 @@ mod tests {
         let start = Instant::now();
         let (moment, limit) = (Duration::from_millis(20), Duration::from_millis(50));
         let answer = async {
-            routes.wanted.notified().await;
+            routes.wanted.recv().await;
             sleep(moment).await;
             routes.rounds.send_modify(|rounds| *rounds += 1);
         };

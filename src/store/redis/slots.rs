@@ -213,7 +213,7 @@ mod tests {
     use crate::store::redis::requests::Wire;
     use crate::store::redis::scripts::SHARDED;
     use crate::store::redis::wakeups::Hub;
-    use crate::store::{Mode, Name, Token};
+    use crate::store::{HolderId, Name, Target};
     use std::time::Duration;
     use tokio::time::timeout;
     use uuid::Uuid;
@@ -229,9 +229,9 @@ mod tests {
     }
 
     fn acquire(lanes: &SlotLanes, name: &str, here: bool) -> StoreFuture<Acquired> {
-        let (name, token) = (Name::new(name).unwrap(), Token::new(Uuid::new_v4(), 1));
-        let (mode, ttl) = (Mode::Exclusive, Duration::from_secs(30));
-        let request = Acquire { name, token, mode, count: 1, ttl, fencing: None, timeout: ttl };
+        let target = Target::exclusive(Name::new(name).unwrap());
+        let (holder, ttl) = (HolderId::new(Uuid::new_v4(), 1), Duration::from_secs(30));
+        let request = Acquire::new(target, holder, ttl, ttl);
         lanes.acquire(request, here)
     }
 
@@ -295,8 +295,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_release_goes_the_same_way() {
         let (lanes, _work) = lanes();
-        let (name, token) = (Name::new("n").unwrap(), Token::new(Uuid::new_v4(), 1));
-        let request = Release { name, token, count: 0, timeout: MOMENT };
+        let target = Target::exclusive(Name::new("n").unwrap());
+        let request = Release::new(target, HolderId::new(Uuid::new_v4(), 1), 0, MOMENT);
         let released = lanes.release(request, true);
         assert_eq!(at_work(&lanes), [(1, 0, false)]);
         assert!(released.await.is_err());

@@ -14,7 +14,7 @@ use super::clerks::Clerks;
 use super::connect::Address;
 use super::link::{Dial, in_use, is_connected, sorted};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::Wakeups;
+use crate::store::{Signal, Wakeups};
 use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::error::ErrorKind as Silence;
@@ -25,7 +25,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::Level;
 
@@ -52,7 +52,7 @@ pub(super) type Channels = Arc<Mutex<HashMap<String, Channel>>>;
 
 #[derive(Default)]
 pub(super) struct Channel {
-    waiters: Vec<Arc<Notify>>,
+    waiters: Vec<Signal>,
     /// As far as the client knows.
     pub(super) subscribed: bool,
     /// The server of a fleet that has the channel.
@@ -118,13 +118,12 @@ impl Hub {
     /// Subscribes a waiter and returns when the subscription has left: fred waits for no answer to it, except in
     /// a cluster.
     pub(super) async fn subscribe(&self, channel: String) -> Result<Wakeups> {
-        let notify = Arc::new(Notify::new());
-        let guard =
-            Guard { hub: self.clone(), channel: channel.clone(), notify: Arc::clone(&notify) };
+        let signal = Signal::new();
+        let guard = Guard { hub: self.clone(), channel: channel.clone(), signal: signal.clone() };
         let subscribed = {
             let mut channels = lock(&self.channels);
             let entry = channels.entry(channel.clone()).or_default();
-            entry.waiters.push(Arc::clone(&notify));
+            entry.waiters.push(signal.clone());
             entry.subscribed
         };
         if !subscribed {
@@ -134,14 +133,14 @@ impl Hub {
                 Err(Error::new(ErrorKind::Unavailable, "the subscriber has gone"))
             })?;
         }
-        Ok(Wakeups::new(notify, guard))
+        Ok(Wakeups::new(signal, guard))
     }
 }
 
 struct Guard {
     hub: Hub,
     channel: String,
-    notify: Arc<Notify>,
+    signal: Signal,
 }
 
 impl Drop for Guard {
@@ -150,7 +149,7 @@ impl Drop for Guard {
         let Some(channel) = channels.get_mut(&self.channel) else {
             return;
         };
-        channel.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.notify));
+        channel.waiters.retain(|waiter| !waiter.is(&self.signal));
         if channel.is_awaited() {
             return;
         }
@@ -172,7 +171,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Wakes who waits on one channel, or on all. Each of them is the first in line of its name, and
 /// two names may share a channel, so nobody is woken in vain.
 pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
-    let waiters: Vec<Arc<Notify>> = {
+    let waiters: Vec<Signal> = {
         let channels = lock(channels);
         match channel {
             Some(channel) => channels
@@ -185,7 +184,7 @@ pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&
         }
     };
     // Wakers run with no lock held.
-    waiters.iter().for_each(|waiter| waiter.notify_one());
+    waiters.iter().for_each(Signal::set);
 }
 
 /// A connection that messages come by.

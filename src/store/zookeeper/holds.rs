@@ -7,7 +7,7 @@
 use super::names::{Names, Who};
 use super::session::Session;
 use crate::clock::{Clock, Instant};
-use crate::store::{Name, Token};
+use crate::store::{HolderId, Name};
 use crate::trace;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ pub(super) struct Own {
     pub(super) expires: Instant,
 }
 
-type Key = (Name, Token);
+type Key = (Name, HolderId);
 
 /// All entries are looked at in one pass, and so seldom: this part of the time to live lies between two.
 const PASSES: u32 = 50;
@@ -67,11 +67,11 @@ impl Holds {
         Self { clock, rest: longest / PASSES, entries, earlier: Notify::new() }
     }
 
-    pub(super) fn find(&self, name: &Name, token: Token) -> Option<Own> {
+    pub(super) fn find(&self, name: &Name, token: HolderId) -> Option<Own> {
         self.lock().own.get(&(name.clone(), token)).cloned()
     }
 
-    pub(super) fn put(&self, name: &Name, token: Token, own: Own) {
+    pub(super) fn put(&self, name: &Name, token: HolderId, own: Own) {
         let mut entries = self.lock();
         let earlier = entries.hasten(own.expires);
         entries.own.insert((name.clone(), token), own);
@@ -82,7 +82,12 @@ impl Holds {
     }
 
     /// Changes an entry, if it is still there; whether it is.
-    pub(super) fn change(&self, name: &Name, token: Token, change: impl FnOnce(&mut Own)) -> bool {
+    pub(super) fn change(
+        &self,
+        name: &Name,
+        token: HolderId,
+        change: impl FnOnce(&mut Own),
+    ) -> bool {
         let mut entries = self.lock();
         let Some(entry) = entries.own.get_mut(&(name.clone(), token)) else { return false };
         change(entry);
@@ -95,7 +100,7 @@ impl Holds {
         true
     }
 
-    pub(super) fn remove(&self, name: &Name, token: Token) {
+    pub(super) fn remove(&self, name: &Name, token: HolderId) {
         self.lock().own.remove(&(name.clone(), token));
     }
 
@@ -152,7 +157,7 @@ impl Holds {
     }
 }
 
-async fn give_back(own: &Own, directory: &str, token: Token) {
+async fn give_back(own: &Own, directory: &str, token: HolderId) {
     let delete = || async move {
         if let Some(path) = &own.path {
             own.session.delete(path).await?;

@@ -9,7 +9,7 @@
 //!
 //! All in one line, whoever has the lowest sequence number holds.
 
-use crate::store::{Name, Token};
+use crate::store::{HolderId, Name};
 use std::cmp::Ordering;
 use std::fmt::Write;
 use uuid::Uuid;
@@ -59,7 +59,7 @@ fn encode(text: &str, out: &mut String) {
 /// Whose a node in the line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    Acquire(Token),
+    Acquire(HolderId),
     Place(Uuid),
 }
 
@@ -112,7 +112,7 @@ pub(super) fn line(children: Vec<String>) -> Vec<Child> {
 }
 
 /// What a node of a holder says.
-pub(super) fn record(token: Token, count: u32) -> String {
+pub(super) fn record(token: HolderId, count: u32) -> String {
     format!("{token} {count}")
 }
 
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_node_says_whose_it_is() {
-        let token = Token::new(Uuid::nil(), 7);
+        let token = HolderId::new(Uuid::nil(), 7);
         let path = |who: Who| who.path("/locks/job");
         assert_eq!(path(Who::Acquire(token)), format!("/locks/job/h~{token}~"));
         assert_eq!(path(Who::Place(Uuid::nil())), format!("/locks/job/w~{}~", Uuid::nil()));
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_line_is_in_the_order_of_the_numbers_also_past_the_last() {
-        let token = Token::new(Uuid::nil(), 7);
+        let token = HolderId::new(Uuid::nil(), 7);
         let name = |who: Who, sequence: &str| format!("{}{sequence}", who.part());
         let (holder, waiter) = (Who::Acquire(token), Who::Place(Uuid::nil()));
         let children = vec![
@@ -162,12 +162,12 @@ mod tests {
         assert_eq!(sequences, [i32::MAX - 1, i32::MAX, i32::MIN]);
         assert!(line[0].is_of(holder) && !line[0].is_of(waiter));
         assert!(line[1].is_of(waiter) && !line[1].is_of(Who::Place(Uuid::max())));
-        assert!(!line[0].is_of(Who::Acquire(Token::new(Uuid::nil(), 77))));
+        assert!(!line[0].is_of(Who::Acquire(HolderId::new(Uuid::nil(), 77))));
     }
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        let token = Token::new(Uuid::nil(), 7);
+        let token = HolderId::new(Uuid::nil(), 7);
         let text = record(token, 3);
         assert_eq!(parse_record(text.as_bytes()), Some((token.to_string(), 3)));
         assert_eq!(parse_record(b""), None);

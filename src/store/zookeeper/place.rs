@@ -21,6 +21,7 @@ use super::names::Who;
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::error::Result;
+use crate::store::Signal;
 use crate::trace;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -43,7 +44,7 @@ pub(super) struct Place {
     /// How long one step may take.
     attempt: Duration,
     /// Wakes the waiter.
-    pub(super) notify: Arc<Notify>,
+    pub(super) signal: Signal,
     state: Mutex<State>,
     /// What was taken over turned out to be gone.
     again: Notify,
@@ -73,7 +74,7 @@ impl Place {
         Arc::new(Self {
             directory,
             attempt,
-            notify: Arc::default(),
+            signal: Signal::new(),
             state: Mutex::new(State::new(Uuid::new_v4())),
             again: Notify::new(),
             left: CancellationToken::new(),
@@ -160,7 +161,7 @@ impl Place {
             match before {
                 Before::Nobody => {
                     self.lock().first = true;
-                    self.notify.notify_one();
+                    self.signal.set();
                     self.until_missed(session).await?;
                 }
                 Before::Node(path) => self.until_gone(session, &path).await?,

@@ -20,7 +20,7 @@ use super::session::Session;
 use super::sessions::Sessions;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
-use crate::store::{Acquire, Acquired, Holding, Name, Release, Released, Token};
+use crate::store::{Acquire, Acquired, HolderId, Holding, Inspection, Name, Release, Released};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,6 +49,7 @@ impl Recipe {
     }
 
     pub(super) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
+        request.target.require_exclusive()?;
         self.check_ttl(request.ttl)?;
         let asked = self.clock.now();
         let limit = self.limit(&request);
@@ -56,7 +57,7 @@ impl Recipe {
             let session = self.sessions.fresh(limit).await?;
             Attempt { recipe: self, request: &request, session, asked }.run().await
         });
-        verdict.await.map_err(|error| match self.holds.find(&request.name, request.token) {
+        verdict.await.map_err(|error| match self.holds.find(&request.target.name, request.holder) {
             None => error.with_fate(Fate::NotExecuted),
             // Refused halfway, there may still be a node.
             Some(own) if !own.granted => error.with_fate(Fate::Unknown),
@@ -66,10 +67,14 @@ impl Recipe {
 
     /// Two round trips must fit, also those of a server that is far away.
     fn limit(&self, request: &Acquire) -> Duration {
-        let Ok(session) = self.sessions.current() else { return request.timeout };
         // A nested one must not outlive its hold.
-        let most = if request.count == 1 { request.timeout * 2 } else { request.timeout };
-        (session.round_trip() * 4).clamp(request.timeout, most)
+        if request.count > 1 { request.timeout } else { self.look_limit(request.timeout) }
+    }
+
+    /// The same for a look, which nothing depends on.
+    pub(super) fn look_limit(&self, timeout: Duration) -> Duration {
+        let Ok(session) = self.sessions.current() else { return timeout };
+        (session.round_trip() * 4).clamp(timeout, timeout * 2)
     }
 
     pub(super) fn check_ttl(&self, ttl: Duration) -> Result<()> {
@@ -83,21 +88,23 @@ impl Recipe {
     }
 
     pub(super) async fn release(&self, request: Release) -> Result<Released> {
+        request.target.require_exclusive()?;
         in_time(request.timeout, async {
             let session = self.sessions.current()?;
             let released = self.give_back(&session, &request).await?;
             if released {
                 // Whoever is next in the line is told by its watch.
-                return Ok(Released::Done { listeners: 0 });
+                return Ok(Released::done(0));
             }
-            Ok(Released::NotYours(self.absence(&request.name).await))
+            Ok(Released::NotYours(self.absence(&request.target.name).await))
         })
         .await
     }
 
     /// Whether it was there.
     async fn give_back(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
-        let Release { name, token, count, .. } = request;
+        let Release { target, holder: token, count, .. } = request;
+        let name = &target.name;
         let own = self.holds.find(name, *token).filter(|own| !own.session.is_over());
         let Some(own) = own else {
             self.holds.remove(name, *token);
@@ -128,15 +135,15 @@ impl Recipe {
         Ok(there)
     }
 
-    async fn sweep(&self, session: &Session, name: &Name, token: Token) -> Result<bool> {
+    async fn sweep(&self, session: &Session, name: &Name, token: HolderId) -> Result<bool> {
         session.sweep(&self.names.lock(name), Who::Acquire(token)).await
     }
 
-    pub(super) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+    pub(super) async fn inspect(&self, name: &Name) -> Result<Inspection> {
         let session = self.sessions.current()?;
         let first = self.first(&session, name).await?;
         let held = first.and_then(|(_, data)| parse_record(&data));
-        Ok(held.map(|(holder, count)| Holding::new(holder, count, None)))
+        Ok(Inspection::new(held.map(|(holder, count)| Holding::new(holder, count, None))))
     }
 
     /// Deletes the first in the line, also if it does not know yet that it is; whether there was one.
@@ -173,7 +180,8 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     async fn run(self) -> Result<Acquired> {
-        let Acquire { name, token, count, .. } = self.request;
+        let Acquire { target, holder: token, count, .. } = self.request;
+        let name = &target.name;
         let holds = &self.recipe.holds;
         let mut own = holds.find(name, *token);
         if own.take_if(|own| own.session.is_over()).is_some() {
@@ -199,11 +207,11 @@ impl Attempt<'_> {
     }
 
     fn directory(&self) -> String {
-        self.recipe.names.lock(&self.request.name)
+        self.recipe.names.lock(&self.request.target.name)
     }
 
     fn who(&self) -> Who {
-        Who::Acquire(self.request.token)
+        Who::Acquire(self.request.holder)
     }
 
     fn own(&self, path: Option<String>, czxid: u64) -> Own {
@@ -218,7 +226,8 @@ impl Attempt<'_> {
     }
 
     fn granted(&self, own: Own) -> Result<Acquired> {
-        let Acquire { name, token, ttl, .. } = self.request;
+        let Acquire { target, holder: token, ttl, .. } = self.request;
+        let name = &target.name;
         if own.session.is_over() {
             return Err(no_session());
         }
@@ -228,11 +237,7 @@ impl Attempt<'_> {
             *entry = Own { granted: true, expires, ..own };
         });
         // It took so long that it was swept.
-        if known {
-            Ok(Acquired::Granted { sent, fence, reached: false })
-        } else {
-            Err(no_session())
-        }
+        if known { Ok(Acquired::granted(sent, fence)) } else { Err(no_session()) }
     }
 
     async fn first_try(&self) -> Result<Acquired> {
@@ -248,7 +253,8 @@ impl Attempt<'_> {
 
     /// Takes over a place of this process that is the first in the line.
     async fn take_place(&self) -> Result<Option<Acquired>> {
-        let Acquire { name, token, count, .. } = self.request;
+        let Acquire { target, holder: token, count, .. } = self.request;
+        let name = &target.name;
         let taken = {
             let places = self.recipe.places();
             let places = places.get(name).into_iter().flatten();
@@ -269,7 +275,8 @@ impl Attempt<'_> {
     }
 
     async fn create(&self, directory: &str) -> Result<Acquired> {
-        let Acquire { name, token, count, .. } = self.request;
+        let Acquire { target, holder: token, count, .. } = self.request;
+        let name = &target.name;
         let holds = &self.recipe.holds;
         holds.put(name, *token, Own { doubtful: true, ..self.own(None, 0) });
         let data = record(*token, *count);
@@ -293,7 +300,7 @@ impl Attempt<'_> {
         if own.path.is_none() {
             let who = self.who();
             let Some(child) = line.iter().find(|child| child.is_of(who)) else {
-                self.recipe.holds.remove(&self.request.name, self.request.token);
+                self.recipe.holds.remove(&self.request.target.name, self.request.holder);
                 return self.first_try().await;
             };
             let path = format!("{directory}/{}", child.name);
@@ -303,14 +310,15 @@ impl Attempt<'_> {
             own = Own { doubtful: true, ..self.own(Some(path), czxid) };
         } else if let (Some(path), Some(_)) = (&own.path, position(&line, &own)) {
             // A place that was taken over may not have its token yet.
-            self.session.write(path, &record(self.request.token, self.request.count)).await?;
+            self.session.write(path, &record(self.request.holder, self.request.count)).await?;
         }
         self.decide(own, &line).await
     }
 
     /// Granted if it is the first; else it leaves.
     async fn decide(&self, own: Own, line: &[Child]) -> Result<Acquired> {
-        let Acquire { name, token, .. } = self.request;
+        let Acquire { target, holder: token, .. } = self.request;
+        let name = &target.name;
         if position(line, &own) == Some(0) {
             return self.granted(own);
         }
@@ -327,8 +335,12 @@ impl Attempt<'_> {
     /// Its process may have taken over a place for a grant that came too late, or whose node was deleted.
     fn refused(&self) -> Acquired {
         let places = self.recipe.places();
-        places.get(&self.request.name).into_iter().flatten().for_each(|place| place.queue_again());
-        Acquired::Held { remaining: None }
+        places
+            .get(&self.request.target.name)
+            .into_iter()
+            .flatten()
+            .for_each(|place| place.queue_again());
+        Acquired::held(None)
     }
 }
 

@@ -6,12 +6,15 @@ use super::names::line;
 use super::recipe::Recipe;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
-use crate::store::{Absence, Name, Renewal, Renewed};
+use crate::store::{Absence, Name, RenewBatch, Renewal, Renewed};
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Recipe {
-    pub(super) async fn renew(&self, batch: Vec<Renewal>, limit: Duration) -> Result<Renewed> {
+    pub(super) async fn renew(&self, batch: RenewBatch) -> Result<Renewed> {
+        batch.require_exclusive()?;
+        let (ttl, limit) = (batch.ttl, batch.timeout);
+        let batch = batch.items;
         let asked = self.clock.now();
         in_time(limit, async {
             let own: Vec<Option<Own>> =
@@ -40,41 +43,41 @@ impl Recipe {
                     None => Ok(false),
                 });
             }
-            let verdicts = self.renewed(&batch, &own, there, asked + limit * 3 / 4).await;
+            let verdicts = self.renewed((&batch, ttl), &own, there, asked + limit * 3 / 4).await;
             let sent = session.map_or(asked, |session| session.confirmed(asked));
-            Ok(Renewed { sent, verdicts })
+            Ok(Renewed::new(sent, verdicts))
         })
         .await
     }
 
     fn renewable(&self, renewal: &Renewal) -> Option<Own> {
-        self.holds.find(&renewal.name, renewal.token).filter(|own| own.granted)
+        self.holds.find(&renewal.target.name, renewal.holder).filter(|own| own.granted)
     }
 
     async fn renewed(
         &self,
-        batch: &[Renewal],
+        (batch, ttl): (&[Renewal], Duration),
         own: &[Option<Own>],
         there: Vec<Result<bool>>,
         until: Instant,
     ) -> Vec<Result<Option<Absence>>> {
         let extended = batch.iter().zip(own).zip(there).map(|((renewal, own), there)| {
-            let Renewal { name, token, ttl, .. } = renewal;
+            let (name, token) = (&renewal.target.name, renewal.holder);
             if there? && own.as_ref().is_some_and(|own| !own.session.is_over()) {
-                self.check_ttl(*ttl)?;
-                let expires = self.clock.now() + *ttl;
-                if self.holds.change(name, *token, |own| own.expires = expires) {
+                self.check_ttl(ttl)?;
+                let expires = self.clock.now() + ttl;
+                if self.holds.change(name, token, |own| own.expires = expires) {
                     return Ok(true);
                 }
             }
-            self.holds.remove(name, *token);
+            self.holds.remove(name, token);
             Ok(false)
         });
         let extended: Vec<Result<bool>> = extended.collect();
         let gone =
             batch.iter().zip(&extended).filter(|(_, extended)| matches!(extended, Ok(false)));
         // Many are lost together, and must not hold up what the others are told.
-        let absences = self.absences(gone.map(|(renewal, _)| &renewal.name));
+        let absences = self.absences(gone.map(|(renewal, _)| &renewal.target.name));
         let limit = until.saturating_duration_since(self.clock.now());
         let absences = tokio::time::timeout(limit, absences).await;
         let mut absences = absences.unwrap_or_default().into_iter();

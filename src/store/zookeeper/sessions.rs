@@ -7,11 +7,12 @@ use super::session::Session;
 use super::ticks;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::store::Signal;
 use crate::trace;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Level;
 
@@ -33,11 +34,7 @@ pub(super) struct Sessions {
 
 impl Sessions {
     /// Opens the first session, and keeps one until closed, on the current runtime.
-    pub(super) async fn start(
-        address: Address,
-        clock: Clock,
-        reconnects: Arc<Notify>,
-    ) -> Result<Self> {
+    pub(super) async fn start(address: Address, clock: Clock, reconnects: Signal) -> Result<Self> {
         let first = Session::open(&address, &clock).await?;
         let (sender, current) = watch::channel(Some(Arc::clone(&first)));
         let sessions = Self {
@@ -120,13 +117,13 @@ impl Drop for Last {
 async fn keep(
     address: &Address,
     clock: &Clock,
-    reconnects: &Notify,
+    reconnects: &Signal,
     sender: &watch::Sender<Current>,
     mut session: Arc<Session>,
 ) {
     loop {
         tokio::select! {
-            () = session.keep(address, || reconnects.notify_one()) => {}
+            () = session.keep(address, || reconnects.set()) => {}
             () = session.clear() => {}
         }
         trace::later(Level::WARN, || {
@@ -143,10 +140,10 @@ async fn keep(
         sender.send_replace(None);
         drop(session);
         // So that the engine asks at once, and is told.
-        reconnects.notify_one();
+        reconnects.set();
         session = open(address, clock).await;
         sender.send_replace(Some(Arc::clone(&session)));
-        reconnects.notify_one();
+        reconnects.set();
     }
 }
 

@@ -1,7 +1,7 @@
 //! How holds end, and who hears of it.
 
 use super::party::*;
-use crate::store::{Absence, Acquired, Wakeups};
+use crate::store::{Absence, Acquired, Wait, Wakeups};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -124,7 +124,8 @@ pub async fn a_forced_release_ends_any_hold(harness: &dyn Harness) {
 
 /// As a waiter does it, who asks once more before it sleeps.
 async fn listen(party: &Party<'_>) -> Option<Wakeups> {
-    let wakeups = party.store.subscribe(&party.name).await;
+    let wait = Wait::new(party.target(), Some(party.holder), PATIENCE);
+    let wakeups = party.store.subscribe(wait).await;
     let wakeups = wakeups.expect("the store takes subscriptions");
     assert_eq!(wakeups.is_some(), party.store.capabilities().wakeups);
     held(party.acquire(1).await);
@@ -162,7 +163,7 @@ pub async fn a_forced_release_wakes_a_waiter(harness: &dyn Harness) {
 pub async fn closing_one_handle_leaves_the_leases(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("close")).await;
     granted(party.acquire(1).await);
-    party.store.close().await;
+    party.store.close(PATIENCE).await;
     held(other.acquire(1).await);
     assert!(other.force().await);
     granted(other.acquire(1).await);

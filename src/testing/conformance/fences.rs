@@ -1,7 +1,7 @@
 //! Fencing tokens.
 
 use super::party::*;
-use crate::store::Fencing;
+use crate::store::{Fencing, RenewBatch};
 use crate::testing::Harness;
 
 /// Release, deletion, force or expiry: the next outermost grant has a larger one.
@@ -43,11 +43,11 @@ pub async fn the_memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
     // So large a block that a clock alone, without memory, would not get past it in time.
     let block = 1_000_000;
     let mut party = Party::new(harness, &unique("memory")).await;
-    party.fencing = Some(Fencing { block, retention: Some(harness.ttl()) });
+    party.fencing = Some(Fencing::new(block, Some(harness.ttl())));
     let first = granted(party.acquire(1).await).fence;
-    let mut renewal = party.renewal();
-    renewal.fence_retention = Some(LONG);
-    assert_eq!(renewed(party.store.renew(vec![renewal], PATIENCE).await), None);
+    let items = vec![party.renewal().with_keep_fence(true)];
+    let batch = RenewBatch::new(items, party.ttl, PATIENCE).with_fence_retention(Some(LONG));
+    assert_eq!(renewed(party.store.renew(batch).await), None);
     harness.elapse(harness.ttl() + harness.slack()).await;
     assert_eq!(released(party.release(0).await), None);
     let second = granted(party.again().acquire(1).await).fence;
@@ -59,7 +59,7 @@ pub async fn the_memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
 /// When the store has forgotten the last one.
 pub async fn fences_grow_beyond_the_memory_of_the_last(harness: &dyn Harness) {
     let mut party = Party::new(harness, &unique("forgotten")).await;
-    party.fencing = Some(Fencing { block: BLOCK, retention: Some(harness.ttl()) });
+    party.fencing = Some(Fencing::new(BLOCK, Some(harness.ttl())));
     let first = granted(party.acquire(1).await).fence;
     assert_eq!(released(party.release(0).await), None);
     harness.elapse(harness.ttl() + harness.slack()).await;

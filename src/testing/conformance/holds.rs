@@ -1,7 +1,7 @@
 //! Who holds: grants, counts, releases, renewals.
 
 use super::party::*;
-use crate::store::{Absence, Acquired, Name};
+use crate::store::{Absence, Acquired, Name, RenewBatch};
 use crate::testing::Harness;
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -13,7 +13,7 @@ pub async fn a_free_name_is_granted(harness: &dyn Harness) {
     assert_eq!(grant.fence.is_some(), party.store.capabilities().fencing);
     assert!(party.holds(1).await);
     let seen = other.holding().await.map(|holding| holding.holder);
-    assert_eq!(seen, Some(party.token.to_string()));
+    assert_eq!(seen, Some(party.holder.to_string()));
 }
 
 /// The second one is told how long the first has at most.
@@ -131,15 +131,13 @@ pub async fn a_renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn 
 
 /// What is not there stays away, and another's hold stays as it is.
 pub async fn a_renewal_never_creates(harness: &dyn Harness) {
-    let (party, rival) = Party::two(harness, &unique("revive")).await;
+    let (mut party, rival) = Party::two(harness, &unique("revive")).await;
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
     assert_eq!(party.holding().await, None);
     let since = rival.now();
     granted(rival.acquire(1).await);
-    let mut longer = party.renewal();
-    longer.ttl = LONG * 10;
-    let verdict = party.store.renew(vec![longer], PATIENCE).await;
-    assert_eq!(renewed(verdict), Some(Absence::Taken));
+    party.ttl = LONG * 10;
+    assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
     assert!(rival.holds(1).await);
     let left = rival.holding().await.and_then(|holding| holding.remaining);
     assert!(rival.fresh(left, since), "{left:?}");
@@ -161,12 +159,39 @@ pub async fn a_batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn H
         }
         batch.push(party.renewal());
     }
-    let verdicts = party.store.renew(batch, PATIENCE).await;
+    let verdicts = party.renew_all(batch).await;
     let verdicts = verdicts.expect("the store answers the batch").verdicts;
     assert_eq!(verdicts.len(), size);
     for (i, verdict) in verdicts.into_iter().enumerate() {
         let expected = [None, Some(Absence::Taken), Some(Absence::Gone)][i % 3];
         assert_eq!(verdict.expect("a verdict on each"), expected, "number {i}");
+    }
+}
+
+/// However many there are, and whatever they had left before.
+pub async fn a_batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness) {
+    let name = unique("batch-ttl");
+    let mut party = Party::new(harness, &name).await;
+    let size = party.store.capabilities().renewal_batch.clamp(1, 20);
+    let name = |i: usize| Name::new(&format!("{name}:{i}")).expect("a good name");
+    let mut items = Vec::new();
+    for i in 0..size {
+        party.name = name(i);
+        party.ttl = if i % 2 == 0 { LONG } else { LONG / 2 };
+        granted(party.acquire(1).await);
+        items.push(party.renewal().with_keep_fence(i % 3 == 0));
+    }
+    for ttl in [LONG / 3, LONG] {
+        party.ttl = ttl;
+        let since = party.now();
+        let batch = RenewBatch::new(items.clone(), ttl, PATIENCE).with_fence_retention(Some(LONG));
+        let renewed = party.store.renew(batch).await.expect("the store answers the batch");
+        assert!(renewed.verdicts.iter().all(|verdict| matches!(verdict, Ok(None))), "{renewed:?}");
+        for i in 0..size {
+            party.name = name(i);
+            let left = party.holding().await.expect("held").remaining;
+            assert!(party.fresh(left, since), "number {i}: {left:?} left of {ttl:?}");
+        }
     }
 }
 
@@ -218,7 +243,7 @@ pub async fn inspection_tells_who_holds(harness: &dyn Harness) {
     granted(party.acquire(1).await);
     granted(party.acquire(4).await);
     let holding = other.holding().await.expect("held");
-    assert_eq!(holding.holder, party.token.to_string());
+    assert_eq!(holding.holder, party.holder.to_string());
     assert_eq!(holding.hold_count, 4);
     assert!(party.fresh(holding.remaining, since), "{holding:?}");
     assert_eq!(released(party.release(0).await), None);
@@ -238,10 +263,10 @@ pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
             wrong_type(party.acquire(2).await);
             wrong_type(party.release(1).await);
             wrong_type(party.release(0).await);
-            wrong_type(party.store.inspect(&name).await);
-            wrong_type(party.store.force_release(&name).await);
+            wrong_type(party.look().await);
+            wrong_type(party.take_away().await);
         }
-        let verdicts = party.store.renew(batch, PATIENCE).await;
+        let verdicts = party.renew_all(batch).await;
         let mut verdicts = verdicts.expect("an answer").verdicts.into_iter();
         wrong_type(verdicts.next().expect("a verdict"));
         assert!(matches!(verdicts.next(), Some(Ok(None))));
@@ -270,10 +295,10 @@ pub async fn names_are_taken_as_they_are(harness: &dyn Harness) {
         rival.name = party.name.clone();
         granted(party.again().acquire(1).await);
         held(rival.acquire(1).await);
-        grants.push((party.name.clone(), party.token));
+        grants.push((party.name.clone(), party.holder));
     }
-    for (name, token) in grants {
-        (party.name, party.token) = (name, token);
+    for (name, holder) in grants {
+        (party.name, party.holder) = (name, holder);
         assert!(party.holds(1).await, "{:?}", party.name);
         assert_eq!(renewed(party.renew().await), None, "{:?}", party.name);
         assert_eq!(released(party.release(0).await), None, "{:?}", party.name);

@@ -3,8 +3,8 @@
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, Holding, Mode, Name, Release, Released, Renewal, Renewed,
-    Store, Token,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Holding, Inspect, Name, Release,
+    Released, RenewBatch, Renewal, Renewed, Store, Target,
 };
 use crate::testing::Harness;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ pub(super) const BLOCK: u32 = 64;
 /// How long a wake-up may take before it counts as lost.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One who asks for a name, with a handle and a token of his own.
+/// One flow of control that asks for a name, with a handle and a holder of its own.
 pub(super) struct Party<'a> {
     pub(super) harness: &'a dyn Harness,
     pub(super) store: Arc<dyn Store>,
     pub(super) name: Name,
-    pub(super) token: Token,
+    pub(super) holder: HolderId,
     pub(super) ttl: Duration,
     pub(super) fencing: Option<Fencing>,
 }
@@ -33,9 +33,9 @@ impl<'a> Party<'a> {
             harness,
             store: harness.store().await,
             name: name.clone(),
-            token: Token::new(Uuid::new_v4(), 1),
+            holder: HolderId::new(Uuid::new_v4(), 1),
             ttl: LONG,
-            fencing: Some(Fencing { block: BLOCK, retention: Some(LONG) }),
+            fencing: Some(Fencing::new(BLOCK, Some(LONG))),
         }
     }
 
@@ -48,9 +48,9 @@ impl<'a> Party<'a> {
         self
     }
 
-    /// The same handle with the next token.
+    /// The same handle with the next holder.
     pub(super) fn again(&mut self) -> &Self {
-        self.token = Token::new(Uuid::new_v4(), 1);
+        self.holder = HolderId::new(Uuid::new_v4(), 1);
         self
     }
 
@@ -59,15 +59,13 @@ impl<'a> Party<'a> {
     }
 
     pub(super) fn request(&self, count: u32) -> Acquire {
-        Acquire {
-            name: self.name.clone(),
-            token: self.token,
-            mode: Mode::Exclusive,
-            count,
-            ttl: self.ttl,
-            fencing: self.fencing.filter(|_| count == 1),
-            timeout: PATIENCE,
-        }
+        Acquire::new(self.target(), self.holder, self.ttl, PATIENCE)
+            .with_count(count)
+            .with_fencing(self.fencing.filter(|_| count == 1))
+    }
+
+    pub(super) fn target(&self) -> Target {
+        Target::exclusive(self.name.clone())
     }
 
     pub(super) async fn acquire(&self, count: u32) -> Result<Acquired> {
@@ -75,35 +73,45 @@ impl<'a> Party<'a> {
     }
 
     pub(super) async fn release(&self, count: u32) -> Result<Released> {
-        let (name, token) = (self.name.clone(), self.token);
-        let timeout = PATIENCE;
-        let request = Release { name, token, count, timeout };
+        let request = Release::new(self.target(), self.holder, count, PATIENCE);
         self.store.release(request).await
     }
 
     pub(super) fn renewal(&self) -> Renewal {
-        Renewal { name: self.name.clone(), token: self.token, ttl: self.ttl, fence_retention: None }
+        Renewal::new(self.target(), self.holder)
     }
 
     pub(super) async fn renew(&self) -> Result<Renewed> {
-        self.store.renew(vec![self.renewal()], PATIENCE).await
+        self.renew_all(vec![self.renewal()]).await
+    }
+
+    pub(super) async fn renew_all(&self, items: Vec<Renewal>) -> Result<Renewed> {
+        self.store.renew(RenewBatch::new(items, self.ttl, PATIENCE)).await
+    }
+
+    pub(super) async fn look(&self) -> Result<Option<Holding>> {
+        let inspection = self.store.inspect(Inspect::new(self.target(), PATIENCE)).await?;
+        assert!(inspection.holders.len() <= 1, "{inspection:?}");
+        Ok(inspection.into_holder())
     }
 
     pub(super) async fn holding(&self) -> Option<Holding> {
-        let holding = self.store.inspect(&self.name).await;
-        holding.expect("the store tells who holds")
+        self.look().await.expect("the store tells who holds")
+    }
+
+    pub(super) async fn take_away(&self) -> Result<bool> {
+        self.store.force_release(ForceRelease::new(self.target(), PATIENCE)).await
     }
 
     pub(super) async fn force(&self) -> bool {
-        let forced = self.store.force_release(&self.name).await;
-        forced.expect("the store takes the name away")
+        self.take_away().await.expect("the store takes the name away")
     }
 
     /// Whether it is there with this count.
     pub(super) async fn holds(&self, count: u64) -> bool {
         let holding = self.holding().await;
         holding.is_some_and(|holding| {
-            holding.holder == self.token.to_string() && holding.hold_count == count
+            holding.holder == self.holder.to_string() && holding.hold_count == count
         })
     }
 

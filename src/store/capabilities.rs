@@ -1,0 +1,164 @@
+//! What a store can do.
+
+use super::target::Mode;
+
+/// Says what a store can do.
+///
+/// The engine asks once, when a manager is made. It answers [`Unsupported`](crate::ErrorKind::Unsupported) to a request
+/// of a [mode](Self::supports) that the store does not have, before anything is sent, and does without what else is
+/// missing.
+///
+/// The default is a store that has exclusive locks and all else that is named here, but for
+/// [`sharded`](Self::sharded).
+///
+/// ```
+/// use leasehold::store::{Capabilities, Mode};
+///
+/// let can = Capabilities::default().with_wakeups(false).with_renewal_batch(1);
+/// assert!(can.supports(Mode::Exclusive));
+/// assert!(!can.supports(Mode::Read));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Outermost grants carry a fencing token.
+    pub fencing: bool,
+    /// A grant reserves as many fencing tokens as [`Fencing::block`](super::Fencing::block) says; without that it has
+    /// one, and is not handed off in memory.
+    pub fence_blocks: bool,
+    /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
+    /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
+    /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
+    /// tells that the clock has reached the first (see [`Acquired::granted_in_time`](super::Acquired::granted_in_time)).
+    pub longest_fence_block: u32,
+    /// [`Acquired::Held`](super::Acquired::Held) and [`Holding`](super::Holding) tell how much time is left.
+    pub time_left: bool,
+    /// [`Store::subscribe`](super::Store::subscribe) gives wake-ups; without them waiters poll.
+    pub wakeups: bool,
+    /// Each release of a name, also one by force, wakes all that have subscribed to it, whether they have asked for it
+    /// or not. Then the first in line behind a hold of its own process subscribes too, and the hold is renewed at once
+    /// when it was forced open elsewhere. Without that it is noticed by the next renewal that is due.
+    pub announces: bool,
+    /// How many renewals one [`Store::renew`](super::Store::renew) takes at most.
+    pub renewal_batch: usize,
+    /// [`Store::shard`](super::Store::shard) has more than one answer.
+    pub sharded: bool,
+    modes: Modes,
+}
+
+/// One bit for each mode, whatever its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Modes(u8);
+
+impl Modes {
+    fn of(mode: Mode) -> Self {
+        Self(match mode {
+            Mode::Exclusive => 1,
+            Mode::Read => 2,
+            Mode::Write => 4,
+            Mode::Permits { .. } => 8,
+        })
+    }
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            fencing: true,
+            fence_blocks: true,
+            longest_fence_block: u32::MAX,
+            time_left: true,
+            wakeups: true,
+            announces: true,
+            renewal_batch: 100,
+            sharded: false,
+            modes: Modes::of(Mode::Exclusive),
+        }
+    }
+}
+
+impl Capabilities {
+    /// Returns whether the store grants in a mode; of permits, in any number.
+    #[must_use]
+    pub fn supports(&self, mode: Mode) -> bool {
+        self.modes.0 & Modes::of(mode).0 != 0
+    }
+
+    /// Adds a mode to those that the store grants in; of permits, in any number.
+    #[must_use]
+    pub fn with_mode(mut self, mode: Mode) -> Self {
+        self.modes.0 |= Modes::of(mode).0;
+        self
+    }
+
+    /// Sets [`fencing`](Self::fencing).
+    #[must_use]
+    pub fn with_fencing(self, fencing: bool) -> Self {
+        Self { fencing, ..self }
+    }
+
+    /// Sets [`fence_blocks`](Self::fence_blocks).
+    #[must_use]
+    pub fn with_fence_blocks(self, fence_blocks: bool) -> Self {
+        Self { fence_blocks, ..self }
+    }
+
+    /// Sets [`longest_fence_block`](Self::longest_fence_block).
+    #[must_use]
+    pub fn with_longest_fence_block(self, longest_fence_block: u32) -> Self {
+        Self { longest_fence_block, ..self }
+    }
+
+    /// Sets [`time_left`](Self::time_left).
+    #[must_use]
+    pub fn with_time_left(self, time_left: bool) -> Self {
+        Self { time_left, ..self }
+    }
+
+    /// Sets [`wakeups`](Self::wakeups).
+    #[must_use]
+    pub fn with_wakeups(self, wakeups: bool) -> Self {
+        Self { wakeups, ..self }
+    }
+
+    /// Sets [`announces`](Self::announces).
+    #[must_use]
+    pub fn with_announces(self, announces: bool) -> Self {
+        Self { announces, ..self }
+    }
+
+    /// Sets [`renewal_batch`](Self::renewal_batch).
+    #[must_use]
+    pub fn with_renewal_batch(self, renewal_batch: usize) -> Self {
+        Self { renewal_batch, ..self }
+    }
+
+    /// Sets [`sharded`](Self::sharded).
+    #[must_use]
+    pub fn with_sharded(self, sharded: bool) -> Self {
+        Self { sharded, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OTHERS: [Mode; 3] = [Mode::Read, Mode::Write, Mode::Permits { size: 3, take: 1 }];
+
+    #[test]
+    fn a_store_has_the_modes_that_it_names_and_no_other() {
+        let plain = Capabilities::default();
+        assert!(plain.supports(Mode::Exclusive));
+        for mode in OTHERS {
+            assert!(!plain.supports(mode), "{mode:?}");
+            let more = plain.with_mode(mode);
+            for other in OTHERS {
+                assert_eq!(more.supports(other), other == mode, "{mode:?}, {other:?}");
+            }
+            assert!(more.supports(Mode::Exclusive));
+        }
+        let permits = plain.with_mode(Mode::Permits { size: 3, take: 1 });
+        assert!(permits.supports(Mode::Permits { size: 7, take: 2 }), "whatever the numbers");
+    }
+}

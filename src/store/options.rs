@@ -1,0 +1,161 @@
+//! Settings of a store that is connected without a manager.
+
+use super::name::check_prefix;
+use super::remote::{Remote, Replicas};
+use crate::error::{Error, ErrorKind, Result};
+use std::future::Future;
+use std::time::Duration;
+
+/// The default time to live of a manager.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Sets up a store that is connected without a manager, to be wrapped by a [`Store`](super::Store) of your own.
+///
+/// They are the settings of the [`Builder`](crate::Builder) that concern the server. Give the manager's builder the
+/// same time to live, and leave the others out there: the store has them.
+///
+/// ```no_run
+/// # async fn connected() -> leasehold::Result<()> {
+/// use leasehold::store::{ConnectOptions, Quorum};
+/// use std::time::Duration;
+///
+/// let ttl = Duration::from_secs(10);
+/// let options = ConnectOptions::new().ttl(ttl).prefix("shop:");
+/// let store = Quorum::connect_with("redis://a,redis://b,redis://c", &options).await?;
+/// # drop(store);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until something connects with them"]
+pub struct ConnectOptions {
+    ttl: Duration,
+    remote: Remote,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self { ttl: DEFAULT_TTL, remote: Remote::default() }
+    }
+}
+
+impl ConnectOptions {
+    /// Starts with the default settings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the longest time to live that will be asked for, that of the manager; default 30 s.
+    ///
+    /// How long connections and reconnects may take follows from it. The session with ZooKeeper is a third longer.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
+    /// Sets what goes before each name to make the key; default nothing.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.remote.prefix = prefix.into();
+        self
+    }
+
+    /// Has a grant count only if `count` replicas have it within `timeout`, as
+    /// [`Builder::replicas`](crate::Builder::replicas). Redis only.
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.remote.replicas = Some(Replicas { count, timeout });
+        self
+    }
+
+    /// Sets whether waiters in a Redis Cluster are woken by sharded pub/sub, as
+    /// [`Builder::sharded_pubsub`](crate::Builder::sharded_pubsub); default true. Redis only.
+    pub fn sharded_pubsub(mut self, on: bool) -> Self {
+        self.remote.sharded_pubsub = Some(on);
+        self
+    }
+
+    /// Trusts the certificates in `pem` instead of the platform's; for `rediss` URLs, with the feature `rustls`.
+    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.remote.ca = Some(pem.into());
+        self
+    }
+
+    /// Shows a client certificate: a chain and its private key, in PEM; for `rediss` URLs, with the feature
+    /// `rustls`.
+    pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.remote.identity = Some((chain.into(), key.into()));
+        self
+    }
+
+    /// Checks the settings, and derives how long one attempt may take.
+    pub(crate) fn common(&self) -> Result<Common> {
+        if self.ttl.is_zero() {
+            return Err(Error::invalid(
+                "a time to live of 0 is too short; give that of the manager",
+            ));
+        }
+        let attempt = (self.ttl / 6).max(Duration::from_secs(1));
+        if let Some(Replicas { count, timeout }) = self.remote.replicas {
+            let longest = attempt / 2;
+            if count == 0 || !(SHORTEST_WAIT..=longest).contains(&timeout) {
+                return Err(Error::invalid(format!(
+                    "replicas({count}, {timeout:?}) is out of range; choose at least 1 and 1 ms to {longest:?}"
+                )));
+            }
+        }
+        check_prefix(&self.remote.prefix)?;
+        Ok(Common { ttl: self.ttl, attempt, remote: self.remote.clone() })
+    }
+}
+
+/// What the stores of a manager have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    /// T, and how long one attempt may take.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) ttl: Duration,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) attempt: Duration,
+    pub(crate) remote: Remote,
+}
+
+/// Connects in a task of its own, so that a caller who gives up leaves no half of it behind.
+pub(crate) async fn in_task<T: Send + 'static>(
+    connect: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(connect).await.unwrap_or_else(|error| {
+        Err(Error::new(ErrorKind::Unavailable, "connecting was given up").with_source(error))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        let ms = Duration::from_millis;
+        let options = || ConnectOptions::new().ttl(Duration::from_secs(12));
+        for (options, good) in [
+            (options(), true),
+            (options().ttl(ms(1)), true),
+            (options().ttl(ms(0)), false),
+            (options().replicas(1, ms(1)), true),
+            (options().replicas(1, ms(1000)), true),
+            (options().replicas(1, ms(1001)), false),
+            (options().replicas(1, ms(0)), false),
+            (options().replicas(0, ms(1)), false),
+        ] {
+            let checked = options.common();
+            assert_eq!(checked.is_ok(), good, "{options:?}");
+            if let Err(error) = checked {
+                assert_eq!(error.kind(), ErrorKind::Invalid);
+            }
+        }
+    }
+
+    #[test]
+    fn options_show_no_secrets() {
+        let options = ConnectOptions::new().tls_identity("chain", "hunter2");
+        assert!(!format!("{options:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,146 @@
+//! What a store answers.
+
+use crate::clock::Instant;
+use crate::error::Result;
+use std::time::Duration;
+
+/// The store's verdict on an [`Acquire`](super::Acquire).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acquired {
+    /// The name is the asker's.
+    #[non_exhaustive]
+    Granted {
+        /// When the request left.
+        sent: Instant,
+        /// The first reserved fencing token.
+        fence: Option<u64>,
+        /// Where fencing tokens are a number of microseconds: whether the store's clock has surely reached the first
+        /// one. Elsewhere it does not matter.
+        reached: bool,
+    },
+    /// An outermost acquire found another holder.
+    #[non_exhaustive]
+    Held {
+        /// Its time to live, if the store [can tell](super::Capabilities::time_left).
+        remaining: Option<Duration>,
+    },
+    /// A nested acquire found that the hold is no longer there.
+    NotYours(Absence),
+}
+
+impl Acquired {
+    /// Makes a grant of a request that left at `sent`, with the first reserved fencing token.
+    #[must_use]
+    pub fn granted(sent: Instant, fence: Option<u64>) -> Self {
+        Self::Granted { sent, fence, reached: false }
+    }
+
+    /// Makes a grant whose first fencing token, a number of microseconds, is not ahead of the store's clock.
+    #[must_use]
+    pub fn granted_in_time(sent: Instant, fence: Option<u64>) -> Self {
+        Self::Granted { sent, fence, reached: true }
+    }
+
+    /// Makes a refusal, with the time that the holder has left if the store can tell.
+    #[must_use]
+    pub fn held(remaining: Option<Duration>) -> Self {
+        Self::Held { remaining }
+    }
+}
+
+/// The store's verdict on a [`Release`](super::Release).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Released {
+    /// The count was lowered, or the name released.
+    #[non_exhaustive]
+    Done {
+        /// How many subscribers of other managers the wake-up went to: a hint, 0 unless the name
+        /// was released.
+        listeners: u64,
+    },
+    /// The hold was not there (any more).
+    NotYours(Absence),
+}
+
+impl Released {
+    /// Makes the verdict of a release that so many subscribers of other managers were told of.
+    #[must_use]
+    pub fn done(listeners: u64) -> Self {
+        Self::Done { listeners }
+    }
+}
+
+/// The store's verdicts on a [`RenewBatch`](super::RenewBatch).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Renewed {
+    /// When the batch left.
+    pub sent: Instant,
+    /// One for each item, in their order: `Ok(None)` renewed, `Ok(Some(_))` not there any more.
+    pub verdicts: Vec<Result<Option<Absence>>>,
+}
+
+impl Renewed {
+    /// Makes the verdicts on a batch that left at `sent`.
+    #[must_use]
+    pub fn new(sent: Instant, verdicts: Vec<Result<Option<Absence>>>) -> Self {
+        Self { sent, verdicts }
+    }
+}
+
+/// What is under the name instead of the hold that was looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Absence {
+    /// Nothing.
+    Gone,
+    /// Another holder, with which the hold could not share the name.
+    Taken,
+}
+
+/// Tells who holds a name, in answer to an [`Inspect`](super::Inspect).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The holders, none if the name is free. In [`Mode::Exclusive`](super::Mode::Exclusive) there is one at most.
+    pub holders: Vec<Holding>,
+}
+
+impl Inspection {
+    /// Makes the answer from the holders that there are.
+    #[must_use]
+    pub fn new(holders: impl IntoIterator<Item = Holding>) -> Self {
+        Self { holders: holders.into_iter().collect() }
+    }
+
+    /// Returns the holder of a name that has one at most; of several, the first.
+    #[must_use]
+    pub fn into_holder(self) -> Option<Holding> {
+        self.holders.into_iter().next()
+    }
+}
+
+/// Says who holds a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holding {
+    /// The [`HolderId`](super::HolderId) as the store has it: `<uuid of its manager>:<number>`.
+    ///
+    /// An identity for people who debug, not a secret and not a permission.
+    pub holder: String,
+    /// How often the holder has entered.
+    pub hold_count: u64,
+    /// Until the store lets it expire; `None` if the store cannot tell, or never lets it expire (which leasehold never
+    /// asks for).
+    pub remaining: Option<Duration>,
+}
+
+impl Holding {
+    /// Makes it, for those who write a [`Store`](super::Store).
+    #[must_use]
+    pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
+        Self { holder, hold_count, remaining }
+    }
+}

@@ -17,7 +17,8 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 3] = ["leasehold::hints", "leasehold::lock", "leasehold::seek"];
+const IN_CALLS: [&str; 3] =
+    ["leasehold::engine::hints", "leasehold::lock", "leasehold::engine::acquire"];
 
 /// The log of one run; at its end the log goes on.
 pub struct Log {

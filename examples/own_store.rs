@@ -30,7 +30,7 @@ struct FileStore {
 #[derive(Default)]
 struct Entry {
     holder: String,
-    /// 0 if nobody holds the name.
+    /// 0 if the name is free.
     count: u32,
     expires: u64,
     /// The fencing token of the holder, 0 for none, and the last one that was reserved.
@@ -125,7 +125,7 @@ impl Store for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // A file tells nobody that it has changed: waiters ask again and again.
+        // A file sends no message when it changes: waiters poll.
         Capabilities::default().with_wakeups(false).with_announces(false)
     }
 
@@ -216,10 +216,7 @@ impl Store for FileStore {
     }
 
     async fn age(&self, _: Duration) -> Result<Option<Duration>> {
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "a file can be replaced by an old one; nobody knows",
-        ))
+        Err(Error::new(ErrorKind::Unsupported, "a file can be replaced by an old one unseen"))
     }
 
     async fn server_id(&self, _: Duration) -> Result<Option<String>> {

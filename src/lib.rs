@@ -136,7 +136,7 @@
 //! `redis` (default) has the Redis stores, `rustls` adds `rediss://` URLs, `zookeeper` the ZooKeeper store. `testing`
 //! has a conformance suite for stores, and a store that fails on request.
 
-// On docs.rs an item tells which feature it needs.
+// On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub, clippy::unwrap_used)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

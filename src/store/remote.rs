@@ -32,7 +32,7 @@ impl Remote {
     }
 
     /// Refuses the settings that only Redis has.
-    pub(crate) fn refuse_of_redis(&self, store: &str) -> Result<()> {
+    pub(crate) fn refuse_all_but_prefix(&self, store: &str) -> Result<()> {
         refuse(self.of_redis(), store)
     }
 

@@ -73,7 +73,7 @@ impl Target {
             return Ok(Self::Memory);
         }
         if url.starts_with("zookeeper:") {
-            common.remote.refuse_of_redis("ZooKeeper")?;
+            common.remote.refuse_all_but_prefix("ZooKeeper")?;
             return Self::zookeeper(url, common);
         }
         Self::redis(url, common)

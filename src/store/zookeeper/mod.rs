@@ -120,7 +120,7 @@ impl ZooKeeperStore {
     /// Safe: what was connected is disconnected.
     pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
         let common = options.common()?;
-        common.remote.refuse_of_redis("ZooKeeper")?;
+        common.remote.refuse_all_but_prefix("ZooKeeper")?;
         let address = Address::parse(url, &common.remote.prefix, common.ttl / 3 * 4)?;
         // Its sessions do not live by tokio's clock.
         in_task(Self::open(address, Clock::system())).await

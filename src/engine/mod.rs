@@ -75,6 +75,8 @@ mod renewal;
 mod revoke;
 mod schedule;
 mod seat;
+#[cfg(test)]
+mod shared;
 mod slot;
 mod spare;
 mod state;

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`alarm`]) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
-//! | [`acquire`], [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
+//! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`slot`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
 //! | [`handoff`] | hands off a hold to the next local waiter |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
@@ -36,7 +36,7 @@
 //!    before.
 //! 8. **Nothing delays a token.** The code that fires tokens at `C` ([`watchdog`]) runs no store,
 //!    no client, no log subscriber and no user code but wakers. Everything that calls the store
-//!    runs elsewhere ([`worker`]). Traces are written by their own thread ([`trace`]).
+//!    runs elsewhere ([`worker`]). Traces are written by their own thread ([`trace`](crate::trace)).
 //! 9. **Tokens depend on no runtime of the user**, unless the clock is tokio's, which only a
 //!    runtime can pause. Then watchdog and worker are one task of a runtime. When that runtime
 //!    ends, a call that waits or holds on another runtime restarts them there, and until then a

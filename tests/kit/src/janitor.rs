@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// A process that waits for the end of this one. It goes on when one interrupts the tests.
@@ -14,12 +14,12 @@ until rm -rf -- "$@" || [ "$tries" -ge 10 ]; do tries=$((tries + 1)); sleep 1; d
 "#;
 
 pub struct Janitor {
-    orders: ChildStdin,
+    shell: Child,
 }
 
 impl Janitor {
     pub fn start() -> Self {
-        let mut child = Command::new("sh")
+        let shell = Command::new("sh")
             .args(["-c", SCRIPT])
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -27,12 +27,20 @@ impl Janitor {
             .stderr(Stdio::null())
             .spawn()
             .expect("a shell starts");
-        Self { orders: child.stdin.take().expect("a pipe") }
+        Self { shell }
     }
 
     /// Has the directory removed when this value, or the process, is gone, if it is still there.
     pub fn remove_in_the_end(&mut self, dir: &Path) {
-        writeln!(self.orders, "{}", dir.display()).expect("the shell listens");
+        let orders = self.shell.stdin.as_mut().expect("a pipe");
+        writeln!(orders, "{}", dir.display()).expect("the shell listens");
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        // Waiting closes the pipe first.
+        _ = self.shell.wait();
     }
 }
 

@@ -22,13 +22,13 @@ const ODD: [&str; 6] =
     ["plain", "{tag}y", "x{a}y", "a{b}{c}", "schlüssel-鍵", "with spaces: and = signs"];
 
 async fn a_release_wakes_the_waiters_of_the_other_side(world: &World) {
-    let (leases, java) = (rust(world, "", true).await, world.java(T).await);
+    let (leases, java) = (rust(world, "", None).await, world.java(T).await);
     let names: Vec<String> = (0..20).map(|i| world.name(&format!("woken-{i}"))).collect();
     both_ways(world, &leases, &java, "", &names).await;
 }
 
 async fn names_with_braces_spaces_and_other_letters_are_the_same(world: &World) {
-    let (leases, java) = (rust(world, "", true).await, world.java(T).await);
+    let (leases, java) = (rust(world, "", None).await, world.java(T).await);
     let long = "long".repeat(100);
     let odd = ODD.iter().copied().chain([&*long]);
     let names: Vec<String> = odd.map(|start| world.name(start)).collect();
@@ -37,7 +37,7 @@ async fn names_with_braces_spaces_and_other_letters_are_the_same(world: &World) 
 
 async fn a_prefix_is_a_name_mapper(world: &World) {
     for prefix in ["app:", "{tenant}:"] {
-        let leases = rust(world, prefix, true).await;
+        let leases = rust(world, prefix, None).await;
         let java = world.java_with(T, prefix, "default").await;
         // In a cluster, a second tag would be another slot's.
         let names: Vec<String> = ODD.iter().map(|start| world.name(start)).collect();
@@ -46,20 +46,25 @@ async fn a_prefix_is_a_name_mapper(world: &World) {
 }
 
 async fn sharded_subscriptions_may_be_asked_for(world: &World) {
-    let (leases, java) = (rust(world, "", true).await, world.java_with(T, "", "ON").await);
+    let (leases, java) = (rust(world, "", Some(true)).await, world.java_with(T, "", "ON").await);
     let names: Vec<String> = (0..10).map(|i| world.name(&format!("on-{i}"))).collect();
     both_ways(world, &leases, &java, "", &names).await;
 }
 
 async fn without_sharded_subscriptions_messages_are_plain(world: &World) {
-    let (leases, java) = (rust(world, "", false).await, world.java_with(T, "", "OFF").await);
+    let (leases, java) = (rust(world, "", Some(false)).await, world.java_with(T, "", "OFF").await);
     let names: Vec<String> = (0..10).map(|i| world.name(&format!("off-{i}"))).collect();
     both_ways(world, &leases, &java, "", &names).await;
 }
 
-async fn rust(world: &World, prefix: &str, sharded: bool) -> LeaseManager {
+/// With the default of the place, or what a cluster is to have.
+async fn rust(world: &World, prefix: &str, sharded: Option<bool>) -> LeaseManager {
     let builder = LeaseManager::builder().ttl(T).max_poll_interval(T).prefix(prefix);
-    world.rust_with(builder.sharded_pubsub(sharded)).await
+    let builder = match sharded {
+        Some(sharded) => builder.sharded_pubsub(sharded),
+        None => builder,
+    };
+    world.rust_with(builder).await
 }
 
 /// All names at a time: Java holds and Rust waits, then the other way round.

@@ -9,14 +9,14 @@
 //! | here | there |
 //! |---|---|
 //! | `Server::run` | the scripts in `store/redis/scripts`, each at one instant; `store/memory.rs` |
-//! | `Rules::{deadline, cancel, stale}` | `hold/timing.rs`: D and C count from `s`, before the send |
-//! | `Client::{acquire, ask_again}` | `seek.rs`, `Seek::take`: one token for all requests of an acquire |
+//! | `Rules::{deadline, cancel, stale}` | `engine/timing.rs`: D and C count from `s`, before the send |
+//! | `Client::{acquire, ask_again}` | `engine/acquire.rs`, `ask_store`: one token for all requests of an acquire |
 //! | `Client::granted` | the same: a grant with less than T/2 left is given back |
-//! | `Client::{abandon, send_sweep}` | `hold/reaper.rs`, `Attempt` and `Sweep`: released by its token until T after the last send |
-//! | `Client::{renew, confirmed}` | `hold/watchdog.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
-//! | `Client::nest` | `hold/state/count.rs`: one operation at a time, and the count is absolute |
-//! | `Client::{leave, release_again}` | `hold/state/count.rs`, `hold/settle.rs`: belief ends before the release is sent; retried until D |
-//! | `Client::hand_off` | `hold/handoff.rs`, `State::may_pass`: bounded, only what is sure, with a reserved fencing token |
+//! | `Client::{abandon, send_sweep}` | `engine/attempt.rs`, `Attempt`, and `engine/reaper.rs`, `Sweep`: released by its token until T after the last send |
+//! | `Client::{renew, confirmed}` | `engine/watchdog.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
+//! | `Client::nest` | `engine/state/count.rs`: one operation at a time, and the count is absolute |
+//! | `Client::{leave, release_again}` | `engine/state/count.rs`, `engine/release.rs`: belief ends before the release is sent; retried until D |
+//! | `Client::hand_off` | `engine/handoff.rs`, `State::may_hand_off`: bounded, only what is sure, with a reserved fencing token |
 //! | `Client::tick` | `State::expire`: told at C, and no renewal after it; over at D |
 //!
 //! What must be so is in [`properties`]. The tests below first check it with all rules, then drop one rule

@@ -5,6 +5,7 @@ use super::judge::Sometimes;
 use super::plan::ms;
 use super::story::Story;
 use super::world::{TASK, World};
+use leasehold::store::Name;
 use std::future::{Future, poll_fn};
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -144,11 +145,13 @@ impl Story {
         }
     }
 
-    /// No task of a process is polled for a while, or none that waits: what the others hand off is not accepted.
+    /// No task of a process is polled for a while; or none that waits in one where somebody has what they wait for,
+    /// and hands it off.
     fn stall(&mut self, at: usize) {
         let (now, ttl) = (self.world.now(), self.world.plan.ttl);
         let time = self.users.between(ttl / 4, 4 * ttl);
-        let all = self.users.percent(50);
+        let passing = self.users.percent(70).then(|| self.passes_on()).flatten();
+        let (at, all) = (passing.unwrap_or(at), passing.is_none());
         let process = &self.processes[at];
         let mut gates: Vec<Gate> = process.flows.iter().map(|task| task.gate.clone()).collect();
         gates.retain(|gate| all || self.world.lock().judge.waits_now(gate.who.1));
@@ -166,6 +169,20 @@ impl Story {
             sleep(ms(time)).await;
             gates.iter().for_each(Gate::go_on);
         }));
+    }
+
+    /// A process in which somebody has what others wait for.
+    fn passes_on(&self) -> Option<usize> {
+        let inner = self.world.lock();
+        let judge = &inner.judge;
+        let wanted = |client: usize, name: &Name| {
+            judge.waits.iter().any(|wait| (wait.client, &wait.name) == (client, name))
+        };
+        let passes = |client: usize| {
+            let mut has = judge.beliefs.iter().filter(|belief| belief.client == client);
+            has.any(|belief| wanted(client, &belief.name))
+        };
+        self.processes.iter().position(|process| passes(process.client.id))
     }
 
     /// One task of a process panics, or all of them do.

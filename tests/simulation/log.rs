@@ -17,8 +17,12 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 3] =
-    ["leasehold::engine::hints", "leasehold::lock", "leasehold::engine::acquire"];
+const IN_CALLS: [&str; 4] = [
+    "leasehold::engine::hints",
+    "leasehold::lock",
+    "leasehold::engine::acquire",
+    "leasehold::engine::acquire::line",
+];
 
 /// The log of one run; at its end the log goes on.
 pub struct Log {

@@ -20,9 +20,9 @@ use tokio::sync::oneshot;
 use tracing::dispatcher::{self, DefaultGuard, Dispatch, get_default, with_default};
 use tracing::field::{Field, Value, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
+use tracing::span::{Attributes, Entered, Id, Record};
 use tracing::subscriber::Interest;
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Span, Subscriber};
 
 /// How many lines wait at most; as many may be under way.
 const FULL: usize = 10_000;
@@ -52,6 +52,54 @@ static LOG: Log = Log {
     more: Condvar::new(),
     started: OnceLock::new(),
 };
+
+/// A span whose subscriber may panic when it is entered, left or closed, without harm. A panic there would unwind after
+/// a result is returned, which Rust leaks then: a lease that nothing releases.
+pub(crate) struct QuietSpan(Option<Span>);
+
+impl QuietSpan {
+    pub(crate) fn new(span: Span) -> Self {
+        Self(Some(span))
+    }
+
+    /// Runs `f` in the span.
+    pub(crate) fn inside<R>(&self, f: impl FnOnce() -> R) -> R {
+        let enter = || self.0.as_ref().map(Span::enter);
+        // The panic hook has reported it.
+        let entered = catch_unwind(AssertUnwindSafe(enter)).ok().flatten();
+        let entered = Left(entered);
+        let result = f();
+        drop(entered);
+        result
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.0.as_ref().is_some_and(|span| !span.is_disabled())
+    }
+
+    pub(crate) fn record(&self, field: &str, value: impl Value) {
+        if let Some(span) = &self.0 {
+            span.record(field, value);
+        }
+    }
+}
+
+impl Drop for QuietSpan {
+    fn drop(&mut self) {
+        let span = self.0.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(span)));
+    }
+}
+
+/// Leaves a span, also while a panic unwinds.
+struct Left<'a>(Option<Entered<'a>>);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        let entered = self.0.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(entered)));
+    }
+}
 
 /// Starts the thread, once in a process. Without it lines are dropped.
 pub(crate) fn start() {

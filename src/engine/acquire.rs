@@ -12,14 +12,14 @@ use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{Acquire, Acquired, HolderId, Mode, Name, Target};
-use std::future::Future;
+use crate::trace::QuietSpan;
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
 use tokio::time::{sleep, timeout};
-use tracing::Instrument;
 
 /// A server counts the time to live in milliseconds; this margin lets it end first.
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
@@ -77,12 +77,12 @@ pub(crate) async fn acquire<'a>(
     let _call = core.call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
-    let span = tracing::debug_span!(
+    let span = QuietSpan::new(tracing::debug_span!(
         "acquire",
         name = name.as_str(),
         waited_ms = tracing::field::Empty,
         outcome = tracing::field::Empty,
-    );
+    ));
     let start = core.now();
     // False while a request is unanswered. Waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
@@ -95,11 +95,12 @@ pub(crate) async fn acquire<'a>(
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let acquiring = AcquireLoop { core, name, mode, once, pause, start, answered: &answered };
-    let mut acquiring = pin!(acquiring.run(current).instrument(span.clone()));
+    let mut acquiring = pin!(acquiring.run(current));
+    let acquiring = poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx)));
     let open = pin!(async {
         tokio::select! {
             biased;
-            result = acquiring.as_mut() => result,
+            result = acquiring => result,
             () = core.closed.cancelled() => Err(core.closed_error()),
         }
     });
@@ -112,7 +113,7 @@ pub(crate) async fn acquire<'a>(
         },
         _ => attended.await,
     };
-    if !span.is_disabled() {
+    if span.is_enabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
     }
     result
@@ -126,7 +127,7 @@ fn is_silent(core: &Core, name: &Name, start: Instant) -> bool {
     })
 }
 
-fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Claim<'_>>>) {
+fn record(span: &QuietSpan, waited: Duration, result: &Result<Option<Claim<'_>>>) {
     span.record("waited_ms", waited.as_secs_f64() * 1e3);
     span.record(
         "outcome",
@@ -138,7 +139,7 @@ fn record(span: &tracing::Span, waited: Duration, result: &Result<Option<Claim<'
     );
     if let Ok(Some(Claim { hold, .. })) = &result {
         let (name, count) = (hold.name.as_str(), hold.count());
-        span.in_scope(|| tracing::debug!(name, fence = hold.fence, count, "granted"));
+        span.inside(|| tracing::debug!(name, fence = hold.fence, count, "granted"));
     }
 }
 

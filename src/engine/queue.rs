@@ -41,6 +41,9 @@ pub(super) struct QueueState {
     /// The last number drawn for a waiter, a turn or a seat.
     pub(super) numbers: u64,
     pub(super) pauses: Pauses,
+    /// The last time that this process forced a name open, whichever it was: a turn that was reclaimed has no place
+    /// where its own name could be remembered.
+    pub(super) forced: Option<Instant>,
 }
 
 impl QueueState {
@@ -95,7 +98,7 @@ impl Queue {
     pub(crate) fn new(clock: Clock, timing: &Timing) -> Self {
         let (attempt, patience) = (timing.attempt, timing.ttl / 4);
         let (slots, pauses) = (HashMap::new(), Pauses::new(timing.ttl));
-        let state = Mutex::new(QueueState { slots, numbers: 0, pauses });
+        let state = Mutex::new(QueueState { slots, numbers: 0, pauses, forced: None });
         Self { state, clock, attempt, patience }
     }
 
@@ -166,7 +169,9 @@ impl Queue {
 
     /// Records that this process forced a name open, at the latest at `now`.
     pub(crate) fn forced(&self, name: &Name, now: Instant) {
-        if let Some(slot) = self.lock().slots.get_mut(name) {
+        let mut state = self.lock();
+        state.forced = Some(now);
+        if let Some(slot) = state.slots.get_mut(name) {
             slot.rivals_or_default().forced = Some(now);
         }
     }

@@ -115,6 +115,11 @@ impl Turn {
         let mut state = self.queue.lock();
         let served_at = state.pauses.is_heard(name).then_some(state.numbers);
         let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
+        let is_reclaimed =
+            state.slots.get_mut(name).is_none_or(|slot| slot.members.get(*number).is_none());
+        if is_reclaimed && state.forced >= Some(sent) {
+            return Kept::Forced;
+        }
         let slot = state.slots.entry(name.clone()).or_insert_with(|| Slot::new(own()));
         let excludes =
             |member: &Member| member.number != *number && !can_share(member.mode, self.mode);

@@ -220,6 +220,26 @@ async fn grant_heard_of_too_late_by_a_future_put_aside_is_no_lease() {
     drop(aside.await.expect("its turn"));
 }
 
+/// The turn was reclaimed, and nothing of this process was left under the name when it was forced open.
+#[tokio::test(start_paused = true)]
+async fn grant_from_before_a_force_unlock_is_no_lease() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let mut aside = Box::pin(lock.lock());
+    assert!(poll_once(aside.as_mut()).await.is_pending());
+    tokio::time::sleep(ATTEMPT * 3 + MOMENT).await;
+    setup.faults.heal();
+    let taken = setup.leases.lock("n").try_lock().await.expect("an answer");
+    assert!(taken.is_none(), "the store has granted the name to the other one");
+    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    let theirs = setup.other().lock("n").try_lock().await.expect("an answer").expect("free");
+    assert!(poll_once(aside.as_mut()).await.is_pending(), "two believe at once");
+    theirs.check().expect("held");
+    theirs.unlock().await.expect("held");
+    drop(aside.await.expect("its turn"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn nested_lock_put_aside_renews_nothing_without_a_lease() {
     let setup = Setup::new();

@@ -1,0 +1,96 @@
+//! A subscriber that panics in the task of a user, where the span of a call is entered, left and closed.
+
+use super::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Enter,
+    Exit,
+    Close,
+}
+
+/// Panics once, at the call of this number of one kind.
+struct Panics {
+    at: At,
+    left: AtomicU64,
+    home: std::thread::ThreadId,
+    struck: Arc<AtomicU64>,
+}
+
+impl Panics {
+    fn met(&self, at: At) {
+        // The log's own thread is tested elsewhere.
+        if at == self.at
+            && std::thread::current().id() == self.home
+            && self.left.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            self.struck.fetch_add(1, Ordering::SeqCst);
+            panic!("a subscriber at {at:?}");
+        }
+    }
+}
+
+impl Subscriber for Panics {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {}
+
+    fn enter(&self, _: &Id) {
+        self.met(At::Enter);
+    }
+
+    fn exit(&self, _: &Id) {
+        self.met(At::Exit);
+    }
+
+    fn try_close(&self, _: Id) -> bool {
+        self.met(At::Close);
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscriber_that_panics_in_a_call_keeps_no_name() {
+    let mut struck = [0; 3];
+    for (kind, at) in [At::Enter, At::Exit, At::Close].into_iter().enumerate() {
+        for number in 1..=12 {
+            let setup = Setup::new();
+            let count = Arc::new(AtomicU64::new(0));
+            let panics = Panics {
+                at,
+                left: AtomicU64::new(number),
+                home: std::thread::current().id(),
+                struck: Arc::clone(&count),
+            };
+            let guard = tracing::subscriber::set_default(panics);
+            let holder = setup.leases.lock("n").lock().await.expect("free");
+            // One that is dropped while it waits, and one that has its turn.
+            let late = setup.leases.lock("n").lock_timeout(10 * MOMENT).await;
+            assert!(late.expect("an answer").is_none());
+            let mut lock = setup.leases.lock("n");
+            let mut next = Box::pin(lock.lock());
+            assert!(poll_once(next.as_mut()).await.is_pending());
+            holder.unlock().await.expect("held");
+            next.await.expect("its turn").unlock().await.expect("held");
+            drop(guard);
+            struck[kind] += count.load(Ordering::SeqCst);
+            let free = setup.other().lock("n").try_lock().await.expect("an answer");
+            free.expect("nothing keeps the name").unlock().await.expect("held");
+        }
+    }
+    assert!(struck.iter().all(|struck| *struck > 2), "it met too little: {struck:?}");
+}

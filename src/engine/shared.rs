@@ -196,7 +196,7 @@ async fn read_hold_that_is_lost_leaves_the_other_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn read_holds_are_released_each_by_itself_and_then_a_writer_enters() {
+async fn read_holds_are_released_one_by_one_and_a_writer_enters() {
     let setup = Setup::new();
     let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
     one.unlock(setup.core()).await.unwrap();

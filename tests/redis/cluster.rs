@@ -1,6 +1,6 @@
 //! A real cluster of three primaries and three replicas.
 
-use kit::{Cluster, Server, Stub, eventually, look, rights, within};
+use kit::{Cluster, Mode, Proxy, Server, Stub, eventually, look, rights, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -557,6 +557,77 @@ async fn subscription_is_given_up_though_the_slot_only_seems_moved() {
     .await;
     waiter.abort();
     drop(lease);
+}
+
+/// A node refuses to give up a subscription that has gone with its slot, and the client library takes no refusal of that
+/// for a reply to it.
+#[tokio::test]
+async fn refused_unsubscribe_answers_no_subscription_of_another_name() {
+    let cluster = Arc::new(own().await);
+    let moving = cluster.name_on(2, "moving");
+    let slot = cluster.slot(&moving);
+    let others: Vec<String> = (0..30)
+        .map(|number| cluster.name_on(2, &format!("other-{number}-")))
+        .filter(|name| cluster.slot(name) != slot)
+        .collect();
+    // On the way to this node, all takes its time.
+    let proxy = Proxy::start(cluster.nodes[2].port());
+    let port = proxy.port().to_string();
+    let config = ["CONFIG", "SET", "cluster-announce-port", &port];
+    assert_eq!(cluster.nodes[2].command(&config).text(), "OK");
+    let announced = |node: &Server| {
+        let slots = format!("{:?}", node.command(&["CLUSTER", "SLOTS"]));
+        slots.contains(&format!("Int({port})"))
+    };
+    eventually(LONG, || cluster.nodes.iter().all(announced)).await;
+    let patient = || {
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(60));
+        builder.max_poll_interval(Duration::from_secs(60))
+    };
+    let holder = patient().connect(&cluster.url()).await.expect("a manager");
+    let waiting = patient().connect(&cluster.url()).await.expect("a manager");
+    let wait = |name: &str| {
+        let mut handle = waiting.lock(name);
+        tokio::spawn(async move { handle.lock().await })
+    };
+    let mut connections = [1, 2].map(|node: usize| cluster.nodes[node].connection());
+    let mut listeners = |node: usize, name: &str| {
+        let words = ["PUBSUB", "SHARDNUMSUB", &look::channel(name)];
+        connections[node - 1].command(&words).list()[1].int()
+    };
+    let refused = || {
+        let info = cluster.nodes[2].command(&["INFO", "commandstats"]).text();
+        let stats = info.lines().find(|line| line.starts_with("cmdstat_sunsubscribe:"));
+        stats.is_some_and(|stats| !stats.contains("rejected_calls=0"))
+    };
+
+    let mut leases = Vec::new();
+    for name in &others {
+        leases.push(lock(&holder, name).await);
+    }
+    let moved = lock(&holder, &moving).await;
+    let waiter = wait(&moving);
+    eventually(LONG, || listeners(2, &moving) == 1).await;
+    cluster.begin_move(slot, 2, 1);
+    cluster.end_move(slot, 2, 1);
+    // It hears of the move.
+    assert!(waiting.inspect(&moving).await.expect("an answer").is_some());
+    eventually(LONG, || listeners(1, &moving) == 1).await;
+    // A second later it gives up the subscription at the old node, where others are on their way one after another.
+    proxy.set(Mode::Delay(Duration::from_millis(50)));
+    let waiters: Vec<_> = others.iter().map(|name| wait(name)).collect();
+    eventually(LONG, || others.iter().all(|name| listeners(2, name) == 1)).await;
+    eventually(LONG, refused).await;
+    proxy.set(Mode::Pass);
+    // By the clock alone it would take most of a minute.
+    for lease in leases {
+        lease.unlock().await.expect("released");
+    }
+    for waiter in waiters {
+        drop(within(LONG, waiter).await.expect("no panic").expect("a lease"));
+    }
+    waiter.abort();
+    drop(moved);
 }
 
 #[tokio::test]

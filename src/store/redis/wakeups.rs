@@ -4,6 +4,10 @@
 //! else; the clerk subscribes and unsubscribes, one channel per command, one command at a time,
 //! because fred mixes up replies otherwise. In a fleet every server has such a pair; see `clerks`.
 //!
+//! fred expects no reply to what gives a subscription up, since that is a message otherwise. But a node of a cluster
+//! refuses to give up what has gone with its slot, and the refusal would answer the next command. So after that
+//! the clerk asks the server something, until the answer is that to the question: what is left over then is dropped.
+//!
 //! A subscription is silent by nature, so nobody would notice that its connection is dead: while channels are
 //! subscribed, the clerk asks for a sign of life now and then.
 //!
@@ -18,7 +22,7 @@ use crate::store::{Signal, Wakeups};
 use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::error::ErrorKind as Silence;
-use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
+use fred::interfaces::{ClientLike, EventInterface, FredResult, PubsubInterface};
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -26,13 +30,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Level;
 
 /// How long a subscription outlives its last waiter: the next one is often there at once.
 const LINGER: Duration = Duration::from_secs(1);
 /// The bounds of the time between two signs of life.
 const PULSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// How many subscriptions are given up at a time, with one question after them.
+const BATCH: usize = 100;
+/// The bounds of the time in which fred drops what is left over.
+const SETTLING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 #[derive(Clone)]
 pub(super) struct Hub {
@@ -200,6 +208,8 @@ pub(super) struct Line {
     attempt: Duration,
     /// The time between two signs of life: with that of an attempt it is less than T/3 and a second.
     pulse: Duration,
+    /// How often the server was asked for one.
+    asked: u64,
 }
 
 /// Works for a line until it is closed.
@@ -246,8 +256,15 @@ async fn keep(mut line: Line, mut orders: mpsc::UnboundedReceiver<Order>) {
                 None => break,
             },
             () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {
-                if let Some((_, channel)) = idle.pop_front() {
-                    line.give_up(&channel).await;
+                let now = Instant::now();
+                let due = idle.iter().take(BATCH).take_while(|(at, _)| *at <= now).count();
+                let mut refusable = false;
+                for (_, channel) in idle.drain(..due) {
+                    refusable |= line.give_up(&channel).await && line.sharded;
+                }
+                if refusable {
+                    line.probe().await;
+                    alive = Instant::now();
                 }
             }
             () = sleep_until(alive + line.pulse), if !line.here.is_empty() => {
@@ -280,25 +297,38 @@ impl Line {
         let (server, sharded) = fleet.map_or((None, false), |(server, is)| (Some(server), is));
         let (channels, here) = (Arc::clone(channels), HashSet::new());
         let (attempt, pulse) = (address.attempt, (address.ttl / 4).clamp(PULSE.0, PULSE.1));
-        Self { client, sharded, server, channels, here, attempt, pulse }
+        Self { client, sharded, server, channels, here, attempt, pulse, asked: 0 }
     }
 
-    /// Asks for a sign of life, and replaces the connection if there is none. A refusal is one, too.
-    async fn probe(&self) {
-        if !is_connected(&self.client) {
-            return;
-        }
-        let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
-        match self.client.custom_raw(ping, Vec::<Value>::new()).await {
-            // Without a connection one is being made already.
-            Err(error) if *error.kind() == Silence::Timeout && is_connected(&self.client) => {
-                trace::later(Level::DEBUG, || {
-                    || tracing::debug!("the connection for wake-ups is silent")
-                });
-                // On a stalled server this itself hangs.
-                let _ = timeout(self.attempt * 2, self.client.force_reconnection()).await;
+    /// Asks for a sign of life, and replaces the connection if there is none. A refusal is one, too. What answers
+    /// another command is none: then it asks again.
+    async fn probe(&mut self) {
+        let mut settling = SETTLING.0;
+        while is_connected(&self.client) {
+            self.asked += 1;
+            let question = self.asked.to_string();
+            let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
+            match self.client.custom(ping, vec![question.as_str()]).await {
+                Err(error) if *error.kind() == Silence::Timeout => return self.replace().await,
+                reply if !is_of_another(&reply, &question) => return,
+                _ if settling > SETTLING.1 => return self.replace().await,
+                _ => {
+                    // While nothing is asked, fred drops what comes.
+                    sleep(settling).await;
+                    settling *= 2;
+                }
             }
-            _ => {}
+        }
+    }
+
+    /// Without a connection one is being made already.
+    async fn replace(&self) {
+        if is_connected(&self.client) {
+            trace::later(Level::DEBUG, || {
+                || tracing::debug!("the connection for wake-ups is silent")
+            });
+            // On a stalled server this itself hangs.
+            let _ = timeout(self.attempt * 2, self.client.force_reconnection()).await;
         }
     }
 
@@ -344,13 +374,13 @@ impl Line {
         }
     }
 
-    /// Unsubscribes, unless somebody waits here again.
-    async fn give_up(&mut self, channel: &str) {
+    /// Unsubscribes, unless somebody waits here again. Returns whether anything was sent.
+    async fn give_up(&mut self, channel: &str) -> bool {
         {
             let mut channels = lock(&self.channels);
             let ours = channels.get(channel).filter(|entry| entry.server == self.server);
             if ours.is_some_and(Channel::is_awaited) {
-                return;
+                return false;
             }
             if ours.is_some() {
                 // From here on a new waiter orders a new subscription, which comes after this command.
@@ -359,7 +389,7 @@ impl Line {
         }
         // A server gives a sharded channel up by itself with its slot, but what has moved by our map may still be here.
         if !self.here.remove(channel) || !is_connected(&self.client) {
-            return;
+            return false;
         }
         let given_up = async {
             match self.sharded {
@@ -368,6 +398,23 @@ impl Line {
             }
         };
         let _ = timeout(self.attempt * 2, given_up).await;
+        true
+    }
+}
+
+/// Whether a reply is not that to a `PING` with this word: an earlier one's, or what was said to a command of which fred
+/// expects no reply.
+fn is_of_another(reply: &FredResult<Value>, question: &str) -> bool {
+    match reply {
+        // On a connection with subscriptions it is `pong` and the word.
+        Ok(Value::Array(words)) => {
+            words.last().and_then(Value::as_str).as_deref() != Some(question)
+        }
+        Ok(word) => word.as_str().as_deref() != Some(question),
+        Err(error) => {
+            let text = error.details();
+            text.starts_with("MOVED") || text.contains("unsubscribe")
+        }
     }
 }
 

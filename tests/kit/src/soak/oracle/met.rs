@@ -1,6 +1,6 @@
 //! What a run met: a test of faults that met none proves nothing.
 
-use super::rules::{LATE_WRITES, LONG_RUN, Rules};
+use super::rules::{LONG_RUN, OF_LONG_RUNS, Rules};
 use super::{Case, Finding, SECOND};
 use crate::soak::history::What;
 use crate::soak::leases::{Lease, slot};
@@ -77,7 +77,7 @@ impl Case<'_> {
         if seconds >= self.rules.whole_run {
             for (what, count) in met {
                 let rare = self.rules.rare.contains(what)
-                    || (seconds < LONG_RUN && LATE_WRITES.contains(what));
+                    || (seconds < LONG_RUN && OF_LONG_RUNS.contains(what));
                 if *count == 0 && !rare {
                     self.findings.push(Finding {
                         rule: "never happened",

@@ -23,7 +23,7 @@ pub struct Rules {
 }
 
 const SECOND: u64 = 1_000_000_000;
-/// In a run of so many seconds [`LATE_WRITES`] must have happened, where they are not rare.
+/// In a run of so many seconds [`OF_LONG_RUNS`] must have happened, where they are not rare.
 pub const LONG_RUN: u64 = 300;
 
 const REDIS: Rules = Rules {
@@ -42,6 +42,8 @@ const REDIS: Rules = Rules {
 /// It takes a holder who is late between his check and his write, by more than the grace. In a minute on a busy
 /// machine there may be none.
 pub const LATE_WRITES: &[&str] = &["smaller fences refused"];
+/// A shorter run may also miss these: of three kills in a minute none may strike a holder.
+pub const OF_LONG_RUNS: &[&str] = &["smaller fences refused", "takeovers after a kill"];
 
 impl Rules {
     /// For the store of a run.

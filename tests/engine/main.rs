@@ -1,7 +1,6 @@
 //! The life of leases, from the first `lock` to the last release, through the public face: on the
 //! store in memory, with a clock that stands still until everything waits for it.
 
-mod broken_log;
 mod broken_store;
 mod cancel;
 mod close;

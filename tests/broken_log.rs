@@ -1,8 +1,14 @@
 //! A subscriber that panics in the task of a user, where the span of a call is entered, left and closed.
+//!
+//! In a program of its own: other tests of paused time would wait for its log.
 
-use super::*;
+use leasehold::LeaseManager;
+use leasehold::store::MemoryStore;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -64,12 +70,18 @@ impl Subscriber for Panics {
     }
 }
 
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
 #[tokio::test(start_paused = true)]
 async fn subscriber_that_panics_in_a_call_keeps_no_name() {
     let mut struck = [0; 3];
     for (kind, at) in [At::Enter, At::Exit, At::Close].into_iter().enumerate() {
         for number in 1..=12 {
-            let setup = Setup::new();
+            let store = MemoryStore::new();
+            let [leases, others] = [store.clone(), store]
+                .map(|store| LeaseManager::builder().build(store).expect("a manager"));
             let count = Arc::new(AtomicU64::new(0));
             let panics = Panics {
                 at,
@@ -78,18 +90,18 @@ async fn subscriber_that_panics_in_a_call_keeps_no_name() {
                 struck: Arc::clone(&count),
             };
             let guard = tracing::subscriber::set_default(panics);
-            let holder = setup.leases.lock("n").lock().await.expect("free");
+            let holder = leases.lock("n").lock().await.expect("free");
             // One that is dropped while it waits, and one that has its turn.
-            let late = setup.leases.lock("n").lock_timeout(10 * MOMENT).await;
+            let late = leases.lock("n").lock_timeout(Duration::from_millis(100)).await;
             assert!(late.expect("an answer").is_none());
-            let mut lock = setup.leases.lock("n");
+            let mut lock = leases.lock("n");
             let mut next = Box::pin(lock.lock());
-            assert!(poll_once(next.as_mut()).await.is_pending());
+            assert!(poll(next.as_mut()).is_pending());
             holder.unlock().await.expect("held");
             next.await.expect("its turn").unlock().await.expect("held");
             drop(guard);
             struck[kind] += count.load(Ordering::SeqCst);
-            let free = setup.other().lock("n").try_lock().await.expect("an answer");
+            let free = others.lock("n").try_lock().await.expect("an answer");
             free.expect("nothing keeps the name").unlock().await.expect("held");
         }
     }

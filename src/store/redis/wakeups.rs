@@ -210,6 +210,8 @@ pub(super) struct Line {
     pulse: Duration,
     /// How often the server was asked for one.
     asked: u64,
+    /// Whether replies may be left over, to commands of which fred expects none.
+    in_doubt: bool,
 }
 
 /// Works for a line until it is closed.
@@ -258,11 +260,13 @@ async fn keep(mut line: Line, mut orders: mpsc::UnboundedReceiver<Order>) {
             () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {
                 let now = Instant::now();
                 let due = idle.iter().take(BATCH).take_while(|(at, _)| *at <= now).count();
-                let mut refusable = false;
-                for (_, channel) in idle.drain(..due) {
-                    refusable |= line.give_up(&channel).await && line.sharded;
+                for _ in 0..due {
+                    let Some((_, channel)) = idle.pop_front() else { break };
+                    if !line.give_up(&channel).await {
+                        break;
+                    }
                 }
-                if refusable {
+                if line.in_doubt {
                     line.probe().await;
                     alive = Instant::now();
                 }
@@ -297,13 +301,14 @@ impl Line {
         let (server, sharded) = fleet.map_or((None, false), |(server, is)| (Some(server), is));
         let (channels, here) = (Arc::clone(channels), HashSet::new());
         let (attempt, pulse) = (address.attempt, (address.ttl / 4).clamp(PULSE.0, PULSE.1));
-        Self { client, sharded, server, channels, here, attempt, pulse, asked: 0 }
+        Self { client, sharded, server, channels, here, attempt, pulse, asked: 0, in_doubt: false }
     }
 
     /// Asks for a sign of life, and replaces the connection if there is none. A refusal is one, too. What answers
     /// another command is none: then it asks again.
     async fn probe(&mut self) {
         let mut settling = SETTLING.0;
+        self.in_doubt = false;
         while is_connected(&self.client) {
             self.asked += 1;
             let question = self.asked.to_string();
@@ -325,7 +330,11 @@ impl Line {
     async fn replace(&self) {
         if is_connected(&self.client) {
             trace::later(Level::DEBUG, || {
-                || tracing::debug!("the connection for wake-ups is silent")
+                || {
+                    tracing::debug!(
+                        "the connection for wake-ups is silent, or its replies are out of step"
+                    )
+                }
             });
             // On a stalled server this itself hangs.
             let _ = timeout(self.attempt * 2, self.client.force_reconnection()).await;
@@ -374,13 +383,13 @@ impl Line {
         }
     }
 
-    /// Unsubscribes, unless somebody waits here again. Returns whether anything was sent.
+    /// Unsubscribes, unless somebody waits here again. Returns whether the server takes what it is sent.
     async fn give_up(&mut self, channel: &str) -> bool {
         {
             let mut channels = lock(&self.channels);
             let ours = channels.get(channel).filter(|entry| entry.server == self.server);
             if ours.is_some_and(Channel::is_awaited) {
-                return false;
+                return true;
             }
             if ours.is_some() {
                 // From here on a new waiter orders a new subscription, which comes after this command.
@@ -389,16 +398,16 @@ impl Line {
         }
         // A server gives a sharded channel up by itself with its slot, but what has moved by our map may still be here.
         if !self.here.remove(channel) || !is_connected(&self.client) {
-            return false;
+            return true;
         }
+        self.in_doubt |= self.sharded;
         let given_up = async {
             match self.sharded {
                 true => self.client.sunsubscribe(channel).await,
                 false => self.client.unsubscribe(channel).await,
             }
         };
-        let _ = timeout(self.attempt * 2, given_up).await;
-        true
+        matches!(timeout(self.attempt * 2, given_up).await, Ok(Ok(())))
     }
 }
 
@@ -442,6 +451,27 @@ mod tests {
 
     fn waits(channels: &Channels) -> usize {
         lock(channels).values().filter(|channel| channel.is_awaited()).count()
+    }
+
+    #[test]
+    fn the_reply_to_a_ping_is_told_from_that_to_another_command() {
+        let refused =
+            |text: &'static str| Err::<Value, _>(fred::error::Error::new(Silence::Unknown, text));
+        let pong = |word: &'static str| Ok(Value::Array(vec!["pong".into(), word.into()]));
+        for (reply, is) in [
+            (pong("7"), false),
+            (Ok("7".into()), false),
+            // Without the right to ask, the refusal is a sign of life.
+            (refused("NOPERM User a has no permissions to run the 'ping' command"), false),
+            (refused("MISCONF Errors writing to the AOF file"), false),
+            (pong("6"), true),
+            (Ok("6".into()), true),
+            (Ok(Value::Array(vec!["ssubscribe".into(), "c".into(), 1.into()])), true),
+            (refused("MOVED 7 127.0.0.1:6379"), true),
+            (refused("NOPERM User a has no permissions to run the 'sunsubscribe' command"), true),
+        ] {
+            assert_eq!(is_of_another(&reply, "7"), is, "{reply:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,16 +5,12 @@
 //! threads that have no subscriber may get in between.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kit::trace::{Spanned, Trace, Traced};
-use leasehold::clock::Clock;
-use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, MemoryStore, Name, Release,
-    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
-};
-use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss, Result};
+use leasehold::store::MemoryStore;
+use leasehold::testing::{Call, Fault, Faults, FaultyStore, Rule};
+use leasehold::{Error, ErrorKind, Lease, LeaseManager, Loss};
 use tokio::time::{Instant, sleep};
 use tracing::Level;
 
@@ -43,70 +39,14 @@ fn count(trace: &Trace, name: &str, message: &str) -> usize {
     trace.messages(name).iter().filter(|text| *text == message).count()
 }
 
-/// A store whose renewals fail while it is told so.
-#[derive(Clone, Debug, Default)]
-struct Shaky {
-    store: MemoryStore,
-    fails: Arc<AtomicBool>,
+fn faulty(memory: MemoryStore) -> (Arc<FaultyStore<MemoryStore>>, Faults) {
+    let (store, faults) = FaultyStore::new(memory);
+    (Arc::new(store), faults)
 }
 
-#[async_trait::async_trait]
-impl Store for Shaky {
-    fn clock(&self) -> Clock {
-        self.store.clock()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
-    }
-
-    fn shard(&self, name: &Name) -> usize {
-        self.store.shard(name)
-    }
-
-    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.store.acquire(request)
-    }
-
-    fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.store.release(request)
-    }
-
-    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        if self.fails.load(Ordering::Relaxed) {
-            let error = Error::new(ErrorKind::Unavailable, "shaky");
-            return Box::pin(std::future::ready(Err(error)));
-        }
-        self.store.renew(batch)
-    }
-
-    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.store.inspect(request).await
-    }
-
-    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        self.store.force_release(request).await
-    }
-
-    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        self.store.subscribe(request).await
-    }
-
-    fn reconnects(&self) -> Option<Signal> {
-        self.store.reconnects()
-    }
-
-    async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        self.store.age(timeout).await
-    }
-
-    async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        self.store.server_id(timeout).await
-    }
-
-    async fn close(&self, timeout: Duration) {
-        self.store.close(timeout).await;
-    }
+fn fail_renewals(faults: &Faults) {
+    let error = Error::new(ErrorKind::Unavailable, "shaky");
+    faults.add(Rule::new(Fault::Fail(error)).on(Call::Renew));
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,10 +156,10 @@ async fn each_renewal_is_told_to_those_who_ask_for_everything() {
 #[tokio::test(start_paused = true)]
 async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     let (trace, _guard) = Trace::of_this_thread();
-    let store = Shaky::default();
+    let (store, faults) = faulty(MemoryStore::new());
     let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
     let lease = lock(&leases, "job").await;
-    store.fails.store(true, Ordering::Relaxed);
+    fail_renewals(&faults);
     sleep(T / 2).await;
     let risk = the(&trace, "job", "at risk");
     assert_eq!(risk.level, Level::WARN);
@@ -228,7 +168,7 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
     assert!((17_000..19_000).contains(&left), "{left}");
     assert!(count(&trace, "job", "renewal failed") >= 2);
 
-    store.fails.store(false, Ordering::Relaxed);
+    faults.heal();
     sleep(T / 10).await;
     let safe = the(&trace, "job", "lease recovered");
     assert_eq!(safe.level, Level::INFO);
@@ -240,27 +180,28 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_told_once_with_its_cause() {
     let (trace, _guard) = Trace::of_this_thread();
-    let store = Shaky::default();
+    let memory = MemoryStore::new();
+    let (store, faults) = faulty(memory.clone());
     let builder = LeaseManager::builder();
     let leases = builder.clone().build(store.clone()).expect("a manager");
-    let others = builder.clone().build(store.store.clone()).expect("a manager");
+    let others = builder.clone().build(memory.clone()).expect("a manager");
     let bounded = builder.max_hold(T / 3).build(store.clone()).expect("a manager");
 
     let gone = lock(&leases, "gone").await;
     let taken = lock(&leases, "taken").await;
     let revoked = lock(&leases, "revoked").await;
     let bound = lock(&bounded, "bound").await;
-    assert!(store.store.delete("gone"));
+    assert!(memory.delete("gone"));
     assert!(others.force_unlock("taken").await.expect("an answer"));
     let next = lock(&others, "taken").await;
     assert!(leases.force_unlock("revoked").await.expect("an answer"));
     sleep(T / 2).await;
     let expired = lock(&leases, "expired").await;
-    store.fails.store(true, Ordering::Relaxed);
+    fail_renewals(&faults);
     let start = Instant::now();
     assert_eq!(expired.lost().await, Loss::Expired);
     assert!(start.elapsed() < T);
-    store.fails.store(false, Ordering::Relaxed);
+    faults.heal();
     let closing = lock(&leases, "closing").await;
     leases.close().await.expect("all released");
 
@@ -318,12 +259,12 @@ async fn waiter_behind_its_own_process_is_reported_once() {
 #[tokio::test(start_paused = true)]
 async fn no_event_shows_the_token_of_a_holder() {
     let (trace, _guard) = Trace::of_this_thread();
-    let store = Shaky::default();
+    let (store, faults) = faulty(MemoryStore::new());
     let leases = LeaseManager::builder().build(store.clone()).expect("a manager");
     let lease = lock(&leases, "job").await;
     let holder = leases.inspect("job").await.expect("an answer").expect("a holder").holder;
     let (uuid, _) = holder.split_once(':').expect("a colon");
-    store.fails.store(true, Ordering::Relaxed);
+    fail_renewals(&faults);
     assert_eq!(lease.lost().await, Loss::Expired);
     drop(lease);
     leases.close().await.expect("all released");

@@ -7,9 +7,9 @@ use crate::clock::Clock;
 use crate::engine::{Core, Engine, Settings, Timing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
-use crate::store::name::check_prefix;
+use crate::store::options::{Common, in_task};
 use crate::store::remote::{Remote, Replicas};
-use crate::store::url::{Common, Target};
+use crate::store::url::Target;
 use crate::store::{Fencing, MemoryStore, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,6 @@ const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration
 const DEFAULT_LOCAL_HANDOFFS: u32 = 127;
 const MOST_LOCAL_HANDOFFS: u32 = 9_999;
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// The settings of a [`LeaseManager`].
 ///
@@ -299,12 +298,7 @@ impl Builder {
         } else {
             // A server's time goes on during a suspend; what is in memory may follow a paused clock.
             let clock = if remote { Clock::system() } else { Clock::tokio() };
-            // In a task of its own, so that a caller who gives up leaves no half of it behind.
-            let connecting = tokio::spawn(open(target, clock, needed, timing.attempt));
-            let store = connecting.await.map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "the connection task was cancelled")
-                    .with_source(error)
-            })??;
+            let store = in_task(open(target, clock, needed, timing.attempt)).await?;
             Engine::on_caller(Core::new(store, timing, settings, true))
         };
         Ok(LeaseManager::new(engine))
@@ -375,15 +369,7 @@ impl Builder {
                 "{setting} contradicts fencing(false); leave one of them out"
             )));
         }
-        check_prefix(&self.remote.prefix)?;
-        if let Some(Replicas { count, timeout }) = self.remote.replicas {
-            let longest = timing.attempt / 2;
-            if count == 0 || !(SHORTEST_WAIT..=longest).contains(&timeout) {
-                return Err(Error::invalid(format!(
-                    "replicas({count}, {timeout:?}) is out of range; choose at least 1 and 1 ms to {longest:?}"
-                )));
-            }
-        }
+        self.remote.check(timing.attempt)?;
         Ok((timing, self.settings(&timing)))
     }
 

@@ -5,7 +5,7 @@ use super::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     Acquire, Acquired, ForceRelease, HolderId, Holding, Inspect, Mode, Name, Release, Released,
-    StoreFuture, Target, Wait, Wakeups,
+    StoreFuture, Target, Wait, Wakeups, failed,
 };
 use crate::trace;
 use std::future::{Future, poll_fn};
@@ -20,7 +20,7 @@ impl Core {
     pub(crate) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         match self.check(request.target.mode) {
             Ok(()) => caught_call(|| self.store.acquire(request)),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
+            Err(error) => failed(error),
         }
     }
 
@@ -109,8 +109,7 @@ pub(super) async fn caught<T>(request: &mut Request<'_, T>) -> Result<T> {
 pub(super) fn caught_call<'a, T: Send + 'a>(
     request: impl FnOnce() -> Request<'a, T>,
 ) -> Request<'a, T> {
-    catch_unwind(AssertUnwindSafe(request))
-        .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked()))))
+    catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| failed(panicked()))
 }
 
 /// Makes a request and awaits it, and turns a panic in either into a failure.
@@ -132,19 +131,11 @@ mod tests {
     use crate::store::{MemoryStore, Mode};
     use crate::testing::{Call, FaultyStore};
     use std::sync::Arc;
-    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn mode_a_store_does_not_support_is_refused_before_a_request() {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
-        let settings = Settings {
-            max_hold: None,
-            poll_bound: Duration::from_secs(1),
-            handoff_bound: 0,
-            fencing: None,
-            seed: None,
-        };
-        let core = Core::new(Arc::new(store), Timing::DEFAULT, settings, true);
+        let core = Core::new(Arc::new(store), Timing::DEFAULT, Settings::PLAIN, true);
         for mode in [Mode::Read, Mode::Write, Mode::Permits { size: 2, take: 1 }] {
             let target = Target::new(Name::new("n").unwrap(), mode);
             let ttl = core.timing.ttl;

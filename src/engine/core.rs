@@ -28,6 +28,17 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Without fencing tokens and hand-offs, for tests.
+    #[cfg(test)]
+    pub(super) const PLAIN: Self = Self {
+        max_hold: None,
+        poll_bound: Duration::from_secs(1),
+        handoff_bound: 0,
+        fencing: None,
+        #[cfg(feature = "testing")]
+        seed: None,
+    };
+
     fn seed(&self) -> Option<u64> {
         #[cfg(feature = "testing")]
         return self.seed;
@@ -260,16 +271,7 @@ impl Drop for Core {
 pub(super) fn core_in_memory() -> Arc<Core> {
     use crate::store::MemoryStore;
 
-    let timing = Timing::DEFAULT;
-    let settings = Settings {
-        max_hold: None,
-        poll_bound: Duration::from_secs(1),
-        handoff_bound: 0,
-        fencing: None,
-        #[cfg(feature = "testing")]
-        seed: None,
-    };
-    Core::new(Arc::new(MemoryStore::new()), timing, settings, true)
+    Core::new(Arc::new(MemoryStore::new()), Timing::DEFAULT, Settings::PLAIN, true)
 }
 
 #[cfg(test)]

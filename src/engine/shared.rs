@@ -136,14 +136,8 @@ impl Setup {
             asked: Mutex::default(),
             renewed: Mutex::default(),
         });
-        let settings = Settings {
-            max_hold: None,
-            poll_bound: Duration::from_millis(100),
-            handoff_bound: 100,
-            fencing: None,
-            #[cfg(feature = "testing")]
-            seed: None,
-        };
+        let poll_bound = Duration::from_millis(100);
+        let settings = Settings { poll_bound, handoff_bound: 100, ..Settings::PLAIN };
         let timing = Timing::new(T).unwrap();
         let core = Core::new(Arc::clone(&store) as _, timing, settings, true);
         Self { store, engine: Engine::on_caller(core), name: Name::new("n") }

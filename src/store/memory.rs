@@ -3,7 +3,7 @@
 use super::{
     Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, Holding, Inspect,
     Inspection, Name, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Target,
-    Wait, Wakeups,
+    Wait, Wakeups, failed,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -137,7 +137,7 @@ impl MemoryStore {
     ) -> StoreFuture<T> {
         match target.require_exclusive() {
             Ok(()) => self.at_once(operation),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
+            Err(error) => failed(error),
         }
     }
 }
@@ -273,7 +273,7 @@ impl Store for MemoryStore {
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         match batch.require_exclusive() {
             Ok(()) => self.at_once(|state, now| state.renew(&batch, now)),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
+            Err(error) => failed(error),
         }
     }
 

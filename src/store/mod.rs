@@ -9,7 +9,7 @@
 mod capabilities;
 mod memory;
 pub(crate) mod name;
-mod options;
+pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
 mod quorum;
@@ -40,7 +40,7 @@ pub use verdict::{Absence, Acquired, Holding, Inspection, Released, Renewed};
 pub use zookeeper::ZooKeeperStore;
 
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use async_trait::async_trait;
 use std::fmt;
 use std::future::Future;
@@ -50,6 +50,13 @@ use std::time::Duration;
 
 /// A future of a store: owned, so that the engine can finish what its caller dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// Returns a request that has failed already.
+pub(crate) fn failed<'a, T: Send + 'a>(
+    error: Error,
+) -> Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>> {
+    Box::pin(std::future::ready(Err(error)))
+}
 
 /// A place that keeps leases.
 ///

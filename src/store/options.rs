@@ -1,6 +1,5 @@
 //! Settings of a store that is connected without a manager.
 
-use super::name::check_prefix;
 use super::remote::{Remote, Replicas};
 use crate::error::{Error, ErrorKind, Result};
 use std::future::Future;
@@ -8,7 +7,6 @@ use std::time::Duration;
 
 /// The default time to live of a manager.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Sets up a store that is connected without a manager, to be wrapped by a [`Store`](super::Store) of your own.
 ///
@@ -94,15 +92,7 @@ impl ConnectOptions {
             ));
         }
         let attempt = (self.ttl / 6).max(Duration::from_secs(1));
-        if let Some(Replicas { count, timeout }) = self.remote.replicas {
-            let longest = attempt / 2;
-            if count == 0 || !(SHORTEST_WAIT..=longest).contains(&timeout) {
-                return Err(Error::invalid(format!(
-                    "replicas({count}, {timeout:?}) is out of range; choose at least 1 and 1 ms to {longest:?}"
-                )));
-            }
-        }
-        check_prefix(&self.remote.prefix)?;
+        self.remote.check(attempt)?;
         Ok(Common { ttl: self.ttl, attempt, remote: self.remote.clone() })
     }
 }
@@ -118,13 +108,18 @@ pub(crate) struct Common {
     pub(crate) remote: Remote,
 }
 
-/// Connects in a task of its own, so that a caller who gives up leaves no half of it behind.
-pub(crate) async fn in_task<T: Send + 'static>(
+/// Connects in a task of its own, so that a dropped future leaves nothing half connected. The task begins at once, so
+/// the future that waits for it does not contain what it runs.
+pub(crate) fn in_task<T: Send + 'static>(
     connect: impl Future<Output = Result<T>> + Send + 'static,
-) -> Result<T> {
-    tokio::spawn(connect).await.unwrap_or_else(|error| {
-        Err(Error::new(ErrorKind::Unavailable, "connecting was given up").with_source(error))
-    })
+) -> impl Future<Output = Result<T>> {
+    let task = tokio::spawn(connect);
+    async move {
+        task.await.unwrap_or_else(|error| {
+            let cancelled = Error::new(ErrorKind::Unavailable, "the connection task was cancelled");
+            Err(cancelled.with_source(error))
+        })
+    }
 }
 
 #[cfg(test)]

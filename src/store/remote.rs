@@ -1,5 +1,6 @@
 //! Settings that a URL cannot express, and that not every store has.
 
+use super::name::check_prefix;
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +25,24 @@ pub(crate) struct Replicas {
     pub(crate) timeout: Duration,
 }
 
+/// The shortest time that replicas may be given.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 impl Remote {
+    /// Checks the settings that are set, for requests that may take `attempt`.
+    pub(crate) fn check(&self, attempt: Duration) -> Result<()> {
+        check_prefix(&self.prefix)?;
+        if let Some(Replicas { count, timeout }) = self.replicas {
+            let longest = attempt / 2;
+            if count == 0 || !(SHORTEST_WAIT..=longest).contains(&timeout) {
+                return Err(Error::invalid(format!(
+                    "replicas({count}, {timeout:?}) is out of range; choose at least 1 and 1 ms to {longest:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses all of these settings, for `store` has none of them: not even keys.
     pub(crate) fn refuse(&self, store: &str) -> Result<()> {
         let prefix = (!self.prefix.is_empty()).then_some("prefix");

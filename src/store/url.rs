@@ -1,7 +1,6 @@
 //! From a URL to a store: the one place that knows them all.
 
-pub(crate) use super::options::Common;
-use super::options::{ConnectOptions, in_task};
+use super::options::{Common, ConnectOptions, in_task};
 #[cfg(feature = "redis")]
 use super::redis::{Address, RedisStore};
 #[cfg(feature = "zookeeper")]
@@ -188,7 +187,7 @@ async fn open_quorum(nodes: Vec<Target>, clock: Clock) -> Result<Quorum> {
         })
     };
     let openings = nodes.into_iter().map(opening).collect();
-    Quorum::open(openings, clock.clone()).await
+    Quorum::open(openings, clock).await
 }
 
 impl Quorum {

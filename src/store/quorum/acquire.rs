@@ -6,8 +6,7 @@ use super::tally::{Tally, absence, say_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture};
-use std::future::ready;
+use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture, failed};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -48,7 +47,7 @@ impl Inner {
             Mode::Exclusive => {}
             // Each node would have to count all readers, and permits do not add up over majorities.
             mode @ (Mode::Read | Mode::Write | Mode::Permits { .. }) => {
-                return Box::pin(ready(Err(mode.unsupported())));
+                return failed(mode.unsupported());
             }
         }
         let (answer, verdict) = oneshot::channel();

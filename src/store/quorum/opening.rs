@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups, failed,
 };
 use crate::trace;
 use async_trait::async_trait;
@@ -243,7 +243,7 @@ fn pass<T: Send + 'static>(
 ) -> StoreFuture<T> {
     match absent.get() {
         Ok(store) => call(store),
-        Err(error) => Box::pin(std::future::ready(Err(error))),
+        Err(error) => failed(error),
     }
 }
 

@@ -33,7 +33,7 @@ use super::options::{Common, in_task};
 use super::{
     Acquire, Acquired, Capabilities, ConnectOptions, Fencing, ForceRelease, HolderId, Inspect,
     Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
-    Target, Wait, Wakeups,
+    Target, Wait, Wakeups, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ use requests::Wire;
 use routes::Routes;
 use scripts::{AGE, BY_TEXT, Call, INSPECT, PLAIN, SHARDED, Script, Scripts, slot};
 use std::fmt;
-use std::future::{Future, ready};
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -341,14 +341,14 @@ impl Store for RedisStore {
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         match request.target.require_exclusive() {
             Ok(()) => self.lanes.acquire(request),
-            Err(error) => Box::pin(ready(Err(error))),
+            Err(error) => failed(error),
         }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
         match request.target.require_exclusive() {
             Ok(()) => self.lanes.release(request),
-            Err(error) => Box::pin(ready(Err(error))),
+            Err(error) => failed(error),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use tokio::runtime::Handle;
 
-/// Panics outside a tokio runtime, and says what to do; tokio's own panic comes later and names a line of ours.
+/// Panics outside a tokio runtime, with advice: tokio's own panic comes later and has none.
 pub(crate) fn need() {
     assert!(
         Handle::try_current().is_ok(),

@@ -1,15 +1,14 @@
-//! What a store can do.
+//! Capabilities of a store.
 
 use super::target::Mode;
 
-/// Says what a store can do.
+/// The abilities of a store.
 ///
-/// The engine asks once, when a manager is made. It answers [`Unsupported`](crate::ErrorKind::Unsupported) to a request
-/// of a [mode](Self::supports) that the store does not have, before anything is sent, and does without what else is
-/// missing.
+/// The engine asks once, when a manager is created. It returns [`Unsupported`](crate::ErrorKind::Unsupported) for a
+/// [mode](Self::supports) that the store does not have, before anything is sent, and works without any other missing
+/// ability.
 ///
-/// The default is a store that has exclusive locks and all else that is named here, but for
-/// [`sharded`](Self::sharded).
+/// The default store has exclusive locks and all abilities but [`sharded`](Self::sharded).
 ///
 /// ```
 /// use leasehold::store::{Capabilities, Mode};
@@ -23,15 +22,15 @@ use super::target::Mode;
 pub struct Capabilities {
     /// Outermost grants carry a fencing token.
     pub fencing: bool,
-    /// A grant reserves as many fencing tokens as [`Fencing::block`](super::Fencing::block) says; without that it has
-    /// one, and is not handed off in memory.
+    /// A grant reserves [`Fencing::block`](super::Fencing::block) fencing tokens. Otherwise it has one token, and its hold
+    /// is not handed off in memory.
     pub fence_blocks: bool,
     /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
     /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
     /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
-    /// tells that the clock has reached the first (see [`Acquired::granted_in_time`](super::Acquired::granted_in_time)).
+    /// reports that the clock has reached the first (see [`Acquired::granted_in_time`](super::Acquired::granted_in_time)).
     pub longest_fence_block: u32,
-    /// [`Acquired::Held`](super::Acquired::Held) and [`Holding`](super::Holding) tell how much time is left.
+    /// [`Acquired::Held`](super::Acquired::Held) and [`Holding`](super::Holding) report the remaining time.
     pub time_left: bool,
     /// [`Store::subscribe`](super::Store::subscribe) gives wake-ups; without them waiters poll.
     pub wakeups: bool,

@@ -71,18 +71,18 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// 3. **Never without a time to live.** No hold exists that does not expire by itself, not
 ///    even for an instant, whatever fails.
 /// 4. **Only an outermost acquire creates.** A nested acquire (count above 1), a renewal or a
-///    release by a holder that is not there changes nothing and says so.
+///    release by a holder that is not there changes nothing and reports that.
 /// 5. **Acquire recognises its own.** An acquire by the holder that is there already is granted
-///    again, with the same fencing token, and sets count and time to live anew.
+///    again, with the same fencing token, and sets count and time to live again.
 /// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
 ///    it was just before the request left, never later: the holder's deadline counts from it.
 /// 7. **Time to live is a promise.** A hold is there for the whole of its time to live after
 ///    the operation ran, or after `sent` where that is what the store can promise, unless
-///    somebody deletes it.
+///    it is deleted.
 /// 8. **Fencing tokens grow** in the order of the outermost grants of a name, beyond releases and
 ///    expiries, if [`Capabilities::fencing`] says so.
-/// 9. **Errors are sorted.** An error says what kind it is and, by its
-///    [fate](crate::Error::fate), whether the operation ran. A refusal of credentials is
+/// 9. **Errors are classified.** An error has a kind and a
+///    [fate](crate::Error::fate), which reports whether the operation ran. A refusal of credentials is
 ///    never reported as contention.
 /// 10. **Bounded.** No future takes much longer than the `timeout` of its request, or the `timeout` that the method
 ///     takes.
@@ -99,32 +99,31 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// The futures of [`acquire`](Store::acquire), [`release`](Store::release) and [`renew`](Store::renew) are `'static`: an
 /// abandoned acquire is moved to the engine, which awaits the
-/// verdict and releases what nobody waits for. Dropping one of them without that means
-/// that the outcome is unknown. The other futures borrow the store, and may be dropped at any time; whether what they
-/// were to do was done is not known then.
+/// verdict and releases a grant without a waiter. If one of them is dropped without that, its outcome is unknown. The
+/// other futures borrow the store and may be dropped at any time; their outcome is unknown then.
 ///
 /// # A store of your own
 ///
-/// No method has a default: a wrapper that forgot one would change the store behind it without a word. Whoever wraps
-/// another store passes on what it does not change, [`capabilities`](Store::capabilities) included. A store that is
-/// shared is a store too, as an `Arc`. `examples/own_store.rs` is a store of one's own, and
+/// No method has a default: a wrapper without one of them would silently change the store behind it. A wrapper forwards
+/// every method that it does not change, including [`capabilities`](Store::capabilities). An `Arc` of a store is a
+/// store too. `examples/own_store.rs` is an example, and
 /// `leasehold::testing::conformance`, with the feature `testing`, checks one against this contract.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Returns the clock by which verdicts say when they were sent. The engine uses the same.
+    /// Returns the clock of the times in verdicts. The engine uses the same.
     fn clock(&self) -> Clock;
 
-    /// Says what this store can do. It is asked once, and must not change.
+    /// Returns the abilities of this store. The engine asks once, and the answer must not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Says which part of the store keeps `name`, where parts can fail on their own; 0 where there are none.
+    /// Returns the part of the store that keeps `name`, where parts can fail on their own; 0 where there are none.
     ///
     /// Leases of different parts are never in one [`renew`](Store::renew), so that a part that is slow
     /// holds up no other's. A hint: it may change at any time. Asked only with
     /// [`Capabilities::sharded`].
     fn shard(&self, name: &Name) -> usize;
 
-    /// Takes a name, re-enters it, or grants again what the holder has.
+    /// Grants a name, a re-entry, or again what the holder has.
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
     /// Lowers the hold count, or at zero releases the name and wakes waiters.
@@ -137,7 +136,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// An `Err` is the failure of the whole batch. One that fails alone has an `Err` among the verdicts.
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed>;
 
-    /// Tells who holds a name.
+    /// Returns the holders of a name.
     ///
     /// # Errors
     ///
@@ -148,7 +147,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Safe: it changes nothing.
     async fn inspect(&self, request: Inspect) -> Result<Inspection>;
 
-    /// Deletes all holds of a name and wakes waiters; returns whether there were any.
+    /// Deletes all holds of a name and wakes waiters. Returns whether there were any.
     ///
     /// # Errors
     ///
@@ -156,62 +155,62 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// Not known whether it was done; it may be called again.
+    /// If dropped, the outcome is unknown. Call it again.
     async fn force_release(&self, request: ForceRelease) -> Result<bool>;
 
-    /// Subscribes to hints that a name may have become free; they may be late, lost, or for nothing.
+    /// Subscribes to hints that a name may be free. Hints can be late, lost or spurious.
     ///
-    /// The subscription may still be on its way when this returns. Whoever waits asks for the name once more before
-    /// it sleeps: that covers what became free meanwhile. A store that keeps a line of those who wait may give
-    /// [`Wait::holder`] a place in it, which is left when the subscription is dropped.
+    /// The subscription may still be on its way when this returns. The waiter asks for the name once more before it
+    /// sleeps, which covers a release in between. A store with a queue of its own may give [`Wait::holder`] a place in it,
+    /// which ends when the subscription is dropped.
     ///
-    /// `Ok(None)` where [`Capabilities::wakeups`] is false, and for one who only listens where
-    /// [`Capabilities::announces`] is.
+    /// Returns `Ok(None)` if [`Capabilities::wakeups`] is false, and for a listener without a holder if
+    /// [`Capabilities::announces`] is false.
     ///
     /// # Errors
     ///
-    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the waiter tries again; after any other it waits by the clock.
+    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the waiter subscribes again. After any other error it polls.
     ///
     /// # Cancel safety
     ///
-    /// Safe: a subscription that nobody has ends.
+    /// Safe: a subscription without an owner ends.
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>>;
 
-    /// Returns a signal that is set each time that a lost connection was made anew; the engine then verifies
-    /// all leases at once. `None` for a store that has no connections.
+    /// Returns a signal that is set at each reconnect. The engine then verifies all leases at once. `None` for a store
+    /// without connections.
     fn reconnects(&self) -> Option<Signal>;
 
-    /// Tells for how long at least the store has forgotten nothing of what it confirmed, looking back
-    /// from a moment after this call; `None` if it never forgets, not even in a restart, or when its disk is
-    /// replaced by an empty one. A setting by which a server keeps its keys on disk is no such promise.
+    /// Returns a lower bound on how long the store has retained every confirmed write, measured after this call; `None`
+    /// if it never loses one, not even in a restart or when its disk is replaced by an empty one. A setting that keeps
+    /// the keys of a server on disk is no such promise.
     ///
     /// A [`Quorum`] asks its nodes after each grant and renewal, and counts only those that have been
-    /// up for the time to live. With a node that says `None` and forgets, two can hold a name at one time.
+    /// up for the time to live. With a node that returns `None` and loses writes, two can hold a name at once.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that cannot tell; it cannot be the node of a quorum.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store that does not know it; it cannot be the node of a quorum.
     ///
     /// # Cancel safety
     ///
     /// Safe: it changes nothing.
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>>;
 
-    /// Names the server behind the store, by a text that no other server has; `None` if it has none.
+    /// Returns a text that identifies the server behind the store; `None` if it has none.
     ///
-    /// A [`Quorum`] that is made from URLs refuses two nodes that name the same. Every quorum asks again after a
-    /// reconnect, to say which nodes are one server.
+    /// A [`Quorum`] that is made from URLs refuses two nodes with the same text. Every quorum asks again after a
+    /// reconnect, to report nodes that are one server.
     ///
     /// # Errors
     ///
-    /// As of any request.
+    /// All errors of a request.
     ///
     /// # Cancel safety
     ///
     /// Safe: it changes nothing.
     async fn server_id(&self, timeout: Duration) -> Result<Option<String>>;
 
-    /// Ends all connections, within about `timeout`. Operations fail after it; what is held stays until it expires.
+    /// Ends all connections, within about `timeout`. Operations fail after that; holds stay until they expire.
     ///
     /// # Cancel safety
     ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The default time to live of a manager.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// Sets up a store that is connected without a manager, to be wrapped by a [`Store`](super::Store) of your own.
+/// Settings of a store that is connected without a manager, to be wrapped by a [`Store`](super::Store) of your own.
 ///
 /// They are the settings of the [`Builder`](crate::Builder) that concern the server. Give the manager's builder the
 /// same time to live, and leave the others out there: the store has them.
@@ -39,25 +39,25 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Starts with the default settings.
+    /// Creates the default settings.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the longest time to live that will be asked for, that of the manager; default 30 s.
+    /// Sets the longest time to live that is requested, that of the manager; 30 s by default.
     ///
     /// How long connections and reconnects may take follows from it. The session with ZooKeeper is a third longer.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
     }
 
-    /// Sets what goes before each name to make the key; default nothing.
+    /// Sets what precedes each name in its key; empty by default.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.remote.prefix = prefix.into();
         self
     }
 
-    /// Has a grant count only if `count` replicas have it within `timeout`, as
+    /// Counts a grant only if `count` replicas acknowledge it within `timeout`, as
     /// [`Builder::replicas`](crate::Builder::replicas). Redis only.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
@@ -65,19 +65,19 @@ impl ConnectOptions {
     }
 
     /// Sets whether waiters in a Redis Cluster are woken by sharded pub/sub, as
-    /// [`Builder::sharded_pubsub`](crate::Builder::sharded_pubsub); default true. Redis only.
+    /// [`Builder::sharded_pubsub`](crate::Builder::sharded_pubsub); true by default. Redis only.
     pub fn sharded_pubsub(mut self, on: bool) -> Self {
         self.remote.sharded_pubsub = Some(on);
         self
     }
 
-    /// Trusts the certificates in `pem` instead of the platform's; for `rediss` URLs, with the feature `rustls`.
+    /// Trusts the certificates in `pem` instead of those of the platform. For `rediss` URLs, with the feature `rustls`.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.remote.ca = Some(pem.into());
         self
     }
 
-    /// Shows a client certificate: a chain and its private key, in PEM; for `rediss` URLs, with the feature
+    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss` URLs, with the feature
     /// `rustls`.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));

@@ -1,25 +1,26 @@
-//! What is asked of a store.
+//! Requests to a store.
 //!
-//! Each request says what it is about and how long the store may take for it. All of them are plain data, with counts
-//! and times that are absolute.
+//! Each request names its target and limits the time that the store may take. All of them are plain data, with absolute
+//! counts and times.
 
 use super::name::HolderId;
 use super::target::Target;
 use crate::error::Result;
 use std::time::Duration;
 
-/// Says how many fencing tokens an outermost grant reserves, and how long the last is remembered.
+/// The number of fencing tokens that an outermost grant reserves, and how long the last one is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fencing {
-    /// The size of the reserved block, at least 1. The grant tells the first of them.
+    /// The size of the reserved block, at least 1. The grant returns its first token.
     pub block: u32,
-    /// How long the last fencing token is kept when nobody locks; `None` for ever.
+    /// The time for which the store remembers the last fencing token after the last request; `None` for forever.
     pub retention: Option<Duration>,
 }
 
 impl Fencing {
-    /// Asks for a block of fencing tokens, of which the last is kept for `retention`; `None` for ever.
+    /// Creates a request for a block of fencing tokens. The store remembers the last one for `retention`, forever with
+    /// `None`.
     #[must_use]
     pub fn new(block: u32, retention: Option<Duration>) -> Self {
         Self { block, retention }
@@ -30,34 +31,34 @@ impl Fencing {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Acquire {
-    /// What to lock.
+    /// The name and the mode to acquire.
     pub target: Target,
-    /// Who asks: new for each outermost acquire, the same in its retries and nested calls.
+    /// The holder: a new id for each outermost acquire, the same one in its retries and nested calls.
     pub holder: HolderId,
     /// The hold count after the grant: 1 for an outermost acquire.
     pub count: u32,
-    /// The time to live to grant; whole milliseconds.
+    /// The time to live to grant, in whole milliseconds.
     pub ttl: Duration,
-    /// Fencing tokens wanted; `None` for none, and for nested acquires.
+    /// The fencing tokens to reserve; `None` for none, and for nested acquires.
     pub fencing: Option<Fencing>,
-    /// How long the attempt may take.
+    /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl Acquire {
-    /// Makes an outermost acquire, without fencing tokens.
+    /// Creates an outermost acquire without fencing tokens.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, ttl: Duration, timeout: Duration) -> Self {
         Self { target, holder, count: 1, ttl, fencing: None, timeout }
     }
 
-    /// Sets the [`count`](Self::count): above 1 it is a nested acquire.
+    /// Sets the [`count`](Self::count). Above 1, it is a nested acquire.
     #[must_use]
     pub fn with_count(self, count: u32) -> Self {
         Self { count, ..self }
     }
 
-    /// Sets the [`fencing`](Self::fencing) tokens wanted.
+    /// Sets the [`fencing`](Self::fencing) tokens to reserve.
     #[must_use]
     pub fn with_fencing(self, fencing: Option<Fencing>) -> Self {
         Self { fencing, ..self }
@@ -68,18 +69,18 @@ impl Acquire {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Release {
-    /// What is locked.
+    /// The name and the mode of the hold.
     pub target: Target,
-    /// Who holds it.
+    /// The holder.
     pub holder: HolderId,
-    /// The hold count that is to remain; 0 releases the name.
+    /// The hold count to leave; 0 releases the name.
     pub count: u32,
-    /// How long the attempt may take.
+    /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl Release {
-    /// Makes a request that leaves a hold count; 0 releases the name.
+    /// Creates a request that leaves a hold count; 0 releases the name.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
         Self { target, holder, count, timeout }
@@ -94,15 +95,15 @@ pub struct RenewBatch {
     pub items: Vec<Renewal>,
     /// The time to live to set for each of them.
     pub ttl: Duration,
-    /// For how much longer the last fencing token is to be remembered, of those items that
-    /// [say so](Renewal::keep_fence); `None` if of none.
+    /// The time for which the store remembers the last fencing token from now on, for items with
+    /// [`keep_fence`](Renewal::keep_fence); `None` if no item has it.
     pub fence_retention: Option<Duration>,
-    /// How long the attempt may take.
+    /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl RenewBatch {
-    /// Makes a batch that leaves the memory of fencing tokens as it is.
+    /// Creates a batch that leaves the memory of fencing tokens as it is.
     #[must_use]
     pub fn new(items: Vec<Renewal>, ttl: Duration, timeout: Duration) -> Self {
         Self { items, ttl, fence_retention: None, timeout }
@@ -124,7 +125,7 @@ impl RenewBatch {
         self.items.iter().try_for_each(|item| item.target.require_exclusive())
     }
 
-    /// Returns for how much longer the fencing token of an item is to be remembered, if it is.
+    /// Returns the time for which the store remembers the fencing token of an item from now on, if the item asks for it.
     #[must_use]
     pub fn retention_of(&self, item: &Renewal) -> Option<Duration> {
         self.fence_retention.filter(|_| item.keep_fence)
@@ -135,17 +136,17 @@ impl RenewBatch {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
-    /// What is locked.
+    /// The name and the mode of the hold.
     pub target: Target,
-    /// Who holds it.
+    /// The holder.
     pub holder: HolderId,
-    /// Whether the memory of the last fencing token is to be prolonged, by
+    /// True if the memory of the last fencing token is extended, by
     /// [`fence_retention`](RenewBatch::fence_retention).
     pub keep_fence: bool,
 }
 
 impl Renewal {
-    /// Makes an item that leaves the memory of the fencing token as it is.
+    /// Creates an item that leaves the memory of the fencing token as it is.
     #[must_use]
     pub fn new(target: Target, holder: HolderId) -> Self {
         Self { target, holder, keep_fence: false }
@@ -158,57 +159,57 @@ impl Renewal {
     }
 }
 
-/// Asks to be told when a name may have become free.
+/// Asks for hints that a name may have become free.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Wait {
-    /// What is waited for.
+    /// The name and the mode to wait for.
     pub target: Target,
-    /// Who waits: the holder of the acquires that follow. `None` for one who only listens, and has no acquire of its
-    /// own; it gets no place in a line that the store keeps.
+    /// The holder of the acquires that follow. `None` for a listener without an acquire of its own, which gets no place
+    /// in a queue of the store.
     pub holder: Option<HolderId>,
-    /// How long the attempt may take.
+    /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl Wait {
-    /// Makes a request of one who waits, or of one who only listens.
+    /// Creates a request of a waiter, or of a listener with `None`.
     #[must_use]
     pub fn new(target: Target, holder: Option<HolderId>, timeout: Duration) -> Self {
         Self { target, holder, timeout }
     }
 }
 
-/// Asks who holds a name.
+/// Asks for the holders of a name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Inspect {
-    /// What may be held.
+    /// The name and the mode to look at.
     pub target: Target,
-    /// How long the attempt may take.
+    /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl Inspect {
-    /// Makes the request.
+    /// Creates the request.
     #[must_use]
     pub fn new(target: Target, timeout: Duration) -> Self {
         Self { target, timeout }
     }
 }
 
-/// Asks to take a name away from whoever holds it.
+/// Asks to release a name by force.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ForceRelease {
-    /// What is to be free.
+    /// The name and the mode to free.
     pub target: Target,
-    /// How long the attempt may take.
+    /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl ForceRelease {
-    /// Makes the request.
+    /// Creates the request.
     #[must_use]
     pub fn new(target: Target, timeout: Duration) -> Self {
         Self { target, timeout }

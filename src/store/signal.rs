@@ -1,12 +1,12 @@
-//! How a store tells that something has happened.
+//! Signals from a store to the engine.
 
 use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Tells one task that something has happened; clones are the same signal.
+/// Notifies one task of an event. Clones are the same signal.
 ///
-/// It is a flag, not a queue: what is set while nobody waits is told to whoever waits next, once.
+/// It is a flag, not a queue: a signal that is set without a waiter wakes the next one, once.
 ///
 /// ```
 /// use leasehold::store::Signal;
@@ -22,13 +22,13 @@ use tokio::sync::Notify;
 pub struct Signal(Arc<Notify>);
 
 impl Signal {
-    /// Makes a signal that is not set.
+    /// Creates a signal that is not set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Wakes whoever waits, or whoever waits next.
+    /// Wakes the waiter, or the next one.
     pub fn set(&self) {
         self.0.notify_one();
     }
@@ -48,7 +48,7 @@ impl Signal {
     }
 }
 
-/// A subscription to one name's wake-ups; it ends when dropped.
+/// A subscription to the wake-ups of one name. It ends when dropped.
 #[derive(Debug)]
 pub struct Wakeups {
     signal: Signal,
@@ -56,13 +56,13 @@ pub struct Wakeups {
 }
 
 impl Wakeups {
-    /// Makes a subscription, which the store wakes by `signal`; `subscription` is dropped with it.
+    /// Creates a subscription that the store wakes by `signal`. `subscription` is dropped with it.
     #[must_use]
     pub fn new(signal: Signal, subscription: impl Any + Send + Sync) -> Self {
         Self { signal, _subscription: Box::new(subscription) }
     }
 
-    /// Waits for a hint that came since the last call.
+    /// Waits for a hint, unless one came since the last call.
     ///
     /// # Cancel safety
     ///

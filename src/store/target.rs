@@ -1,15 +1,14 @@
-//! What a request is about: a name, and the kind of possession.
+//! The target of a request: a name and a mode.
 
 use super::name::Name;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The kind of possession that a request is about.
+/// The mode of a lock.
 ///
-/// A store says which modes it has with [`Capabilities::supports`](super::Capabilities::supports), and answers
-/// [`Unsupported`](ErrorKind::Unsupported) to a request of any other. It matches on the mode without a wildcard
-/// that grants, so that a mode that it does not know is never granted as another one. The modes of one name do not
-/// meet: a request for a name that is held in a mode which cannot share it with that of the request is refused as held,
-/// and one for a name that is kept as another kind of lock is [`WrongType`](ErrorKind::WrongType).
+/// [`Capabilities::supports`](super::Capabilities::supports) returns whether a store has a mode. A store returns
+/// [`Unsupported`](ErrorKind::Unsupported) for any other. It matches on the mode without a wildcard that grants, so
+/// that it never grants an unknown mode as another one. A name that is held in a mode that cannot be shared with the
+/// requested one is held; a name that is kept as another lock is [`WrongType`](ErrorKind::WrongType).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Mode {
@@ -22,17 +21,17 @@ pub enum Mode {
     Write,
     /// Takes `take` of the `size` permits that the name has.
     ///
-    /// All who share the name agree on `size`.
+    /// All processes that share the name must use the same `size`.
     Permits {
-        /// How many permits there are in all.
+        /// The number of permits of the name.
         size: u32,
-        /// How many of them the holder has.
+        /// The number of permits of the holder.
         take: u32,
     },
 }
 
 impl Mode {
-    /// Makes the error of a store that does not have this mode; nothing was executed.
+    /// Returns the error of a store without this mode. Nothing was executed.
     #[must_use]
     pub fn unsupported(self) -> Error {
         let what = match self {
@@ -44,24 +43,24 @@ impl Mode {
     }
 }
 
-/// What a request is about: a name, in a mode.
+/// The target of a request: a name in a mode.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Target {
     /// The name.
     pub name: Name,
-    /// The kind of possession.
+    /// The mode.
     pub mode: Mode,
 }
 
 impl Target {
-    /// Makes the target of a name in a mode.
+    /// Creates the target of a name in a mode.
     #[must_use]
     pub fn new(name: Name, mode: Mode) -> Self {
         Self { name, mode }
     }
 
-    /// Makes the target of a name in [`Mode::Exclusive`].
+    /// Creates the target of a name in [`Mode::Exclusive`].
     #[must_use]
     pub fn exclusive(name: Name) -> Self {
         Self::new(name, Mode::Exclusive)

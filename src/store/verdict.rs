@@ -1,4 +1,4 @@
-//! What a store answers.
+//! Verdicts of a store.
 
 use crate::clock::Instant;
 use crate::error::Result;
@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Acquired {
-    /// The name is the asker's.
+    /// The holder of the request has the name.
     #[non_exhaustive]
     Granted {
         /// When the request left.
@@ -22,7 +22,7 @@ pub enum Acquired {
     /// An outermost acquire found another holder.
     #[non_exhaustive]
     Held {
-        /// Its time to live, if the store [can tell](super::Capabilities::time_left).
+        /// Its time to live, if the store [knows it](super::Capabilities::time_left).
         remaining: Option<Duration>,
     },
     /// A nested acquire found that the hold is no longer there.
@@ -30,19 +30,19 @@ pub enum Acquired {
 }
 
 impl Acquired {
-    /// Makes a grant of a request that left at `sent`, with the first reserved fencing token.
+    /// Creates the grant of a request that left at `sent`, with the first reserved fencing token.
     #[must_use]
     pub fn granted(sent: Instant, fence: Option<u64>) -> Self {
         Self::Granted { sent, fence, reached: false }
     }
 
-    /// Makes a grant whose first fencing token, a number of microseconds, is not ahead of the store's clock.
+    /// Creates a grant whose first fencing token, a number of microseconds, is not ahead of the store's clock.
     #[must_use]
     pub fn granted_in_time(sent: Instant, fence: Option<u64>) -> Self {
         Self::Granted { sent, fence, reached: true }
     }
 
-    /// Makes a refusal, with the time that the holder has left if the store can tell.
+    /// Creates a refusal, with the remaining time of the holder if the store knows it.
     #[must_use]
     pub fn held(remaining: Option<Duration>) -> Self {
         Self::Held { remaining }
@@ -56,8 +56,8 @@ pub enum Released {
     /// The count was lowered, or the name released.
     #[non_exhaustive]
     Done {
-        /// How many subscribers of other managers the wake-up went to: a hint, 0 unless the name
-        /// was released.
+        /// The number of subscribers of other managers that got the wake-up. A hint; 0 unless the
+        /// name was released.
         listeners: u64,
     },
     /// The hold was not there (any more).
@@ -65,7 +65,7 @@ pub enum Released {
 }
 
 impl Released {
-    /// Makes the verdict of a release that so many subscribers of other managers were told of.
+    /// Creates the verdict of a release, with the number of subscribers of other managers that got the wake-up.
     #[must_use]
     pub fn done(listeners: u64) -> Self {
         Self::Done { listeners }
@@ -83,7 +83,7 @@ pub struct Renewed {
 }
 
 impl Renewed {
-    /// Makes the verdicts on a batch that left at `sent`.
+    /// Creates the verdicts on a batch that left at `sent`.
     #[must_use]
     pub fn new(sent: Instant, verdicts: Vec<Result<Option<Absence>>>) -> Self {
         Self { sent, verdicts }
@@ -100,7 +100,7 @@ pub enum Absence {
     Taken,
 }
 
-/// Tells who holds a name, in answer to an [`Inspect`](super::Inspect).
+/// The holders of a name, in answer to an [`Inspect`](super::Inspect).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -109,7 +109,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Makes the answer from the holders that there are.
+    /// Creates the answer from the holders.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = Holding>) -> Self {
         Self { holders: holders.into_iter().collect() }
@@ -122,23 +122,23 @@ impl Inspection {
     }
 }
 
-/// Says who holds a name.
+/// The holder of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holding {
     /// The [`HolderId`](super::HolderId) as the store has it: `<uuid of its manager>:<number>`.
     ///
-    /// An identity for people who debug, not a secret and not a permission.
+    /// An identity for debugging. It is neither a secret nor a permission.
     pub holder: String,
-    /// How often the holder has entered.
+    /// The hold count.
     pub hold_count: u64,
-    /// Until the store lets it expire; `None` if the store cannot tell, or never lets it expire (which leasehold never
-    /// asks for).
+    /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
+    /// requests that).
     pub remaining: Option<Duration>,
 }
 
 impl Holding {
-    /// Makes it, for those who write a [`Store`](super::Store).
+    /// Creates it, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
         Self { holder, hold_count, remaining }

@@ -63,8 +63,8 @@ const LONGEST_FENCE_BLOCK: u32 = 64;
 
 /// Keeps leases on a Redis server, or on those of a Sentinel or Cluster deployment.
 ///
-/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. This is for those who wrap it in a store
-/// of their own, to count, to limit or to change what is asked of it.
+/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. Connect one yourself to wrap it in a store
+/// of your own, to count, to limit or to change what is asked of it.
 ///
 /// ```no_run
 /// # async fn connected() -> leasehold::Result<()> {

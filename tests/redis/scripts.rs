@@ -415,6 +415,20 @@ fn renewal_leaves_a_fence_key_without_a_token_alone() {
     }
 }
 
+/// A token that is ahead of the clock is odd. A fraction, which others have written, does not hide that.
+#[test]
+fn token_ahead_of_the_clock_is_odd_after_a_fraction_too() {
+    let mut bench = Bench::new();
+    let fence = fence_key("job");
+    for remembered in ["4000000000000000", "4000000000000000.5", "4000000000000001.5"] {
+        bench.command(&["SET", &fence, remembered]);
+        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+        assert!(items[0].int() > 4_000_000_000_000_000, "{remembered}: {items:?}");
+        assert_eq!(items[0].int() % 2, 1, "{remembered}: {items:?}");
+        bench.command(&["DEL", "job"]);
+    }
+}
+
 /// One that is to be remembered for ever goes on behind the last, and its key has no time to live from then on.
 #[test]
 fn fencing_tokens_remembered_for_ever_go_on_behind_the_block() {

@@ -39,6 +39,7 @@ local function grown(text)
   local last = tonumber(text)
   -- Above 2^53 a number of Lua does not grow by 1 any more. Of one that is none the comparison fails.
   if last and last <= 9007199253000000 then
-    return last
+    -- An odd or even number says more than its size, so a fraction goes.
+    return last - last % 1
   end
 end

@@ -6,6 +6,7 @@
 
 mod bare;
 
+use bare::Loaded;
 use criterion::{Criterion, criterion_group};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
@@ -19,15 +20,15 @@ use tokio::runtime::Runtime;
 #[derive(Clone)]
 struct Bare {
     client: Client,
-    sha: String,
+    scripts: Loaded,
     fenced: bool,
 }
 
 impl Bare {
     async fn connect(url: &str, fenced: bool) -> Self {
         let client = bare::client(url).await.expect("connected");
-        let sha = bare::load(&client, bare::BATCH).await.expect("loaded");
-        Self { client, sha, fenced }
+        let scripts = Loaded::new(&client).await.expect("loaded");
+        Self { client, scripts, fenced }
     }
 
     async fn call(&self, words: Vec<Value>) {
@@ -36,8 +37,8 @@ impl Bare {
     }
 
     async fn pair(&self, name: &str) {
-        self.call(bare::acquire(&self.sha, name, self.fenced)).await;
-        self.call(bare::release(&self.sha, name)).await;
+        self.call(self.scripts.acquire(name, self.fenced)).await;
+        self.call(self.scripts.release(name)).await;
     }
 }
 

@@ -1,19 +1,20 @@
-//! A store of one's own: leases in a file that the processes of one machine share, without a server.
+//! A store of your own: leases in a file that the processes of one machine share, without a server.
 //!
 //! `cargo run --all-features --example own_store` locks with two managers, as two processes would.
 //! `cargo test --all-features --example own_store` checks the store against the contract of `Store`.
 //!
-//! Each operation reads the whole file, changes it and puts a new one in its place, under a lock of the operating
-//! system. Time is the machine's wall clock: when that is stepped, so are all leases.
+//! Each operation reads the whole file, changes it and replaces it with a new one, under a file lock of the operating
+//! system. Times are those of the machine's wall clock: a step of that clock changes the time that leases have left.
 
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Holding, Inspect, Inspection,
-    Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture, Wait,
-    Wakeups,
+    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
+    Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
+    Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -26,95 +27,78 @@ struct FileStore {
     path: PathBuf,
 }
 
-/// What the file says of a name. Times are in microseconds since 1970.
-#[derive(Default)]
+/// A name in the file. Times are those since 1970.
+#[derive(Default, Deserialize, Serialize)]
 struct Entry {
     holder: String,
     /// 0 if the name is free.
     count: u32,
-    expires: u64,
-    /// The fencing token of the holder, 0 for none, and the last one that was reserved.
-    fence: u64,
+    expires: Duration,
+    /// The fencing token of the holder, and the last one that was reserved.
+    fence: Option<u64>,
     last: u64,
 }
 
-/// The content of the file, by the name in hexadecimal digits.
-type Table = BTreeMap<String, Entry>;
+/// The content of the file, and the time at which it was read.
+struct Table {
+    entries: BTreeMap<String, Entry>,
+    now: Duration,
+}
 
-impl FileStore {
-    /// Runs an operation on the whole table, alone on this machine, unless the request is refused before.
-    fn alone<T: Send + 'static>(
-        &self,
-        refused: Result<()>,
-        timeout: Duration,
-        operation: impl FnOnce(&mut Table, u64) -> T + Send + 'static,
-    ) -> StoreFuture<T> {
-        let path = self.path.clone();
-        Box::pin(async move {
-            refused?;
-            let work = tokio::task::spawn_blocking(move || alone(&path, operation));
-            // When the time is over it goes on: it is not known whether it runs, and that is what `Unavailable` says.
-            let done = tokio::time::timeout(timeout, work).await.map_err(io::Error::from);
-            let done = done.and_then(|work| work?);
-            let failed = |error| {
-                Error::new(ErrorKind::Unavailable, "the file of the locks").with_source(error)
-            };
-            done.map_err(failed)
-        })
+impl Table {
+    /// Returns the entry of a name that is held.
+    fn held(&mut self, name: &Name) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(name.as_str())?;
+        (entry.count > 0 && entry.expires > self.now).then_some(entry)
+    }
+
+    /// Returns the entry of a name that this holder has.
+    fn own(&mut self, name: &Name, holder: HolderId) -> Result<&mut Entry, Absence> {
+        let entry = self.held(name).ok_or(Absence::Gone)?;
+        if entry.holder == holder.to_string() { Ok(entry) } else { Err(Absence::Taken) }
     }
 }
 
-fn alone<T>(path: &Path, operation: impl FnOnce(&mut Table, u64) -> T) -> io::Result<T> {
+/// Runs an operation on the table, while no other process can.
+fn locked<T>(path: &Path, operation: impl FnOnce(&mut Table) -> T) -> io::Result<T> {
     let lock = File::create(path.with_extension("lock"))?;
-    // Until it is closed.
-    lock.lock()?;
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        text => text?,
+    lock.lock()?; // until it is closed
+    let mut entries: BTreeMap<String, Entry> = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
+        text => serde_json::from_slice(&text?)?,
     };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(io::Error::other)?;
-    let now = micros(now);
-    let table = text.lines().map(parse).collect::<Option<Table>>();
-    let mut table = table.ok_or_else(|| io::Error::other("this is no file of locks"))?;
-    for entry in table.values_mut().filter(|entry| entry.expires <= now) {
-        entry.count = 0;
-    }
     // A fencing token that the clock has passed need not be remembered.
-    table.retain(|_, entry| entry.count > 0 || entry.last >= now);
-    let result = operation(&mut table, now);
+    entries.retain(|_, entry| entry.expires > now || entry.last >= micros(now));
+    let mut table = Table { entries, now };
+    let result = operation(&mut table);
     let new = path.with_extension("new");
-    fs::write(&new, table.iter().map(line).collect::<String>())?;
-    fs::rename(new, path)?;
-    Ok(result)
+    fs::write(&new, serde_json::to_vec(&table.entries)?)?;
+    fs::rename(new, path).map(|()| result)
 }
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn line((name, entry): (&String, &Entry)) -> String {
-    let Entry { holder, count, expires, fence, last } = entry;
-    format!("{name} {holder} {count} {expires} {fence} {last}\n")
-}
-
-fn parse(line: &str) -> Option<(String, Entry)> {
-    let words: Vec<&str> = line.split(' ').collect();
-    let &[name, holder, count, expires, fence, last] = &words[..] else { return None };
-    let (holder, count, expires) = (holder.to_owned(), count.parse().ok()?, expires.parse().ok()?);
-    let (fence, last) = (fence.parse().ok()?, last.parse().ok()?);
-    Some((name.to_owned(), Entry { holder, count, expires, fence, last }))
-}
-
-fn hex(name: &Name) -> String {
-    name.as_str().bytes().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The entry of a name, if this holder has it.
-fn own<'a>(table: &'a mut Table, name: &Name, holder: HolderId) -> Result<&'a mut Entry, Absence> {
-    match table.get_mut(&hex(name)).filter(|entry| entry.count > 0) {
-        None => Err(Absence::Gone),
-        Some(entry) if entry.holder != holder.to_string() => Err(Absence::Taken),
-        Some(entry) => Ok(entry),
+impl FileStore {
+    /// Runs an operation off the runtime, with what it is about, unless the store does not support that.
+    fn run<A: Send + 'static, T: Send + 'static>(
+        &self,
+        about: Result<A>,
+        timeout: Duration,
+        operation: impl FnOnce(&mut Table, A) -> T + Send + 'static,
+    ) -> StoreFuture<T> {
+        let path = self.path.clone();
+        Box::pin(async move {
+            let about = about?;
+            let work = move || locked(&path, |table| operation(table, about));
+            // After the timeout the work goes on. `Unavailable` means that its outcome is unknown.
+            let done = tokio::time::timeout(timeout, tokio::task::spawn_blocking(work)).await;
+            done.map_err(io::Error::from).and_then(|work| work?).map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "the file of the locks").with_source(error)
+            })
+        })
     }
 }
 
@@ -136,50 +120,43 @@ impl Store for FileStore {
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         // The holder's deadline counts from here, before anything is done.
         let sent = self.clock().now();
-        let (refused, name) = (request.target.require_exclusive(), request.target.name);
-        self.alone(refused, request.timeout, move |table, now| {
-            let expires = now + micros(request.ttl);
-            match own(table, &name, request.holder) {
-                Ok(entry) => {
-                    (entry.count, entry.expires) = (request.count, expires);
-                    return Acquired::granted(sent, Some(entry.fence).filter(|fence| *fence > 0));
+        let Acquire { target, holder, count, ttl, fencing, timeout, .. } = request;
+        self.run(target.into_exclusive(), timeout, move |table, name| {
+            let now = table.now;
+            let entry = match table.own(&name, holder) {
+                Ok(entry) => entry,
+                Err(absence) if count > 1 => return Acquired::NotYours(absence),
+                Err(Absence::Taken) => {
+                    return Acquired::held(table.held(&name).map(|entry| entry.expires - now));
                 }
-                Err(absence) if request.count > 1 => return Acquired::NotYours(absence),
-                Err(_) => {}
-            }
-            let entry = table.entry(hex(&name)).or_default();
-            if entry.count > 0 {
-                return Acquired::held(Some(Duration::from_micros(entry.expires - now)));
-            }
-            (entry.holder, entry.count) = (request.holder.to_string(), request.count);
-            (entry.expires, entry.fence) = (expires, 0);
-            if let Some(fencing) = request.fencing {
-                entry.fence = now.max(entry.last + 1);
-                entry.last = entry.fence + u64::from(fencing.block) - 1;
-            }
-            Acquired::granted(sent, request.fencing.map(|_| entry.fence))
+                Err(_) => {
+                    let entry = table.entries.entry(name.as_str().to_owned()).or_default();
+                    let first = micros(now).max(entry.last + 1);
+                    if let Some(fencing) = fencing {
+                        entry.last = first + u64::from(fencing.block) - 1;
+                    }
+                    (entry.holder, entry.fence) = (holder.to_string(), fencing.map(|_| first));
+                    entry
+                }
+            };
+            (entry.count, entry.expires) = (count, now + ttl);
+            Acquired::granted(sent, entry.fence)
         })
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let (refused, name) = (request.target.require_exclusive(), request.target.name);
-        self.alone(refused, request.timeout, move |table, _| {
-            match own(table, &name, request.holder) {
-                Err(absence) => Released::NotYours(absence),
-                Ok(entry) => {
-                    entry.count = request.count;
-                    Released::done(0)
-                }
-            }
+        self.run(request.target.into_exclusive(), request.timeout, move |table, name| {
+            let lowered = table.own(&name, request.holder).map(|entry| entry.count = request.count);
+            lowered.map_or_else(Released::NotYours, |()| Released::done(0))
         })
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         let sent = self.clock().now();
-        self.alone(batch.require_exclusive(), batch.timeout, move |table, now| {
-            let expires = now + micros(batch.ttl);
+        self.run(batch.require_exclusive(), batch.timeout, move |table, ()| {
+            let expires = table.now + batch.ttl;
             let renew = |item: &Renewal| {
-                let entry = own(table, &item.target.name, item.holder);
+                let entry = table.own(&item.target.name, item.holder);
                 Ok(entry.map(|entry| entry.expires = expires).err())
             };
             Renewed::new(sent, batch.items.iter().map(renew).collect())
@@ -187,28 +164,23 @@ impl Store for FileStore {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        let (refused, name) = (request.target.require_exclusive(), hex(&request.target.name));
-        let look = move |table: &mut Table, now| {
-            let entry = table.get(&name).filter(|entry| entry.count > 0);
-            Inspection::new(entry.map(|entry| {
-                let remaining = Duration::from_micros(entry.expires - now);
-                Holding::new(entry.holder.clone(), entry.count.into(), Some(remaining))
-            }))
+        let look = |table: &mut Table, name| {
+            let now = table.now;
+            let info = |entry: &mut Entry| {
+                HolderInfo::new(entry.holder.clone(), entry.count.into(), Some(entry.expires - now))
+            };
+            Inspection::new(table.held(&name).map(info))
         };
-        self.alone(refused, request.timeout, look).await
+        self.run(request.target.into_exclusive(), request.timeout, look).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        let (refused, name) = (request.target.require_exclusive(), hex(&request.target.name));
-        let take = move |table: &mut Table, _| {
-            table.get_mut(&name).is_some_and(|entry| std::mem::take(&mut entry.count) > 0)
-        };
-        self.alone(refused, request.timeout, take).await
+        let free = |table: &mut Table, name| table.held(&name).map(|it| it.count = 0).is_some();
+        self.run(request.target.into_exclusive(), request.timeout, free).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        request.target.require_exclusive()?;
-        Ok(None)
+        request.target.into_exclusive().map(|_| None)
     }
 
     fn reconnects(&self) -> Option<Signal> {
@@ -216,7 +188,7 @@ impl Store for FileStore {
     }
 
     async fn age(&self, _: Duration) -> Result<Option<Duration>> {
-        Err(Error::new(ErrorKind::Unsupported, "a file can be replaced by an old one unseen"))
+        Err(Error::new(ErrorKind::Unsupported, "an old file can replace the current one unseen"))
     }
 
     async fn server_id(&self, _: Duration) -> Result<Option<String>> {
@@ -239,8 +211,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     lease.unlock().await?;
     let lease = there.lock("orders:42").lock().await?;
     println!("there has it, with the fencing token {:?}", lease.fence());
-    lease.unlock().await?;
-    Ok(())
+    Ok(lease.unlock().await?)
 }
 
 #[cfg(test)]
@@ -258,17 +229,12 @@ mod tests {
         }
 
         async fn lose(&self, name: &Name) {
-            let lose =
-                |table: &mut Table, _| table.get_mut(&hex(name)).map(|entry| entry.count = 0);
-            alone(&self.0.path().join("locks"), lose).expect("a file");
+            let lose = |table: &mut Table| table.held(name).map(|entry| entry.count = 0);
+            locked(&self.0.path().join("locks"), lose).expect("a file");
         }
 
         async fn occupy(&self, _: &Name) -> bool {
             false
-        }
-
-        async fn elapse(&self, time: Duration) {
-            tokio::time::sleep(time).await;
         }
 
         fn ttl(&self) -> Duration {

@@ -1,8 +1,8 @@
-//! The one source of time: `now` and `sleep` of the same clock.
+//! Provides the one source of time: `now` and `sleep` of the same clock.
 //!
 //! Deadlines are never taken from the wall clock. On Linux the clock is `CLOCK_BOOTTIME`,
-//! which goes on while the machine is suspended, as the server's time to live does;
-//! elsewhere it is the best monotonic clock of the standard library.
+//! which continues while the machine is suspended, as the server's time to live does.
+//! Elsewhere it is the monotonic clock of the standard library.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -30,7 +30,7 @@ impl Instant {
         self.saturating_duration_since(Self::ZERO)
     }
 
-    /// The time since `earlier`, or zero when `earlier` is later.
+    /// Returns the time since `earlier`, or zero when `earlier` is later.
     #[must_use]
     pub fn saturating_duration_since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.nanos.get().saturating_sub(earlier.nanos.get()))
@@ -55,7 +55,7 @@ impl fmt::Debug for Instant {
     }
 }
 
-/// A clock that tells the time and sleeps by it.
+/// A monotonic clock with a matching sleep.
 ///
 /// ```
 /// use leasehold::clock::Clock;
@@ -74,13 +74,13 @@ enum Source {
 }
 
 impl Clock {
-    /// The system's clock that goes on during a suspend: `CLOCK_BOOTTIME` on Linux.
+    /// Creates the clock of the system that continues during a suspend: `CLOCK_BOOTTIME` on Linux.
     #[must_use]
     pub fn system() -> Self {
         Self(Source::System)
     }
 
-    /// tokio's clock, which a test can pause and advance; it starts at zero here.
+    /// Creates a clock on tokio's time, which a test can pause and advance. It starts at zero.
     #[must_use]
     pub fn tokio() -> Self {
         Self(Source::Tokio(tokio::time::Instant::now()))
@@ -90,7 +90,7 @@ impl Clock {
         matches!(self.0, Source::Tokio(_))
     }
 
-    /// The time now.
+    /// Returns the current time.
     pub fn now(&self) -> Instant {
         match &self.0 {
             Source::System => system::now(),
@@ -109,20 +109,20 @@ impl Clock {
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime, or in one without timers (and, on Linux, without I/O).
+    /// Panics outside a tokio runtime, or in one without timers (and, on Linux, without I/O).
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropping it forgets the wait.
+    /// Safe: it changes nothing.
     pub async fn sleep_until(&self, at: Instant) {
         Sleeper::new(self).until(at).await;
     }
 }
 
-/// Whether tokio's clock can be asked on this thread. When the thread's locals are destroyed, tokio's may have gone: then
-/// it panics if a clock was ever paused in this process, and a lease may be dropped as late as that.
+/// Returns whether this thread can read tokio's clock. While the thread's locals are destroyed, those of tokio may be gone
+/// already: its clock then panics if a clock was ever paused in this process. A lease may be dropped as late as that.
 fn has_tokio() -> bool {
-    /// Destroyed before tokio's locals, which its making has touched.
+    /// Is destroyed before tokio's locals, because its constructor uses them.
     struct Known(bool);
 
     impl Drop for Known {
@@ -138,7 +138,7 @@ fn has_tokio() -> bool {
     KNOWN.try_with(|known| known.0).unwrap_or(false)
 }
 
-/// Sleeps many times with one timer; on one runtime only.
+/// Sleeps many times with one timer, on one runtime only.
 pub(crate) struct Sleeper {
     clock: Clock,
     timer: system::Timer,
@@ -183,16 +183,16 @@ mod system {
         ))
     }
 
-    /// A timer of the kernel, made at the first sleep.
+    /// A timer of the kernel, which the first sleep creates.
     #[derive(Default)]
     pub(super) struct Timer(Option<AsyncFd<OwnedFd>>);
 
     impl Timer {
         pub(super) async fn sleep_until(&mut self, at: Instant) {
-            // tokio's timers stand still in a suspend and have a grain of a millisecond.
+            // tokio's timers stop during a suspend, and count in milliseconds.
             if self.sleep_by_kernel(at).await.is_err() {
-                // No descriptor left: sleep by tokio's clock, in steps, so that a suspend is
-                // still seen soon after.
+                // No descriptor is left: sleep by tokio's clock, in steps, so that a suspend is
+                // noticed soon after it.
                 while now() < at {
                     let left = at.saturating_duration_since(now());
                     tokio::time::sleep(left.min(Duration::from_millis(100))).await;
@@ -208,13 +208,13 @@ mod system {
             let time = at.to_duration();
             let value = Timespec {
                 tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
-                // All zero would disarm the timer.
+                // Two zeros would disarm the timer.
                 tv_nsec: time.subsec_nanos().max(1).into(),
             };
             let never = Timespec { tv_sec: 0, tv_nsec: 0 };
             let spec = Itimerspec { it_interval: never, it_value: value };
             timerfd_settime(timer.get_ref(), TimerfdTimerFlags::ABSTIME, &spec)?;
-            // What is readable may be an earlier sleep, which was given up.
+            // It may be readable because of an earlier sleep that was dropped.
             while now() < at {
                 timer.readable().await?.clear_ready();
             }
@@ -225,8 +225,8 @@ mod system {
     fn create() -> io::Result<AsyncFd<OwnedFd>> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
-        // Newer tokio wants unsafe code here, because a type might close its descriptor early; an
-        // OwnedFd does not.
+        // Newer versions of tokio require unsafe code here, because a type might close its descriptor
+        // early. An `OwnedFd` does not.
         #[allow(deprecated)]
         AsyncFd::with_interest(timer, Interest::READABLE)
     }
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_system_clock_sleeps_to_its_own_time() {
+    async fn system_clock_sleeps_to_its_own_time() {
         let clock = Clock::system();
         let at = clock.now() + Duration::from_millis(20);
         clock.sleep_until(at).await;
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tokio_clock_can_be_asked_until_the_end_of_a_thread() {
+    fn tokio_clock_can_be_asked_until_the_end_of_a_thread() {
         use std::cell::RefCell;
         use std::panic::catch_unwind;
         use std::sync::mpsc::{Sender, channel};
@@ -286,7 +286,7 @@ mod tests {
         thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });
 
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
-        // From here on tokio looks for a clock that may be paused.
+        // From here on tokio checks for a paused clock.
         runtime().unwrap().block_on(async { tokio::time::pause() });
         // With the clock first used on that thread, and not.
         for used in [true, false] {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_tokio_clock_follows_paused_time() {
+    async fn tokio_clock_follows_paused_time() {
         let clock = Clock::tokio();
         let start = clock.now();
         tokio::time::advance(Duration::from_secs(5)).await;

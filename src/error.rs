@@ -1,4 +1,4 @@
-//! What can go wrong, and what is known about it.
+//! Errors: their kind, whether the operation ran, and the reason of a loss.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -40,7 +40,7 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// The kind of an [`Error`]: what the caller can do about it.
+/// The kind of an [`Error`], by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -50,8 +50,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The store refuses the credentials, or they lack a permission; fix them.
     Denied,
-    /// The store is up but refuses writes: it is out of memory, read-only, or has too few replicas. A retry may
-    /// succeed.
+    /// The store is up but refuses writes: it is out of memory, read-only, or too few replicas have
+    /// acknowledged the grant. A retry may succeed.
     Rejected,
     /// The key of this name holds something that is not a lock; it was left untouched.
     WrongType,
@@ -60,13 +60,13 @@ pub enum ErrorKind {
     /// The reply could not be understood: this is not the expected server, a proxy rewrites replies, or a store breaks
     /// its [contract](crate::store::Store).
     Protocol,
-    /// The manager was closed; make a new one.
+    /// The manager was closed, or closed itself after a panic of its watchdog; make a new one.
     Closed,
     /// The store does not support this, or a feature of the crate is off.
     Unsupported,
 }
 
-/// Whether the store executed an operation that failed.
+/// The fate of an operation that failed: whether the store executed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fate {
@@ -187,7 +187,10 @@ impl Error {
         self.0.fate
     }
 
-    /// Returns why the lease was lost; `Some` exactly when the kind is [`ErrorKind::Lost`].
+    /// Returns why the lease was lost.
+    ///
+    /// `Some` for every loss that leasehold reports. `None` for every other kind, and for an error of the kind
+    /// [`Lost`](ErrorKind::Lost) that was made with [`Error::new`].
     pub fn loss(&self) -> Option<Loss> {
         self.0.loss
     }
@@ -212,7 +215,7 @@ impl Error {
         matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
     }
 
-    /// What happened, without the kind.
+    /// Returns the message without the kind.
     #[cfg(feature = "redis")]
     pub(crate) fn message(&self) -> &str {
         &self.0.message
@@ -300,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_error_carries_its_cause_and_one_line() {
+    fn lost_error_carries_its_cause_and_one_line() {
         let error = Error::lost(Loss::Taken);
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert_eq!(error.loss(), Some(Loss::Taken));
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_source_survives_a_change_of_fate_on_a_shared_error() {
+    fn source_survives_a_change_of_fate_on_a_shared_error() {
         let error =
             Error::new(ErrorKind::Unavailable, "x").with_source(std::io::Error::other("io"));
         let changed = error.clone().with_fate(Fate::NotExecuted);
@@ -317,7 +320,7 @@ mod tests {
         assert_eq!(StdError::source(&changed).unwrap().to_string(), "io");
     }
     #[test]
-    fn a_loss_is_an_error_and_becomes_one_of_ours() {
+    fn loss_is_an_error_and_becomes_one_of_ours() {
         let loss: Box<dyn StdError + Send + Sync> = Box::new(Loss::MaxHold);
         assert_eq!(loss.to_string(), "the lease was held for longer than max_hold");
         let lost = || -> Result<()> { Err(Loss::MaxHold)? };

@@ -21,14 +21,12 @@ use tokio_util::sync::CancellationToken;
 /// A lease is owned and can be moved to another task; it still belongs to the flow of control of the
 /// [`Lock`](crate::Lock) that returned it.
 ///
-/// Bind it to a variable: `let _lease = ...`, never `let _ = ...`, which releases it at once. With
-/// [`try_lock`](crate::Lock::try_lock) write `if let Some(_lease) = ...`, not `.is_some()`.
-///
 /// # Keep it in a variable
 ///
 /// A dropped lease is released. Write `let _lease = ..`, never `let _ = ..`, and `if let Some(_lease) = ..` after
-/// `try_lock`, not `.is_some()`: the others release the name [before the work begins][keep]. The release of a dropped
-/// lease needs a moment; if the process exits right after the drop, the name stays taken for one TTL.
+/// [`try_lock`](crate::Lock::try_lock), not `.is_some()`: the others release the name [before the work begins][keep].
+/// The release of a dropped lease needs a moment; if the process exits right after the drop, the name stays taken for
+/// one TTL.
 ///
 /// [keep]: crate::guide::reentrancy#keep-the-lease-in-a-variable
 ///
@@ -89,10 +87,12 @@ impl Lease {
         self.hold.name.as_str()
     }
 
-    /// Returns the id of this hold, as it is written to the store.
+    /// Returns the id of this holder, as it is written to the store.
     ///
-    /// It is the [`holder`](crate::Holding::holder) that [`inspect`](crate::LeaseManager::inspect) reports, in any process.
-    /// Nested leases have the same id; the next hold has another one. It is for logs, neither a secret nor a permission.
+    /// It is the [`holder`](crate::HolderInfo::holder) that [`inspect`](crate::LeaseManager::inspect) reports, in any
+    /// process. Nested leases have the same id. So have the leases to which the hold is handed off in memory: to tell
+    /// those apart, log [`fence`](Lease::fence) as well. A new grant of the store has a new id. It is for logs,
+    /// neither a secret nor a permission.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -193,7 +193,7 @@ impl Lease {
         self.hold.check(self.core())
     }
 
-    /// Returns how long the lease is certainly held if no further renewal succeeds; zero if it is lost.
+    /// Returns how long the holder may rely on the lease if no further renewal succeeds; zero if it is lost.
     ///
     /// This is the time to the cancellation deadline, when the [`cancellation_token`](Lease::cancellation_token) fires: a
     /// grace (a tenth of the [TTL](crate::Builder::ttl), from 10 ms to 2 s) before the store may let the lease expire.
@@ -214,15 +214,16 @@ impl Lease {
 
     /// Waits until at least `min` [remains](Lease::remaining), for a renewal if less does.
     ///
-    /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed. Less than half of the
-    /// [TTL](crate::Builder::ttl) remains only when a renewal is late; the watchdog is retrying then, so this call ends at
-    /// the latest when the lease is lost.
+    /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed. Less than half of
+    /// the [TTL](crate::Builder::ttl) (with ZooKeeper, [three
+    /// eighths](crate::guide::settings#what-follows-from-the-ttl)) remains only when a renewal is late; the watchdog
+    /// is retrying then, so this call ends at the latest when the lease is lost.
     ///
     /// # Errors
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost first.
-    /// - [`Invalid`](crate::ErrorKind::Invalid): `min` is more than half of the TTL, or more than
-    ///   [`max_hold`](crate::Builder::max_hold) leaves.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): `min` is more than half of the TTL (with ZooKeeper, three eighths),
+    ///   or more than [`max_hold`](crate::Builder::max_hold) leaves.
     ///
     /// # Cancel safety
     ///
@@ -342,8 +343,9 @@ impl Lease {
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before this call; another holder may have worked at the same
     ///   time.
-    /// - Any other kind: the store did not confirm within one or two attempts, each a tenth of the
-    ///   [TTL](crate::Builder::ttl). The engine retries in the background until the lease expires.
+    /// - Any other kind: the store did not confirm within one or two
+    ///   [attempts](crate::guide::settings#what-follows-from-the-ttl). The engine retries in the background until the
+    ///   lease expires.
     ///
     /// # Panics
     ///

@@ -30,8 +30,9 @@
 //! `let _lease = ..`, not `let _ = ..`, which [releases it at once](guide::reentrancy#keep-the-lease-in-a-variable). A
 //! lock does not remember that work was done: see [jobs that run once](guide::guarantees#a-lock-does-not-remember).
 //!
-//! All calls need a tokio runtime with timers (and, for servers, I/O), as `#[tokio::main]` starts it. Outside a runtime
-//! they panic.
+//! All async calls need a tokio runtime with timers (and, for servers, I/O), as `#[tokio::main]` starts it. Without one,
+//! those that lock and unlock panic. [`LeaseManager::lock`], [`holder`](LeaseManager::holder), [`check`](Lease::check),
+//! [`remaining`](Lease::remaining), [`forget`](Lease::forget) and dropping a lease work anywhere.
 //!
 //! After a pause or a failover a stale holder may still write. Only a check of the [fencing token](guide::fencing)
 //! stops it. [`guarantees`](guide::guarantees) lists what is promised and what is not.
@@ -91,7 +92,8 @@
 //!
 //! Give each process a manager on the same store, with the same [settings](guide::settings). Within a process, share one
 //! manager by cloning it: its waiters queue in order, and only the first of them asks the store. A released lease is
-//! handed off to the next of them in memory. After [a while](Builder::max_local_handoffs) the other processes get their turn.
+//! handed off to the next of them in memory. After
+//! [127 hand-offs or a tenth of the TTL](Builder::max_local_handoffs) the other processes get their turn.
 //!
 //! ```no_run
 //! use leasehold::LeaseManager;
@@ -128,7 +130,7 @@
 //! - [`Loss`] is the reason why a lease was lost.
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
 //! - [`CloseError`] lists the names that `close` could not release.
-//! - [`Holding`] describes the holder of a name, for people and dashboards.
+//! - [`HolderInfo`] describes the holder of a name, for people and dashboards.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features
@@ -141,7 +143,6 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub, clippy::unwrap_used)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod builder;
 pub mod clock;
 mod engine;
 mod error;
@@ -152,16 +153,16 @@ mod lock;
 mod manager;
 mod runtime;
 pub mod store;
+mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod trace;
 
-pub use builder::Builder;
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use lease::{Lease, LeaseState};
 pub use lock::{Holder, Lock};
-pub use manager::{CloseError, LeaseManager};
-pub use store::Holding;
+pub use manager::{Builder, CloseError, LeaseManager};
+pub use store::HolderInfo;
 pub use tokio_util::sync::CancellationToken;
 
 /// Makes the README's examples tests.

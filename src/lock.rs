@@ -14,7 +14,7 @@ use std::time::Duration;
 ///
 /// [`LeaseManager::lock`](crate::LeaseManager::lock) creates it without I/O. Locking needs `&mut`, which proves that one
 /// flow of control is asking. While a lease of this handle is alive, the same handle re-enters at once (hold count 2, 3,
-/// ...); every other handle waits, even in the same process and the same task.
+/// ...); every other handle waits, even in the same manager and the same task.
 ///
 /// The compiler refuses to lock twice at once through one handle:
 ///
@@ -47,10 +47,11 @@ use std::time::Duration;
 ///
 /// # Fairness
 ///
-/// Handles of one manager wait in the order of arrival. There is no order between processes, except with ZooKeeper. But a
-/// process keeps a lock among its own waiters only for so long
-/// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)), and then lets those of other processes go first
-/// for about a round trip.
+/// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper. But a
+/// manager keeps a lock among its own waiters only for so long
+/// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets those of other managers go first for
+/// a pause: a round trip at first, later up to 50 ms, or a tenth of the time for which the lock was held here (500 ms at
+/// most) if that is longer.
 #[doc(alias = "mutex")]
 #[doc(alias = "RLock")]
 #[doc(alias = "redlock")]
@@ -91,7 +92,7 @@ impl Lock {
         Self { engine, name: Name::new(name), current: None }
     }
 
-    /// Returns the name as it was given; empty if it is invalid.
+    /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
@@ -133,11 +134,11 @@ impl Lock {
 
     /// Locks if the name is free now; returns `None` if it is not.
     ///
-    /// Makes one attempt, and never barges: returns `None` without I/O if this process already holds or waits for the
-    /// name. If a request of that holder or waiter has had no answer for the time of an attempt (a tenth of the
-    /// [TTL](crate::Builder::ttl)), this waits for the answer first, for two attempts at most, because this process may
-    /// have stood still. Just after this process has released a name for which waiters of other processes listen, the
-    /// attempt is made up to 2 ms later, so that they go first.
+    /// Makes one attempt, and never barges: returns `None` without I/O if another handle of this manager or of a
+    /// clone of it holds the name or waits for it. If a request of that handle has had no answer for the time of an
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), this waits for the answer first, for two attempts
+    /// at most, because the process may have stood still. Just after this manager has released a name for which
+    /// waiters of other managers listen, the attempt is made up to 2 ms later, so that they go first.
     ///
     /// # Errors
     ///

@@ -1,13 +1,13 @@
-//! For tests: a conformance suite for stores, and a store that misbehaves when told to.
+//! Tools for tests: a conformance suite for stores, and a store that fails on request.
 //!
-//! Feature `testing`; meant for `[dev-dependencies]`.
+//! They need the feature `testing`, which is meant for `[dev-dependencies]`.
 //!
-//! - [`conformance`] holds one function for each clause of the [`Store`] contract, and
+//! - [`conformance`] checks the contract of [`Store`]: it has one function for each case, and
 //!   [`conformance_suite!`](crate::conformance_suite) makes each of them a test of its own.
-//! - [`FaultyStore`] wraps a store and hangs, fails, delays or loses what its [`Faults`] say, so that
-//!   a service can be tested against what it will meet one day.
+//! - [`FaultyStore`] wraps a store. It hangs, fails, delays or loses calls by the rules of its [`Faults`], so that you can
+//!   test your service against real failures.
 //!
-//! A store of your own is checked by one [`Harness`] and one line:
+//! To check a store of your own, write a [`Harness`] and one line:
 //!
 //! ```
 //! use leasehold::store::{MemoryStore, Name, Store};
@@ -53,31 +53,34 @@ use async_trait::async_trait;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the conformance suite needs of a store's surroundings.
+/// Connects the conformance suite to a store and its backend.
 ///
-/// Where stores differ, the harness answers; no case is left out for any of them.
+/// The methods answer what differs between stores. Every case runs for every store.
 #[async_trait]
 pub trait Harness: Send + Sync {
-    /// One more handle on the same backend, with connections of its own.
+    /// Creates another handle on the same backend, with its own connections.
     async fn store(&self) -> Arc<dyn Store>;
 
-    /// Deletes what is under `name`, as an operator would; nobody is told.
+    /// Deletes what is under `name`, as an operator would, and wakes no waiter.
     async fn lose(&self, name: &Name);
 
-    /// Puts something under `name` that is not a lock.
+    /// Puts something under `name` that is not a lock. Returns true.
     ///
-    /// False, and nothing done, if the backend has nothing but locks.
+    /// Returns false, without an effect, if the backend has nothing but locks.
     async fn occupy(&self, name: &Name) -> bool;
 
-    /// Lets time pass for the store: virtual if it is on tokio's paused clock, real for a server.
-    async fn elapse(&self, time: Duration);
+    /// Lets time pass for the store. By default sleeps: in real time for a server, in virtual time on tokio's paused
+    /// clock.
+    async fn elapse(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
 
-    /// A time to live that is short enough to be waited for a few times.
+    /// Returns a time to live that is short enough for a test to wait for it a few times.
     ///
-    /// With real time, not so short that a handful of operations could outlast it.
+    /// In real time it must be longer than a handful of operations takes.
     fn ttl(&self) -> Duration;
 
-    /// How much longer than promised the store may keep a hold; 10 ms unless told.
+    /// Returns how much longer than promised the store may keep a hold; 10 ms by default.
     fn slack(&self) -> Duration {
         Duration::from_millis(10)
     }
@@ -85,8 +88,8 @@ pub trait Harness: Send + Sync {
 
 /// Connects to the Redis server at `url`, without a lease manager around it.
 ///
-/// As [`RedisStore::connect_with`](crate::store::RedisStore::connect_with), with the time to live that will be asked
-/// for.
+/// Works as [`RedisStore::connect_with`](crate::store::RedisStore::connect_with). `ttl` is the time to live that the test
+/// requests.
 ///
 /// # Errors
 ///
@@ -94,7 +97,11 @@ pub trait Harness: Send + Sync {
 ///
 /// # Panics
 ///
-/// Outside a tokio runtime.
+/// Panics outside a tokio runtime.
+///
+/// # Cancel safety
+///
+/// Safe. If it is dropped, what was connected is disconnected.
 #[cfg(feature = "redis")]
 pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
     let options = crate::store::ConnectOptions::new().ttl(ttl);
@@ -103,8 +110,8 @@ pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Stor
 
 /// Connects to the ZooKeeper servers at `url`, without a lease manager around it.
 ///
-/// As [`ZooKeeperStore::connect_with`](crate::store::ZooKeeperStore::connect_with), with the longest time to live that
-/// will be asked for.
+/// Works as [`ZooKeeperStore::connect_with`](crate::store::ZooKeeperStore::connect_with). `ttl` is the longest time to live
+/// that the test requests.
 ///
 /// # Errors
 ///
@@ -112,7 +119,11 @@ pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Stor
 ///
 /// # Panics
 ///
-/// Outside a tokio runtime.
+/// Panics outside a tokio runtime.
+///
+/// # Cancel safety
+///
+/// Safe. If it is dropped, what was connected is disconnected.
 #[cfg(feature = "zookeeper")]
 pub async fn zookeeper_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
     let options = crate::store::ConnectOptions::new().ttl(ttl);

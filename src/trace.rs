@@ -1,21 +1,22 @@
 //! Writes traces on a thread of their own.
 //!
-//! A subscriber writes where it is called: it may be slow, block or panic. So the engine and the stores, whose
-//! threads must not wait, queue their lines here. The queue is bounded; what it has no room for is counted, and
+//! A subscriber writes on the thread that calls it: it may be slow, block or panic. So the engine and the stores, whose
+//! threads must not wait, queue their lines here. The queue is bounded. Lines for which it has no room are counted, and
 //! the count is written later.
 //!
-//! What others write on our threads, as fred does through the crate `log`, comes here by [`catch`].
+//! [`catch`] queues the lines that other crates write on our threads, as fred does through the crate `log`.
 //!
 //! # Invariants
 //!
 //! 1. **[`later`] runs no code of a subscriber** and waits for nothing that does. It may be called in Drop.
-//! 2. Lines are written in the order in which they came, under the subscriber of the thread that they came from;
-//!    those of a thread that catches its lines, under the global one.
-//! 3. No subscriber ends the thread: a panic costs the line that it struck.
+//! 2. Lines are written in the order in which they were queued, under the subscriber of the thread that queued them.
+//!    Lines of a thread that catches its lines are written under the global subscriber.
+//! 3. No subscriber ends the thread: a panic loses only the line that it was writing.
 
+use crate::sync::Mutex;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::oneshot;
 use tracing::dispatcher::{self, DefaultGuard, Dispatch, get_default, with_default};
 use tracing::field::{Field, Value, Visit};
@@ -24,11 +25,11 @@ use tracing::span::{Attributes, Entered, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Span, Subscriber};
 
-/// How many lines wait at most; as many may be under way.
+/// The capacity of the queue. The thread may be writing as many lines again.
 const FULL: usize = 10_000;
 
 struct Line {
-    /// Without one it is the global one.
+    /// `None` for the global subscriber.
     subscriber: Option<Dispatch>,
     write: Box<dyn FnOnce() + Send>,
 }
@@ -36,14 +37,14 @@ struct Line {
 struct Lines {
     waiting: Vec<Line>,
     dropped: u64,
-    /// The thread has lines in hand.
+    /// True while the thread writes lines.
     writing: bool,
 }
 
 struct Log {
     lines: Mutex<Lines>,
     more: Condvar,
-    /// Whether the thread could be started; unset in a process that has made no engine yet.
+    /// True if the thread could be started. Unset while the process has no engine.
     started: OnceLock<bool>,
 }
 
@@ -53,8 +54,8 @@ static LOG: Log = Log {
     started: OnceLock::new(),
 };
 
-/// A span whose subscriber may panic when it is entered, left or closed, without harm. A panic there would unwind after
-/// a result is returned, which Rust leaks then: a lease that nothing releases.
+/// A span whose subscriber may panic, without harm, when the span is entered, left or closed. Otherwise such a panic
+/// would unwind after a result is returned. Rust leaks the result then, and no code would release its lease.
 pub(crate) struct QuietSpan(Option<Span>);
 
 impl QuietSpan {
@@ -65,7 +66,7 @@ impl QuietSpan {
     /// Runs `f` in the span.
     pub(crate) fn inside<R>(&self, f: impl FnOnce() -> R) -> R {
         let enter = || self.0.as_ref().map(Span::enter);
-        // The panic hook has reported it.
+        // The panic hook has reported the panic.
         let entered = catch_unwind(AssertUnwindSafe(enter)).ok().flatten();
         let entered = Left(entered);
         let result = f();
@@ -91,7 +92,7 @@ impl Drop for QuietSpan {
     }
 }
 
-/// Leaves a span, also while a panic unwinds.
+/// Leaves a span when it is dropped, also while a panic unwinds.
 struct Left<'a>(Option<Entered<'a>>);
 
 impl Drop for Left<'_> {
@@ -101,7 +102,7 @@ impl Drop for Left<'_> {
     }
 }
 
-/// Starts the thread, once in a process. Without it lines are dropped.
+/// Starts the thread, once in a process. If that fails, lines are dropped.
 pub(crate) fn start() {
     LOG.started.get_or_init(|| {
         let thread = std::thread::Builder::new().name("leasehold-log".into());
@@ -109,12 +110,12 @@ pub(crate) fn start() {
     });
 }
 
-/// Whether anybody may want lines of this level; costs the reading of a static.
+/// Returns whether a subscriber may want lines of this level. Reads only a static.
 pub(crate) fn wanted(level: Level) -> bool {
     level <= LevelFilter::current()
 }
 
-/// Has the line that `prepare` makes written soon, if its level is wanted at all.
+/// Queues the line that `prepare` returns, if a subscriber may want its level.
 pub(crate) fn later<W>(level: Level, prepare: impl FnOnce() -> W)
 where
     W: FnOnce() + Send + 'static,
@@ -124,17 +125,17 @@ where
     }
 }
 
-/// Waits until all lines until now are written.
+/// Waits until all lines that were queued before are written.
 pub(crate) async fn written() {
     let (told, written) = oneshot::channel::<()>();
     if LOG.is_busy() {
         LOG.push(Box::new(move || drop(told)));
-        // Nothing is ever sent: it goes with the line, also when that is dropped.
+        // The sender never sends. It is dropped with the line, whether that is written or dropped.
         let _ = written.await;
     }
 }
 
-/// As [`written`], for tests.
+/// Waits as [`written`] does, for tests.
 #[cfg(all(test, feature = "redis"))]
 pub(crate) fn flush() {
     while LOG.is_busy() {
@@ -144,7 +145,7 @@ pub(crate) fn flush() {
 
 impl Log {
     fn lock(&self) -> MutexGuard<'_, Lines> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock()
     }
 
     fn is_busy(&self) -> bool {
@@ -161,7 +162,7 @@ impl Log {
         match self.started.get() {
             Some(true) => {}
             Some(false) => return,
-            // A store without an engine.
+            // A store that is used without an engine.
             None => return line.write(),
         }
         let mut lines = self.lock();
@@ -191,7 +192,7 @@ impl Log {
         }
     }
 
-    /// Waits for lines; and how many were dropped since the last time.
+    /// Waits for lines. Returns them, with the number of lines dropped since the last call.
     fn next(&self) -> (Vec<Line>, u64) {
         let mut lines = self.lock();
         lines.writing = false;
@@ -206,7 +207,7 @@ impl Log {
 impl Line {
     fn write(self) {
         let Self { subscriber, write } = self;
-        // The hook has told of a panic already.
+        // The panic hook has reported a panic already.
         let _ = catch_unwind(AssertUnwindSafe(|| match subscriber {
             Some(subscriber) => with_default(&subscriber, write),
             None => write(),
@@ -214,11 +215,11 @@ impl Line {
     }
 }
 
-/// Has what this thread writes, until the guard goes, written by the thread for it. The bridge from `log` to
-/// `tracing` asks for the thread's subscriber too, so this is also for clients that log; another logger still
-/// writes where it is called. Spans are off here.
+/// Queues the lines that this thread writes, until the guard is dropped. The bridge from `log` to `tracing` uses the
+/// thread's subscriber too, so this includes clients that use `log`. Another logger still writes on this thread. Spans
+/// are off on it.
 ///
-/// Nothing without a subscriber: to set one tells `tracing` for the whole process that there is one.
+/// Does nothing if no subscriber is set, because setting one here would turn `tracing` on in the whole process.
 pub(crate) fn catch() -> Option<DefaultGuard> {
     static CATCHER: OnceLock<Dispatch> = OnceLock::new();
     dispatcher::has_been_set()
@@ -229,7 +230,7 @@ pub(crate) fn catch() -> Option<DefaultGuard> {
 struct Catcher;
 
 impl Subscriber for Catcher {
-    /// What nobody else wants stays as cheap as it is.
+    // Events that no other subscriber wants stay as cheap as they are.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::never()
     }
@@ -246,7 +247,7 @@ impl Subscriber for Catcher {
         let meta = event.metadata();
         let mut caught = Caught { meta, fields: Vec::new(), target: None };
         event.record(&mut caught);
-        // In here nobody can ask for the thread's subscriber.
+        // Inside this call the thread's subscriber is not available.
         LOG.push_line(Line { subscriber: None, write: Box::new(move || caught.write()) });
     }
 
@@ -260,15 +261,15 @@ impl Subscriber for Catcher {
     fn exit(&self, _: &Id) {}
 }
 
-/// An event with fields of its own.
+/// A copy of an event, with its fields.
 struct Caught {
     meta: &'static Metadata<'static>,
     fields: Vec<(Field, Box<dyn Value + Send>)>,
-    /// Of a line of `log`.
+    /// Set for a line of `log`.
     target: Option<String>,
 }
 
-/// For how many fields there is room: a line of `log` has five.
+/// The maximum number of fields. A line of `log` has five.
 const FIELDS: usize = 16;
 
 impl Caught {
@@ -278,8 +279,8 @@ impl Caught {
         }
     }
 
-    /// Asks the subscriber as if the line came now. The one of a line of `log` is asked by that line's target, as the
-    /// bridge asks it.
+    /// Passes the event to the subscriber as if it happened now. For a line of `log`, asks the subscriber by the target of
+    /// that line, as the bridge does.
     fn write(self) {
         let meta = self.meta;
         let asked = Metadata::new(

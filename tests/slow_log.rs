@@ -1,4 +1,4 @@
-//! A log that stalls, or panics, costs nobody anything but its lines. One subscriber serves this whole process, as in
+//! A log that stalls or panics costs only its lines. One subscriber serves this whole process, as in
 //! a service, so these tests run one after the other.
 
 use kit::{Mode, Proxy, Server, eventually};
@@ -117,7 +117,7 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_stalls_delays_neither_renewals_nor_tokens() {
+async fn log_that_stalls_delays_neither_renewals_nor_tokens() {
     let alone = alone();
     let memory = MemoryStore::new();
     let (store, faults) = FaultyStore::new(memory.clone());
@@ -191,7 +191,7 @@ async fn log_of_the_client_delays_no_renewal() {
     let OnRedis { _server, proxy, here, there } = OnRedis::start().await;
     let held = lock(&here, "job").await;
     alone.log.state().stalled = true;
-    // Which it tells as a warning.
+    // The log reports that as a warning.
     proxy.close_all();
     eventually(LONG, || alone.log.is_stuck()).await;
     let mut rival = there.lock("job");
@@ -204,7 +204,7 @@ async fn log_of_the_client_delays_no_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_panics_takes_nothing_with_it() {
+async fn log_that_panics_takes_nothing_with_it() {
     let alone = alone();
     alone.log.state().panics_at = Some("cause=Expired");
     for dedicated_thread in [true, false] {

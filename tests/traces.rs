@@ -1,7 +1,7 @@
-//! What leasehold tells of itself: a span for each acquire, and an event for each turn in the life
+//! The traces of leasehold: a span for each acquire, and an event for each change in the life
 //! of a lease.
 //!
-//! These tests are a program of their own: tracing remembers for each place in the code whether anybody listens, and
+//! These tests are a program of their own: tracing caches for each callsite whether a subscriber listens, and
 //! threads that have no subscriber may get in between.
 
 use std::sync::Arc;
@@ -89,7 +89,7 @@ async fn acquire_is_one_span_with_its_wait_and_its_outcome() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_acquire_closes_its_span() {
+async fn dropped_acquire_closes_its_span() {
     let (trace, _guard) = Trace::of_this_thread();
     let leases = LeaseManager::in_memory();
     let lease = lock(&leases, "job").await;
@@ -106,7 +106,7 @@ async fn a_dropped_acquire_closes_its_span() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_and_the_release_are_told_with_the_fencing_token() {
+async fn grant_and_the_release_are_told_with_the_fencing_token() {
     let (trace, _guard) = Trace::of_this_thread();
     let leases = LeaseManager::in_memory();
     let mut handle = leases.lock("job");
@@ -148,7 +148,7 @@ async fn each_renewal_is_told_to_those_who_ask_for_everything() {
     // Every 9 to 10 s.
     assert_eq!(renewals.len(), 3, "{renewals:?}");
     assert!(renewals.iter().all(|event| event.level == Level::TRACE));
-    // Nothing else is told of a lease that lives on.
+    // Nothing else is traced of a lease that stays held.
     assert_eq!(trace.messages("job"), ["granted", "renewed", "renewed", "renewed"]);
     drop(lease);
 }
@@ -178,7 +178,7 @@ async fn risk_is_told_once_with_the_time_left_and_so_is_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_once_with_its_cause() {
+async fn loss_is_told_once_with_its_cause() {
     let (trace, _guard) = Trace::of_this_thread();
     let memory = MemoryStore::new();
     let (store, faults) = faulty(memory.clone());

@@ -2,7 +2,7 @@
 //! the waiter is, and however long each holds.
 //!
 //! `LEASEHOLD_TURNS=60 cargo test --release --test turns -- --nocapture` measures for 60 seconds
-//! each, one after the other, and prints what came of it.
+//! each, one after the other, and prints the result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! leasehold's two scripts without a lock library: the same arguments, client and socket options. The floor
+//! leasehold's scripts without a lock library: the same arguments, client and socket options. The floor
 //! of all benches, those of `benches/compare` too.
 //!
 //! The arguments are those of leasehold's own calls; whoever changes them there changes them here.
@@ -10,19 +10,15 @@ use fred::types::config::{Config, ConnectionConfig, TcpConfig};
 use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use std::time::Duration;
 
-/// leasehold's script for acquires and releases.
-pub const BATCH: &str = concat!(
-    include_str!("../../src/store/redis/scripts/common.lua"),
-    include_str!("../../src/store/redis/scripts/publish.lua"),
-    include_str!("../../src/store/redis/scripts/wake.lua"),
-    include_str!("../../src/store/redis/scripts/acquire.lua"),
-    include_str!("../../src/store/redis/scripts/release.lua"),
-    include_str!("../../src/store/redis/scripts/batch.lua"),
-);
+include!("../../src/store/redis/compose.rs");
+
+/// leasehold's script for a lone acquire.
+pub const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", acquire);
+/// That for a lone release.
+pub const RELEASE: &str = compose!("../../src/store/redis/scripts/", release, "publish");
 pub const TOKEN: &str = "5f0c5a8e-6c1f-4d5e-9a3b-1c2d3e4f5a6b:1";
 /// Time to live, count, how many fencing tokens to reserve, and how long to remember the last.
 pub const FENCED: [&str; 4] = ["30000", "1", "128", "86400000"];
-pub const PLAIN: [&str; 4] = ["30000", "1", "1", "0"];
 
 pub async fn client(url: &str) -> Result<Client, Error> {
     let mut builder = Builder::from_config(Config::from_url(url)?);
@@ -57,16 +53,30 @@ pub fn words(sha: &str, keys: &[&str], args: &[&str]) -> Vec<Value> {
     words
 }
 
-/// An acquire, as [`words`] of [`BATCH`].
-pub fn acquire(sha: &str, name: &str, fenced: bool) -> Vec<Value> {
-    if fenced {
-        words(sha, &[name, &fence_key(name)], &[&FENCED[..], &[TOKEN, "SF"]].concat())
-    } else {
-        words(sha, &[name], &[&PLAIN[..], &[TOKEN, "SA"]].concat())
-    }
+/// What leasehold's two scripts for lone requests are called by.
+#[derive(Clone)]
+pub struct Loaded {
+    acquire: String,
+    release: String,
 }
 
-/// A release, as [`words`] of [`BATCH`].
-pub fn release(sha: &str, name: &str) -> Vec<Value> {
-    words(sha, &[name], &[TOKEN, "R"])
+impl Loaded {
+    pub async fn new(client: &Client) -> Result<Self, Error> {
+        Ok(Self { acquire: load(client, ACQUIRE).await?, release: load(client, RELEASE).await? })
+    }
+
+    /// The [`words`] of an acquire.
+    pub fn acquire(&self, name: &str, fenced: bool) -> Vec<Value> {
+        let [ttl, _, block, retention] = FENCED;
+        if fenced {
+            words(&self.acquire, &[name, &fence_key(name)], &[TOKEN, ttl, block, retention])
+        } else {
+            words(&self.acquire, &[name], &[TOKEN, ttl])
+        }
+    }
+
+    /// Those of a release.
+    pub fn release(&self, name: &str) -> Vec<Value> {
+        words(&self.release, &[name], &[TOKEN])
+    }
 }

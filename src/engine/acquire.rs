@@ -108,7 +108,9 @@ pub(crate) async fn acquire<'a>(
     let result = match limit {
         WaitLimit::For(limit) if !once => match timeout(limit, attended).await {
             Ok(result) => result,
-            Err(_) if answered.load(Ordering::Relaxed) && !is_silent(core, name, start) => Ok(None),
+            Err(_) if answered.load(Ordering::Relaxed) && !is_silent(core, name, Some(start)) => {
+                Ok(None)
+            }
             Err(_) => Err(Error::silent()),
         },
         _ => attended.await,
@@ -119,11 +121,12 @@ pub(crate) async fn acquire<'a>(
     result
 }
 
-/// Returns whether the store has not answered the first waiter since `start`, or for longer than an
-/// attempt.
-fn is_silent(core: &Core, name: &Name, start: Instant) -> bool {
+/// Returns whether the store has not answered the first waiter for longer than an attempt, or since
+/// `start`, if that is given.
+fn is_silent(core: &Core, name: &Name, start: Option<Instant>) -> bool {
     core.queue.silent_since(name).is_some_and(|since| {
-        since <= start || core.now().saturating_duration_since(since) >= core.timing.attempt
+        start.is_some_and(|start| since <= start)
+            || core.now().saturating_duration_since(since) >= core.timing.attempt
     })
 }
 
@@ -361,7 +364,13 @@ impl<'core> AcquireLoop<'_, 'core> {
                     turn.set_due(core.now() + gap + attempt_time);
                     sleep(gap).await;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // A refusal is an answer too.
+                    if !error.is_unavailable() {
+                        core.queue.answered(self.name);
+                    }
+                    return Err(error);
+                }
             }
         }
     }

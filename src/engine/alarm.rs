@@ -44,22 +44,25 @@ impl Drop for Alarm<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{Engine, Settings, Timing};
     use crate::error::ErrorKind;
-    use crate::{Builder, LeaseManager};
+    use crate::lock::Lock;
+    use crate::store::MemoryStore;
 
     #[tokio::test]
     async fn panic_of_the_engine_loses_all_leases_and_is_reported() {
-        let engine = Builder::default_in_memory();
-        let core = Arc::clone(&engine.core);
-        let leases = LeaseManager::new(engine);
-        let lease = leases.lock("n").lock().await.unwrap();
+        let store = Arc::new(MemoryStore::new());
+        let core = Core::new(store, Timing::DEFAULT, Settings::PLAIN, true);
+        let engine = Engine::on_caller(Arc::clone(&core));
+        let lease = Lock::new(Arc::clone(&engine), "n").lock().await.unwrap();
         let token = lease.cancellation_token();
         let part = async move { guarded(&core, async { panic!("a part of the engine") }).await };
         tokio::spawn(part).await.expect_err("it has panicked");
         assert!(token.is_cancelled());
         assert_eq!(lease.check().unwrap_err().loss(), Some(Loss::Expired));
-        let error = leases.lock("next").lock().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let error = Lock::new(engine, "next").lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert!(!error.is_retryable(), "no retry helps");
         assert!(error.to_string().contains("panicked"), "{error}");
     }
 }

@@ -1,10 +1,10 @@
-//! Calls the store. A panic of the store is a failure like others, and every request is bounded. A mode that the store
-//! does not support is refused here, before anything is sent.
+//! Calls the store. A panic of the store is a failure like others. A mode that the store does not support is refused here,
+//! before anything is sent. [`Core::bounded`] and [`in_time`] put a limit on a request; the callers of the rest do.
 
 use super::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, Holding, Inspect, Mode, Name, Release, Released,
+    Acquire, Acquired, ForceRelease, HolderId, HolderInfo, Inspect, Mode, Name, Release, Released,
     StoreFuture, Target, Wait, Wakeups, failed,
 };
 use crate::trace;
@@ -35,7 +35,7 @@ impl Core {
     }
 
     /// Asks the store for the holder of a name.
-    pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<Holding>> {
+    pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<HolderInfo>> {
         let target = Target::exclusive(name.clone());
         self.check(target.mode)?;
         let request = Inspect::new(target, self.timing.attempt);

@@ -22,11 +22,13 @@ impl Core {
     pub(crate) async fn close(self: &Arc<Self>) -> Closed {
         self.ensure_running();
         self.closed.cancel();
+        // Before the first await: a close that is dropped there has fired all tokens.
+        let holds = self.lose_everything();
         consume_budget().await;
         let until = self.now() + self.timing.grace + self.timing.attempt * 2;
         let until = *self.closing_until.get_or_init(|| until);
         let mut closed = Closed { released: 0, failed: Vec::new() };
-        for hold in self.lose_everything() {
+        for hold in holds {
             let over = pin!(hold.until_over());
             let in_time = tokio::select! {
                 biased;

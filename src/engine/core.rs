@@ -5,10 +5,11 @@ use super::queue::Queue;
 use super::schedule::{Call, Schedule};
 use super::timing::Timing;
 use crate::clock::{Clock, Instant};
-use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Capabilities, Fencing, HolderId, Store};
+use crate::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -192,7 +193,7 @@ impl Core {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Submits a job to the reaper. Works on any thread, inside and outside a runtime.
+    /// Submits a job to the worker. Works on any thread, inside and outside a runtime.
     pub(crate) fn submit(&self, job: Job) {
         // Fails only after the end of the engine, when nothing can be sent any more.
         let _ = self.jobs.send(job);
@@ -225,7 +226,7 @@ impl Core {
 
     /// Locks the inbox, which is `None` while a task owns it.
     pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Inbox>> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -239,11 +240,10 @@ impl Core {
     /// Returns the error of calls that come after the end of the engine.
     pub(crate) fn closed_error(&self) -> Error {
         if self.panicked.load(Ordering::Acquire) {
-            let error = Error::new(
-                ErrorKind::Unavailable,
-                "the watchdog has panicked; create a new manager to lock again",
+            return Error::new(
+                ErrorKind::Closed,
+                "the watchdog has panicked and closed this manager; make a new one to lock again",
             );
-            return error.with_fate(Fate::NotExecuted);
         }
         Error::closed()
     }

@@ -5,8 +5,9 @@ use super::state::{Next, Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
 use crate::store::{HolderId, Mode, Name, Target};
+use crate::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
@@ -71,8 +72,7 @@ impl Hold {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Transitions do not panic halfway.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Returns the time of the request that the store granted; hand-offs keep it.

@@ -1,4 +1,4 @@
-//! Jobs for the engine, as data.
+//! Jobs for the worker, as data.
 
 use super::hold::Hold;
 use super::state::Op;

@@ -280,13 +280,15 @@ pub(super) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hol
 
 #[cfg(test)]
 mod tests {
-    use super::super::core::core_in_memory;
+    use super::super::core::{Settings, core_in_memory};
+    use super::super::ticket::{Admission, Ticket};
+    use super::super::timing::Timing;
     use super::*;
-    use crate::store::Mode;
+    use crate::store::{MemoryStore, Mode};
+    use std::sync::Barrier;
 
-    #[test]
-    fn hold_is_dropped_with_its_engine() {
-        let core = core_in_memory();
+    /// Begins a hold of a name that nothing else has.
+    fn begun(core: &Arc<Core>) -> Arc<Hold> {
         let name = Name::new("n").unwrap();
         let turn = core.queue.try_turn(&name, Mode::Exclusive, core.now()).unwrap();
         let (now, token) = (core.now(), core.draw_token());
@@ -300,9 +302,58 @@ mod tests {
             unsure_until: None,
             seat: turn.into_seat(),
         };
-        let hold = Arc::downgrade(&Hold::begin(&core, grant));
+        Hold::begin(core, grant)
+    }
+
+    #[test]
+    fn hold_is_dropped_with_its_engine() {
+        let core = core_in_memory();
+        let hold = Arc::downgrade(&begun(&core));
         assert!(hold.upgrade().is_some());
         drop(core);
         assert!(hold.upgrade().is_none());
+    }
+
+    /// As one that `close` did not find, because it began just after that.
+    #[test]
+    fn hold_begun_while_the_manager_closes_is_lost_at_once() {
+        let core = core_in_memory();
+        core.closed.cancel();
+        let hold = begun(&core);
+        assert_eq!(hold.loss(), Some(Loss::Closed));
+        assert!(!hold.is_over(), "its release is owed");
+    }
+
+    /// On another thread, which hands it off along a line.
+    #[test]
+    fn hold_handed_off_while_all_are_lost_is_lost_too() {
+        for _ in 0..300 {
+            let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
+            let store = Arc::new(MemoryStore::new());
+            let core = Core::new(store, Timing::DEFAULT, settings, true);
+            let mut hold = begun(&core);
+            let name = hold.name.clone();
+            let ticket = |_| core.queue.ticket(&name, Mode::Exclusive);
+            let mut line: Vec<Ticket> = (0..50).map(ticket).collect();
+            line.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
+            let (handing, began) = (Arc::clone(&core), Arc::new(Barrier::new(2)));
+            let begins = Arc::clone(&began);
+            let thread = std::thread::spawn(move || {
+                begins.wait();
+                for mut ticket in line {
+                    hold.hand_back(&handing);
+                    let next = ticket.check_in(handing.now());
+                    let Ok(Admission::Hold(next)) = next else { return };
+                    let Some(next) = next.accept(&handing) else { return };
+                    hold = next;
+                }
+            });
+            began.wait();
+            lose_all(&core, &name, Loss::Revoked);
+            thread.join().unwrap();
+            let held =
+                core.queue.holds_of(&name).iter().any(|hold| hold.phase(&core) == Phase::Held);
+            assert!(!held);
+        }
     }
 }

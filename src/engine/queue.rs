@@ -22,8 +22,9 @@ use super::timing::Timing;
 use super::wake::wake;
 use crate::clock::{Clock, Instant};
 use crate::store::Name;
+use crate::sync::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -224,7 +225,7 @@ impl Queue {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the time since which a waiter that is polled has checked in.

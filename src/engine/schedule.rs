@@ -4,8 +4,9 @@
 use super::hold::{Hold, HoldNo};
 use super::state::RenewalAttempt;
 use crate::clock::{Instant, Sleeper};
+use crate::sync::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use tokio::sync::Notify;
 
 /// The entries by time. Changes are O(log n), and acquiring and releasing a lease in a loop does
@@ -136,7 +137,7 @@ impl Entries {
 
 impl Schedule {
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     /// Inserts an entry at `at`, and wakes the watchdog if it sleeps for longer.

@@ -34,7 +34,7 @@ pub(crate) struct Ticket {
 }
 
 impl Queue {
-    /// Returns a ticket for a name. It enters the queue at its first [`Ticket::next`].
+    /// Returns a ticket for a name. It enters the queue at its first [`Ticket::check_in`].
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
         Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, notify: None }
     }

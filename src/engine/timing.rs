@@ -11,13 +11,9 @@
 
 use crate::clock::Instant;
 use crate::error::{Error, Result};
+use crate::store::usable;
 use std::time::Duration;
 
-/// The divisor for the rate error: the store's clock may run 1 % faster than ours. NTP slews by
-/// 0.05 % a side.
-const RATE_ERROR_DIVISOR: u32 = 100;
-/// The error of rounding to whole milliseconds on both sides.
-const ROUNDING: Duration = Duration::from_millis(2);
 const GRACE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 const LONGEST_PERIOD: Duration = Duration::from_secs(60);
 /// Linux resends a lost segment after at least 200 ms; one lost segment must not fail an attempt.
@@ -69,7 +65,7 @@ impl Timing {
         // The store counts whole milliseconds; T here must not be longer than there.
         let ttl = Duration::from_millis(ttl.as_millis() as u64);
         let grace = (ttl / 10).clamp(GRACE.0, GRACE.1);
-        let to_deadline = ttl - ttl / RATE_ERROR_DIVISOR - ROUNDING;
+        let to_deadline = usable(ttl);
         Ok(Self {
             ttl,
             grace,

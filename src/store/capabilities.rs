@@ -30,7 +30,7 @@ pub struct Capabilities {
     /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
     /// reports that the clock has reached the first (see [`Acquired::granted_in_time`](super::Acquired::granted_in_time)).
     pub longest_fence_block: u32,
-    /// [`Acquired::Held`](super::Acquired::Held) and [`Holding`](super::Holding) report the remaining time.
+    /// [`Acquired::Held`](super::Acquired::Held) and [`HolderInfo`](super::HolderInfo) report the remaining time.
     pub time_left: bool,
     /// [`Store::subscribe`](super::Store::subscribe) gives wake-ups; without them waiters poll.
     pub wakeups: bool,
@@ -146,7 +146,7 @@ mod tests {
     const OTHERS: [Mode; 3] = [Mode::Read, Mode::Write, Mode::Permits { size: 3, take: 1 }];
 
     #[test]
-    fn a_store_has_the_modes_that_it_names_and_no_other() {
+    fn store_has_the_modes_that_it_names_and_no_other() {
         let plain = Capabilities::default();
         assert!(plain.supports(Mode::Exclusive));
         for mode in OTHERS {

@@ -1,15 +1,16 @@
 //! The embedded store: leases of one process, in a map.
 
 use super::{
-    Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, Holding, Inspect,
+    Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
     Inspection, Name, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Target,
     Wait, Wakeups, failed,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
+use crate::sync::Mutex;
 use async_trait::async_trait;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 /// Keeps leases in the memory of this process.
@@ -71,15 +72,15 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store on tokio's clock.
+    /// Creates an empty store on tokio's clock.
     #[must_use]
     pub fn new() -> Self {
         Self { clock: Clock::tokio(), state: Arc::default() }
     }
 
-    /// Deletes what is under `name`, as an operator's `DEL` would: nobody is told.
+    /// Deletes what is under `name`, as an operator's `DEL` would, and wakes no waiter. Returns whether there was a hold.
     ///
-    /// Whether there was something. For tests of what happens when a lease is lost.
+    /// For tests of what happens when a lease is lost.
     pub fn delete(&self, name: &str) -> bool {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -87,7 +88,7 @@ impl MemoryStore {
         Name::new(name).is_ok_and(|name| state.holds.remove(&name).is_some())
     }
 
-    /// Forgets everything, as a server without persistence does when it restarts: nobody is told.
+    /// Forgets everything, as a server without persistence does when it restarts, and wakes no waiter.
     ///
     /// For tests of a [`Quorum`](super::Quorum), which does not count it then for a time to live.
     pub fn restart(&self) {
@@ -99,20 +100,19 @@ impl MemoryStore {
         state.restarted = Some(now);
     }
 
-    /// How many holds there are.
+    /// Returns the number of holds that have not expired.
     pub fn len(&self) -> usize {
         let now = self.clock.now();
         self.lock().holds.values().filter(|entry| entry.expires > now).count()
     }
 
-    /// Whether nothing is held.
+    /// Returns whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code between lock and unlock can leave the maps half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Runs an operation at one instant.
@@ -143,7 +143,7 @@ impl MemoryStore {
 }
 
 impl State {
-    /// The live entry of a name; a dead one is removed, as Redis does on access.
+    /// Returns the live entry of a name; a dead one is removed, as Redis does on access.
     fn entry(&mut self, name: &Name, now: Instant) -> Option<&mut Entry> {
         if self.holds.get(name).is_some_and(|entry| entry.expires <= now) {
             self.holds.remove(name);
@@ -233,8 +233,8 @@ impl State {
         Renewed::new(now, verdicts.collect())
     }
 
-    /// Has the waiters of a name woken as soon as the lock is free; how many. They are other
-    /// managers': of one that holds the name, nobody waits here.
+    /// Has the waiters of a name woken as soon as the lock is free, and returns how many. They are those of other
+    /// managers: the manager that holds the name has none here.
     fn wake(&mut self, name: &Name) -> u64 {
         let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
         self.to_wake.extend(waiters.iter().cloned());
@@ -281,7 +281,7 @@ impl Store for MemoryStore {
         self.on(&request.target, |state, now| {
             Inspection::new(state.entry(&request.target.name, now).map(|entry| {
                 let remaining = entry.expires.saturating_duration_since(now);
-                Holding::new(entry.holder.to_string(), entry.count.into(), Some(remaining))
+                HolderInfo::new(entry.holder.to_string(), entry.count.into(), Some(remaining))
             }))
         })
         .await
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hold_ends_with_its_time_to_live_for_whoever_looks() {
+    async fn hold_ends_with_its_time_to_live_for_whoever_looks() {
         let store = MemoryStore::new();
         assert!(store.is_empty());
         let now = store.clock.now();

@@ -28,14 +28,14 @@ pub use capabilities::Capabilities;
 pub use memory::MemoryStore;
 pub use name::{HolderId, Name};
 pub use options::ConnectOptions;
-pub(crate) use quorum::Opening;
+pub(crate) use quorum::NodeOpener;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
 pub use request::{Acquire, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal, Wait};
 pub use signal::{Signal, Wakeups};
 pub use target::{Mode, Target};
-pub use verdict::{Absence, Acquired, Holding, Inspection, Released, Renewed};
+pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed};
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::ZooKeeperStore;
 
@@ -48,8 +48,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A future of a store: owned, so that the engine can finish what its caller dropped.
+/// A future of a store that owns what it needs, so that the engine can finish it after its caller was dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// The divisor for the rate error: the store's clock may run 1 % faster than ours. NTP slews by 0.05 % a side.
+const RATE_ERROR_DIVISOR: u32 = 100;
+/// The error of rounding to whole milliseconds on both sides.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+/// Returns the part of a time to live that a holder may rely on, from the moment at which its request left.
+pub(crate) fn usable(ttl: Duration) -> Duration {
+    (ttl - ttl / RATE_ERROR_DIVISOR).saturating_sub(ROUNDING)
+}
 
 /// Returns a request that has failed already.
 pub(crate) fn failed<'a, T: Send + 'a>(
@@ -97,10 +107,12 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// # Dropped futures
 ///
-/// The futures of [`acquire`](Store::acquire), [`release`](Store::release) and [`renew`](Store::renew) are `'static`: an
-/// abandoned acquire is moved to the engine, which awaits the
-/// verdict and releases a grant without a waiter. If one of them is dropped without that, its outcome is unknown. The
-/// other futures borrow the store and may be dropped at any time; their outcome is unknown then.
+/// The methods have two forms, each with one allocation. [`acquire`](Store::acquire), [`release`](Store::release) and
+/// [`renew`](Store::renew) return a [`StoreFuture`], which the engine can move to another task: it awaits the verdict of
+/// an abandoned acquire there, and releases a grant without a waiter. No task takes over the other calls, so they are
+/// `async fn`s, which borrow the store and spare it a copy of its parts.
+///
+/// Any of these futures may be dropped at any time. The outcome is unknown then.
 ///
 /// # A store of your own
 ///
@@ -214,7 +226,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// The rest of the connections ends when the store is dropped.
+    /// Safe. If it is dropped, some connections stay open until the store is dropped.
     async fn close(&self, timeout: Duration);
 }
 

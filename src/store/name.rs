@@ -42,7 +42,7 @@ impl Name {
         Ok(Self(name.into()))
     }
 
-    /// The name as it was given.
+    /// Returns the name as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -100,7 +100,8 @@ impl fmt::Debug for Name {
     }
 }
 
-/// The identity of one hold: `<uuid v4 of the manager>:<number>`, used for one grant only.
+/// The identity of one grant: `<uuid v4 of the manager>:<number>`. The holders to which the grant is handed off share it,
+/// and it is never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HolderId {
     manager: Uuid,
@@ -108,21 +109,21 @@ pub struct HolderId {
     /// At which node of a quorum, counted from 1; 0 elsewhere.
     node: u8,
     /// Which attempt of a quorum's; 0 for the first, and elsewhere.
-    round: u32,
+    attempt: u32,
 }
 
 impl HolderId {
-    /// The `number`-th token of a manager.
+    /// Creates the `number`-th holder id of a manager.
     pub fn new(manager: Uuid, number: u64) -> Self {
-        Self { manager, number, node: 0, round: 0 }
+        Self { manager, number, node: 0, attempt: 0 }
     }
 
-    /// The same hold's token for one attempt to take it at the nodes of a quorum.
-    pub(crate) fn in_round(self, round: u32) -> Self {
-        Self { round, ..self }
+    /// Returns the same holder's id for one attempt at the nodes of a quorum.
+    pub(crate) fn in_attempt(self, attempt: u32) -> Self {
+        Self { attempt, ..self }
     }
 
-    /// The same hold's token at one node of a quorum, counted from 1.
+    /// Returns the same holder's id at one node of a quorum, counted from 1.
     pub(crate) fn at_node(self, node: u8) -> Self {
         Self { node, ..self }
     }
@@ -135,14 +136,14 @@ impl HolderId {
         self.number
     }
 
-    /// What comes behind `<manager>:`, without spaces.
+    /// Writes what comes behind `<manager>:`, without spaces.
     pub(crate) fn write_rest(self, to: &mut impl fmt::Write) -> fmt::Result {
         to.write_str(digits(self.number, &mut [0; 20]))?;
         if self.node > 0 {
             to.write_str(".")?;
             to.write_str(digits(self.node.into(), &mut [0; 20]))?;
         }
-        if self.round > 0 { write!(to, ".{}", self.round) } else { Ok(()) }
+        if self.attempt > 0 { write!(to, ".{}", self.attempt) } else { Ok(()) }
     }
 }
 
@@ -181,7 +182,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_name_shows_itself() {
+    fn name_shows_itself() {
         let name = Name::new("a b").unwrap();
         assert_eq!((name.to_string(), format!("{name:?}")), ("a b".into(), "\"a b\"".into()));
     }
@@ -214,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_shows_four_digits_in_debug_and_all_on_the_wire() {
+    fn token_shows_four_digits_in_debug_and_all_on_the_wire() {
         let token = HolderId::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
         assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
         assert_eq!(format!("{token:?}"), "9abc…:7");
         let rest = |token: HolderId| token.to_string().split_off(37);
         assert_eq!(rest(token.at_node(15)), "7.15");
-        assert_eq!(rest(token.at_node(2).in_round(3)), "7.2.3");
+        assert_eq!(rest(token.at_node(2).in_attempt(3)), "7.2.3");
     }
 
     proptest! {

@@ -59,6 +59,9 @@ impl ConnectOptions {
 
     /// Counts a grant only if `count` replicas acknowledge it within `timeout`, as
     /// [`Builder::replicas`](crate::Builder::replicas). Redis only.
+    ///
+    /// `count` is at least 1. `timeout` is at least 1 ms and at most T/12, or 500 ms if that is longer: 2.5 s with a TTL of
+    /// 30 s. That is more than the builder allows.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
         self

@@ -1,6 +1,6 @@
-//! What a URL has percent-encoded.
+//! Decodes the percent-encoding of URLs.
 
-/// The text without its encoding; `None` for what is no percent-encoded UTF-8.
+/// Returns the text without its encoding; `None` for what is no percent-encoded UTF-8.
 pub(crate) fn decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());

@@ -66,6 +66,15 @@ impl Target {
         Self::new(name, Mode::Exclusive)
     }
 
+    /// Returns the name, for a store that has no mode but [`Mode::Exclusive`].
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode.
+    pub fn into_exclusive(self) -> Result<Name> {
+        self.require_exclusive().map(|()| self.name)
+    }
+
     /// Refuses every mode but [`Mode::Exclusive`], for a store that has no other.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use super::options::{Common, ConnectOptions, in_task};
 use super::redis::{Address, RedisStore};
 #[cfg(feature = "zookeeper")]
 use super::zookeeper::{Address as ZooKeeperAddress, ZooKeeperStore};
-use super::{MemoryStore, Opening, Quorum, Store};
+use super::{MemoryStore, NodeOpener, Quorum, Store};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -179,14 +179,14 @@ impl Target {
 }
 
 async fn open_quorum(nodes: Vec<Target>, clock: Clock) -> Result<Quorum> {
-    let opening = |node: Target| -> Opening {
+    let opener = |node: Target| -> NodeOpener {
         let clock = clock.clone();
         Box::new(move || {
             let (node, clock) = (node.clone(), clock.clone());
             Box::pin(async move { node.open_one(clock).await })
         })
     };
-    let openings = nodes.into_iter().map(opening).collect();
+    let openings = nodes.into_iter().map(opener).collect();
     Quorum::open(openings, clock).await
 }
 
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comma_before_a_scheme_separates() {
+    fn comma_before_a_scheme_separates() {
         let table: [(&str, &[&str]); 5] = [
             ("redis://a:1,redis://b:2", &["redis://a:1", "redis://b:2"]),
             ("redis://a:1, rediss://b:2 ,memory:", &["redis://a:1", "rediss://b:2", "memory:"]),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_has_three_nodes_at_least() {
+    fn quorum_has_three_nodes_at_least() {
         let three = parsed("memory:,memory:,memory:").unwrap();
         assert!(matches!(three, Target::Quorum(nodes) if nodes.len() == 3));
         let error = parsed("memory:,memory:").unwrap_err();
@@ -348,7 +348,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[test]
-    fn a_server_is_named_once() {
+    fn server_is_named_once() {
         for (urls, same) in [
             ("redis://a,redis://b,redis://a", Some("URL 1 and URL 3")),
             ("redis://a,redis://u:hunter2@b:6379/1,redis://b", Some("URL 2 and URL 3")),

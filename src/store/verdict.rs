@@ -100,24 +100,24 @@ pub enum Absence {
     Taken,
 }
 
-/// The holders of a name, in answer to an [`Inspect`](super::Inspect).
+/// The holders of a name: the answer to an [`Inspect`](super::Inspect).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
     /// The holders, none if the name is free. In [`Mode::Exclusive`](super::Mode::Exclusive) there is one at most.
-    pub holders: Vec<Holding>,
+    pub holders: Vec<HolderInfo>,
 }
 
 impl Inspection {
     /// Creates the answer from the holders.
     #[must_use]
-    pub fn new(holders: impl IntoIterator<Item = Holding>) -> Self {
+    pub fn new(holders: impl IntoIterator<Item = HolderInfo>) -> Self {
         Self { holders: holders.into_iter().collect() }
     }
 
     /// Returns the holder of a name that has one at most; of several, the first.
     #[must_use]
-    pub fn into_holder(self) -> Option<Holding> {
+    pub fn into_holder(self) -> Option<HolderInfo> {
         self.holders.into_iter().next()
     }
 }
@@ -125,7 +125,7 @@ impl Inspection {
 /// The holder of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Holding {
+pub struct HolderInfo {
     /// The [`HolderId`](super::HolderId) as the store has it: `<uuid of its manager>:<number>`.
     ///
     /// An identity for debugging. It is neither a secret nor a permission.
@@ -137,8 +137,8 @@ pub struct Holding {
     pub remaining: Option<Duration>,
 }
 
-impl Holding {
-    /// Creates it, for authors of a [`Store`](super::Store).
+impl HolderInfo {
+    /// Creates the description of a holder, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
         Self { holder, hold_count, remaining }

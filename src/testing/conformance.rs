@@ -1,10 +1,11 @@
-//! The contract of [`Store`](crate::store::Store), one function for each of its clauses.
+//! Checks the contract of [`Store`](crate::store::Store): one function for each case. A clause has
+//! several, and each case names its clause. Those without one check what the documentation of a method says.
 //!
 //! [`conformance_suite!`](crate::conformance_suite) runs them all. Each takes names of its own, so
 //! they can share a backend, also with an earlier run of themselves.
 //!
 //! The suite grows with the contract: a new version of leasehold may have more cases, and a store that breaks a clause
-//! fails them. That is no breaking change.
+//! fails them. That is not a breaking change.
 
 mod ends;
 mod fences;
@@ -20,7 +21,7 @@ pub use modes::*;
 /// Makes a test of each function in [`testing::conformance`](crate::testing::conformance).
 ///
 /// Takes the attributes of the tests and an expression, in an async context, for a
-/// [`Harness`](crate::testing::Harness); each test evaluates it anew. Put it into a module of its own.
+/// [`Harness`](crate::testing::Harness). Each test evaluates the expression again. Put it into a module of its own.
 ///
 /// ```
 /// # mod kit {
@@ -47,38 +48,38 @@ pub use modes::*;
 macro_rules! conformance_suite {
     ($(#[$test:meta])+ $harness:expr) => {
         $crate::conformance_suite! { @each [$(#[$test])+] [$harness]
-            a_free_name_is_granted
-            a_held_name_is_refused_with_the_time_it_has_left
+            free_name_is_granted
+            held_name_is_refused_with_the_time_it_has_left
             only_one_of_many_rivals_is_granted
-            the_same_token_is_granted_again_with_the_same_fence
-            a_nested_acquire_sets_the_count
-            a_nested_acquire_never_creates
-            a_release_lowers_the_count_and_at_zero_gives_back
-            a_release_by_another_token_changes_nothing
-            a_renewal_sets_the_time_to_live_and_never_adds_to_it
-            a_renewal_never_creates
-            a_batch_of_renewals_is_answered_one_by_one_in_order
-            a_batch_has_one_time_to_live_for_all_its_items
+            same_token_is_granted_again_with_the_same_fence
+            nested_acquire_sets_the_count
+            nested_acquire_never_creates
+            release_lowers_the_count_and_at_zero_gives_back
+            release_by_another_token_changes_nothing
+            renewal_sets_the_time_to_live_and_never_adds_to_it
+            renewal_never_creates
+            batch_of_renewals_is_answered_one_by_one_in_order
+            batch_has_one_time_to_live_for_all_its_items
             every_operation_may_run_twice
             what_arrives_late_changes_nothing
             there_is_always_a_time_to_live
-            a_hold_expires_after_its_time_to_live_and_not_before
-            an_expired_hold_does_not_come_back
-            a_renewed_hold_outlives_its_first_time_to_live
+            hold_expires_after_its_time_to_live_and_not_before
+            expired_hold_does_not_come_back
+            renewed_hold_outlives_its_first_time_to_live
             fences_grow_whatever_ends_a_hold
-            a_reserved_block_of_fences_is_never_given_again
-            the_memory_of_the_last_fence_is_renewed
+            reserved_block_of_fences_is_never_given_again
+            memory_of_the_last_fence_is_renewed
             fences_grow_beyond_the_memory_of_the_last
             without_fencing_there_is_no_fence
             inspection_tells_who_holds
-            a_deleted_hold_is_gone
-            a_forced_release_ends_any_hold
-            the_last_release_wakes_a_waiter
-            a_forced_release_wakes_a_waiter
+            deleted_hold_is_gone
+            forced_release_ends_any_hold
+            last_release_wakes_a_waiter
+            forced_release_wakes_a_waiter
             what_is_not_a_lock_is_left_alone
             names_are_taken_as_they_are
-            a_mode_that_is_not_supported_is_refused
-            a_batch_with_a_mode_that_is_not_supported_is_refused
+            mode_that_is_not_supported_is_refused
+            batch_with_a_mode_that_is_not_supported_is_refused
             verdicts_say_when_the_request_left
             closing_one_handle_leaves_the_leases
         }

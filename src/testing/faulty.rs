@@ -6,15 +6,16 @@ use crate::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
     RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
+use crate::sync::Mutex;
 use async_trait::async_trait;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Wraps a store and does to its operations what its [`Faults`] say.
+/// Wraps a store and breaks its operations by the rules of its [`Faults`].
 ///
-/// Without a fault every call goes straight through. With some of them it breaks the contract
-/// of [`Store`] on purpose: a hanging operation keeps to no time limit.
+/// Without a rule it forwards every call. Some faults break the contract of [`Store`] on purpose: an
+/// operation that hangs keeps no time limit.
 ///
 /// ```
 /// use leasehold::store::MemoryStore;
@@ -45,20 +46,20 @@ pub struct FaultyStore<S: ?Sized> {
     inner: Arc<S>,
 }
 
-/// The control of a [`FaultyStore`]: says what goes wrong, and counts the calls.
+/// Controls a [`FaultyStore`]: has its rules, and counts its calls.
 #[derive(Clone, Debug)]
 pub struct Faults(Arc<Control>);
 
 #[derive(Debug)]
 struct Control {
     rules: Mutex<Vec<Rule>>,
-    /// How often it was healed: whoever waits for that looks for a change.
+    /// The number of heals. A task that waits for the next heal waits for a change.
     healed: watch::Sender<u64>,
     reconnects: Signal,
     calls: watch::Sender<[usize; Call::ALL.len()]>,
 }
 
-/// The kinds of calls of a [`Store`].
+/// A kind of call of a [`Store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Call {
@@ -83,7 +84,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Call; 9] = [
         Call::Acquire,
         Call::Release,
@@ -97,28 +98,28 @@ impl Call {
     ];
 }
 
-/// What goes wrong with a call.
+/// The fault of a call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The request does not arrive before [`Faults::heal`]; then it runs, and answers.
+    /// The request arrives only after [`Faults::heal`]. Then the operation runs and answers.
     Hang,
     /// The operation runs at once, and answers after [`Faults::heal`].
     HoldReply,
     /// The operation runs, and the answer is [`Unavailable`](ErrorKind::Unavailable), fate unknown.
     LoseReply,
     /// The answer is that of [`LoseReply`](Fault::LoseReply), and the operation runs after
-    /// [`Faults::heal`], when nobody expects it any more.
+    /// [`Faults::heal`], when no caller expects it.
     RunLate,
-    /// The operation does not run; this is the answer.
+    /// The operation does not run, and this error is the answer.
     Fail(Error),
-    /// The request takes as long to arrive, by tokio's clock.
+    /// The request arrives after this time, by tokio's clock.
     Delay(Duration),
     /// The store panics when its future is polled.
     Panic,
 }
 
-/// A fault, and which calls it strikes: all of them, unless narrowed down.
+/// A fault and the calls that it strikes: all calls, unless narrowed down.
 #[derive(Clone, Debug)]
 #[must_use = "a rule does nothing until it is added to the faults"]
 pub struct Rule {
@@ -129,24 +130,24 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule that strikes every call until it is healed.
+    /// Creates a rule that strikes every call until [`Faults::heal`].
     pub fn new(fault: Fault) -> Self {
         Self { fault, calls: Vec::new(), names: Vec::new(), times: usize::MAX }
     }
 
-    /// Strikes calls of this kind only; several of these add up.
+    /// Strikes only calls of this kind. Each further call of this method adds a kind.
     pub fn on(mut self, call: Call) -> Self {
         self.calls.push(call);
         self
     }
 
-    /// Strikes calls about this name only, or batches with it; several of these add up.
+    /// Strikes only calls about this name, and batches with it. Each further call of this method adds a name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.names.push(name.into());
         self
     }
 
-    /// Strikes so many times only.
+    /// Strikes at most this many times.
     pub fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
@@ -161,23 +162,23 @@ impl Rule {
 }
 
 impl Faults {
-    /// Lets something go wrong from the next call on. Of several rules that strike, the newest counts.
+    /// Adds a rule, from the next call on. If several rules strike a call, the newest counts.
     pub fn add(&self, rule: Rule) {
         self.rules().push(rule);
     }
 
-    /// Forgets all rules and lets go of what was held up.
+    /// Removes all rules, and resumes the operations that hang or hold their reply.
     pub fn heal(&self) {
         self.rules().clear();
         self.0.healed.send_modify(|times| *times += 1);
     }
 
-    /// Says that a lost connection was made anew.
+    /// Signals a reconnect, as [`Store::reconnects`] does.
     pub fn reconnect(&self) {
         self.0.reconnects.set();
     }
 
-    /// How many calls of a kind were made so far.
+    /// Returns the number of calls of a kind so far.
     pub fn calls(&self, call: Call) -> usize {
         self.0.calls.borrow()[call as usize]
     }
@@ -186,7 +187,7 @@ impl Faults {
     ///
     /// # Cancel safety
     ///
-    /// Safe: calls go on being counted.
+    /// Safe: calls are counted all the same.
     pub async fn until_calls(&self, call: Call, count: usize) {
         let mut calls = self.0.calls.subscribe();
         // The sender lives as long as `self`.
@@ -194,10 +195,10 @@ impl Faults {
     }
 
     fn rules(&self) -> MutexGuard<'_, Vec<Rule>> {
-        self.0.rules.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.rules.lock()
     }
 
-    /// Counts a call, and says what is to go wrong with it.
+    /// Counts a call, and returns the fault that strikes it.
     fn meet(&self, call: Call, names: &[&Name]) -> Option<Fault> {
         self.0.calls.send_modify(|calls| calls[call as usize] += 1);
         let mut rules = self.rules();
@@ -206,11 +207,11 @@ impl Faults {
         Some(rule.fault.clone())
     }
 
-    /// Waits for a heal that comes after this call, not after the first poll.
+    /// Waits for a heal after this call, not after the first poll.
     fn healed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut healed = self.0.healed.subscribe();
         async move {
-            // With nobody left to heal it, it hangs for ever.
+            // The control is gone, so no heal can come.
             if healed.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -219,14 +220,14 @@ impl Faults {
 }
 
 impl<S: Store> FaultyStore<S> {
-    /// Wraps a store; nothing goes wrong yet.
+    /// Wraps a store, without faults so far.
     pub fn new(store: S) -> (Self, Faults) {
         Self::shared(Arc::new(store))
     }
 }
 
 impl<S: Store + ?Sized> FaultyStore<S> {
-    /// Wraps a store that others use too, past the faults.
+    /// Wraps a store that others use too, without the faults.
     pub fn shared(store: Arc<S>) -> (Self, Faults) {
         let faults = Faults(Arc::new(Control {
             rules: Mutex::default(),
@@ -238,7 +239,7 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         (store, faults)
     }
 
-    /// Makes a call, with what is to go wrong with it.
+    /// Makes a call, with the fault that strikes it.
     ///
     /// The contract reads the clock when the request leaves, which is before it is held up:
     /// `backdate` puts that into the answer.

@@ -1,4 +1,4 @@
-//! A store that breaks its contract must cost a lease at worst, never let one be believed for ever.
+//! A store that breaks its contract may cost a lease. It must never keep a lease alive forever.
 
 use super::*;
 use leasehold::clock::Clock;
@@ -23,7 +23,7 @@ enum Breaks {
     Miscount(usize),
     /// Blocks the thread that asks for a renewal, until the other end is dropped.
     Block(Mutex<mpsc::Receiver<()>>),
-    /// Says that names that are free are held, for as long as can be said; so many times.
+    /// Reports that free names are held, for the longest time there is, this many times.
     HeldForEver(AtomicUsize),
     /// Panics when it is asked for a release, so many times; not when that is polled.
     PanicAtRelease(AtomicUsize),
@@ -123,7 +123,7 @@ async fn verdicts_for_a_wrong_number_of_leases_renew_none() {
 
 /// In real time: a thread that is blocked knows no other. What fires tokens asks no store.
 #[tokio::test]
-async fn a_store_that_blocks_its_thread_delays_no_token() {
+async fn store_that_blocks_its_thread_delays_no_token() {
     let (memory, (blocked, gate)) = (MemoryStore::new(), mpsc::channel());
     let ttl = Duration::from_secs(1);
     let store = Broken { store: memory.clone(), breaks: Breaks::Block(Mutex::new(gate)) };
@@ -138,7 +138,7 @@ async fn a_store_that_blocks_its_thread_delays_no_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_time_to_live_that_no_clock_can_count_is_only_a_long_one() {
+async fn time_to_live_that_no_clock_can_count_is_only_a_long_one() {
     let breaks = Breaks::HeldForEver(AtomicUsize::new(2));
     let store = Broken { store: MemoryStore::new(), breaks };
     let leases = LeaseManager::builder().build(store).unwrap();

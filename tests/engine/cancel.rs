@@ -1,4 +1,4 @@
-//! Dropping any future at any await leaves no lease behind, nor a place in the line.
+//! Dropping any future at any await leaves neither a lease nor a place in the queue behind.
 
 use super::*;
 use leasehold::store::{Acquire, HolderId, Name, Release, Released, Store, Target};
@@ -14,7 +14,7 @@ enum Weather {
     Slow,
     /// The first reply to each kind of call is lost.
     Lossy,
-    /// The first acquire runs ten seconds after its caller was told that nobody answers.
+    /// The first acquire runs ten seconds after its caller got the error that the store does not answer.
     Haunted,
 }
 
@@ -339,7 +339,7 @@ async fn force_unlock() {
         if cut.polls > 0 {
             assert_eq!(lost(lease.check()), Loss::Revoked, "{cut:?}");
         }
-        // Not known whether it was taken away: who wants to be sure calls it again.
+        // It is unknown whether the name was released. The caller calls again to be sure.
         if !faster {
             setup.leases.force_unlock("n").await.unwrap();
         }
@@ -370,7 +370,7 @@ async fn close() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_abandoned_acquire_whose_answer_comes_later_is_given_back() {
+async fn abandoned_acquire_whose_answer_comes_later_is_given_back() {
     for fault in [Fault::Hang, Fault::HoldReply, Fault::RunLate] {
         for nested in [false, true] {
             let setup = Setup::new();

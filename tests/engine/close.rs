@@ -1,8 +1,12 @@
-//! The end of a manager, and of those who hold for too long: tokens first, keys later.
+//! A manager closes, or a hold reaches `max_hold`: tokens fire first, keys go later.
 
 use super::*;
 use leasehold::LeaseState;
 use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use tokio::task::coop::consume_budget;
 
 #[tokio::test(start_paused = true)]
 async fn close_fires_tokens_at_once_and_releases_after_the_grace() {
@@ -16,7 +20,7 @@ async fn close_fires_tokens_at_once_and_releases_after_the_grace() {
     assert!(lease.cancellation_token().is_cancelled());
     assert_eq!(lost(lease.check()), Loss::Closed);
 
-    // Work that was told may need the grace to stop; nobody else may begin meanwhile.
+    // Work whose token has fired may need the grace to stop. No other holder may begin meanwhile.
     let theirs = setup.other().lock("n").lock().await.unwrap();
     assert!(start.elapsed() >= GRACE && start.elapsed() <= GRACE + MOMENT, "{:?}", start.elapsed());
     closing.await.unwrap().unwrap();
@@ -24,6 +28,27 @@ async fn close_fires_tokens_at_once_and_releases_after_the_grace() {
     assert_eq!(lost(lease.unlock().await), Loss::Closed);
     theirs.check().unwrap();
     assert_eq!(setup.calls(Call::Close), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_dropped_after_its_first_poll_has_fired_all_tokens() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let (leases, token) = (setup.leases.clone(), lease.cancellation_token());
+    let dropped = tokio::spawn(async move {
+        // Without a budget the call yields at its first await.
+        poll_fn(|context| {
+            while pin!(consume_budget()).poll(context).is_ready() {}
+            let pending = pin!(leases.close()).poll(context).is_pending();
+            Poll::Ready(pending)
+        })
+        .await
+    });
+    assert!(dropped.await.unwrap(), "it has not ended");
+    assert!(token.is_cancelled());
+    assert_eq!(lost(lease.check()), Loss::Closed);
+    drop(lease);
+    drop(setup.other().lock("n").lock().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,7 +71,7 @@ async fn closing_is_done_as_soon_as_the_leases_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closed_manager_refuses_everything() {
+async fn closed_manager_refuses_everything() {
     let setup = Setup::new();
     let (clone, mut lock) = (setup.leases.clone(), setup.leases.lock("n"));
     let mut holder = setup.leases.holder();
@@ -98,7 +123,7 @@ async fn waiters_are_told_of_the_closing_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_at_a_hung_store_is_told_of_the_closing_too() {
+async fn waiter_at_a_hung_store_is_told_of_the_closing_too() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
     let mut lock = setup.leases.lock("n");
@@ -112,7 +137,7 @@ async fn a_waiter_at_a_hung_store_is_told_of_the_closing_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_under_way_brings_no_lease_to_a_closed_manager() {
+async fn acquire_under_way_brings_no_lease_to_a_closed_manager() {
     let setup = Setup::new();
     let slow = Duration::from_millis(100);
     setup.faults.add(Rule::new(Fault::Delay(slow)).on(Call::Acquire));

@@ -1,4 +1,4 @@
-//! More futures that are dropped at any await, beside those of `cancel`: nested ones with a time limit, those
+//! More futures are dropped at any await, beside those of `cancel`: nested ones with a time limit, those
 //! in line behind their own process, those whose replies come only after the drop.
 
 use super::cancel::{at_every_await, busy_elsewhere, busy_here, expect_free};
@@ -86,7 +86,7 @@ async fn unlock_with_a_line_behind_lets_the_line_in() {
             line.spawn(async move { lock.lock_timeout(T).await.expect("an answer").is_some() });
         }
         settle().await;
-        // What the store has recorded is not known yet, so that it is not passed on in memory.
+        // The count that the store has recorded is not known yet, so the hold is not handed off in memory.
         drop(inner);
         let faster = cut.run(outer.unlock()).await.is_some();
         assert_eq!(line.join_all().await, [true, true], "{cut:?}");

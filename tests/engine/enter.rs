@@ -1,4 +1,4 @@
-//! Who gets in, and how often.
+//! Grants: which handle is granted a name, and with which hold count.
 
 use super::*;
 use leasehold::Lock;
@@ -10,7 +10,7 @@ async fn nested(lock: &mut Lock) -> Result<Lease> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_call_enters_and_leaves() {
+async fn nested_call_enters_and_leaves() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let outer = lock.lock().await.unwrap();
@@ -131,7 +131,7 @@ async fn without_fencing_there_is_no_fence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_outlives_its_handle_and_the_manager() {
+async fn lease_outlives_its_handle_and_the_manager() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     let Setup { leases, faults, memory } = setup;
@@ -147,7 +147,7 @@ async fn a_lease_outlives_its_handle_and_the_manager() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_takes_many_names() {
+async fn holder_takes_many_names() {
     let setup = Setup::new();
     let mut holder = setup.leases.holder();
     let mut rival = setup.leases.holder();
@@ -181,7 +181,7 @@ async fn holder_re_enters_after_thousands_of_other_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_name_is_told_by_the_first_attempt() {
+async fn bad_name_is_told_by_the_first_attempt() {
     let setup = Setup::new();
     for name in ["", "a{b", "a}b", "{}", &"x".repeat(513)] {
         let mut lock = setup.leases.lock(name);
@@ -196,7 +196,7 @@ async fn a_bad_name_is_told_by_the_first_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_acquire_of_unknown_outcome_is_asked_again() {
+async fn nested_acquire_of_unknown_outcome_is_asked_again() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let outer = lock.lock().await.unwrap();
@@ -210,7 +210,7 @@ async fn a_nested_acquire_of_unknown_outcome_is_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_acquire_that_fails_changes_no_count() {
+async fn nested_acquire_that_fails_changes_no_count() {
     let faults = [
         Fault::LoseReply,
         Fault::HoldReply,

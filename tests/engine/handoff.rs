@@ -1,15 +1,15 @@
-//! A hold goes from hand to hand in this process: what that costs, in which order, and what is not
-//! passed on but given back.
+//! Hand-offs in this process: their cost, their order, and the holds that are released instead of
+//! handed off.
 
 use super::*;
 
-/// For how long after its grant a hold is passed on.
+/// The time after its grant in which a hold is handed off.
 const CHAIN: Duration = Duration::from_secs(3);
 
-/// One who waits for the name "n", and looks only when told to.
+/// A waiter for the name "n" that is polled only on request.
 pub(super) type Waiter = Pin<Box<dyn Future<Output = Result<Lease>> + Send>>;
 
-/// Puts somebody in line.
+/// Puts a waiter in the queue.
 pub(super) async fn in_line(leases: &LeaseManager) -> Waiter {
     let mut lock = leases.lock("n");
     // Whether it has been handed something must not depend on how much else its task has done.
@@ -19,7 +19,7 @@ pub(super) async fn in_line(leases: &LeaseManager) -> Waiter {
     waiter
 }
 
-/// What the first in line was handed; it asks nobody.
+/// Returns the hold that the first waiter was handed. The waiter sends no request.
 #[track_caller]
 pub(super) fn handed(mut waiter: Waiter) -> Lease {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
@@ -29,7 +29,7 @@ pub(super) fn handed(mut waiter: Waiter) -> Lease {
     }
 }
 
-/// Whom the store takes for the holder of "n".
+/// Returns the holder of "n" by the store.
 pub(super) async fn on_the_wire(setup: &Setup) -> String {
     let holding = setup.other().inspect("n").await.expect("the store answers");
     let holding = holding.expect("somebody has it");
@@ -71,7 +71,7 @@ impl End {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_of_waiters_costs_one_acquire_and_one_release() {
+async fn line_of_waiters_costs_one_acquire_and_one_release() {
     for end in End::ALL {
         let setup = Setup::new();
         let mut lease = setup.leases.lock("n").lock().await.unwrap();
@@ -181,7 +181,7 @@ async fn after_the_bound_the_store_is_asked_again() {
 }
 
 #[test]
-fn a_bound_beyond_9999_is_invalid_and_says_so() {
+fn bound_beyond_9999_is_invalid_and_says_so() {
     let with = |bound| LeaseManager::builder().max_local_handoffs(bound).dedicated_thread(true);
     for bound in [10_000, u32::MAX] {
         let error = with(bound).build(MemoryStore::new()).unwrap_err();
@@ -195,7 +195,7 @@ fn a_bound_beyond_9999_is_invalid_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenth_of_the_time_to_live_after_its_grant_it_is_given_back() {
+async fn tenth_of_the_time_to_live_after_its_grant_it_is_given_back() {
     let setup = Setup::new();
     for (held, passed) in [(CHAIN - MOMENT, true), (CHAIN, false), (CHAIN + MOMENT, false)] {
         let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -222,7 +222,7 @@ async fn a_tenth_of_the_time_to_live_after_its_grant_it_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_took_long_is_passed_on_for_less_time() {
+async fn grant_that_took_long_is_passed_on_for_less_time() {
     for (took, passed) in [(CHAIN - 2 * MOMENT, true), (CHAIN, false), (T / 3, false)] {
         let setup = Setup::new();
         setup.faults.add(Rule::new(Fault::Delay(took)).on(Call::Acquire).times(1));
@@ -235,7 +235,7 @@ async fn a_grant_that_took_long_is_passed_on_for_less_time() {
     }
 }
 
-/// Ends a lease that must not be passed on: who waits gets in by a new grant.
+/// Ends a lease that must not be handed off: the waiter gets a new grant.
 async fn expect_given_back(setup: &Setup, lease: Lease, wire: &str, context: &str) {
     let releases = setup.calls(Call::Release);
     let fence = lease.fence();
@@ -358,7 +358,7 @@ async fn nested_acquire_given_up_as_the_last_lease_ends_keeps_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_count_that_could_not_be_lowered_is_not_passed_on() {
+async fn count_that_could_not_be_lowered_is_not_passed_on() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
@@ -372,7 +372,7 @@ async fn a_count_that_could_not_be_lowered_is_not_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_holder_passes_on_at_the_last_of_its_leases() {
+async fn nested_holder_passes_on_at_the_last_of_its_leases() {
     for inner_first in [true, false] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -400,7 +400,7 @@ async fn a_nested_holder_passes_on_at_the_last_of_its_leases() {
         };
         assert_eq!((outer.hold_count(), calls(&setup)), (1, before));
         assert_eq!(on_the_wire(&setup).await, wire);
-        // Who has it now can enter as deep.
+        // The new holder can re-enter as often.
         drop(next);
         let inner = then.lock().await.unwrap();
         assert_eq!((inner.hold_count(), inner.fence()), (2, outer.fence()));
@@ -412,7 +412,7 @@ async fn a_nested_holder_passes_on_at_the_last_of_its_leases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handle_that_passed_on_waits_like_everybody_else() {
+async fn handle_that_passed_on_waits_like_everybody_else() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();

@@ -1,5 +1,5 @@
-//! What goes wrong while a hold goes from hand to hand: losses, the closing, and hands that are not
-//! there any more.
+//! Failures during hand-offs: losses, the closing of the manager, and waiters that are not
+//! there anymore.
 
 use super::handoff::{Waiter, handed, in_line, on_the_wire};
 use super::*;
@@ -13,7 +13,7 @@ fn prone_to(cause: Loss) -> Setup {
     Setup::with(if cause == Loss::MaxHold { builder.max_hold(2 * T) } else { builder })
 }
 
-/// Lets it happen to whoever has "n" in the first process.
+/// Makes it happen to the holder of "n" in the first process.
 async fn strike(setup: &Setup, cause: Loss) {
     match cause {
         Loss::Gone => assert!(setup.memory.delete("n")),
@@ -28,7 +28,7 @@ async fn strike(setup: &Setup, cause: Loss) {
     }
 }
 
-/// The loss of a lease that was passed on, which must never be told.
+/// The loss of a lease that was handed off, which must never be reported.
 struct PassedOn {
     told: JoinHandle<Loss>,
     lost: Pin<Box<dyn Future<Output = Loss> + Send>>,
@@ -121,7 +121,7 @@ async fn hold_lost_on_the_way_is_nobodys() {
         let (next, last) = (in_line(&setup.leases).await, in_line(&setup.leases).await);
         let passed = lease.lost();
         lease.unlock().await.unwrap();
-        // It is in the hands of one who does not look.
+        // A waiter that is not polled has it.
         strike(&setup, cause).await;
         sleep(if cause == Loss::MaxHold { 2 * T + MOMENT } else { C + MOMENT }).await;
         setup.faults.heal();
@@ -158,7 +158,7 @@ async fn closing_takes_back_what_is_on_the_way() {
         let theirs = setup.other().lock("n").lock().await.unwrap();
         let (took, result) = closing.await.unwrap();
         result.unwrap();
-        // Who does not look may be at work, for all that is known.
+        // A waiter that is not polled may be at work, as far as the engine knows.
         if looks {
             assert!(took <= 2 * MOMENT, "{took:?}");
         } else {
@@ -187,14 +187,14 @@ async fn each_holder_has_all_of_max_hold() {
     let (took, loss) = timed(lease.lost()).await;
     assert_eq!(loss, Loss::MaxHold);
     assert!((max..=max + MOMENT).contains(&took), "{took:?}");
-    // Neither lost nor over may it be passed on.
+    // A hold that is lost or over must not be handed off.
     drop(lease);
     let lease = next.await.unwrap();
     assert_eq!((setup.calls(Call::Acquire), setup.calls(Call::Release)), (2, 1));
     lease.check().unwrap();
 }
 
-/// On the machine's clock: the only thread is frozen, so nobody has noticed.
+/// This is on the machine's clock: the only thread is frozen, so no task has noticed.
 #[tokio::test]
 async fn hold_kept_too_long_is_not_handed_off_even_if_unnoticed() {
     let max = Duration::from_millis(20);
@@ -255,7 +255,7 @@ async fn hold_that_nobody_looked_at_for_too_long_is_not_taken() {
         let setup = Setup::new();
         let lease = setup.leases.lock("n").lock().await.unwrap();
         let wire = on_the_wire(&setup).await;
-        // Frozen with the waiter, nobody renews.
+        // The watchdog is frozen with the waiter and renews nothing.
         setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
         let (next, last) = (in_line(&setup.leases).await, in_line(&setup.leases).await);
         drop(lease);
@@ -336,7 +336,7 @@ async fn slow_holders_lose_nothing_over_many_chains() {
 
 /// On a stack that a recursion over the line would not fit on.
 #[test]
-fn a_line_of_ten_thousand_needs_no_stack() {
+fn line_of_ten_thousand_needs_no_stack() {
     const WAITERS: usize = 10_000;
     let story = async |dropped: bool| {
         let setup = Setup::with(LeaseManager::builder().max_local_handoffs(9_999));

@@ -1,4 +1,4 @@
-//! Hands that never rest: other processes get their turn all the same, and whatever happens at the same
+//! Crowds that never rest: other processes get their turn all the same, and whatever happens at the same
 //! time, there is one holder.
 
 use super::*;
@@ -107,7 +107,7 @@ fn crowds_of_two_processes_take_turns() {
         sleep(T).await;
         let (ours, theirs) = (here.turns(), there.turns());
         assert!(ours.abs_diff(theirs) <= (ours + theirs) / 10, "{ours} and {theirs}");
-        // A chain is of seven holders: after 20 ms all who were there at its grant have been served.
+        // A chain has seven holders: after 20 ms all waiters that were there at its grant have been served.
         let asked = setup.calls(Call::Acquire);
         assert!(asked <= 3 * ours / 7 + 10, "{asked} requests for {ours} turns");
         here.go().await;
@@ -164,10 +164,10 @@ async fn waiter_that_gives_way_can_still_give_up_in_time() {
     assert!(took <= 2 * slow, "{took:?}");
 }
 
-/// Who believes to be alone in one process, in real time.
+/// The flows of one process that believe to hold the name, in real time.
 #[derive(Default)]
 struct Watch {
-    /// How often somebody began, and ended, to force the lock open.
+    /// How often a task began, and ended, to force the lock open.
     begun: AtomicUsize,
     ended: AtomicUsize,
     inside: Mutex<Vec<(usize, usize, CancellationToken)>>,
@@ -213,7 +213,7 @@ impl Watch {
     }
 }
 
-/// Locks again and again until it is told to stop, or that the manager is closed.
+/// Locks again and again until it is stopped, or the manager is closed.
 async fn wander(leases: LeaseManager, watch: Arc<Watch>, over: Arc<AtomicBool>) {
     let mut lock = leases.lock("n");
     for round in 0.. {
@@ -278,7 +278,7 @@ async fn close_amid_hand_offs_without_rest_leaves_nothing() {
             tasks.spawn(wander(leases.clone(), Arc::clone(&watch), Arc::clone(&over)));
         }
         sleep(Duration::from_micros(200 * round)).await;
-        // What is lost by the closing is told to its holder, who disturbs nobody.
+        // The holder learns of a loss by the closing, and disturbs no other holder.
         watch.begun.fetch_add(1, Ordering::SeqCst);
         let (took, result) = timed(leases.close()).await;
         result.unwrap();

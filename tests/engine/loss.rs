@@ -1,4 +1,4 @@
-//! Losing a lease: why, how its holder hears of it, and that it stays lost.
+//! Losses: their causes, how the holder learns of them, and that a lost lease stays lost.
 
 use super::*;
 use leasehold::LeaseState;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 const PERIOD: Duration = Duration::from_secs(10);
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_lease_is_gone() {
+async fn deleted_lease_is_gone() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     assert!(setup.memory.delete("n"));
@@ -24,7 +24,7 @@ async fn a_deleted_lease_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_somebody_else_has_is_taken() {
+async fn lease_that_somebody_else_has_is_taken() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     assert!(setup.memory.delete("n"));
@@ -38,7 +38,7 @@ async fn a_lease_that_somebody_else_has_is_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forced_unlock_revokes_at_once() {
+async fn forced_unlock_revokes_at_once() {
     let setup = Setup::new();
     let other = setup.other();
     let mut lock = setup.leases.lock("n");
@@ -57,7 +57,7 @@ async fn a_forced_unlock_revokes_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forced_unlock_elsewhere_is_seen_at_the_next_renewal() {
+async fn forced_unlock_elsewhere_is_seen_at_the_next_renewal() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     let mut lock = setup.leases.lock("n");
@@ -67,14 +67,14 @@ async fn a_forced_unlock_elsewhere_is_seen_at_the_next_renewal() {
     let (took, loss) = timed(lease.lost()).await;
     assert_eq!(loss, Loss::Gone);
     assert!(took <= PERIOD, "{took:?}");
-    // Nothing is owed for it, so those who wait here go on at once.
+    // Nothing has to be released for it, so the waiters here continue at once.
     let (took, lease) = timed(waiter).await;
     assert_eq!(took, Duration::ZERO);
     lease.unwrap().unwrap().check().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forced_unlock_wakes_who_waits() {
+async fn forced_unlock_wakes_who_waits() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("n").await;
     let mut lock = setup.leases.lock("n");
@@ -130,7 +130,7 @@ async fn no_new_lease_while_one_of_a_lost_hold_is_alive() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_lock_finds_out_that_the_hold_is_gone() {
+async fn nested_lock_finds_out_that_the_hold_is_gone() {
     for taken in [false, true] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -148,7 +148,7 @@ async fn a_nested_lock_finds_out_that_the_hold_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_lock_that_hangs_ends_with_its_hold() {
+async fn nested_lock_that_hangs_ends_with_its_hold() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.unwrap();
@@ -160,7 +160,7 @@ async fn a_nested_lock_that_hangs_ends_with_its_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clean_end_is_no_loss() {
+async fn clean_end_is_no_loss() {
     let setup = Setup::new();
     for end in ["unlock", "drop", "forget"] {
         let lease = setup.leases.lock(end).lock().await.unwrap();
@@ -175,7 +175,7 @@ async fn a_clean_end_is_no_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_future_of_a_loss_outlives_the_lease() {
+async fn future_of_a_loss_outlives_the_lease() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
@@ -189,7 +189,7 @@ async fn the_future_of_a_loss_outlives_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_token_fires_at_any_end() {
+async fn token_fires_at_any_end() {
     let setup = Setup::new();
     for end in ["unlock", "drop", "forget", "loss"] {
         let lease = setup.leases.lock(end).lock().await.unwrap();
@@ -210,7 +210,7 @@ async fn the_token_fires_at_any_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_token_fires_before_the_release_is_sent() {
+async fn token_fires_before_the_release_is_sent() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Release));
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -291,7 +291,7 @@ async fn no_work_is_begun_without_a_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_copy_of_a_lost_holds_acquire_does_not_keep_the_name() {
+async fn late_copy_of_a_lost_holds_acquire_does_not_keep_the_name() {
     for cause in [Loss::Revoked, Loss::Gone, Loss::Taken] {
         let setup = Setup::new();
         setup.faults.add(Rule::new(Fault::RunLate).on(Call::Acquire).times(1));
@@ -309,7 +309,7 @@ async fn a_late_copy_of_a_lost_holds_acquire_does_not_keep_the_name() {
         }
         drop(lease);
         settle().await;
-        // Here it comes, when nobody knows of it any more.
+        // It arrives here, when no task knows of it anymore.
         setup.faults.heal();
         let (took, lease) = timed(setup.other().lock("n").lock()).await;
         drop(lease.unwrap());
@@ -349,7 +349,7 @@ async fn with_reports_a_loss_that_the_release_finds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_while_its_name_is_forced_open_is_told() {
+async fn grant_that_comes_while_its_name_is_forced_open_is_told() {
     let slow = Fault::Delay(5 * MOMENT);
     for answers in [true, false] {
         let setup = Setup::new();
@@ -377,7 +377,7 @@ async fn a_grant_that_comes_while_its_name_is_forced_open_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_after_its_name_was_forced_open_is_verified_and_stays() {
+async fn grant_after_its_name_was_forced_open_is_verified_and_stays() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("n").await;
     let mut lock = setup.leases.lock("n");
@@ -408,7 +408,7 @@ impl Wake for Asks {
         let mut lock = self.leases.lock("n");
         let mut asking = Box::pin(lock.try_lock());
         let poll = asking.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        // Whoever may ask waits for the store.
+        // The task that may ask waits for the store.
         *self.may.lock().unwrap() = Some(poll.is_pending());
     }
 }

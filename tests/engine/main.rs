@@ -40,7 +40,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const ATTEMPT: Duration = Duration::from_secs(3);
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// A manager on a store that can be told to misbehave.
+/// A manager on a store that fails on request.
 struct Setup {
     leases: LeaseManager,
     faults: Faults,

@@ -20,7 +20,7 @@ enum Step {
     /// Ends one of the leases of a handle, counted round.
     Unlock(usize, usize),
     Drop(usize, usize),
-    /// Somebody deletes the key.
+    /// An operator deletes the key.
     Delete,
     /// One of the processes forces the lock open.
     Force(usize),
@@ -56,7 +56,7 @@ struct Hold {
     lost: Option<Loss>,
     /// Where among the keys its own begins.
     since: usize,
-    /// A lower count is on its way to the store, which will say that the key is not its own.
+    /// A lower count is on its way to the store, which will report that the key is not the holder's.
     asks: bool,
 }
 
@@ -273,7 +273,7 @@ impl Trial {
         model.check_told(|handle| asked[handle] && !(model.lossy && process(handle) == 0))
     }
 
-    /// Compares what all leases and the store say with the model.
+    /// Compares all leases and the store with the model.
     async fn compare(&self, model: &Model) -> Result<(), TestCaseError> {
         for (handle, leases) in self.leases.iter().enumerate() {
             let hold = model.holds[handle];
@@ -298,7 +298,7 @@ impl Trial {
                 let answer = self.try_lock(handle).await?;
                 if answer == Answer::Silence {
                     if let Expected::Just(Answer::Entered(1)) = expected {
-                        // What was granted without an answer is given back in the background.
+                        // A grant without an answer is released in the background.
                         model.keys.extend([Some(handle), None]);
                     }
                     return self.settle(model).await;
@@ -364,7 +364,7 @@ fn loss(error: Error) -> Result<Loss, TestCaseError> {
     error.loss().ok_or_else(|| TestCaseError::fail(format!("{error:?}")))
 }
 
-/// Tells a story, in which all chance is of `seed`, and says how long it took.
+/// Runs a story, in which all chance comes from `seed`, and returns how long it took.
 fn tell(seed: u64, steps: &[(Step, bool)]) -> Result<Duration, TestCaseError> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().start_paused(true).build().expect("a runtime");
@@ -462,7 +462,7 @@ fn stories_that_once_failed_end_as_told() {
 }
 
 #[test]
-fn a_story_takes_the_same_time_when_it_is_told_again() {
+fn story_takes_the_same_time_when_it_is_told_again() {
     // The release is tried again after a pause with jitter.
     let steps =
         [(Step::Try(0), true), (Step::Lose(Call::Release), true), (Step::Unlock(0, 0), false)];

@@ -1,4 +1,4 @@
-//! Giving back: by unlock, drop, panic, from anywhere, and when the store does not help.
+//! Releases: by unlock, drop and panic, from any thread, and with a store that fails.
 
 use super::*;
 use leasehold::Fate;
@@ -43,7 +43,7 @@ async fn unlock_of_a_nested_lease_of_a_deleted_key_is_a_loss() {
 
 #[tokio::test(start_paused = true)]
 async fn unlock_after_an_inner_drop_of_a_deleted_key_is_a_loss() {
-    // Both have something to tell the store; whichever of them finds it out.
+    // Both have something to record in the store, whichever of them finds it out.
     for head_start in [Duration::ZERO, MOMENT, MOMENT * 15, MOMENT * 25] {
         let setup = Setup::new();
         let mut lock = setup.leases.lock("n");
@@ -60,14 +60,14 @@ async fn unlock_after_an_inner_drop_of_a_deleted_key_is_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_whose_reply_was_lost_is_done() {
+async fn release_whose_reply_was_lost_is_done() {
     for taken in [false, true] {
         let setup = Setup::new();
         setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Release).times(1));
         let lease = setup.leases.lock("n").lock().await.unwrap();
         let unlock = tokio::spawn(lease.unlock());
         setup.faults.until_calls(Call::Release, 1).await;
-        // When it is asked again, somebody else may have the name already.
+        // When it is asked again, another holder may have the name already.
         let theirs = if taken { Some(setup.held_elsewhere("n").await) } else { None };
         unlock.await.unwrap().unwrap();
         assert_eq!(setup.calls(Call::Release), 2);
@@ -86,7 +86,7 @@ async fn release_with_a_lost_reply_is_done_after_an_inner_drop_too() {
         setup.faults.add(slow());
         setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Release).times(1));
         setup.faults.add(slow().times(nth - 1));
-        // Both have something to tell the store, one in the background.
+        // Both have something to record in the store, one of them in the background.
         drop(inner);
         settle().await;
         let result = outer.unlock().await;
@@ -97,7 +97,7 @@ async fn release_with_a_lost_reply_is_done_after_an_inner_drop_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_is_tried_again() {
+async fn release_that_fails_is_tried_again() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(2));
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -156,7 +156,7 @@ async fn hold_that_cannot_be_released_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_count_that_cannot_be_lowered_does_not_matter() {
+async fn count_that_cannot_be_lowered_does_not_matter() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
@@ -184,7 +184,7 @@ async fn dropping_gives_back_without_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_gives_back() {
+async fn panic_gives_back() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let task = tokio::spawn(async move {
@@ -219,7 +219,7 @@ fn unlock_that_panics_for_want_of_a_runtime_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_store_keeps_no_name() {
+async fn panic_of_the_store_keeps_no_name() {
     for call in [Call::Acquire, Call::Release] {
         for background in [false, true] {
             let setup = Setup::new();
@@ -249,7 +249,7 @@ async fn a_panic_of_the_store_keeps_no_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thread_without_a_runtime_gives_back() {
+async fn thread_without_a_runtime_gives_back() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     let token = lease.cancellation_token();
@@ -267,7 +267,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// In real time: two runtimes share no paused clock.
 #[test]
-fn a_lease_outlives_its_runtime_and_goes_with_the_next() {
+fn lease_outlives_its_runtime_and_goes_with_the_next() {
     // Also if that was so short that the engine never had its turn.
     for turns in [1, 0] {
         let first = runtime();
@@ -283,7 +283,7 @@ fn a_lease_outlives_its_runtime_and_goes_with_the_next() {
         drop(first);
         drop(dropped);
         runtime().block_on(async {
-            // Whoever asks the manager next sets it to work here.
+            // The next call to the manager runs it here.
             let next = setup.leases.lock("dropped").lock_timeout(Duration::from_secs(3)).await;
             let next = next.unwrap().unwrap_or_else(|| panic!("not given back, {turns} turns"));
             next.unlock().await.unwrap();
@@ -321,7 +321,7 @@ fn hold_handed_to_another_runtime_is_renewed_there() {
 
 /// In real time: what comes back because the runtime ends must not be begun again and again.
 #[test]
-fn a_runtime_ends_while_its_engine_ends() {
+fn runtime_ends_while_its_engine_ends() {
     let (done, ended) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         let _done = done;
@@ -362,7 +362,7 @@ async fn forgotten_lease_is_kept_until_it_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forgotten_lease_leaves_the_others_of_its_hold() {
+async fn forgotten_lease_leaves_the_others_of_its_hold() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
@@ -399,7 +399,7 @@ async fn with_returns_what_its_body_returns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_takes_nothing_from_with() {
+async fn release_that_fails_takes_nothing_from_with() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
@@ -464,7 +464,7 @@ async fn store_that_panics_at_each_release_is_asked_no_more_often() {
 async fn sweeps_follow_a_failure_as_soon_as_with_any_time_to_live() {
     let ttl = Duration::from_secs(3600);
     let setup = Setup::with(LeaseManager::builder().ttl(ttl));
-    // It is granted, nobody hears of it, and the first release is not sent either.
+    // It is granted, no task receives the grant, and the first release is not sent either.
     setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(1));
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release).times(1));
     assert_eq!(failed(setup.leases.lock("n").try_lock().await), ErrorKind::Unavailable);

@@ -1,4 +1,4 @@
-//! Staying in: renewals, one by one and in batches, and what becomes of them in bad weather.
+//! Renewals: one by one and in batches, and with a store that fails.
 
 use super::*;
 use leasehold::{Fate, LeaseState};
@@ -21,7 +21,7 @@ async fn renewals_keep_a_lease_for_as_long_as_it_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_held_lease_costs_no_calls_between_its_renewals() {
+async fn held_lease_costs_no_calls_between_its_renewals() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     sleep(T / 3 - T / 30 - MOMENT).await;
@@ -76,7 +76,7 @@ async fn no_error_keeps_the_watchdog_from_trying_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_store_is_a_failed_renewal() {
+async fn panic_of_the_store_is_a_failed_renewal() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Panic).on(Call::Renew).times(2));
@@ -200,7 +200,7 @@ async fn lease_that_left_since_is_not_renewed_with_the_others() {
 /// Whoever moved on since stands elsewhere, and is not renewed with the others too: neither when their time
 /// comes, nor when they are taken along before, with the third, which is as a rule in one of two cases.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
+async fn lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
     for _ in 0..10 {
         let setup = Setup::new();
         let mut locks = ["a", "b", "c"].map(|name| setup.leases.lock(name));
@@ -225,7 +225,7 @@ async fn a_lease_that_was_confirmed_since_is_renewed_in_its_own_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_lease_does_not_spoil_its_batch() {
+async fn lost_lease_does_not_spoil_its_batch() {
     let setup = Setup::new();
     let (a, b) = (setup.leases.lock("a"), setup.leases.lock("b"));
     let [mut a, mut b] = [a, b];
@@ -313,7 +313,7 @@ async fn after_a_freeze_that_was_too_long_nothing_is_renewed() {
 
 /// The freeze begins just when a renewal was decided and before it is sent, in some of these.
 #[tokio::test(start_paused = true)]
-async fn a_freeze_before_a_renewal_is_sent_leaves_no_lease_unseen() {
+async fn freeze_before_a_renewal_is_sent_leaves_no_lease_unseen() {
     let ttl = Duration::from_millis(100);
     for _ in 0..40 {
         // When renewals fall due, less the jitter.
@@ -361,7 +361,7 @@ async fn remaining_runs_down_and_is_pushed_up_again() {
 
 /// On the machine's clock: no timer can fire while the only thread is frozen.
 #[tokio::test]
-async fn a_frozen_runtime_is_noticed_without_an_event() {
+async fn frozen_runtime_is_noticed_without_an_event() {
     let ttl = Duration::from_millis(200);
     let setup = Setup::with(LeaseManager::builder().ttl(ttl));
     let mut lock = setup.leases.lock("n");
@@ -381,7 +381,7 @@ async fn a_frozen_runtime_is_noticed_without_an_event() {
 
 /// The same, seen by what asks the lease first.
 #[tokio::test]
-async fn a_frozen_runtime_is_noticed_by_whatever_asks_first() {
+async fn frozen_runtime_is_noticed_by_whatever_asks_first() {
     let ttl = Duration::from_millis(200);
     let setup = Setup::with(LeaseManager::builder().ttl(ttl));
     let mut lock = setup.leases.lock("n");

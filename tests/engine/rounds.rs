@@ -1,4 +1,4 @@
-//! Leases that are renewed by one call: each learns what the call brought for it, whatever happens to the others.
+//! One call renews several leases: each lease gets its own verdict, whatever happens to the others.
 
 use super::*;
 use leasehold::LeaseState;
@@ -93,7 +93,7 @@ async fn waiter_that_begins_under_way_hears_of_the_success() {
 
 /// The process stood still, and the answer was there when it woke up.
 #[tokio::test(start_paused = true)]
-async fn a_success_that_is_read_after_c_counts_for_nobody() {
+async fn success_that_is_read_after_c_counts_for_nobody() {
     let setup = Setup::new();
     let start = Instant::now();
     let (a, b) = under_way(&setup).await;
@@ -109,7 +109,7 @@ async fn a_success_that_is_read_after_c_counts_for_nobody() {
     }
 }
 
-/// The watchdog stood still, and somebody waits already when it starts the renewal.
+/// The watchdog stood still, and a task waits already when it starts the renewal.
 #[tokio::test(start_paused = true)]
 async fn waiter_before_the_call_leaves_hears_of_its_success() {
     let setup = Setup::new();

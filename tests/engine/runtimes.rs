@@ -1,4 +1,4 @@
-//! Runtimes that end, or unwind, while others share the manager. In real time: runtimes share no paused clock.
+//! Runtimes end, or unwind, while others share the manager. In real time, because runtimes share no paused clock.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,7 +59,7 @@ fn hold_elsewhere_is_renewed_when_the_engines_runtime_ends() {
     });
 }
 
-/// Nobody polls a holder that has only its token.
+/// No future is polled for a holder that has only its token.
 #[test]
 fn token_fires_before_the_next_enters_if_nobody_takes_over() {
     let (first, second, setup) = setup();
@@ -110,7 +110,7 @@ impl Wake for Bomb {
 
 /// A waker is the only code of the user that the watchdog runs.
 #[tokio::test]
-async fn a_waker_that_panics_strikes_nobody_else() {
+async fn waker_that_panics_strikes_nobody_else() {
     for dedicated_thread in [false, true] {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
         let builder =

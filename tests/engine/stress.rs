@@ -1,5 +1,5 @@
-//! Many tasks on many threads, who lock, nest, give up, drop and unlock as they like: never two
-//! inside, and nothing left in the end. In real time.
+//! Many tasks on many threads lock, nest, give up, drop and unlock at random: there are never two
+//! holders, and nothing is left in the end. In real time.
 
 use super::*;
 use std::pin::pin;
@@ -102,7 +102,7 @@ async fn never_two_inside_and_nothing_left() {
 
 /// The turn comes to those who leave in that very moment, on another thread, and must come past them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_turn_is_not_lost_on_those_who_leave_as_it_comes() {
+async fn turn_is_not_lost_on_those_who_leave_as_it_comes() {
     let leases = LeaseManager::in_memory();
     let over = Arc::new(AtomicBool::new(false));
     let mut leaving = Vec::new();

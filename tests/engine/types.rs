@@ -1,9 +1,9 @@
-//! What may go where: a table of the public types, and futures that can be spawned.
+//! Which public types are `Send`, `Sync` and `'static`, as a table, and which futures can be spawned.
 
 use super::*;
 use leasehold::clock::{self, Clock};
 use leasehold::store::{self, HolderId, Name, Signal, Wakeups};
-use leasehold::{CancellationToken, CloseError, Fate, Holder, Holding, LeaseState, Lock};
+use leasehold::{CancellationToken, CloseError, Fate, Holder, HolderInfo, LeaseState, Lock};
 use std::fmt::Debug;
 
 fn free<T: Send + Sync + Unpin + Debug + 'static>() {}
@@ -22,7 +22,7 @@ fn every_type_can_be_sent_shared_and_shown() {
     free::<Holder>();
     free::<Lease>();
     free::<LeaseState>();
-    free::<Holding>();
+    free::<HolderInfo>();
     free::<Error>();
     free::<ErrorKind>();
     free::<Fate>();
@@ -103,7 +103,7 @@ async fn with_can_be_spawned_with_a_body_that_borrows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_moves_to_another_task() {
+async fn lease_moves_to_another_task() {
     let leases = LeaseManager::in_memory();
     let lease = leases.lock("n").lock().await.unwrap();
     let task = tokio::spawn(async move {

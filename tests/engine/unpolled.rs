@@ -1,4 +1,4 @@
-//! Futures that nobody polls: what they were handed, and what they have begun, keeps a name no longer than T.
+//! Futures that are not polled: a hold that they were handed, or a call that they began, keeps a name for T at most.
 
 use super::*;
 use std::pin::Pin;
@@ -124,7 +124,7 @@ async fn try_lock_gets_a_free_name_offered_to_a_future_nobody_polls() {
 async fn waiter_put_aside_between_requests_keeps_no_free_name() {
     let setup = Setup::new();
     let theirs = setup.other().lock("n").lock().await.expect("free");
-    // It was told that the name is held.
+    // It got the answer that the name is held.
     let aside = in_line(&setup.leases, 1).await.remove(0);
     let next = next_in_line(&setup.leases).await;
     theirs.unlock().await.expect("held");
@@ -193,7 +193,7 @@ async fn grant_heard_of_late_by_a_future_put_aside_is_its_own() {
     setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
     let mut aside = Box::pin(lock.lock());
     assert!(poll_once(aside.as_mut()).await.is_pending());
-    // It has the grant, and does not know. The next one takes the turn, and asks in vain.
+    // It has the grant, and does not know. The next one takes the turn, and is refused.
     tokio::time::sleep(T / 3).await;
     assert!(setup.leases.lock("n").try_lock().await.expect("no error").is_none());
     setup.faults.heal();
@@ -264,7 +264,7 @@ async fn nested_unlock_put_aside_keeps_the_turn_no_longer_than_ttl() {
     let aside = put_aside!(setup, Call::Release, inner.unlock());
     drop(outer);
     let next = gets_in(&setup.leases, "n").await;
-    // What it says now is late, and changes nothing.
+    // Its answer is late now, and changes nothing.
     let _ = aside.await;
     next.check().expect("held");
     assert_eq!(setup.recorded("n").await, Some(1));
@@ -283,7 +283,7 @@ async fn unlock_put_aside_keeps_the_turn_no_longer_than_the_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_lock_that_is_put_aside_keeps_no_turn_after_the_loss() {
+async fn nested_lock_that_is_put_aside_keeps_no_turn_after_the_loss() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.expect("free");

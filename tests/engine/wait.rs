@@ -1,4 +1,4 @@
-//! Waiting: in which order, for how long, and for what.
+//! Waits: their order, their length, and what ends them.
 
 use super::*;
 use leasehold::Fate;
@@ -55,7 +55,7 @@ async fn those_who_leave_the_line_are_passed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_released_name_passes_on_at_once() {
+async fn released_name_passes_on_at_once() {
     let setup = Setup::new();
     for elsewhere in [false, true] {
         let lease = if elsewhere {
@@ -65,7 +65,7 @@ async fn a_released_name_passes_on_at_once() {
         };
         let mut lock = setup.leases.lock("n");
         let waiter = tokio::spawn(async move { timed(lock.lock()).await });
-        // Not when anyone would look by the clock.
+        // This is not a time at which a waiter would ask by the clock.
         let while_held = Duration::from_micros(12_345_678);
         sleep(while_held).await;
         lease.unlock().await.unwrap();
@@ -77,7 +77,7 @@ async fn a_released_name_passes_on_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_wake_up_costs_the_poll_bound_at_most() {
+async fn lost_wake_up_costs_the_poll_bound_at_most() {
     let bound = Duration::from_millis(700);
     for deaf in [false, true] {
         let setup = Setup::with(LeaseManager::builder().max_poll_interval(bound));
@@ -95,7 +95,7 @@ async fn a_lost_wake_up_costs_the_poll_bound_at_most() {
         if deaf {
             lease.unlock().await.unwrap();
         } else {
-            // Nobody is told of a deletion.
+            // A deletion wakes no waiter.
             assert!(setup.memory.delete("n"));
         }
         let (entered, _lease) = waiter.await.unwrap();
@@ -114,7 +114,7 @@ async fn waiter_for_a_crashed_holder_enters_just_after_its_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_neither_early_nor_late() {
+async fn timeout_is_neither_early_nor_late() {
     let setup = Setup::new();
     let here = setup.leases.lock("here").lock().await.unwrap();
     let there = setup.held_elsewhere("there").await;
@@ -129,7 +129,7 @@ async fn a_timeout_is_neither_early_nor_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_of_zero_is_one_attempt() {
+async fn timeout_of_zero_is_one_attempt() {
     let setup = Setup::new();
     let mut lock = setup.leases.lock("n");
     let elsewhere = setup.held_elsewhere("n").await;
@@ -149,7 +149,7 @@ async fn a_timeout_of_zero_is_one_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_kept_also_behind_a_line_that_moves() {
+async fn timeout_is_kept_also_behind_a_line_that_moves() {
     let setup = Setup::new();
     let slow = Duration::from_millis(300);
     let mut line = tokio::task::JoinSet::new();
@@ -175,7 +175,7 @@ async fn a_timeout_is_kept_also_behind_a_line_that_moves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_kept_although_the_subscription_hangs_or_fails() {
+async fn timeout_is_kept_although_the_subscription_hangs_or_fails() {
     let faults = [Fault::Hang, Fault::HoldReply, Fault::Delay(T), Fault::Fail(unavailable())];
     for fault in faults {
         let setup = Setup::new();
@@ -222,7 +222,7 @@ async fn ten_thousand_waiters_cost_what_one_costs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_timeout_is_one() {
+async fn endless_timeout_is_one() {
     let setup = Setup::new();
     let lease = setup.leases.lock("n").lock().await.unwrap();
     let mut lock = setup.leases.lock("n");
@@ -260,7 +260,7 @@ async fn trying_never_barges_and_costs_no_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hung_store_is_unavailable_within_the_callers_time() {
+async fn hung_store_is_unavailable_within_the_callers_time() {
     for fault in [Fault::Hang, Fault::HoldReply] {
         let setup = Setup::new();
         setup.faults.add(Rule::new(fault.clone()));
@@ -278,7 +278,7 @@ async fn a_hung_store_is_unavailable_within_the_callers_time() {
         assert!(took <= T, "{took:?}");
 
         setup.faults.heal();
-        // The answers come late, and are given back.
+        // The answers come late, and the grants are released.
         settle().await;
         assert!(setup.memory.is_empty(), "{fault:?}");
     }
@@ -301,7 +301,7 @@ async fn outage_while_waiting_is_unavailable_after_t_without_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_outage_is_waited_out() {
+async fn short_outage_is_waited_out() {
     for fault in [Fault::Fail(unavailable()), Fault::LoseReply, Fault::RunLate] {
         let setup = Setup::new();
         setup.faults.add(Rule::new(fault.clone()).on(Call::Acquire).times(5));
@@ -349,7 +349,7 @@ async fn error_that_waiting_cannot_mend_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_whose_reply_was_lost_is_one_grant() {
+async fn acquire_whose_reply_was_lost_is_one_grant() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(1));
     let lease = setup.leases.lock("n").lock().await.unwrap();
@@ -375,7 +375,7 @@ async fn grant_with_less_than_half_its_time_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_grant_counts_from_when_it_was_asked_for() {
+async fn late_grant_counts_from_when_it_was_asked_for() {
     let setup = Setup::new();
     let late = Duration::from_secs(12);
     setup.faults.add(Rule::new(Fault::Delay(late)).on(Call::Acquire).times(1));
@@ -434,7 +434,7 @@ async fn waiter_is_told_of_an_outage_within_the_ttl_of_its_own_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_store_is_not_taken_for_a_holder_behind_a_line() {
+async fn silent_store_is_not_taken_for_a_holder_behind_a_line() {
     let limit = Duration::from_secs(5);
     for fault in [Fault::Fail(unavailable()), Fault::Hang] {
         let setup = Setup::new();
@@ -457,6 +457,41 @@ async fn a_silent_store_is_not_taken_for_a_holder_behind_a_line() {
     assert!(setup.leases.lock("n").try_lock().await.expect("an answer").is_none());
     drop(theirs);
     drop(first.await.expect("no panic").expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_refuses_is_not_taken_for_silent() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("n").await;
+    let mut lock = setup.leases.lock("n");
+    let first = tokio::spawn(async move { lock.lock().await });
+    settle().await;
+    let mut lock = setup.leases.lock("n");
+    let mut second = Box::pin(lock.lock());
+    assert!(poll_once(second.as_mut()).await.is_pending());
+    let denied = Fault::Fail(Error::new(ErrorKind::Denied, "not for you"));
+    setup.faults.add(Rule::new(denied).on(Call::Acquire).times(1));
+    theirs.unlock().await.unwrap();
+    assert_eq!(failed(first.await.expect("no panic")), ErrorKind::Denied);
+    // The turn is with the second, which is not polled and does not ask.
+    let limit = ATTEMPT / 2;
+    let (took, result) = timed(setup.leases.lock("n").lock_timeout(limit)).await;
+    assert_eq!(took, limit);
+    assert!(result.expect("the store has answered").is_none());
+    drop(second.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_asked_when_its_clock_began_is_not_taken_for_silent() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire));
+    let mut lock = setup.leases.lock("n");
+    let mut first = Box::pin(lock.lock());
+    assert!(poll_once(first.as_mut()).await.is_pending());
+    let (took, result) = timed(setup.leases.lock("n").try_lock()).await;
+    assert!(result.expect("no error").is_none());
+    assert_eq!(took, Duration::ZERO);
+    drop(first.await.expect("free"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -498,7 +533,7 @@ async fn waiter_handed_a_hold_lost_on_the_way_keeps_its_place() {
 
 /// A store may hang where it is asked for wake-ups: the clock goes on.
 #[tokio::test(start_paused = true)]
-async fn a_subscription_that_hangs_delays_no_attempt() {
+async fn subscription_that_hangs_delays_no_attempt() {
     let bound = 100 * MOMENT;
     let setup = Setup::with(LeaseManager::builder().max_poll_interval(bound));
     let theirs = setup.held_elsewhere("n").await;
@@ -514,7 +549,7 @@ async fn a_subscription_that_hangs_delays_no_attempt() {
 
 /// One that is slower than the poll bound is made all the same.
 #[tokio::test(start_paused = true)]
-async fn a_slow_subscription_is_not_begun_again_at_each_attempt() {
+async fn slow_subscription_is_not_begun_again_at_each_attempt() {
     let setup = Setup::with(LeaseManager::builder().max_poll_interval(10 * MOMENT));
     let theirs = setup.held_elsewhere("n").await;
     setup.faults.add(Rule::new(Fault::Delay(95 * MOMENT)).on(Call::Subscribe));

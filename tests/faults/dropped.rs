@@ -1,7 +1,7 @@
 //! Whatever future is dropped, after however many polls, with the server's replies there at once or held on
 //! the way, and the name free or held: the next one gets in, and nothing is left.
 //!
-//! T is 30 s, so that what goes was given back and did not expire.
+//! T is 30 s, so that a key that goes was released and did not expire.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -36,7 +36,7 @@ async fn polls<F: Future>(count: usize, future: F) -> Option<F::Output> {
     None
 }
 
-/// Who has the name while somebody else's future is dropped.
+/// The holder of the name while another task's future is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     Not,
@@ -111,7 +111,7 @@ impl Setup {
         assert_eq!(left, 0, "{what}");
     }
 
-    /// Nothing is renewed or given back any more, and nobody listens.
+    /// Nothing is renewed or released anymore, and no task listens.
     async fn ends_at_rest(mut self, what: &str) {
         let none = |connection: &mut Resp| {
             connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()
@@ -119,7 +119,7 @@ impl Setup {
         };
         let connection = &mut self.connection;
         eventually(SOON, || none(connection)).await;
-        // After a reconnect every lease that somebody still believes in is verified at once.
+        // After a reconnect every lease that is believed to be held is verified at once.
         let before = others(connection);
         let about = || self.proxy.requests().iter().filter(|text| text.contains(" job:")).count();
         let asked = about();
@@ -191,7 +191,7 @@ impl Cut<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_lock_leaves_nothing() {
+async fn dropped_lock_leaves_nothing() {
     for held in [Held::Not, Held::Elsewhere, Held::Here] {
         dropped_at_every_poll("lock", held, async |leases, name, cut| {
             cut.drops(leases.lock(name).lock()).await
@@ -201,7 +201,7 @@ async fn a_dropped_lock_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_try_lock_leaves_nothing() {
+async fn dropped_try_lock_leaves_nothing() {
     for held in [Held::Not, Held::Elsewhere, Held::Here] {
         dropped_at_every_poll("try_lock", held, async |leases, name, cut| {
             cut.drops(leases.lock(name).try_lock()).await
@@ -211,7 +211,7 @@ async fn a_dropped_try_lock_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_lock_timeout_leaves_nothing() {
+async fn dropped_lock_timeout_leaves_nothing() {
     for held in [Held::Not, Held::Elsewhere, Held::Here] {
         dropped_at_every_poll("lock_timeout", held, async |leases, name, cut| {
             cut.drops(leases.lock(name).lock_timeout(millis(3))).await
@@ -221,7 +221,7 @@ async fn a_dropped_lock_timeout_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_with_leaves_nothing() {
+async fn dropped_with_leaves_nothing() {
     for held in [Held::Not, Held::Elsewhere, Held::Here] {
         dropped_at_every_poll("with", held, async |leases, name, cut| {
             let mut lock = leases.lock(name);
@@ -237,7 +237,7 @@ async fn a_dropped_with_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_nested_call_leaves_no_count() {
+async fn dropped_nested_call_leaves_no_count() {
     for (what, once) in [("nested lock", false), ("nested try_lock", true)] {
         dropped_at_every_poll(what, Held::Not, async |leases, name, cut| {
             let mut lock = leases.lock(name);
@@ -257,7 +257,7 @@ async fn a_dropped_nested_call_leaves_no_count() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_unlock_is_done_all_the_same() {
+async fn dropped_unlock_is_done_all_the_same() {
     dropped_at_every_poll("unlock", Held::Not, async |leases, name, cut| {
         cut.drops(lock(leases, name).await.unlock()).await
     })
@@ -274,7 +274,7 @@ async fn a_dropped_unlock_is_done_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_unlock_with_a_waiter_behind_lets_it_in() {
+async fn dropped_unlock_with_a_waiter_behind_lets_it_in() {
     dropped_at_every_poll("unlock before a waiter", Held::Not, async |leases, name, cut| {
         let lease = lock(leases, name).await;
         let mut next = leases.lock(name);
@@ -308,7 +308,7 @@ async fn calls_that_look_or_work_leave_the_lease_alone_when_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_force_unlock_leaves_no_lease_that_is_believed_in() {
+async fn dropped_force_unlock_leaves_no_lease_that_is_believed_in() {
     dropped_at_every_poll("force_unlock", Held::Not, async |leases, name, cut| {
         let lease = lock(leases, name).await;
         let faster = cut.drops(leases.force_unlock(name)).await;
@@ -319,7 +319,7 @@ async fn a_dropped_force_unlock_leaves_no_lease_that_is_believed_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_close_closes_all_the_same() {
+async fn dropped_close_closes_all_the_same() {
     for replies_held in [false, true] {
         for count in 1..=5 {
             let mut setup = Setup::new().await;

@@ -72,7 +72,7 @@ async fn bytes_that_drip_are_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_network_costs_its_round_trip_and_no_lease() {
+async fn slow_network_costs_its_round_trip_and_no_lease() {
     // An attempt may take 600 ms.
     const T: Duration = Duration::from_secs(6);
     const ONE_WAY: Duration = millis(100);
@@ -118,7 +118,7 @@ async fn connections_closed_before_a_byte_are_retried_without_haste() {
     let server = Server::start();
     let pipe = Pipe::start(server.port());
     let closed = Pace { closed: true, ..Pace::default() };
-    // At the start it is told.
+    // It is reported at the start.
     pipe.set(closed);
     let start = Instant::now();
     let error = ttl(T).connect(&pipe.url()).await.expect_err("closed");
@@ -156,12 +156,12 @@ async fn close_frees_97_of_100_and_names_the_3_that_it_could_not() {
     }
     let bad: BTreeSet<&str> = ["job:7", "job:8", "job:77"].into();
     for name in &bad {
-        // Somebody has put something else there, which is not ours to delete.
+        // Another program has put something else there, which we must not delete.
         server.command(&["SET", name, "x", "PX", "5000"]);
     }
     let (closing, closed) = (leases.clone(), held[99].cancellation_token());
     let report = tokio::spawn(async move { closing.close().await });
-    // Half of the work stops when it is told, the other half does not.
+    // Half of the work stops when its token fires, the other half does not.
     closed.cancelled().await;
     drop(held.split_off(50));
     let error = report.await.expect("no panic").expect_err("three are left");
@@ -204,7 +204,7 @@ async fn tls_server_that_hangs_up_is_unavailable_and_not_hammered() {
     assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
     let tried = hellos.load(Ordering::Relaxed);
     assert!((1..=20).contains(&tried), "{tried} hellos");
-    // Nor does anybody go on after the error.
+    // No task goes on after the error.
     tokio::time::sleep(millis(500)).await;
     let later = hellos.load(Ordering::Relaxed);
     assert!(later <= tried + 1, "{tried} hellos, then {later}");

@@ -1,5 +1,5 @@
-//! Faults around leases on one Redis server: of processes, networks, servers, connections and replies. What the
-//! holder is told, what a waiter gets, and by when; `src/guide/faults.md` has the table.
+//! Faults around leases on one Redis server: of processes, networks, servers, connections and replies. The tests check what the
+//! holder sees, what a waiter gets, and by when; `src/guide/faults.md` has the table.
 
 mod dropped;
 mod link;

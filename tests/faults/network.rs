@@ -22,7 +22,7 @@ fn url(server: &Server) -> String {
     format!("redis://{SERVER}:{}", server.port())
 }
 
-/// A cut that lasts: the holder is told before the key is gone, and a rival gets it then.
+/// The cut lasts: the token fires before the key is gone, and a rival gets the name then.
 async fn lasting(cut: Cut) {
     const T: Duration = millis(2_000);
     undisturbed(move || async move {
@@ -53,7 +53,7 @@ async fn lasting(cut: Cut) {
         assert!(resource.write(&next));
         assert!(!resource.write_with(granted.number(2)), "{cut:?}: the older fence");
 
-        // What the kernel still has of the old holder arrives now, and harms nobody.
+        // Packets of the old holder that the kernel still has arrive now, and harm no one.
         network.heal(cut);
         holder.tell("unlock job");
         holder.event(&["refused-unlock", "job", "Lost"]).await;
@@ -137,5 +137,5 @@ in_own_networks! {
     requests_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Requests);
     replies_that_are_lost_for_a_while_cost_no_lease: healing(Cut::Replies);
     connections_that_are_half_open_for_a_while_cost_no_lease: healing(Cut::Both);
-    a_cable_that_is_out_for_a_while_costs_no_lease: healing(Cut::Cable);
+    cable_that_is_out_for_a_while_costs_no_lease: healing(Cut::Cable);
 }

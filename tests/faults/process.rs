@@ -1,4 +1,4 @@
-//! Holders in processes of their own that are killed, terminated, stopped or forgetful.
+//! Holders in their own processes are killed, terminated, stopped, or forget their leases.
 //!
 //! All moments are by `CLOCK_BOOTTIME`, so that those of several processes have one order.
 #![cfg(target_os = "linux")]
@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 /// For a round trip, a wake-up and the scheduler.
 const ROOM: Duration = millis(500);
 
-/// Looks at the times to live of all locks until told to stop; how often, and whether one had none.
+/// Looks at the times to live of all locks until it is stopped. Returns how often, and whether one had none.
 fn sample(server: &Server, over: &Arc<AtomicBool>) -> thread::JoinHandle<usize> {
     let mut connection = server.connection();
     let over = Arc::clone(over);
@@ -78,7 +78,7 @@ async fn killed_holder_is_followed_within_the_ttl_by_a_larger_fence() {
                 if !churns {
                     assert!(entered > killed, "{name}: entered before the end of the holder");
                 }
-                // The last grant may not have been told any more.
+                // The last grant may not have been reported.
                 let told = holder.events().into_iter().filter(|event| event.word(0) == "granted");
                 let last = told.map(|event| event.number(2)).max().expect("at least one grant");
                 assert!(next.fence().expect("fencing is on") > last, "{name}");
@@ -235,7 +235,7 @@ async fn process_stopped_too_long_finds_out_alone_and_harms_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_stop_costs_no_lease() {
+async fn short_stop_costs_no_lease() {
     const T: Duration = millis(3_000);
     undisturbed(|| async {
         let server = Server::start();
@@ -267,7 +267,7 @@ async fn a_short_stop_costs_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forked_child_neither_renews_nor_releases() {
+async fn forked_child_neither_renews_nor_releases() {
     const T: Duration = millis(1_500);
     undisturbed(|| async {
         let dir = tempfile::tempdir().expect("a temporary directory");

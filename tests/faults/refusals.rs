@@ -19,7 +19,7 @@ struct Refusal {
     options: &'static [&'static str],
     begin: &'static [&'static [&'static str]],
     end: &'static [&'static [&'static str]],
-    /// What somebody who locks meanwhile may be told.
+    /// The errors that a caller that locks meanwhile may get.
     told: &'static [ErrorKind],
 }
 
@@ -125,7 +125,7 @@ async fn token_fires_at_c_exactly_when_every_renewal_is_refused() {
             let left = connection.command(&["PTTL", "job"]).int();
             let end = now + millis(u64::try_from(left).expect("it was just renewed"));
             refusal.begin(&mut connection, &dir).await;
-            // In the middle of it, too, the lease is held, whatever the errors say.
+            // The lease is held in the middle of it too, whatever the errors are.
             tokio::time::sleep(T / 2).await;
             lease.check().expect("it is ours until its time is over");
             let error = rivals.lock("other").lock().await.expect_err("refused");
@@ -145,7 +145,7 @@ async fn token_fires_at_c_exactly_when_every_renewal_is_refused() {
                 line.strip_prefix("total_connections_received:")?.trim().parse().ok()
             });
             let opened: u32 = opened.expect("a number of connections");
-            // Eight connections, each anew after T/20; without a pause it would be thousands.
+            // There are eight connections, each made again after T/20. Without a pause there would be thousands.
             assert!(opened < 500, "{what}: {opened} connections");
 
             Refusal::run(refusal.end, &mut connection);
@@ -197,7 +197,7 @@ async fn refusals_that_end_before_c_cost_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_with_a_long_loading_costs_no_lease() {
+async fn restart_with_a_long_loading_costs_no_lease() {
     const T: Duration = millis(3_000);
     undisturbed(|| async {
         // Half a millisecond for each of 1600 keys.

@@ -17,7 +17,7 @@ const T: Duration = Duration::from_secs(8);
 /// Less than T: nothing expires within it.
 const SOON: Duration = Duration::from_secs(5);
 
-/// What a server that speaks Redis may refuse with, and how that is told.
+/// The refusals of a server that speaks Redis, and the error kind of each.
 const REFUSALS: [(&str, ErrorKind); 20] = [
     ("LOADING Redis is loading the dataset in memory", Unavailable),
     ("BUSY Redis is busy running a script. You can only call SCRIPT KILL.", Unavailable),
@@ -45,11 +45,10 @@ const REFUSALS: [(&str, ErrorKind); 20] = [
     ("CROSSSLOT Keys in request don't hash to the same slot", Invalid),
 ];
 
-/// What no Redis would say to a script of ours, and how that is told. The fate of the request is not known.
-const NONSENSE: [(&str, &[u8], ErrorKind); 8] = [
+/// Replies that no Redis gives to our scripts, and the error kind of each. The fate of the request is unknown.
+const NONSENSE: [(&str, &[u8], ErrorKind); 7] = [
     ("bytes that are no reply", b"\x00\xff hello\r\n\r\n", Unavailable),
     ("a web page", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", Unavailable),
-    ("an integer", b":7\r\n", Protocol),
     ("a simple string", b"+OK\r\n", Protocol),
     ("nil", b"$-1\r\n", Protocol),
     ("an empty list", b"*0\r\n", Protocol),
@@ -83,8 +82,10 @@ fn wrong_answers(number: i64) -> Vec<(String, Vec<u8>, ErrorKind)> {
     for (what, bytes, kind) in NONSENSE {
         all.push((what.to_owned(), bytes.to_vec(), kind));
     }
-    let number = format!("*1\r\n:{number}\r\n").into_bytes();
-    all.push(("a number that means nothing".to_owned(), number, Protocol));
+    let number = format!(":{number}\r\n");
+    let listed = format!("*1\r\n{number}").into_bytes();
+    all.push(("a list of a number that means nothing".to_owned(), listed, Protocol));
+    all.push(("a number that means nothing".to_owned(), number.into_bytes(), Protocol));
     all
 }
 
@@ -100,7 +101,7 @@ async fn free(server: &Server, name: &str) {
     eventually(SOON, || connection.command(&["EXISTS", name]).int() == 0).await;
 }
 
-/// The next who asks gets in at once, and leaves nothing.
+/// The next acquire is granted at once, and leaves nothing behind.
 async fn takes_turns(leases: &LeaseManager, name: &str, what: &str) {
     let lease = leases.lock(name).lock_timeout(SOON).await;
     let lease = lease.unwrap_or_else(|error| panic!("after {what}: {error:?}"));
@@ -197,7 +198,7 @@ async fn renew(server: &Server, name: &str, bytes: &[u8], what: &str) -> (Proxy,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_is_answered_wrongly_once_costs_no_lease() {
+async fn renewal_that_is_answered_wrongly_once_costs_no_lease() {
     let server = Arc::new(Server::start());
     let mut cases = JoinSet::new();
     for (number, (what, bytes, kind)) in wrong_answers(7).into_iter().enumerate() {
@@ -228,7 +229,7 @@ async fn a_renewal_that_is_answered_wrongly_once_costs_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_finds_a_key_of_another_type_ends_the_lease() {
+async fn renewal_that_finds_a_key_of_another_type_ends_the_lease() {
     let server = Server::start();
     let text = "WRONGTYPE Operation against a key holding the wrong kind of value";
     let (_proxy, lease) = renew(&server, "job", &refused_inside(text), text).await;
@@ -262,7 +263,7 @@ async fn release_answered_wrongly_once_is_tried_again_and_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_nested_call_that_is_answered_wrongly_changes_no_count_here() {
+async fn nested_call_that_is_answered_wrongly_changes_no_count_here() {
     let server = Server::start();
     let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
     for (number, (what, bytes, expected)) in wrong_answers(7).into_iter().enumerate() {
@@ -297,7 +298,7 @@ async fn a_nested_call_that_is_answered_wrongly_changes_no_count_here() {
 
 /// The client library would close the connection after some refusals, and tell all that is under way on it the same.
 #[tokio::test]
-async fn a_refusal_is_told_to_no_other_that_is_under_way() {
+async fn refusal_is_told_to_no_other_that_is_under_way() {
     for text in ["LOADING Redis is loading the dataset in memory", "READONLY You can't write"] {
         let server = Server::start();
         let (proxy, leases) = behind(&server, LeaseManager::builder().ttl(T)).await;
@@ -444,7 +445,7 @@ async fn name_out_of_reach_is_denied_and_spoils_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_right_to_one_name_that_is_taken_away_costs_no_other_lease() {
+async fn right_to_one_name_that_is_taken_away_costs_no_other_lease() {
     let server = Server::start();
     let reach = ["ACL", "SETUSER", "lease", "reset", "on", ">secret", "&*", "+@all"];
     server.command(&[&reach[..], &["~*"]].concat());

@@ -56,7 +56,7 @@ async fn key_deleted_lets_a_waiter_in_and_tells_the_holder() {
             let (loss, told) = lost.await.expect("no panic");
             assert_eq!(loss, Loss::Taken, "{command:?}");
             assert!(told - start < told_by(T), "{command:?}: {:?}", told - start);
-            // Never made again, nor given back, by the one who had it.
+            // Its holder never creates it again, and does not release it.
             drop(lease);
             renewal(&server, "job").await;
             next.unlock().await.expect("a release");
@@ -153,7 +153,7 @@ async fn lease_ending_while_a_server_with_aof_is_down_is_told_in_time() {
         server.restart();
         let restarted = boottime();
         let next = loop {
-            // An answer may take a reconnect, which who locks first runs into.
+            // An answer may need a reconnect, which delays the first caller that locks.
             match rivals.lock("job").lock().await {
                 Ok(next) => break next,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
@@ -221,7 +221,7 @@ async fn load_shows_nothing_of_lost_scripts_and_connections() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscriber_whose_buffer_ran_over_misses_no_release() {
-    // Only a message, or the reconnect, can wake anyone in time.
+    // Only a message, or the reconnect, can wake a waiter in time.
     const NEVER: Duration = Duration::from_secs(60);
     undisturbed(|| async {
         let server = Server::start();
@@ -284,12 +284,12 @@ async fn clock_stepped_forward_lets_a_rival_in_and_the_fence_tells() {
         clock.forward(Duration::from_secs(60));
         let stepped = boottime();
         assert!(!exists(server, "job"), "the step ends it at once");
-        // The waiter looks at the poll bound, which is T/3, for nobody tells.
+        // The waiter asks after the poll bound, which is T/3, because no message comes.
         let (next, entered) = waiting.await.expect("no panic");
         let next = next.expect("a lease");
         assert!(entered < stepped + T / 3 + ROOM, "{:?}", entered - stepped);
         assert!(resource.write(&next));
-        // Both may be in by now, which only the resource can tell.
+        // Both may believe to hold now. Only the resource can tell them apart.
         assert!(!resource.write(&lease), "the older fence");
         let (loss, told) = lost.await.expect("no panic");
         assert!(matches!(loss, Loss::Taken | Loss::Gone), "{loss:?}");
@@ -324,7 +324,7 @@ async fn clock_stepped_back_is_put_right_by_a_renewal() {
         assert!(boottime() - stepped < told_by(T), "{:?}", boottime() - stepped);
         assert_eq!(lease.state(), LeaseState::Held);
 
-        // Where nobody renews, it is an hour; a waiter looks at its poll bound all the same.
+        // Without a renewal it is an hour. A waiter asks after the poll bound all the same.
         lease.forget();
         let mut later = left();
         assert_eq!(server.command(&["PEXPIRE", "job", "3600000"]), Reply::Int(1));

@@ -1,4 +1,4 @@
-//! A server that answers nobody for a while, and runs then what was sent meanwhile.
+//! A server answers no client for a while, and then runs what was sent meanwhile.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Stall {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stall_longer_than_an_attempt_costs_no_lease() {
+async fn stall_longer_than_an_attempt_costs_no_lease() {
     const T: Duration = millis(3_000);
     // From a renewal on: the next one, after at most T/3, has no answer within its T/10.
     const TIME: Duration = millis(1_500);

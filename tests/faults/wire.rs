@@ -1,4 +1,4 @@
-//! What a network does to requests and replies: it loses, repeats and delays them.
+//! A network loses, repeats and delays requests and replies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,12 +102,12 @@ async fn whichever_reply_of_all_is_lost_one_tries_again_and_goes_on() {
     }
     lives.join_all().await;
     let mut connection = server.connection();
-    // Those that tried out a connection in vain have left a key of five seconds at most.
+    // A connection that was probed without success left a key of five seconds at most.
     eventually(LONG, || connection.command(&["KEYS", "leasehold-probe:*"]).list().is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
+async fn lost_reply_to_a_call_of_many_costs_none_of_them_anything() {
     const MANY: usize = 40;
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -160,7 +160,7 @@ async fn handed_on(leases: &LeaseManager, name: &str) -> Lease {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_release_after_a_hand_over_may_lose_its_reply() {
+async fn last_release_after_a_hand_over_may_lose_its_reply() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     // A chain may last a tenth of it.
@@ -176,7 +176,7 @@ async fn the_last_release_after_a_hand_over_may_lose_its_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_renewal_after_a_hand_over_may_lose_its_reply() {
+async fn renewal_after_a_hand_over_may_lose_its_reply() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = connect(ttl(millis(6_000)), &proxy.url()).await;
@@ -243,16 +243,16 @@ async fn acquire_copied_after_its_release_keeps_the_name_t_at_most() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    // Only acquires without a fencing token have this step, and the try-out asks for one.
+    // Of the requests so far, only the acquire has this time to live.
     let leases = connect(ttl(T).fencing(false), &proxy.url()).await;
     let rivals = connect(ttl(T).fencing(false), &server.url()).await;
     lock(&leases, "job").await.unlock().await.expect("a release");
     assert!(!exists(&server, "job"));
     let copied = Instant::now();
-    proxy.replay("\r\nSA\r\n");
+    proxy.replay(&format!("\r\n{}\r\n", T.as_millis()));
     let left = server.command(&["PTTL", "job"]).int();
     assert!((1..=T.as_millis() as i64).contains(&left), "nobody's, but never without end: {left}");
-    // Nobody renews it, and nobody believes in it.
+    // It is not renewed, and no task believes to hold it.
     let lease = within(LONG, rivals.lock("job").lock()).await.expect("a lease");
     assert!(copied.elapsed() >= millis(u64::try_from(left).expect("positive")));
     lease.unlock().await.expect("a release");
@@ -275,7 +275,7 @@ async fn renewals_run_after_they_were_given_up_make_no_lease_longer() {
         eventually(LONG, || lease.state() == LeaseState::Held).await;
         believes_no_longer_than_the_key_lives(&lease, &server);
     }
-    // Now it is given up, and what was on the way arrives right after.
+    // The request is given up now, and arrives right after that.
     proxy.set(Mode::HoldRequests);
     assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
     proxy.set(Mode::Pass);

@@ -1,5 +1,5 @@
-//! What the crate offers, item by item: read from src/ and compared with `public-api.txt`, so that no change of it
-//! goes unseen. Auto traits and what a macro makes are not listed.
+//! Reads the public items of the crate from src/ and compares them with `public-api.txt`, so that no change
+//! goes unseen. Auto traits and the output of macros are not listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn api_is_the_one_that_is_listed() {
     );
 }
 
-/// Each line behind the item that it belongs to.
+/// Returns each line with the item that it belongs to.
 fn lines(text: &str) -> BTreeSet<String> {
     let mut of = "";
     let mut found = BTreeSet::new();
@@ -54,9 +54,9 @@ fn lines(text: &str) -> BTreeSet<String> {
 struct Listing {
     /// The items of each module, by its path without `leasehold`, such as `store::redis`.
     modules: BTreeMap<String, Vec<Item>>,
-    /// Where users find an item of a module.
+    /// The public path of an item of a module.
     published: BTreeMap<(String, String), String>,
-    /// What is said of each public path, the item itself first.
+    /// The lines of each public path, the item itself first.
     said: BTreeMap<String, BTreeSet<(bool, String)>>,
 }
 

@@ -1,5 +1,5 @@
-//! What the compiler refuses: two flows of control with one handle. Each case has a twin that
-//! differs in little and compiles, so that no slip of the pen passes for a refusal.
+//! Cases that the compiler must refuse: two flows of control with one handle. Each case has a twin that
+//! differs in little and compiles, so that a typing error does not count as a refusal.
 //!
 //! The compiler is run on each case with the libraries that this program is linked with, so that nothing is built once
 //! more. With `LEASEHOLD_MESSAGES=write` its messages are written to the files that they are compared with.
@@ -25,7 +25,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The libraries that this program is linked with; cargo has just built them, and tells where they are.
+/// Returns the libraries that this program is linked with; cargo has just built them, and reports where they are.
 struct Libraries(String);
 
 impl Libraries {
@@ -58,7 +58,7 @@ impl Libraries {
         paths.find(is_it).unwrap_or_else(|| panic!("no {library} in {}", self.0)).to_owned()
     }
 
-    /// What the compiler says to a case; `None` if it accepts it.
+    /// Returns the compiler's message on a case; `None` if it accepts the case.
     fn refusal(&self, case: &str) -> Option<String> {
         let (leasehold, tokio) = (self.path("leasehold"), self.path("tokio"));
         let out = tempfile::tempdir().expect("a temporary directory");

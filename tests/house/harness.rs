@@ -1,4 +1,4 @@
-//! The test harness itself: what the other tests take for granted.
+//! Tests of the test tools, on which all other tests rely.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ fn ok() -> Reply {
 }
 
 #[test]
-fn a_server_answers_commands() {
+fn server_answers_commands() {
     let server = Server::start();
     assert_eq!(server.command(&["SET", "k", "7"]), ok());
     assert_eq!(server.command(&["GET", "k"]).int(), 7);
@@ -36,7 +36,7 @@ fn a_server_answers_commands() {
 }
 
 #[test]
-fn a_server_takes_options() {
+fn server_takes_options() {
     let server = Server::start_with(&["--maxmemory", "64mb", "--requirepass", "secret"]);
     let config = server.command(&["CONFIG", "GET", "maxmemory"]).pairs();
     assert_eq!(config, [("maxmemory".to_owned(), (64 << 20).to_string())]);
@@ -48,12 +48,12 @@ fn a_server_takes_options() {
 
 #[test]
 #[should_panic(expected = "argument must be a memory value")]
-fn a_server_that_cannot_start_shows_its_log() {
+fn server_that_cannot_start_shows_its_log() {
     Server::start_with(&["--maxmemory", "plenty"]);
 }
 
 #[test]
-fn a_server_is_of_one_brand_and_version() {
+fn server_is_of_one_brand_and_version() {
     let server = Server::start();
     let info = server.command(&["INFO", "server"]).text();
     let told = |field: &str| info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim);
@@ -70,7 +70,7 @@ fn a_server_is_of_one_brand_and_version() {
 }
 
 #[test]
-fn a_server_listens_on_a_unix_socket() {
+fn server_listens_on_a_unix_socket() {
     let server = Server::start();
     let url = server.unix_url();
     let path = url.strip_prefix("redis+unix://").expect("the scheme of unix sockets");
@@ -83,7 +83,7 @@ fn a_server_listens_on_a_unix_socket() {
 }
 
 #[test]
-fn a_restarted_server_is_empty_and_keeps_its_port() {
+fn restarted_server_is_empty_and_keeps_its_port() {
     let server = Server::start();
     server.command(&["SET", "k", "v"]);
     let mut connection = server.connection();
@@ -101,7 +101,7 @@ fn a_restarted_server_is_empty_and_keeps_its_port() {
 }
 
 #[test]
-fn a_paused_server_answers_once_it_resumes() {
+fn paused_server_answers_once_it_resumes() {
     let server = Server::start();
     let mut connection = server.connection();
     server.pause();
@@ -129,7 +129,7 @@ fn two_servers_do_not_meet() {
 }
 
 #[test]
-fn a_dropped_server_leaves_nothing_behind() {
+fn dropped_server_leaves_nothing_behind() {
     for paused in [false, true] {
         let server = Server::start();
         let port = server.port();
@@ -159,14 +159,14 @@ fn janitor_removes_what_is_left_when_its_process_is_gone() {
 }
 
 #[test]
-fn a_server_outlives_the_thread_that_started_it() {
+fn server_outlives_the_thread_that_started_it() {
     let server = std::thread::spawn(Server::start).join().expect("the server starts");
     std::thread::sleep(SHORT);
     assert_eq!(server.command(&["PING"]).text(), "PONG");
 }
 
 #[test]
-fn a_subscriber_gets_the_messages() {
+fn subscriber_gets_the_messages() {
     let server = Server::start();
     let mut subscriber = server.connection();
     subscriber.subscribe("one");
@@ -218,7 +218,7 @@ fn frames_are_measured() {
 }
 
 #[test]
-fn a_proxy_passes_and_counts() {
+fn proxy_passes_and_counts() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}", proxy.port()));
@@ -240,7 +240,7 @@ fn a_proxy_passes_and_counts() {
 }
 
 #[test]
-fn a_black_hole_holds_both_ways() {
+fn black_hole_holds_both_ways() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());
@@ -272,7 +272,7 @@ fn a_black_hole_holds_both_ways() {
 }
 
 #[tokio::test]
-async fn a_held_request_arrives_after_its_sender_is_gone() {
+async fn held_request_arrives_after_its_sender_is_gone() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     for mode in [Mode::BlackHole, Mode::HoldRequests] {
@@ -314,7 +314,7 @@ async fn replies_are_held_or_dropped_while_requests_pass() {
 }
 
 #[test]
-fn a_refusing_proxy_closes_what_it_gets() {
+fn refusing_proxy_closes_what_it_gets() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut old = Resp::connect(proxy.port());
@@ -333,7 +333,7 @@ fn a_refusing_proxy_closes_what_it_gets() {
 }
 
 #[test]
-fn the_reply_to_a_chosen_request_is_dropped() {
+fn reply_to_a_chosen_request_is_dropped() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut one = Resp::connect(proxy.port());
@@ -354,7 +354,7 @@ fn the_reply_to_a_chosen_request_is_dropped() {
 }
 
 #[test]
-fn a_chosen_request_is_answered_in_the_servers_place() {
+fn chosen_request_is_answered_in_the_servers_place() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());
@@ -382,7 +382,7 @@ fn requests_that_passed_can_be_sent_once_more() {
 }
 
 #[test]
-fn a_pipe_passes_pieces_in_its_time_or_closes() {
+fn pipe_passes_pieces_in_its_time_or_closes() {
     let server = Server::start();
     let pipe = Pipe::start(server.port());
     let port = pipe.url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
@@ -440,7 +440,7 @@ fn messages_do_not_confuse_the_proxy() {
 }
 
 #[test]
-fn the_proxy_follows_its_server() {
+fn proxy_follows_its_server() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());
@@ -453,7 +453,7 @@ fn the_proxy_follows_its_server() {
 }
 
 #[test]
-fn a_dropped_proxy_closes_its_connections() {
+fn dropped_proxy_closes_its_connections() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());
@@ -492,7 +492,7 @@ async fn slow_modes_pass_everything_later_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_duplicated_script_runs_twice_and_is_answered_once() {
+async fn duplicated_script_runs_twice_and_is_answered_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut connection = Resp::connect(proxy.port());
@@ -506,7 +506,7 @@ async fn a_duplicated_script_runs_twice_and_is_answered_once() {
 }
 
 #[test]
-fn a_dropped_request_closes_its_connection_and_never_runs() {
+fn dropped_request_closes_its_connection_and_never_runs() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     proxy.drop_request(2, "INCR");

@@ -51,7 +51,7 @@ fn holders_one_after_the_other_are_accepted() {
 }
 
 #[test]
-fn a_lease_passed_on_inside_a_process_is_accepted() {
+fn lease_passed_on_inside_a_process_is_accepted() {
     accepts(
         "10 p0.1 wanted 0 ash lock 0
          11 p0.1 granted 0 100 check
@@ -79,7 +79,7 @@ fn two_who_believe_at_once_are_found() {
 }
 
 #[test]
-fn an_overlap_is_found_behind_a_shorter_one_that_is_excused() {
+fn overlap_is_found_behind_a_shorter_one_that_is_excused() {
     finds(
         "overlap",
         "10 p0.1 wanted 0 ash lock 0
@@ -108,7 +108,7 @@ fn expiry(last_ok: u64) -> String {
 }
 
 #[test]
-fn a_step_that_began_with_a_check_has_the_grace_to_end() {
+fn step_that_began_with_a_check_has_the_grace_to_end() {
     accepts(&expiry(890));
     finds("overlap", &expiry(920));
 }
@@ -127,7 +127,7 @@ fn check_after_the_next_grant_is_found_however_late_written() {
 }
 
 #[test]
-fn a_process_that_was_killed_believes_nothing_after_its_grace() {
+fn process_that_was_killed_believes_nothing_after_its_grace() {
     accepts(
         "10 p0.1 wanted 0 ash lock 0
          11 p0.1 granted 0 100 check
@@ -139,7 +139,7 @@ fn a_process_that_was_killed_believes_nothing_after_its_grace() {
     );
 }
 
-/// Who goes by the token alone wakes at 1300; the next holder was there at 1005.
+/// The holder goes by its token alone and wakes at 1300; the next holder was there at 1005.
 const LATE_TOKEN: &str = "10 p0.1 wanted 0 ash lock 0
      11 p0.1 granted 0 100 token
      20 p1.1 wanted 0 ash lock 0
@@ -149,7 +149,7 @@ const LATE_TOKEN: &str = "10 p0.1 wanted 0 ash lock 0
      1500 p1.1 released 0 1499ms";
 
 #[test]
-fn a_token_that_fires_late_is_found_if_the_process_was_awake() {
+fn token_that_fires_late_is_found_if_the_process_was_awake() {
     finds("overlap", LATE_TOKEN);
     accepts(&format!("{LATE_TOKEN}\n1300 p0.1 stalled 300"));
     accepts(&format!("{LATE_TOKEN}\n900 soak fault 1299ms p0.1 Freeze"));
@@ -171,14 +171,14 @@ fn wipe(granted: u64, until: u64) -> String {
 }
 
 #[test]
-fn a_wipe_excuses_for_a_time_to_live_and_no_longer() {
+fn wipe_excuses_for_a_time_to_live_and_no_longer() {
     accepts(&wipe(30, 1000));
     finds("overlap", &wipe(30, 1100));
     finds("overlap", &wipe(15, 1000));
 }
 
 #[test]
-fn a_forced_unlock_excuses_as_a_wipe_does() {
+fn forced_unlock_excuses_as_a_wipe_does() {
     let forced =
         wipe(30, 1000).replace("20 soak wiped 25ms ash", "20 p2.1 forcing 9 ash\n25 p2.1 forced 9");
     accepts(&forced);
@@ -190,7 +190,7 @@ fn a_forced_unlock_excuses_as_a_wipe_does() {
 }
 
 #[test]
-fn a_fence_that_goes_back_is_found() {
+fn fence_that_goes_back_is_found() {
     let after = |fence: u64| {
         format!(
             "10 p0.1 wanted 0 ash lock 0
@@ -224,7 +224,7 @@ fn fence_that_goes_back_is_found_long_after_the_greater_one() {
 }
 
 #[test]
-fn a_nested_lease_with_another_fence_is_found() {
+fn nested_lease_with_another_fence_is_found() {
     finds(
         "fence",
         "10 p0.1 wanted 0 ash lock 0
@@ -245,7 +245,7 @@ fn lost_update_and_a_fence_to_be_refused_are_found() {
     finds("update", &writes([(1, 100), (3, 228), (4, 229)]));
 }
 
-/// Somebody waits from 1000 to 3000; the server has no key from 1100 on until `until`.
+/// A waiter waits from 1000 to 3000; the server has no key from 1100 on until `until`.
 fn waits(until: u64) -> String {
     format!(
         "1000 p0.1 wanted 0 ash lock 0
@@ -256,7 +256,7 @@ fn waits(until: u64) -> String {
 }
 
 #[test]
-fn a_waiter_who_starves_beside_a_free_name_is_found() {
+fn waiter_who_starves_beside_a_free_name_is_found() {
     accepts(&waits(1800));
     finds("waiting", &waits(2900));
 }
@@ -271,7 +271,7 @@ fn waiter_may_wait_on_a_broken_path_and_in_a_frozen_process() {
 }
 
 #[test]
-fn a_free_name_that_others_take_meanwhile_is_nobody_starving() {
+fn free_name_that_others_take_meanwhile_is_nobody_starving() {
     accepts(&format!(
         "{}
          1500 p1.1 wanted 0 ash try 0
@@ -296,7 +296,7 @@ fn kept(until: u64) -> String {
 }
 
 #[test]
-fn a_key_of_which_its_process_knows_nothing_is_found() {
+fn key_of_which_its_process_knows_nothing_is_found() {
     accepts(&kept(400));
     finds("orphan", &kept(900));
     accepts(&format!("{}\n21 p0.1 forgot 0", kept(900)));
@@ -334,7 +334,7 @@ fn key_of_a_token_without_lease_is_found_beside_waiters() {
 }
 
 #[test]
-fn a_key_that_nobody_has_is_found_though_others_wait_for_it() {
+fn key_that_nobody_has_is_found_though_others_wait_for_it() {
     let waits = "12 p0.1 wanted 1 ash lock 0\n5000 p0.1 gave-up 1 dropped";
     accepts(&format!("{}\n{waits}", kept(1800)));
     finds("idle", &format!("{}\n{waits}", kept(2500)));
@@ -391,7 +391,7 @@ fn lease_expired_for_nothing_and_unclosed_manager_are_found() {
 }
 
 #[test]
-fn a_limit_that_is_outstayed_and_a_wait_without_end_are_found() {
+fn limit_that_is_outstayed_and_a_wait_without_end_are_found() {
     let limit = |until: u64| {
         format!("1000 p0.1 wanted 0 ash timeout 200\n{until} p0.1 gave-up 0 not-granted")
     };
@@ -413,7 +413,7 @@ fn leftovers_wrong_counts_and_contradictions_are_found() {
 }
 
 #[test]
-fn a_whole_run_must_meet_what_it_is_for() {
+fn whole_run_must_meet_what_it_is_for() {
     finds("never happened", "1 soak run 7 60 redis");
     accepts("1 soak run 7 20 redis");
     let met = verdict(
@@ -511,6 +511,20 @@ fn grant_of_a_replaced_primary_alone_is_excused_for_a_ttl() {
     finds("overlap", &replaced(900, 2100));
     finds("overlap", &replaced(2500, 3995));
     finds("overlap", &replaced(2500, 4100));
+}
+
+/// The key then expires up to T/3 early, and the holder does not see it in time.
+#[test]
+fn renewal_lost_in_a_failover_is_excused_after_a_standstill() {
+    let history = |rival| format!("0 soak name ash sentinel 5000\n{}", replaced(900, rival));
+    let frozen = |rival| format!("{}\n2500 soak fault 4500ms p0.1 Freeze", history(rival));
+    accepts(&frozen(4400));
+    finds("overlap", &history(4400));
+    // So early the key was still there, and so late the lease had ended.
+    finds("overlap", &frozen(4300));
+    finds("overlap", &frozen(8100));
+    // It was awake again in time.
+    finds("overlap", &format!("{}\n2500 soak fault 3200ms p0.1 Freeze", history(4400)));
 }
 
 #[test]

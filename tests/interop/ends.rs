@@ -14,16 +14,16 @@ const LATE: Duration = Duration::from_secs(2);
 
 scenarios! {
     watchdogs_keep_what_is_held: on_a_server in_a_cluster;
-    a_killed_holder_is_followed_when_the_lease_ends: on_a_server in_a_cluster;
-    a_client_that_is_shut_down_is_followed_when_the_lease_ends: on_a_server in_a_cluster;
-    a_manager_that_is_closed_is_followed_at_once: on_a_server in_a_cluster;
+    killed_holder_is_followed_when_the_lease_ends: on_a_server in_a_cluster;
+    client_that_is_shut_down_is_followed_when_the_lease_ends: on_a_server in_a_cluster;
+    manager_that_is_closed_is_followed_at_once: on_a_server in_a_cluster;
     redisson_takes_a_lease_by_force: on_a_server in_a_cluster;
-    a_waiter_behind_a_local_hold_is_woken_by_redissons_force: on_a_server;
+    waiter_behind_a_local_hold_is_woken_by_redissons_force: on_a_server;
     leasehold_takes_a_lock_by_force: on_a_server in_a_cluster;
-    a_lock_without_a_watchdog_ends_by_itself: on_a_server in_a_cluster;
+    lock_without_a_watchdog_ends_by_itself: on_a_server in_a_cluster;
     deleted_keys_are_told_to_their_holders: on_a_server in_a_cluster;
-    a_flush_is_told_to_the_holders: on_a_server;
-    a_removed_time_to_live_is_put_back: on_a_server in_a_cluster;
+    flush_is_told_to_the_holders: on_a_server;
+    removed_time_to_live_is_put_back: on_a_server in_a_cluster;
     listeners_hear_of_releases_and_expiries: on_a_server;
 }
 
@@ -57,7 +57,7 @@ async fn watchdogs_keep_what_is_held(world: &World) {
     unlocked.ok();
 }
 
-async fn a_killed_holder_is_followed_when_the_lease_ends(world: &World) {
+async fn killed_holder_is_followed_when_the_lease_ends(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let [javas, rusts] = ["javas", "rusts"].map(|start| world.name(start));
     let jvm = world.own_jvm().await;
@@ -89,7 +89,7 @@ async fn a_killed_holder_is_followed_when_the_lease_ends(world: &World) {
     }
 }
 
-async fn a_client_that_is_shut_down_is_followed_when_the_lease_ends(world: &World) {
+async fn client_that_is_shut_down_is_followed_when_the_lease_ends(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let (name, thread) = (&*world.name("shut-down"), java.on("a"));
     thread.call("lock", &[name]).await.ok();
@@ -102,7 +102,7 @@ async fn a_client_that_is_shut_down_is_followed_when_the_lease_ends(world: &Worl
     assert!(granted - start < T + LATE, "{:?}", granted - start);
 }
 
-async fn a_manager_that_is_closed_is_followed_at_once(world: &World) {
+async fn manager_that_is_closed_is_followed_at_once(world: &World) {
     // A clock would take the rest of a minute.
     let ttl = Duration::from_secs(60);
     let (leases, java) = (world.rust(ttl).await, world.java(ttl).await);
@@ -153,7 +153,7 @@ async fn redisson_takes_a_lease_by_force(world: &World) {
 }
 
 /// The hold that it waits for is of its own process, and the message comes from another.
-async fn a_waiter_behind_a_local_hold_is_woken_by_redissons_force(world: &World) {
+async fn waiter_behind_a_local_hold_is_woken_by_redissons_force(world: &World) {
     let ttl = Duration::from_secs(9);
     let (leases, java) = (world.rust(ttl).await, world.java(ttl).await);
     let name = &*world.name("behind");
@@ -211,7 +211,7 @@ async fn leasehold_takes_a_lock_by_force(world: &World) {
     java.on("b").call("unlock", &[&one]).await.ok();
 }
 
-async fn a_lock_without_a_watchdog_ends_by_itself(world: &World) {
+async fn lock_without_a_watchdog_ends_by_itself(world: &World) {
     let ttl = Duration::from_secs(60);
     let (leases, java) = (world.rust(ttl).await, world.java(ttl).await);
     let (name, thread) = (&*world.name("fixed"), java.on("a"));
@@ -280,11 +280,11 @@ async fn deleted_keys_are_told_to_their_holders(world: &World) {
     goes(world, |name| assert_eq!(world.command(name, &["DEL", name]).int(), 1)).await;
 }
 
-async fn a_flush_is_told_to_the_holders(world: &World) {
+async fn flush_is_told_to_the_holders(world: &World) {
     goes(world, |name| drop(world.command(name, &["FLUSHALL"]).text())).await;
 }
 
-async fn a_removed_time_to_live_is_put_back(world: &World) {
+async fn removed_time_to_live_is_put_back(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let [javas, rusts] = ["javas", "rusts"].map(|start| world.name(start));
     java.on("a").call("lock", &[&javas]).await.ok();

@@ -12,8 +12,8 @@ const WAIT: Duration = Duration::from_millis(300);
 scenarios! {
     only_the_holder_gets_in: on_a_server in_a_cluster;
     nested_holds_count_on_both_sides: on_a_server in_a_cluster;
-    a_crowd_of_both_sides_gets_in_after_one_release: on_a_server;
-    an_interrupted_wait_leaves_nothing: on_a_server;
+    crowd_of_both_sides_gets_in_after_one_release: on_a_server;
+    interrupted_wait_leaves_nothing: on_a_server;
 }
 
 async fn only_the_holder_gets_in(world: &World) {
@@ -95,7 +95,7 @@ async fn nested_holds_count_on_both_sides(world: &World) {
     thread.call("unlock", &[name]).await.ok();
 }
 
-async fn a_crowd_of_both_sides_gets_in_after_one_release(world: &World) {
+async fn crowd_of_both_sides_gets_in_after_one_release(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let name = &*world.name("crowd");
     let lease = leases.lock(name).lock().await.expect("a lease");
@@ -138,7 +138,7 @@ async fn a_crowd_of_both_sides_gets_in_after_one_release(world: &World) {
     world.tell(&format!("20 threads and 20 tasks all in after {:?}", last - start));
 }
 
-async fn an_interrupted_wait_leaves_nothing(world: &World) {
+async fn interrupted_wait_leaves_nothing(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(T).await);
     let (name, thread) = (&*world.name("interrupted"), java.on("a"));
     let lease = leases.lock(name).lock().await.expect("a lease");

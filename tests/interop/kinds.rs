@@ -10,11 +10,11 @@ use std::time::Duration;
 const T: Duration = Duration::from_secs(6);
 
 scenarios! {
-    a_read_write_lock_is_of_another_type: on_a_server in_a_cluster;
+    read_write_lock_is_of_another_type: on_a_server in_a_cluster;
 }
 
 /// Redisson grants it over any lock, so the holder of that must be told.
-async fn a_read_write_lock_is_of_another_type(world: &World) {
+async fn read_write_lock_is_of_another_type(world: &World) {
     let (leases, java) = (world.rust(T).await, world.java(Duration::from_secs(60)).await);
     let bystander = leases.lock(world.name("other")).lock().await.expect("a lease");
     for which in ["read", "write"] {

@@ -11,9 +11,9 @@ use std::time::Duration;
 const T: Duration = Duration::from_secs(60);
 
 scenarios! {
-    a_release_wakes_the_waiters_of_the_other_side: on_a_server in_a_cluster;
+    release_wakes_the_waiters_of_the_other_side: on_a_server in_a_cluster;
     names_with_braces_spaces_and_other_letters_are_the_same: on_a_server in_a_cluster;
-    a_prefix_is_a_name_mapper: on_a_server in_a_cluster;
+    prefix_is_a_name_mapper: on_a_server in_a_cluster;
     sharded_subscriptions_may_be_asked_for: in_a_cluster;
     without_sharded_subscriptions_messages_are_plain: in_a_cluster;
 }
@@ -21,7 +21,7 @@ scenarios! {
 const ODD: [&str; 6] =
     ["plain", "{tag}y", "x{a}y", "a{b}{c}", "schlüssel-鍵", "with spaces: and = signs"];
 
-async fn a_release_wakes_the_waiters_of_the_other_side(world: &World) {
+async fn release_wakes_the_waiters_of_the_other_side(world: &World) {
     let (leases, java) = (rust(world, "", None).await, world.java(T).await);
     let names: Vec<String> = (0..20).map(|i| world.name(&format!("woken-{i}"))).collect();
     both_ways(world, &leases, &java, "", &names).await;
@@ -35,7 +35,7 @@ async fn names_with_braces_spaces_and_other_letters_are_the_same(world: &World) 
     both_ways(world, &leases, &java, "", &names).await;
 }
 
-async fn a_prefix_is_a_name_mapper(world: &World) {
+async fn prefix_is_a_name_mapper(world: &World) {
     for prefix in ["app:", "{tenant}:"] {
         let leases = rust(world, prefix, None).await;
         let java = world.java_with(T, prefix, "default").await;

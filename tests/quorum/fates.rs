@@ -19,13 +19,13 @@ enum Fate {
     Runs,
     RequestLost,
     ReplyLost,
-    /// It runs long after its time limit, when nobody expects it.
+    /// It runs long after its timeout, when no caller expects it.
     RunsLate,
 }
 
 const FATES: [Fate; 4] = [Fate::Runs, Fate::RequestLost, Fate::ReplyLost, Fate::RunsLate];
 
-/// A node whose first requests meet their fates, whoever sends them.
+/// A node whose first requests meet their fates, from any sender.
 #[derive(Clone, Debug)]
 struct Fated {
     node: MemoryStore,
@@ -116,7 +116,7 @@ type Beliefs = [RefCell<Option<Lease>>; 2];
 async fn life(me: usize, leases: LeaseManager, beliefs: &Beliefs, fates: &dyn std::fmt::Debug) {
     let start = Instant::now();
     let lease = loop {
-        // An outage of the first requests may end in an error; whoever wants it asks again.
+        // An outage of the first requests may end in an error. The caller asks again.
         if let Ok(Some(lease)) = leases.lock("job").lock_timeout(TTL * 3).await {
             break lease;
         }
@@ -130,7 +130,7 @@ async fn life(me: usize, leases: LeaseManager, beliefs: &Beliefs, fates: &dyn st
     // Long enough for a renewal.
     sleep(TTL / 2).await;
     let lease = beliefs[me].borrow_mut().take().expect("put there");
-    // What became of it is told, and may be bad news.
+    // The outcome is reported, and may be a loss.
     let _ = lease.unlock().await;
 }
 

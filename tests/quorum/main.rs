@@ -1,4 +1,4 @@
-//! A quorum of stores in memory, under virtual time: nodes that fail, are slow, or restart empty.
+//! A quorum of memory stores, in virtual time: nodes fail, are slow, or restart empty.
 
 mod fates;
 mod nodes;

@@ -6,7 +6,7 @@ use leasehold::testing::Call;
 use leasehold::{LeaseState, Loss};
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_survives_exactly_while_a_majority_holds_it() {
+async fn lease_survives_exactly_while_a_majority_holds_it() {
     for count in [3, 5] {
         let nodes = Nodes::new(count);
         let (leases, faults) = nodes.process();
@@ -37,7 +37,7 @@ async fn nothing_is_granted_without_a_majority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_never_answers_delays_nobody() {
+async fn node_that_never_answers_delays_nobody() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     faults[1].add(Rule::new(Fault::Hang));
@@ -53,7 +53,7 @@ async fn a_node_that_never_answers_delays_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_too_late_is_released() {
+async fn grant_that_comes_too_late_is_released() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     faults[0].add(down());
@@ -80,7 +80,7 @@ async fn grants_without_a_majority_are_released_on_every_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_acquire_leaves_nothing_behind() {
+async fn dropped_acquire_leaves_nothing_behind() {
     for polls in 0..40 {
         let nodes = Nodes::new(3);
         let (leases, faults) = nodes.process();
@@ -97,7 +97,7 @@ async fn a_dropped_acquire_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_comes_back_empty_gets_the_key_and_the_count_back() {
+async fn node_that_comes_back_empty_gets_the_key_and_the_count_back() {
     let nodes = Nodes::new(3);
     let (leases, _) = nodes.process();
     let mut lock = leases.lock("job");
@@ -131,9 +131,9 @@ async fn key_is_never_made_again_for_others_nor_after_the_release() {
     assert!(nodes.free(), "{:?}", nodes.keys());
 }
 
-/// The node tells late that the key is gone, and by then it has been released.
+/// The node reports late that the key is gone, and by then it has been released.
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_does_not_make_the_key_of_a_released_hold_again() {
+async fn late_answer_does_not_make_the_key_of_a_released_hold_again() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");
@@ -151,7 +151,7 @@ async fn a_late_answer_does_not_make_the_key_of_a_released_hold_again() {
 
 /// The heart of it: A has nodes 1 and 2, node 2 forgets, and B reaches 2 and 3.
 #[tokio::test(start_paused = true)]
-async fn a_restarted_node_does_not_help_a_second_holder_to_a_majority() {
+async fn restarted_node_does_not_help_a_second_holder_to_a_majority() {
     let nodes = Nodes::new(3);
     let (here, faults) = nodes.process();
     faults[2].add(down());
@@ -174,7 +174,7 @@ async fn a_restarted_node_does_not_help_a_second_holder_to_a_majority() {
     drop(second);
 }
 
-/// Two nodes that are one server vote once, and the error says so; it does not seem to be held by another.
+/// Two nodes that are one server vote once, and the error reports that. The name does not seem to be held.
 #[tokio::test(start_paused = true)]
 async fn one_server_that_is_two_nodes_votes_once() {
     let mut nodes = Nodes::new(3);
@@ -210,7 +210,7 @@ async fn one_server_that_is_two_nodes_renews_once() {
 
 /// The same for renewals: a key that was made on a young node does not prolong a lease.
 #[tokio::test(start_paused = true)]
-async fn a_young_node_does_not_prolong_a_lease() {
+async fn young_node_does_not_prolong_a_lease() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");

@@ -96,7 +96,7 @@ impl Store for Steady {
         self.0.reconnects()
     }
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>, Error> {
-        // A server that was never restarted has forgotten nothing; that it can tell its age is part of the suite.
+        // A server that was never restarted has forgotten nothing. The suite checks that it reports its age.
         self.0.age(timeout).await.map(|_| None)
     }
     async fn server_id(&self, timeout: Duration) -> Result<Option<String>, Error> {
@@ -131,10 +131,6 @@ impl Harness for Servers {
             assert_eq!(server.command(&["SET", name.as_str(), "7"]).text(), "OK");
         }
         true
-    }
-
-    async fn elapse(&self, time: Duration) {
-        tokio::time::sleep(time).await;
     }
 
     fn ttl(&self) -> Duration {
@@ -172,7 +168,7 @@ async fn held_for(lease: &Lease, time: Duration) {
 }
 
 #[tokio::test]
-async fn a_lease_outlives_two_of_five_servers_and_not_three() {
+async fn lease_outlives_two_of_five_servers_and_not_three() {
     let servers = Servers::start(5);
     let leases = connect(&servers.urls()).await;
     let lease = lock(&leases, "job").await;
@@ -195,7 +191,7 @@ async fn a_lease_outlives_two_of_five_servers_and_not_three() {
 }
 
 #[tokio::test]
-async fn a_stopped_server_delays_nobody() {
+async fn stopped_server_delays_nobody() {
     let servers = Servers::start(3);
     let leases = connect(&servers.urls()).await;
     lock(&leases, "warm").await.unlock().await.expect("held");
@@ -213,7 +209,7 @@ async fn a_stopped_server_delays_nobody() {
 }
 
 #[tokio::test]
-async fn a_flushed_or_restarted_server_gets_the_key_back() {
+async fn flushed_or_restarted_server_gets_the_key_back() {
     let servers = Servers::start(3);
     let leases = connect(&servers.urls()).await;
     // They were just started, and count after T.
@@ -229,7 +225,7 @@ async fn a_flushed_or_restarted_server_gets_the_key_back() {
 
 /// A has servers 1 and 2, server 2 restarts empty, and B reaches 2 and 3.
 #[tokio::test]
-async fn a_restarted_server_does_not_help_a_second_holder() {
+async fn restarted_server_does_not_help_a_second_holder() {
     one_at_a_time_though_a_server_forgets(&[]).await;
 }
 
@@ -296,7 +292,7 @@ async fn replies_that_stay_away_from_one_server_cost_a_bounded_time() {
         held_for(&lease, T).await;
         lock(&leases, "other").await.unlock().await.expect("two of three answer");
         proxy.set(Mode::Pass);
-        // Its connections are made anew; the next server is disturbed only after that.
+        // Its connections are made again. The next server is disturbed only after that.
         held_for(&lease, T).await;
     }
     lease.unlock().await.expect("held");
@@ -306,7 +302,7 @@ async fn replies_that_stay_away_from_one_server_cost_a_bounded_time() {
 
 /// What was ordered during the outage may come to the server after it, when nobody waits any more.
 #[tokio::test]
-async fn an_outage_of_a_server_leaves_no_subscription_there() {
+async fn outage_of_a_server_leaves_no_subscription_there() {
     const NAMES: usize = 8;
     let servers = Servers::start(3);
     let proxy = Proxy::start(servers.0[0].port());
@@ -342,7 +338,7 @@ async fn an_outage_of_a_server_leaves_no_subscription_there() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_down_at_the_start_joins_later() {
+async fn server_that_is_down_at_the_start_joins_later() {
     let servers = Servers::start(3);
     servers.0[1].kill();
     let leases = connect(&servers.urls()).await;
@@ -392,7 +388,7 @@ async fn one_server_under_two_names_is_refused() {
     let error = error.expect_err("two servers are no quorum");
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("node 1 and node 3"), "{error}");
-    // The same words are seen before anybody connects.
+    // The same text is seen before any process connects.
     let error = LeaseManager::connect(&format!("{one},{two},{one}")).await.expect_err("twice");
     assert!(error.to_string().contains("URL 1 and URL 3"), "{error}");
 }
@@ -401,7 +397,7 @@ async fn one_server_under_two_names_is_refused() {
 ///
 /// The other two servers are held by another manager, which cannot reach the first.
 #[tokio::test]
-async fn a_server_that_two_addresses_lead_to_votes_once() {
+async fn server_that_two_addresses_lead_to_votes_once() {
     const NAMES: usize = 150;
     let servers = Servers::start(3);
     let (moved, cut) = (Proxy::start(servers.0[1].port()), Proxy::start(servers.0[0].port()));
@@ -429,7 +425,7 @@ async fn a_server_that_two_addresses_lead_to_votes_once() {
 
 /// The same for a lease that is held: its renewals have one server of three.
 #[tokio::test]
-async fn a_lease_is_not_renewed_twice_at_one_server() {
+async fn lease_is_not_renewed_twice_at_one_server() {
     let servers = Servers::start(3);
     let (moved, cut) = (Proxy::start(servers.0[1].port()), Proxy::start(servers.0[2].port()));
     let here = connect(&format!("{},{},{}", servers.0[0].url(), moved.url(), cut.url())).await;
@@ -462,9 +458,9 @@ async fn a_lease_is_not_renewed_twice_at_one_server() {
     lease.unlock().await.expect("held");
 }
 
-/// A user without the right to see the age could never count.
+/// A node whose user may not read the age could never count.
 #[tokio::test]
-async fn a_missing_right_to_info_shows_at_the_start() {
+async fn missing_right_to_info_shows_at_the_start() {
     let servers = Servers::start(3);
     for server in &servers.0 {
         server.command(&["ACL", "SETUSER", "lease", "on", ">pw", "~*", "&*", "+@all", "-info"]);
@@ -476,7 +472,7 @@ async fn a_missing_right_to_info_shows_at_the_start() {
 
 /// What one server needs (see `redis_errors`), without the fencing tokens' keys, and `+info`.
 #[tokio::test]
-async fn the_documented_rights_are_enough_for_a_quorum() {
+async fn documented_rights_are_enough_for_a_quorum() {
     let servers = Servers::start(3);
     let keys = ["~app:*", "&redisson_lock__channel:{app:*"];
     let rights = "-@all +eval +evalsha +hset +hdel +hexists +hgetall +pexpire +pttl +time +get +set +exists +del \

@@ -1,12 +1,12 @@
-//! Several who ask at once, and what is left of one's own.
+//! Several processes ask at once and split the votes, and the rest of an own vote stays behind.
 
 use super::*;
 use leasehold::testing::Call;
 use std::cell::Cell;
 
-/// Each has a node of his own nearby, and gets that first.
+/// Each process has a node nearby, which grants to it first.
 #[tokio::test(start_paused = true)]
-async fn a_split_of_one_each_converges() {
+async fn split_of_one_each_converges() {
     let mut splits = 0;
     for seed in 0..60u64 {
         let nodes = Nodes::new(3);
@@ -46,7 +46,7 @@ async fn a_split_of_one_each_converges() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_split_of_five_converges() {
+async fn split_of_five_converges() {
     for seed in 0..20u64 {
         let nodes = Nodes::new(5);
         let mut tasks = tokio::task::JoinSet::new();
@@ -83,7 +83,7 @@ async fn own_keys_never_vote_against_oneself() {
 
 /// Attempts that fail must not stand in the way of the next of the same call.
 #[tokio::test(start_paused = true)]
-async fn an_attempt_that_lost_does_not_stand_in_the_way_of_the_next() {
+async fn attempt_that_lost_does_not_stand_in_the_way_of_the_next() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     // The reply of node 3 is lost in the first attempt, and the others are down for it.
@@ -115,7 +115,7 @@ async fn release_of_a_lost_attempt_does_not_undo_the_next_grant() {
 
 /// Only one node's message arrives.
 #[tokio::test(start_paused = true)]
-async fn a_wake_up_from_any_node_wakes() {
+async fn wake_up_from_any_node_wakes() {
     for node in 0..3 {
         let nodes = Nodes::new(3);
         let (here, _) = nodes.process();
@@ -161,9 +161,9 @@ async fn waiters_do_not_keep_each_other_awake() {
     }
 }
 
-/// Who waits for a node that does not answer keeps the others from what he has.
+/// A process that waits for a silent node keeps the others from the nodes that it has.
 #[tokio::test(start_paused = true)]
-async fn a_silent_node_does_not_slow_down_those_who_contend() {
+async fn silent_node_does_not_slow_down_those_who_contend() {
     let nodes = Nodes::new(5);
     let mut tasks = tokio::task::JoinSet::new();
     let start = Instant::now();

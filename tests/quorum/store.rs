@@ -1,4 +1,4 @@
-//! The quorum by itself, as a store: what the engine would catch as well.
+//! The quorum alone, as a store, without the engine, which would catch some of its faults too.
 
 use super::{Duration, MOMENT, Nodes, T, down, name, settle, sleep, timed};
 use leasehold::store::{
@@ -31,7 +31,7 @@ fn late(delay: Duration) -> Rule {
 
 /// Half of T is what a grant must leave, after 1 % for the servers' clocks and 2 ms for rounding.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_leaves_less_than_half_is_refused_and_given_back() {
+async fn grant_that_leaves_less_than_half_is_refused_and_given_back() {
     let just = T - T / 100 - Duration::from_millis(2) - T / 2;
     for (delay, enough) in [(just, true), (just + MOMENT, false)] {
         let nodes = Nodes::new(3);
@@ -39,7 +39,7 @@ async fn a_grant_that_leaves_less_than_half_is_refused_and_given_back() {
         faults.iter().for_each(|node| node.add(late(delay)));
         let quorum = Quorum::new(stores).expect("enough nodes");
         let token = HolderId::new(Uuid::new_v4(), 1);
-        // Each node may take a part of the time only, so the whole is longer than anybody would wait.
+        // Each node may take only a part of the time, so the whole is longer than any caller would wait.
         let verdict = quorum.acquire(acquire(&name("job"), token, 1, T * 4)).await;
         if enough {
             assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
@@ -55,7 +55,7 @@ async fn a_grant_that_leaves_less_than_half_is_refused_and_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_nobody_awaits_is_given_back() {
+async fn grant_that_nobody_awaits_is_given_back() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     faults.iter().for_each(|node| node.add(late(Duration::from_millis(50))));
@@ -69,7 +69,7 @@ async fn a_grant_that_nobody_awaits_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nested_grant_that_nobody_awaits_leaves_the_outer_one() {
+async fn nested_grant_that_nobody_awaits_leaves_the_outer_one() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
@@ -83,9 +83,9 @@ async fn a_nested_grant_that_nobody_awaits_leaves_the_outer_one() {
     assert_eq!(holding.hold_count, 2);
 }
 
-/// One node is somebody else's, one is free, one is out of reach: it may be a split, so it is tried again.
+/// One node has another holder, one is free, one is out of reach: it may be a split, so it is tried again.
 #[tokio::test(start_paused = true)]
-async fn a_split_is_tried_again_but_not_beyond_the_time_limit() {
+async fn split_is_tried_again_but_not_beyond_the_time_limit() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let name = name("job");
@@ -135,7 +135,7 @@ async fn grant_of_a_second_attempt_is_nested_renewed_and_released() {
 
 /// A node that does not take a release at once is asked again every T/20, not left to the time to live.
 #[tokio::test(start_paused = true)]
-async fn a_release_that_a_node_missed_is_sent_again_soon() {
+async fn release_that_a_node_missed_is_sent_again_soon() {
     for granted in [true, false] {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
@@ -195,9 +195,9 @@ async fn many_grants_share_one_question_for_the_age_of_a_node() {
     assert!((1..=3).contains(&asked), "{asked}");
 }
 
-/// Half of the time-out is a node's, so that one that is slow leaves time for what follows.
+/// A node has half of the timeout, so that a slow one leaves time for what follows.
 #[tokio::test(start_paused = true)]
-async fn a_node_has_half_of_the_time_for_its_answer() {
+async fn node_has_half_of_the_time_for_its_answer() {
     let timeout = Duration::from_millis(400);
     for (millis, counts) in [(199, true), (201, false)] {
         let nodes = Nodes::new(3);
@@ -231,7 +231,7 @@ async fn a_node_has_half_of_the_time_for_its_answer() {
 
 /// A nested grant needs a majority, not all.
 #[tokio::test(start_paused = true)]
-async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
+async fn silent_node_does_not_slow_down_what_is_nested_or_released() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
@@ -249,7 +249,7 @@ async fn a_silent_node_does_not_slow_down_what_is_nested_or_released() {
     }
 }
 
-/// Somebody else has a majority, and the third node is silent: that is clear at once.
+/// Another holder has a majority, and the third node is silent: the verdict is clear at once.
 #[tokio::test(start_paused = true)]
 async fn loss_is_told_without_the_silent_node() {
     let nodes = Nodes::new(3);
@@ -267,7 +267,7 @@ async fn loss_is_told_without_the_silent_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_needs_the_word_of_a_majority() {
+async fn release_needs_the_word_of_a_majority() {
     for (down, fails) in [(1, false), (2, true)] {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
@@ -287,7 +287,7 @@ async fn a_release_needs_the_word_of_a_majority() {
 
 /// One node has lost it, the two others gave it back.
 #[tokio::test(start_paused = true)]
-async fn a_release_is_done_where_a_majority_had_it() {
+async fn release_is_done_where_a_majority_had_it() {
     let nodes = Nodes::new(3);
     let (stores, _) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
@@ -300,7 +300,7 @@ async fn a_release_is_done_where_a_majority_had_it() {
 
 /// The answer of a node got lost: its key is the hold's like the others, and stays.
 #[tokio::test(start_paused = true)]
-async fn a_key_whose_grant_got_lost_stays_while_the_hold_lives() {
+async fn key_whose_grant_got_lost_stays_while_the_hold_lives() {
     for fault in [Fault::LoseReply, Fault::HoldReply, Fault::Hang] {
         let nodes = Nodes::new(3);
         let (stores, faults) = nodes.handles();
@@ -337,9 +337,9 @@ async fn nothing_is_released_when_it_has_expired() {
     assert_eq!(took, Duration::ZERO, "nothing is under way");
 }
 
-/// The release of a lost attempt fails, so the node is still ours: no reason to believe somebody holds it.
+/// The release of a lost attempt fails, so the node still has our hold: that is no sign of another holder.
 #[tokio::test(start_paused = true)]
-async fn an_own_key_that_cannot_be_released_is_no_holder() {
+async fn own_key_that_cannot_be_released_is_no_holder() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");
@@ -361,7 +361,7 @@ async fn an_own_key_that_cannot_be_released_is_no_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quorum_is_as_old_as_its_majority() {
+async fn quorum_is_as_old_as_its_majority() {
     let nodes = Nodes::new(3);
     let (stores, faults) = nodes.handles();
     let quorum = Quorum::new(stores).expect("enough nodes");

@@ -1,4 +1,4 @@
-//! What is said: errors, losses, who holds.
+//! The reports of a quorum: errors, losses and holders.
 
 use super::*;
 use leasehold::Loss;
@@ -10,7 +10,7 @@ use std::error::Error as _;
 use uuid::Uuid;
 
 #[tokio::test(start_paused = true)]
-async fn an_error_tells_the_verdict_of_each_node() {
+async fn error_tells_the_verdict_of_each_node() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     faults[0].add(down());
@@ -28,7 +28,7 @@ async fn an_error_tells_the_verdict_of_each_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_is_of_the_kind_on_which_a_majority_agrees() {
+async fn error_is_of_the_kind_on_which_a_majority_agrees() {
     for (count, kind) in [(1, None), (2, Some(ErrorKind::Denied)), (3, Some(ErrorKind::Denied))] {
         let nodes = Nodes::new(3);
         let (leases, faults) = nodes.process();
@@ -41,10 +41,10 @@ async fn an_error_is_of_the_kind_on_which_a_majority_agrees() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_taken_if_somebody_else_can_have_the_majority() {
+async fn loss_is_taken_if_somebody_else_can_have_the_majority() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
-    // Two nodes are enough to know of the loss; what the third would say is not waited for.
+    // Two nodes are enough to know of the loss. The third is not waited for.
     for (taken, cause) in [(0, Loss::Gone), (1, Loss::Taken), (2, Loss::Taken)] {
         let lease = leases.lock("job").lock().await.expect("granted");
         for node in &nodes.0[..2] {
@@ -107,7 +107,7 @@ async fn force_unlock_needs_a_majority_that_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quorum_has_three_to_fifteen_nodes_on_one_clock() {
+async fn quorum_has_three_to_fifteen_nodes_on_one_clock() {
     for (count, good) in
         [(0, false), (1, false), (2, false), (3, true), (4, true), (15, true), (16, false)]
     {
@@ -120,7 +120,7 @@ async fn a_quorum_has_three_to_fifteen_nodes_on_one_clock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_of_urls_makes_a_quorum() {
+async fn list_of_urls_makes_a_quorum() {
     let leases = LeaseManager::connect("memory:,memory:, memory:").await.expect("three nodes");
     assert!(format!("{leases:?}").contains("Quorum"), "{leases:?}");
     let lease = leases.lock("job").lock().await.expect("granted");
@@ -152,7 +152,7 @@ async fn verdicts_say_when_the_first_request_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quorum_is_connected_by_a_list_of_urls_and_by_no_single_one() {
+async fn quorum_is_connected_by_a_list_of_urls_and_by_no_single_one() {
     let quorum = Quorum::connect("memory:,memory:,memory:").await.expect("three nodes");
     let request = Acquire::new(Target::exclusive(name("job")), HolderId::new(Uuid::nil(), 1), T, T);
     let verdict = quorum.acquire(request).await;

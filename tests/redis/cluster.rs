@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(20);
 static SHARED: LazyLock<Cluster> = LazyLock::new(|| {
     let cluster = Cluster::start();
     for node in &cluster.nodes[..3] {
-        // What has expired stays in memory until somebody asks for it: the harder case.
+        // An expired key stays in memory until a command asks for it: the harder case.
         node.command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
     }
     cluster
@@ -60,10 +60,6 @@ impl Harness for Conformance {
         true
     }
 
-    async fn elapse(&self, time: Duration) {
-        tokio::time::sleep(time).await;
-    }
-
     fn ttl(&self) -> Duration {
         Duration::from_millis(300)
     }
@@ -90,7 +86,7 @@ async fn all_keys_of_a_name_are_in_one_slot_with_braces_and_without() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_in_no_cluster_says_so() {
+async fn server_that_is_in_no_cluster_says_so() {
     let server = kit::Server::start();
     let url = server.url().replace("redis://", "redis-cluster://");
     let error = LeaseManager::connect(&url).await.expect_err("no cluster");
@@ -133,7 +129,7 @@ async fn calls_that_wait_are_sent_together_only_if_they_share_a_slot() {
 }
 
 #[tokio::test]
-async fn a_lease_follows_its_slot() {
+async fn lease_follows_its_slot() {
     let cluster = shared().await;
     let leases = connect(cluster, Duration::from_secs(12)).await;
     let name = cluster.name_on(0, "moving");
@@ -166,7 +162,7 @@ async fn a_lease_follows_its_slot() {
 }
 
 #[tokio::test]
-async fn a_slot_on_its_way_is_served_by_both_nodes() {
+async fn slot_on_its_way_is_served_by_both_nodes() {
     let cluster = shared().await;
     let leases = connect(cluster, Duration::from_secs(30)).await;
     let tag = cluster.name_on(0, "asked");
@@ -258,7 +254,7 @@ async fn slot_that_stays_half_moved_costs_no_lease_and_no_unlock() {
 
 /// The node refuses what is in that slot, and serves the others.
 #[tokio::test]
-async fn a_slot_that_nobody_serves_costs_no_lease_of_another_slot() {
+async fn slot_that_nobody_serves_costs_no_lease_of_another_slot() {
     const T: Duration = Duration::from_secs(3);
     let cluster = own().await;
     let leases = connect(&cluster, T).await;
@@ -395,7 +391,7 @@ async fn node_about_to_get_its_first_slot_keeps_its_connections() {
         let after = callers("");
         assert!(before.iter().all(|caller| after.contains(caller)), "{before:?} {after:?}");
     }
-    // Not all know at once who has it now.
+    // Not all servers know the new owner at once.
     cluster.end_move(slot, 0, new);
     let seen = turns.load(Ordering::Relaxed);
     eventually(LONG, || turns.load(Ordering::Relaxed) > seen + 1000).await;
@@ -631,7 +627,7 @@ async fn refused_unsubscribe_answers_no_subscription_of_another_name() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_down_delays_nobody_elses_renewals() {
+async fn node_that_is_down_delays_nobody_elses_renewals() {
     let cluster = own().await;
     let ttl = Duration::from_secs(12);
     let leases = connect(&cluster, ttl).await;
@@ -642,7 +638,7 @@ async fn a_node_that_is_down_delays_nobody_elses_renewals() {
         }
     }
     let down = lock(&leases, &cluster.name_on(2, "down")).await;
-    // Its replica, too: nobody takes over.
+    // Its replica too, so no server takes over.
     cluster.nodes[5].pause();
     cluster.nodes[2].pause();
     // The least that anybody had left, and for how long this test itself stood still.
@@ -681,7 +677,7 @@ async fn a_node_that_is_down_delays_nobody_elses_renewals() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_down_for_a_moment_costs_no_lease() {
+async fn cluster_that_is_down_for_a_moment_costs_no_lease() {
     let cluster = quick().await;
     let leases = connect(&cluster, Duration::from_secs(20)).await;
     let name = cluster.name_on(0, "blip");
@@ -712,7 +708,7 @@ async fn a_cluster_that_is_down_for_a_moment_costs_no_lease() {
 }
 
 #[tokio::test]
-async fn a_killed_primary_costs_no_lease_that_its_replica_has() {
+async fn killed_primary_costs_no_lease_that_its_replica_has() {
     let cluster = quick().await;
     let leases = connect(&cluster, Duration::from_secs(120)).await;
     let name = cluster.name_on(0, "killed");
@@ -818,7 +814,7 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
 /// A primary that is cut off from its cluster, but not from us, goes on telling the old map, and refuses calls once it
 /// has noticed. Here it answers sooner than the others.
 #[tokio::test]
-async fn the_map_of_a_primary_that_was_replaced_does_not_count() {
+async fn map_of_a_primary_that_was_replaced_does_not_count() {
     let [old, new] = [(); 2].map(|()| Server::start());
     let failed_over = Arc::new(AtomicBool::new(false));
     // A server of most slots, and two of one slot each, whose ports are known only when they are there.
@@ -894,7 +890,7 @@ async fn the_map_of_a_primary_that_was_replaced_does_not_count() {
 }
 
 #[tokio::test]
-async fn an_idle_manager_makes_no_new_connections() {
+async fn idle_manager_makes_no_new_connections() {
     let cluster = own().await;
     let leases = connect(&cluster, Duration::from_secs(3)).await;
     let lease = lock(&leases, "job").await;

@@ -1,6 +1,6 @@
-//! Whatever is dropped, and wherever: nothing is left behind on the server.
+//! Any future is dropped, at any await: nothing is left behind on the server.
 //!
-//! T is 30 s in most of these tests, so that a key which goes was given back and did not expire.
+//! T is 30 s in most of these tests, so that a key that goes was released and did not expire.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -107,7 +107,7 @@ async fn three_thousand_leases_dropped_at_once_are_all_released() {
 }
 
 #[tokio::test]
-async fn an_acquire_dropped_after_any_poll_leaves_nothing() {
+async fn acquire_dropped_after_any_poll_leaves_nothing() {
     let server = Server::start();
     let leases = connect(&server).await;
     let mut granted = 0;
@@ -130,7 +130,7 @@ async fn an_acquire_dropped_after_any_poll_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_wait_dropped_after_any_poll_leaves_nothing() {
+async fn wait_dropped_after_any_poll_leaves_nothing() {
     let server = Server::start();
     let leases = connect(&server).await;
     let mut connection = server.connection();
@@ -162,7 +162,7 @@ async fn a_wait_dropped_after_any_poll_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_nested_acquire_dropped_after_any_poll_changes_no_count() {
+async fn nested_acquire_dropped_after_any_poll_changes_no_count() {
     let server = Server::start();
     let leases = connect(&server).await;
     let mut lock = leases.lock("job");
@@ -187,7 +187,7 @@ async fn a_nested_acquire_dropped_after_any_poll_changes_no_count() {
 }
 
 #[tokio::test]
-async fn an_unlock_dropped_after_any_poll_is_done_all_the_same() {
+async fn unlock_dropped_after_any_poll_is_done_all_the_same() {
     let server = Server::start();
     let leases = connect(&server).await;
     let mut done = 0;
@@ -224,7 +224,7 @@ async fn acquire_dropped_while_its_reply_is_under_way_is_released() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_arrives_after_it_was_dropped_is_given_back() {
+async fn acquire_that_arrives_after_it_was_dropped_is_given_back() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = bare().connect(&proxy.url()).await.expect("a manager");
@@ -234,7 +234,7 @@ async fn an_acquire_that_arrives_after_it_was_dropped_is_given_back() {
     let about = || proxy.requests().iter().filter(|text| text.contains(" job ")).count();
     assert_eq!(about(), 0);
     proxy.set(Mode::Pass);
-    // It is granted, to nobody, and released.
+    // It is granted, no task receives it, and it is released.
     eventually(SOON, || about() >= 2).await;
     empty(&server).await;
     let lease = leases.lock("job").lock_timeout(SOON).await.expect("an answer");
@@ -242,7 +242,7 @@ async fn an_acquire_that_arrives_after_it_was_dropped_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_that_arrives_after_it_was_given_up_is_swept() {
+async fn acquire_that_arrives_after_it_was_given_up_is_swept() {
     // An attempt takes up to a second here, a sweep comes every second, and a key lives for ten.
     const T: Duration = Duration::from_secs(10);
     let server = Server::start();
@@ -274,7 +274,7 @@ async fn an_acquire_that_arrives_after_it_was_given_up_is_swept() {
 
 /// The answers to what was under way are there when it goes on: the server was not silent.
 #[tokio::test]
-async fn a_stall_of_this_process_costs_no_connection() {
+async fn stall_of_this_process_costs_no_connection() {
     // An attempt takes 600 ms.
     const T: Duration = Duration::from_secs(6);
     let server = Server::start();
@@ -470,7 +470,7 @@ fn pump(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_that_arrives_after_its_own_release_is_swept() {
+async fn acquire_that_arrives_after_its_own_release_is_swept() {
     // An attempt takes up to a second here, a sweep comes every second, and a key lives for ten.
     const T: Duration = Duration::from_secs(10);
     let server = Server::start();
@@ -493,7 +493,7 @@ async fn an_acquire_that_arrives_after_its_own_release_is_swept() {
 }
 
 #[tokio::test]
-async fn an_acquire_whose_reply_is_lost_is_granted_once() {
+async fn acquire_whose_reply_is_lost_is_granted_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
@@ -536,7 +536,7 @@ async fn ends(end: impl AsyncFnOnce(&LeaseManager)) {
 }
 
 #[tokio::test]
-async fn a_panic_while_holding_releases() {
+async fn panic_while_holding_releases() {
     ends(async |leases| {
         let mut lock = leases.lock("job");
         let task = tokio::spawn(async move {
@@ -567,7 +567,7 @@ async fn a_panic_while_holding_releases() {
 }
 
 #[tokio::test]
-async fn an_aborted_task_releases() {
+async fn aborted_task_releases() {
     ends(async |leases| {
         let mut lock = leases.lock("job");
         let (held, holding) = tokio::sync::oneshot::channel();
@@ -584,7 +584,7 @@ async fn an_aborted_task_releases() {
 }
 
 #[tokio::test]
-async fn a_lease_dropped_on_a_plain_thread_is_released() {
+async fn lease_dropped_on_a_plain_thread_is_released() {
     ends(async |leases| {
         let lease = lock(leases, "job").await;
         thread::spawn(move || drop(lease)).join().expect("no panic");
@@ -621,7 +621,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_releases_what_its_tasks_hold() {
+fn runtime_that_is_shut_down_releases_what_its_tasks_hold() {
     for multi_thread in [false, true] {
         for background in [false, true] {
             let server = Server::start();
@@ -701,7 +701,7 @@ fn count_panics() -> Arc<AtomicUsize> {
 }
 
 #[test]
-fn a_runtime_without_io_is_enough_to_lock() {
+fn runtime_without_io_is_enough_to_lock() {
     let panics = count_panics();
     let server = Server::start();
     let runtime =
@@ -734,7 +734,7 @@ fn manager_without_its_own_thread_ends_with_its_runtime() {
     drop(first);
     let mut connection = server.connection();
     wait_until(|| others(&mut connection) == 0);
-    // Nothing can be renewed any more: that is told in time, and nothing waits for ever.
+    // Nothing can be renewed anymore: that is reported in time, and no call waits forever.
     runtime(false).block_on(async {
         let start = Instant::now();
         match leases.lock("other").lock().await {
@@ -751,7 +751,7 @@ fn manager_without_its_own_thread_ends_with_its_runtime() {
 }
 
 #[tokio::test]
-async fn a_manager_that_is_dropped_disconnects() {
+async fn manager_that_is_dropped_disconnects() {
     let server = Server::start();
     let mut connection = server.connection();
     for dedicated_thread in [true, true, true, false, false] {
@@ -776,7 +776,7 @@ async fn a_manager_that_is_dropped_disconnects() {
         empty(&server).await;
         eventually(SOON, || others(&mut connection) == 0).await;
     }
-    // While someone waits.
+    // A waiter waits meanwhile.
     lock_by_hand(&server, "job");
     let leases = connect(&server).await;
     let mut lock = leases.lock("job");
@@ -788,7 +788,7 @@ async fn a_manager_that_is_dropped_disconnects() {
 }
 
 #[tokio::test]
-async fn a_connect_that_fails_disconnects() {
+async fn connect_that_fails_disconnects() {
     let server = Server::start();
     let mut connection = server.connection();
     server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
@@ -801,7 +801,7 @@ async fn a_connect_that_fails_disconnects() {
 }
 
 #[tokio::test]
-async fn a_connect_dropped_after_any_poll_disconnects() {
+async fn connect_dropped_after_any_poll_disconnects() {
     let server = Server::start();
     let url = server.url();
     let mut connection = server.connection();
@@ -826,7 +826,7 @@ async fn a_connect_dropped_after_any_poll_disconnects() {
 }
 
 #[tokio::test]
-async fn a_forgotten_lease_is_left_to_expire() {
+async fn forgotten_lease_is_left_to_expire() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     let leases = bare().ttl(T).connect(&server.url()).await.expect("a manager");
@@ -869,7 +869,7 @@ async fn lease_dropped_during_an_outage_is_released_after_it() {
     }
 }
 
-/// Whether all ways to lock say that the manager is closed.
+/// Returns whether all ways to lock report that the manager is closed.
 async fn assert_closed(leases: &LeaseManager) {
     let errors: [Error; 6] = [
         leases.lock("new").lock().await.expect_err("closed"),
@@ -906,7 +906,7 @@ async fn close_waits_for_work_that_stops_and_releases_everything() {
             drop(outer);
         });
     }
-    // The grace is 2 s; nobody needed it.
+    // The grace is 2 s, and no holder needed it.
     within(millis(1_900), leases.close()).await.expect("all released");
     assert_eq!(keys(&mut connection), 0);
     disconnected(&mut connection).await;

@@ -1,4 +1,4 @@
-//! What can go wrong is sorted, says what to do, and leaves nothing behind.
+//! Errors are sorted, report what to do, and leave nothing behind.
 
 use std::error::Error as _;
 use std::io::{Read, Write};
@@ -97,7 +97,7 @@ fn shown(error: &Error) -> String {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_denied_and_no_secret_is_told_to_anyone() {
+async fn wrong_password_is_denied_and_no_secret_is_told_to_anyone() {
     let trace = Trace::of_all_threads();
     let server = Server::start_with(&["--requirepass", "right-secret-1"]);
     set_user(&server, &["~*", "&*", "+@all"]);
@@ -163,7 +163,7 @@ async fn each_missing_right_is_denied_and_leaves_no_key() {
 }
 
 #[tokio::test]
-async fn a_missing_right_is_named() {
+async fn missing_right_is_named() {
     let server = Server::start();
     for right in [
         "evalsha", "hset", "pexpire", "pttl", "get", "set", "time", "hexists", "exists", "hdel",
@@ -249,7 +249,7 @@ async fn waiters_without_a_right_to_publish_or_subscribe_poll() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_denied_says_so_and_is_made_up_for() {
+async fn release_that_is_denied_says_so_and_is_made_up_for() {
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let leases = app().connect(&lease_url(&server)).await.expect("a manager");
@@ -277,7 +277,7 @@ async fn hgetall_refused_denies_only_inspect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_minimal_rights_are_enough_for_everything() {
+async fn minimal_rights_are_enough_for_everything() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     set_user(&server, &MINIMAL);
@@ -350,7 +350,7 @@ fn least_permissions_of_these_tests_are_those_of_the_guide() {
 }
 
 #[tokio::test]
-async fn a_url_with_database_0_needs_no_right_to_select() {
+async fn url_with_database_0_needs_no_right_to_select() {
     let server = Server::start();
     set_user(&server, &MINIMAL);
     let url = server.url_as("lease", "secret", 0);
@@ -385,7 +385,7 @@ async fn exists_refused_leaves_the_cause_of_a_loss_unknown() {
 }
 
 #[tokio::test]
-async fn a_user_of_a_prefix_cannot_lock_beyond_it() {
+async fn user_of_a_prefix_cannot_lock_beyond_it() {
     let trace = Trace::of_all_threads();
     let server = Server::start();
     set_user(&server, &MINIMAL);
@@ -400,7 +400,7 @@ async fn a_user_of_a_prefix_cannot_lock_beyond_it() {
     let lease = lock(&leases, "app:job").await;
     lease.unlock().await.expect("a release");
     assert_eq!(keys(&server, "job"), [""; 0]);
-    // The fence's key is missing from the rights.
+    // The permission for the fence's key is missing.
     set_user(&server, &[&MINIMAL[..], &["resetkeys", "~app:*"]].concat());
     let error = leases.lock("app:job").lock().await.expect_err("out of reach");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
@@ -409,7 +409,7 @@ async fn a_user_of_a_prefix_cannot_lock_beyond_it() {
 
 /// Many leases are renewed by one call, which the server refuses as a whole for the sake of one key.
 #[tokio::test]
-async fn a_key_that_is_put_out_of_reach_costs_no_other_lease() {
+async fn key_that_is_put_out_of_reach_costs_no_other_lease() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     set_user(&server, &["~*", "&*", "+@all"]);
@@ -432,7 +432,7 @@ async fn a_key_that_is_put_out_of_reach_costs_no_other_lease() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_told_and_left_alone() {
+async fn key_of_another_type_is_told_and_left_alone() {
     let server = Server::start();
     let leases = connect(&server).await;
     let table: [(&str, &[&str]); 5] = [
@@ -464,7 +464,7 @@ async fn a_key_of_another_type_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_fence_key_that_holds_no_number_is_told_and_left_alone() {
+async fn fence_key_that_holds_no_number_is_told_and_left_alone() {
     let server = Server::start();
     let leases = connect(&server).await;
     let key = fence_key("job");
@@ -537,7 +537,7 @@ async fn server_without_memory_rejects_locks_and_renews_leases() {
     let error = leases.lock("job").try_lock().await.expect_err("no memory");
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
     assert!(!exists(&server, "job"));
-    // Nor can anyone connect anew.
+    // No client can connect again either.
     let error = LeaseManager::connect(&server.url()).await.expect_err("no memory");
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
 
@@ -562,7 +562,7 @@ async fn server_without_memory_rejects_locks_and_renews_leases() {
 }
 
 #[tokio::test]
-async fn a_read_only_replica_rejects_locks() {
+async fn read_only_replica_rejects_locks() {
     let server = Server::start();
     let leases = connect(&server).await;
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -591,7 +591,7 @@ async fn too_few_replicas_reject_locks() {
 }
 
 #[tokio::test]
-async fn a_replica_without_its_master_is_waited_for() {
+async fn replica_without_its_master_is_waited_for() {
     let server = Server::start_with(&["--replica-serve-stale-data", "no"]);
     let leases = connect(&server).await;
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -608,7 +608,7 @@ async fn a_replica_without_its_master_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_loading_server_is_waited_for() {
+async fn loading_server_is_waited_for() {
     // Half a millisecond for each key.
     let server = Server::start_with(&[
         "--key-load-delay",
@@ -631,7 +631,7 @@ async fn a_loading_server_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_server_is_waited_for_and_costs_no_lease() {
+async fn busy_server_is_waited_for_and_costs_no_lease() {
     const T: Duration = millis(3_000);
     let server = Server::start_with(&["--busy-reply-threshold", "20"]);
     let leases = ttl(T).connect(&server.url()).await.expect("a manager");
@@ -664,7 +664,7 @@ fn listener(serve: fn(std::net::TcpStream)) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_not_redis_is_told_in_bounded_time() {
+async fn server_that_is_not_redis_is_told_in_bounded_time() {
     let http = listener(|mut stream| {
         let mut request = [0; 1024];
         while let Ok(1..) = stream.read(&mut request) {
@@ -723,7 +723,7 @@ async fn nobody_there_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_database_that_the_server_has_not_is_told() {
+async fn database_that_the_server_has_not_is_told() {
     let server = Server::start();
     let error = LeaseManager::connect(&format!("{}/200", server.url()))
         .await
@@ -803,7 +803,7 @@ async fn odd_names_are_names() {
 }
 
 #[tokio::test]
-async fn a_full_server_is_unavailable() {
+async fn full_server_is_unavailable() {
     let server = Server::start();
     let mut connection = server.connection();
     for (room, dedicated_thread) in
@@ -837,7 +837,7 @@ async fn password_changed_for_a_while_costs_only_the_connection() {
     let error = leases.lock("job").lock().await.expect_err("no connection");
     assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted), "{error}");
     assert!(!shown(&error).contains("secret"), "{}", shown(&error));
-    // When it is right again, all is well.
+    // After it is corrected, all is well.
     server.command(&["ACL", "SETUSER", "lease", "resetpass", ">secret"]);
     let start = Instant::now();
     let lease = loop {
@@ -858,7 +858,7 @@ async fn password_changed_for_a_while_costs_only_the_connection() {
     lease.unlock().await.expect("a release");
 }
 
-/// A server that takes credentials no more says so when a connection is made again.
+/// A server that no longer accepts the credentials reports that at the next connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn credentials_refused_at_a_reconnect_are_denied_until_right() {
     const KILL: &[&str] = &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
@@ -903,7 +903,7 @@ async fn credentials_refused_at_a_reconnect_are_denied_until_right() {
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted), "{error}");
         assert!(error.to_string().contains(word), "{begin:?}: {error}");
         assert!(!shown(&error).contains("secret"), "{}", shown(&error));
-        // Also many who ask at once are told in the time of one.
+        // Many callers that ask at once also get the error in the time of one.
         let asked: Vec<_> = (0..1000).map(|at| leases.lock(format!("job:{at}"))).collect();
         let mut asked: JoinSet<_> =
             asked.into_iter().map(|mut lock| async move { lock.try_lock().await }).collect();
@@ -922,7 +922,7 @@ async fn credentials_refused_at_a_reconnect_are_denied_until_right() {
             }
         };
         lease.unlock().await.expect("a release");
-        // A server that is away is no refusal, whatever was said before.
+        // A server that is away is not a refusal, whatever the error before was.
         server.kill();
         let error = leases.lock("job").try_lock().await.expect_err("nobody there");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -930,7 +930,7 @@ async fn credentials_refused_at_a_reconnect_are_denied_until_right() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_in_mid_handshake_is_unavailable() {
+async fn cut_in_mid_handshake_is_unavailable() {
     let server = Server::start_with(&["--requirepass", "secret"]);
     let proxy = Proxy::start(server.port());
     proxy.drop_reply_of(1, "AUTH");

@@ -102,7 +102,7 @@ impl Crowd {
     }
 }
 
-/// Looks at the key again and again, and expects one holder who is in once.
+/// Looks at the key again and again, and expects one holder with the count 1.
 fn watch(mut connection: Resp, over: &Arc<AtomicBool>) -> thread::JoinHandle<usize> {
     let over = Arc::clone(over);
     thread::spawn(move || {
@@ -187,7 +187,7 @@ fn rival(server: &Server, room: Arc<Room>, listens: bool) -> thread::JoinHandle<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rival_of_another_kind_gets_its_turn() {
+async fn rival_of_another_kind_gets_its_turn() {
     for listens in [true, false] {
         let server = Server::start();
         let leases = connect(LeaseManager::builder(), &server).await;

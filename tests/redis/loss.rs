@@ -1,4 +1,4 @@
-//! A lost lease says so: in time, with the cause, and never for a mere blip.
+//! A lost lease is reported: in time, with the cause, and never for a mere blip.
 //!
 //! "In time" is measured from outside: the key's own time to live on the server, or a rival's
 //! grant, is what the token must be ahead of.
@@ -32,7 +32,7 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
     leases.lock(name).lock().await.expect("a lease")
 }
 
-/// Notes the cause of a loss, and when it was told.
+/// Records the cause of a loss, and when it was reported.
 fn watch(lease: &Lease) -> JoinHandle<(Loss, Instant)> {
     let lost = within(LONG, lease.lost());
     tokio::spawn(async move { (lost.await, Instant::now()) })
@@ -82,7 +82,7 @@ async fn key_deleted_or_taken_is_told_at_the_next_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_of_another_type_ends_the_lease_and_is_left_alone() {
+async fn key_of_another_type_ends_the_lease_and_is_left_alone() {
     const T: Duration = millis(900);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
@@ -98,7 +98,7 @@ async fn a_key_of_another_type_ends_the_lease_and_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_key_spoils_no_other_renewal() {
+async fn bad_key_spoils_no_other_renewal() {
     const T: Duration = millis(1_500);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
@@ -122,7 +122,7 @@ async fn a_bad_key_spoils_no_other_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_evicted_key_is_gone() {
+async fn evicted_key_is_gone() {
     const T: Duration = millis(1_500);
     let options = ["--maxmemory", "3mb", "--maxmemory-policy", "volatile-ttl"];
     let server = Server::start_with(&options);
@@ -176,7 +176,7 @@ async fn at_six_phases(mode: Mode) {
             assert!(took < T, "{mode:?}, phase {phase}: entered {took:?} after");
             assert_eq!(proxy.count("EVALSHA"), sent, "{mode:?}, phase {phase}");
 
-            // What was held on the way arrives now, and harms nobody.
+            // The packets that were held back arrive now, and harm no one.
             proxy.set(Mode::Pass);
             drop(lease);
             leases.close().await.expect("nothing to release");
@@ -214,7 +214,7 @@ async fn token_fires_before_a_rival_enters_if_connections_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reply_that_comes_late_does_not_make_the_lease_longer() {
+async fn reply_that_comes_late_does_not_make_the_lease_longer() {
     // An attempt may take 1.2 s, as long as the grace; the rest of the margin is 122 ms.
     const T: Duration = millis(12_000);
     const GRACE: Duration = millis(1_200);
@@ -329,7 +329,7 @@ async fn restart_without_keys_loses_all_leases_at_once_for_good() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_that_keeps_the_keys_keeps_the_leases() {
+async fn restart_that_keeps_the_keys_keeps_the_leases() {
     const T: Duration = millis(3_000);
     let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let leases = connect(&server.url(), T).await;
@@ -416,7 +416,7 @@ async fn refused_renewals_are_a_risk_and_no_loss_if_they_end_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_outage_is_a_risk_and_no_loss() {
+async fn short_outage_is_a_risk_and_no_loss() {
     const T: Duration = millis(3_000);
     let _trace = Trace::of_all_threads();
     let server = Server::start();
@@ -435,7 +435,7 @@ async fn a_short_outage_is_a_risk_and_no_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reconnect_verifies_the_lease_at_once() {
+async fn reconnect_verifies_the_lease_at_once() {
     // The next renewal would come after 27 s.
     const T: Duration = Duration::from_secs(90);
     let _trace = Trace::of_all_threads();
@@ -478,7 +478,7 @@ async fn one_killed_connection_after_another_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operator_who_removes_the_time_to_live_is_put_right() {
+async fn operator_who_removes_the_time_to_live_is_put_right() {
     const T: Duration = millis(3_000);
     let server = Server::start();
     let leases = connect(&server.url(), T).await;
@@ -578,7 +578,7 @@ async fn holder_followed_by_a_waiter_learns_that_it_is_taken() {
 }
 
 #[test]
-fn a_blocked_runtime_loses_nothing() {
+fn blocked_runtime_loses_nothing() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     let runtime =

@@ -61,7 +61,7 @@ fn connection_comes_with_a_runtimes_first_lock_and_goes_with_it() {
 }
 
 #[test]
-fn the_connection_of_a_runtime_closes_with_the_last_handle() {
+fn connection_of_a_runtime_closes_with_the_last_handle() {
     let server = Server::start();
     let mut connection = server.connection();
     let runtime = runtime();
@@ -75,7 +75,7 @@ fn the_connection_of_a_runtime_closes_with_the_last_handle() {
 /// A request that was begun on one runtime and waits on another is told at once when the first one goes, and its
 /// connection with it.
 #[test]
-fn a_request_ends_with_the_runtime_of_its_connection() {
+fn request_ends_with_the_runtime_of_its_connection() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let threads = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -108,7 +108,7 @@ const SLACK: Duration = Duration::from_secs(5);
 
 /// What waits for others to send it keeps the time by itself.
 #[test]
-fn a_request_does_not_wait_for_a_runtime_that_stands_still() {
+fn request_does_not_wait_for_a_runtime_that_stands_still() {
     let server = Server::start();
     let (home, other) = (runtime(), runtime());
     let leases = LeaseManager::builder().ttl(T).dedicated_thread(false);
@@ -126,9 +126,9 @@ fn a_request_does_not_wait_for_a_runtime_that_stands_still() {
     });
 }
 
-/// The last lease of a hold cannot be released while a nested one is, by a future that nobody polls.
+/// The last lease of a hold cannot be released while a future that is not polled releases a nested one.
 #[test]
-fn a_release_waits_for_another_for_two_attempts_at_most() {
+fn release_waits_for_another_for_two_attempts_at_most() {
     let server = Server::start();
     let runtime = runtime();
     runtime.block_on(async {
@@ -196,7 +196,7 @@ fn manager_without_own_thread_goes_by_the_system_clock_too() {
 
 /// Where time is paused, every reply comes too late: connecting again and again would be all that happens.
 #[test]
-fn a_runtime_whose_time_is_paused_gets_no_connection() {
+fn runtime_whose_time_is_paused_gets_no_connection() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let home = runtime();

@@ -4,18 +4,12 @@
 use kit::look::{channel, fence_key};
 use kit::{Reply, Resp, Server};
 
-const BATCH: &str = concat!(
-    include_str!("../../src/store/redis/scripts/common.lua"),
-    include_str!("../../src/store/redis/scripts/publish.lua"),
-    include_str!("../../src/store/redis/scripts/wake.lua"),
-    include_str!("../../src/store/redis/scripts/acquire.lua"),
-    include_str!("../../src/store/redis/scripts/release.lua"),
-    include_str!("../../src/store/redis/scripts/batch.lua"),
-);
-const RENEW: &str = concat!(
-    include_str!("../../src/store/redis/scripts/common.lua"),
-    include_str!("../../src/store/redis/scripts/renew.lua"),
-);
+include!("../../src/store/redis/compose.rs");
+
+const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", acquire);
+const RELEASE: &str = compose!("../../src/store/redis/scripts/", release, "publish");
+const BATCH: &str = compose!("../../src/store/redis/scripts/", batch, "publish");
+const RENEW: &str = compose!("../../src/store/redis/scripts/", renew);
 
 /// What acquires have in common: time to live, count, block and retention.
 const GOOD: [&str; 4] = ["30000", "1", "8", "60000"];
@@ -23,12 +17,19 @@ const GOOD: [&str; 4] = ["30000", "1", "8", "60000"];
 struct Bench {
     connection: Resp,
     server: Server,
+    /// Whether the scripts for lone requests run what they can.
+    alone: bool,
+}
+
+/// Runs a test with all items in the batch's script, and with single ones in those for lone requests.
+fn both_ways(test: impl Fn(Bench)) {
+    [false, true].map(Bench::new).into_iter().for_each(test);
 }
 
 impl Bench {
-    fn new() -> Self {
+    fn new(alone: bool) -> Self {
         let server = Server::start();
-        Self { connection: server.connection(), server }
+        Self { connection: server.connection(), server, alone }
     }
 
     fn command(&mut self, words: &[&str]) -> Reply {
@@ -41,8 +42,19 @@ impl Bench {
         self.connection.command(&words)
     }
 
-    /// What is said to each item.
+    /// The reply to each item.
     fn batch(&mut self, keys: &[&str], args: &[&str]) -> Vec<Reply> {
+        let alone = match args {
+            [ttl, "1", _, _, token, "SA"] => (ACQUIRE, vec![*token, ttl]),
+            [ttl, "1", block, retention, token, "SF"] => {
+                (ACQUIRE, vec![*token, ttl, block, retention])
+            }
+            [token, "R"] => (RELEASE, vec![*token]),
+            _ => return self.run(BATCH, keys, args).list(),
+        };
+        if self.alone {
+            return vec![self.run(alone.0, keys, &alone.1)];
+        }
         self.run(BATCH, keys, args).list()
     }
 
@@ -69,522 +81,568 @@ fn but(index: usize, value: &'static str) -> [&'static str; 4] {
 }
 
 #[test]
-fn an_acquire_with_a_bad_argument_writes_nothing() {
-    let mut bench = Bench::new();
-    let bad = [
-        (0, ["", "x", "1.5", "0", "-1", "31536000001", "nan", "inf"]),
-        (1, ["", "x", "1.5", "0", "-1", "4294967296", "nan", "inf"]),
-        (2, ["", "x", "1.5", "0", "-1", "1000001", "nan", "inf"]),
-        (3, ["", "x", "1.5", "-2", "-1", "9007199254740993", "nan", "inf"]),
-    ];
-    let fence = fence_key("job");
-    for (index, values) in bad {
-        for value in values {
-            let [ttl, count, block, retention] = but(index, value);
-            for (step, keys) in [("SF", &["job", &fence][..]), ("SA", &["job"])] {
-                let items = bench.batch(keys, &[ttl, count, block, retention, "me", step]);
-                let said = items.iter().all(|item| fails_with(item, "LEASEHOLD bad argument"));
-                assert!(items.len() == 1 && said, "{index} {value:?} {step}: {items:?}");
-                assert_eq!(bench.keys(), 0, "{index} {value:?} {step}");
+fn acquire_with_a_bad_argument_writes_nothing() {
+    both_ways(|mut bench| {
+        let bad = [
+            (0, ["", "x", "1.5", "0", "-1", "31536000001", "nan", "inf"]),
+            (1, ["", "x", "1.5", "0", "-1", "4294967296", "nan", "inf"]),
+            (2, ["", "x", "1.5", "0", "-1", "1000001", "nan", "inf"]),
+            (3, ["", "x", "1.5", "-2", "-1", "9007199254740993", "nan", "inf"]),
+        ];
+        let fence = fence_key("job");
+        for (index, values) in bad {
+            for value in values {
+                let [ttl, count, block, retention] = but(index, value);
+                for (step, keys) in [("SF", &["job", &fence][..]), ("SA", &["job"])] {
+                    if bench.alone && step == "SA" && index > 1 {
+                        // Not sent without a fencing token.
+                        continue;
+                    }
+                    let items = bench.batch(keys, &[ttl, count, block, retention, "me", step]);
+                    let said = items.iter().all(|item| fails_with(item, "LEASEHOLD bad argument"));
+                    assert!(items.len() == 1 && said, "{index} {value:?} {step}: {items:?}");
+                    assert_eq!(bench.keys(), 0, "{index} {value:?} {step}");
+                }
             }
         }
-    }
+    });
 }
 
 #[test]
-fn the_limits_themselves_are_good() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    for (index, value) in
-        [(0, "1"), (0, "31536000000"), (2, "1"), (2, "1000000"), (3, "0"), (3, "1")]
-    {
-        let [ttl, count, block, retention] = but(index, value);
-        let items = bench.batch(&["job", &fence], &[ttl, count, block, retention, "me", "SF"]);
-        assert!(is_fence(&items[0]), "{index} {value}: {items:?}");
-        bench.command(&["FLUSHALL"]);
-    }
-    bench.batch(&["job"], &[GOOD[0], "1", GOOD[2], GOOD[3], "me", "SA"]);
-    let highest = but(1, "4294967295");
-    let items = bench.batch(&["job"], &[&highest[..], &["me", "SA"]].concat());
-    assert_eq!(items, [Reply::Int(0)]);
+fn limits_themselves_are_good() {
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        for (index, value) in
+            [(0, "1"), (0, "31536000000"), (2, "1"), (2, "1000000"), (3, "0"), (3, "1")]
+        {
+            let [ttl, count, block, retention] = but(index, value);
+            let items = bench.batch(&["job", &fence], &[ttl, count, block, retention, "me", "SF"]);
+            assert!(is_fence(&items[0]), "{index} {value}: {items:?}");
+            bench.command(&["FLUSHALL"]);
+        }
+        bench.batch(&["job"], &[GOOD[0], "1", GOOD[2], GOOD[3], "me", "SA"]);
+        let highest = but(1, "4294967295");
+        let items = bench.batch(&["job"], &[&highest[..], &["me", "SA"]].concat());
+        assert_eq!(items, [Reply::Int(0)]);
+    });
 }
 
 #[test]
 fn bad_settings_stop_their_own_acquires_and_nothing_else() {
-    let mut bench = Bench::new();
-    bench.batch(&["held"], &[&GOOD[..], &["me", "SA"]].concat());
-    let bad = but(0, "0");
-    let args = [&bad[..], &GOOD, &["one,me,two", "SARSA"]].concat();
-    let items = bench.batch(&["first", "held", "second"], &args);
-    assert!(fails_with(&items[0], "LEASEHOLD bad argument 0"), "{items:?}");
-    assert_eq!(items[1], Reply::Int(0), "the release in between: {items:?}");
-    assert_eq!(items[2], Reply::Int(0), "good settings again: {items:?}");
-    // Without any there is nothing to go by.
-    let items = bench.batch(&["third"], &["three", "A"]);
-    assert!(fails_with(&items[0], "LEASEHOLD nothing is set"), "{items:?}");
-    assert_eq!(bench.command(&["KEYS", "*"]).list().len(), 1);
+    both_ways(|mut bench| {
+        bench.batch(&["held"], &[&GOOD[..], &["me", "SA"]].concat());
+        let bad = but(0, "0");
+        let args = [&bad[..], &GOOD, &["one,me,two", "SARSA"]].concat();
+        let items = bench.batch(&["first", "held", "second"], &args);
+        assert!(fails_with(&items[0], "LEASEHOLD bad argument 0"), "{items:?}");
+        assert_eq!(items[1], Reply::Int(0), "the release in between: {items:?}");
+        assert_eq!(items[2], Reply::Int(0), "good settings again: {items:?}");
+        // Without any there is nothing to go by.
+        let items = bench.batch(&["third"], &["three", "A"]);
+        assert!(fails_with(&items[0], "LEASEHOLD nothing is set"), "{items:?}");
+        assert_eq!(bench.command(&["KEYS", "*"]).list().len(), 1);
+    });
 }
 
 #[test]
-fn a_count_that_is_none_is_never_recorded() {
-    let mut bench = Bench::new();
-    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    for count in ["", "x", "0", "-1", "1.5", "4294967296", "nan"] {
-        let items = bench.batch(&["job"], &[count, "me", "L"]);
-        assert!(fails_with(&items[0], "LEASEHOLD bad argument"), "{count:?}: {items:?}");
-        assert_eq!(bench.command(&["HGET", "job", "me"]).text(), "1", "{count:?}");
-    }
-    // Checked before it is known whether the token is there at all.
-    let items = bench.batch(&["job"], &["0", "somebody", "L"]);
-    assert!(fails_with(&items[0], "LEASEHOLD bad argument"), "{items:?}");
+fn count_that_is_none_is_never_recorded() {
+    both_ways(|mut bench| {
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        for count in ["", "x", "0", "-1", "1.5", "4294967296", "nan"] {
+            let items = bench.batch(&["job"], &[count, "me", "L"]);
+            assert!(fails_with(&items[0], "LEASEHOLD bad argument"), "{count:?}: {items:?}");
+            assert_eq!(bench.command(&["HGET", "job", "me"]).text(), "1", "{count:?}");
+        }
+        // Checked before it is known whether the token is there at all.
+        let items = bench.batch(&["job"], &["0", "somebody", "L"]);
+        assert!(fails_with(&items[0], "LEASEHOLD bad argument"), "{items:?}");
+    });
 }
 
 #[test]
 fn items_of_every_kind_that_meet_another_type_spoil_no_other() {
-    let mut bench = Bench::new();
-    bench.command(&["SET", "text", "somebody's"]);
-    for (bad, args) in [("A", &[][..]), ("F", &[]), ("R", &[]), ("L", &["2"])] {
-        let fence = fence_key("text");
-        let mut keys = vec!["before", "text"];
-        if bad == "F" {
-            keys.push(&fence);
+    both_ways(|mut bench| {
+        bench.command(&["SET", "text", "somebody's"]);
+        for (bad, args) in [("A", &[][..]), ("F", &[]), ("R", &[]), ("L", &["2"])] {
+            let fence = fence_key("text");
+            let mut keys = vec!["before", "text"];
+            if bad == "F" {
+                keys.push(&fence);
+            }
+            keys.push("after");
+            let steps = format!("SA{bad}A");
+            let args = [&GOOD[..], args, &["me,me,me", &steps]].concat();
+            let items = bench.batch(&keys, &args);
+            assert_eq!(items[0], Reply::Int(0), "{bad}: {items:?}");
+            assert!(fails_with(&items[1], "WRONGTYPE"), "{bad}: {items:?}");
+            assert_eq!(items[2], Reply::Int(0), "{bad}: {items:?}");
+            bench.command(&["DEL", "before", "after"]);
         }
-        keys.push("after");
-        let steps = format!("SA{bad}A");
-        let args = [&GOOD[..], args, &["me,me,me", &steps]].concat();
-        let items = bench.batch(&keys, &args);
-        assert_eq!(items[0], Reply::Int(0), "{bad}: {items:?}");
-        assert!(fails_with(&items[1], "WRONGTYPE"), "{bad}: {items:?}");
-        assert_eq!(items[2], Reply::Int(0), "{bad}: {items:?}");
-        bench.command(&["DEL", "before", "after"]);
-    }
-    assert_eq!(bench.keys(), 1);
+        assert_eq!(bench.keys(), 1);
+    });
 }
 
 /// An item that fails has taken what is its own: its key, its token and its count.
 #[test]
 fn item_behind_a_failed_one_gets_its_own_arguments() {
-    let mut bench = Bench::new();
-    bench.batch(&["a", "b"], &[&GOOD[..], &["me:1,me:2", "SAA"]].concat());
-    let items = bench.batch(&["a", "a"], &["x", "2", "me:1,me:1", "LL"]);
-    assert!(fails_with(&items[0], "LEASEHOLD bad argument x"), "{items:?}");
-    assert_eq!((&items[1], items.len()), (&Reply::Int(0), 2));
-    assert_eq!(bench.command(&["HGET", "a", "me:1"]).text(), "2");
-    let args = [&["x"], &GOOD[..], &["me:", "me:1,me:1,2", "LSAMR"]].concat();
-    let items = bench.batch(&["a", "c", "b"], &args);
-    assert!(fails_with(&items[0], "LEASEHOLD bad argument x"), "{items:?}");
-    assert_eq!(items[1..], [Reply::Int(0), Reply::Int(0)]);
-    assert_eq!(bench.command(&["HGET", "c", "me:1"]).text(), "1");
-    assert_eq!(bench.command(&["EXISTS", "b"]).int(), 0);
+    both_ways(|mut bench| {
+        bench.batch(&["a", "b"], &[&GOOD[..], &["me:1,me:2", "SAA"]].concat());
+        let items = bench.batch(&["a", "a"], &["x", "2", "me:1,me:1", "LL"]);
+        assert!(fails_with(&items[0], "LEASEHOLD bad argument x"), "{items:?}");
+        assert_eq!((&items[1], items.len()), (&Reply::Int(0), 2));
+        assert_eq!(bench.command(&["HGET", "a", "me:1"]).text(), "2");
+        let args = [&["x"], &GOOD[..], &["me:", "me:1,me:1,2", "LSAMR"]].concat();
+        let items = bench.batch(&["a", "c", "b"], &args);
+        assert!(fails_with(&items[0], "LEASEHOLD bad argument x"), "{items:?}");
+        assert_eq!(items[1..], [Reply::Int(0), Reply::Int(0)]);
+        assert_eq!(bench.command(&["HGET", "c", "me:1"]).text(), "1");
+        assert_eq!(bench.command(&["EXISTS", "b"]).int(), 0);
+    });
 }
 
 /// A text without the words that tell of a missing right must be passed on as it is.
 #[test]
-fn an_error_is_told_in_the_servers_words() {
-    let mut bench = Bench::new();
-    bench.command(&["SET", "text", "somebody's"]);
-    let items = bench.batch(&["text"], &[&GOOD[..], &["me", "SA"]].concat());
-    let Reply::Text(text) = &items[0] else { panic!("{items:?}") };
-    assert!(text.starts_with("WRONGTYPE") && !text.contains("('"), "{text}");
+fn error_is_told_in_the_servers_words() {
+    both_ways(|mut bench| {
+        bench.command(&["SET", "text", "somebody's"]);
+        let items = bench.batch(&["text"], &[&GOOD[..], &["me", "SA"]].concat());
+        let text = match &items[0] {
+            Reply::Text(text) | Reply::Error(text) => text,
+            _ => panic!("{items:?}"),
+        };
+        assert!(text.starts_with("WRONGTYPE") && !text.contains("('"), "{text}");
+    });
 }
 
 #[test]
 fn tokens_begin_as_was_said_last_and_else_stand_alone() {
-    let mut bench = Bench::new();
-    let names = ["a", "b", "c", "d"];
-    let args = [&GOOD[..], &["me:", "you:", "all:1,2,3,4", "SAMAAMA"]].concat();
-    assert_eq!(bench.batch(&names, &args), vec![Reply::Int(0); 4]);
-    for (name, token) in names.into_iter().zip(["all:1", "me:2", "me:3", "you:4"]) {
-        assert_eq!(bench.command(&["HGET", name, token]).text(), "1", "{name}");
-    }
-    let args = ["2", "me:", "all:1,2,4", "LMRR"];
-    let items = bench.batch(&["a", "b", "d"], &args);
-    assert_eq!(items, [Reply::Int(0), Reply::Int(0), Reply::Int(-2)]);
-    assert_eq!(bench.command(&["HGET", "a", "all:1"]).text(), "2");
+    both_ways(|mut bench| {
+        let names = ["a", "b", "c", "d"];
+        let args = [&GOOD[..], &["me:", "you:", "all:1,2,3,4", "SAMAAMA"]].concat();
+        assert_eq!(bench.batch(&names, &args), vec![Reply::Int(0); 4]);
+        for (name, token) in names.into_iter().zip(["all:1", "me:2", "me:3", "you:4"]) {
+            assert_eq!(bench.command(&["HGET", name, token]).text(), "1", "{name}");
+        }
+        let args = ["2", "me:", "all:1,2,4", "LMRR"];
+        let items = bench.batch(&["a", "b", "d"], &args);
+        assert_eq!(items, [Reply::Int(0), Reply::Int(0), Reply::Int(-2)]);
+        assert_eq!(bench.command(&["HGET", "a", "all:1"]).text(), "2");
+    });
 }
 
 /// Who holds it is told by how long, or that it is for ever.
 #[test]
 fn hold_is_told_from_one_that_is_gone_or_taken() {
-    let mut bench = Bench::new();
-    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    bench.command(&["HSET", "ever", "somebody's", "1"]);
-    let first = [&GOOD[..], &["you,you", "SAA"]].concat();
-    let items = bench.batch(&["job", "ever"], &first);
-    assert!(matches!(items[0], Reply::Int(-30_004..=-20_004)), "{items:?}");
-    assert_eq!(items[1], Reply::Int(-3));
-    let nested = [&but(1, "2")[..], &["you,you,me", "SAAA"]].concat();
-    let items = bench.batch(&["job", "none", "job"], &nested);
-    assert_eq!(items, [Reply::Int(-2), Reply::Int(-1), Reply::Int(0)]);
-}
-
-#[test]
-fn a_release_tells_how_many_have_heard_of_it() {
-    let mut bench = Bench::new();
-    let mut subscribers = Vec::new();
-    for listeners in 0..3 {
+    both_ways(|mut bench| {
         bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-        let items = bench.batch(&["job"], &["me", "R"]);
-        assert_eq!(items, [Reply::Int(listeners)]);
-        let mut subscriber = bench.server.connection();
-        subscriber.subscribe(&channel("job"));
-        subscribers.push(subscriber);
-    }
+        bench.command(&["HSET", "ever", "somebody's", "1"]);
+        let first = [&GOOD[..], &["you,you", "SAA"]].concat();
+        let items = bench.batch(&["job", "ever"], &first);
+        assert!(matches!(items[0], Reply::Int(-30_004..=-20_004)), "{items:?}");
+        assert_eq!(items[1], Reply::Int(-3));
+        let nested = [&but(1, "2")[..], &["you,you,me", "SAAA"]].concat();
+        let items = bench.batch(&["job", "none", "job"], &nested);
+        assert_eq!(items, [Reply::Int(-2), Reply::Int(-1), Reply::Int(0)]);
+    });
 }
 
 #[test]
-fn a_release_that_may_wake_nobody_is_done_and_says_so() {
-    let mut bench = Bench::new();
-    bench.command(&["ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all"]);
-    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    bench.command(&["AUTH", "mute", "any"]);
-    assert_eq!(bench.batch(&["job"], &["me", "R"]), [Reply::Int(-3)]);
-    assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0);
+fn release_tells_how_many_have_heard_of_it() {
+    both_ways(|mut bench| {
+        let mut subscribers = Vec::new();
+        for listeners in 0..3 {
+            bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+            let items = bench.batch(&["job"], &["me", "R"]);
+            assert_eq!(items, [Reply::Int(listeners)]);
+            let mut subscriber = bench.server.connection();
+            subscriber.subscribe(&channel("job"));
+            subscribers.push(subscriber);
+        }
+    });
+}
+
+#[test]
+fn release_that_may_wake_nobody_is_done_and_says_so() {
+    both_ways(|mut bench| {
+        bench.command(&["ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all"]);
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        bench.command(&["AUTH", "mute", "any"]);
+        assert_eq!(bench.batch(&["job"], &["me", "R"]), [Reply::Int(-3)]);
+        assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0);
+    });
 }
 
 /// Not leasehold's, but nobody's to throw away either.
 #[test]
-fn a_release_takes_its_own_field_only() {
-    let mut bench = Bench::new();
-    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    bench.command(&["HSET", "job", "somebody's", "1"]);
-    let items = bench.batch(&["job", "job"], &["me,me", "RR"]);
-    assert_eq!(items, [Reply::Int(0), Reply::Int(-2)]);
-    assert_eq!(bench.command(&["HKEYS", "job"]).list(), [Reply::Text("somebody's".to_owned())]);
+fn release_takes_its_own_field_only() {
+    both_ways(|mut bench| {
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        bench.command(&["HSET", "job", "somebody's", "1"]);
+        let items = bench.batch(&["job", "job"], &["me,me", "RR"]);
+        assert_eq!(items, [Reply::Int(0), Reply::Int(-2)]);
+        assert_eq!(bench.command(&["HKEYS", "job"]).list(), [Reply::Text("somebody's".to_owned())]);
+    });
 }
 
 /// Two grants of a name within one block's microseconds, or with a clock that went back.
 #[test]
 fn fencing_tokens_go_on_behind_the_last_block() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let keys = ["job", &fence, "job", "job", &fence];
-    let items = bench.batch(&keys, &[&GOOD[..], &["one,one,two", "SFRF"]].concat());
-    assert!(is_fence(&items[0]), "{items:?}");
-    let fences: Vec<i64> = items.iter().map(Reply::int).collect();
-    // An even one says that the clock has reached it: this one is ahead.
-    assert_eq!((fences[0] % 2, fences[2]), (0, fences[0] + 9), "{items:?}");
-    let last = bench.command(&["GET", &fence]).text().parse::<i64>().expect("a number");
-    assert_eq!(last, fences[2] + 7);
-    assert!((1..=60_000).contains(&bench.command(&["PTTL", &fence]).int()));
-    // Found again as it was.
-    let again = bench.batch(&["job", &fence], &[&GOOD[..], &["two", "SF"]].concat());
-    assert_eq!(again, [Reply::Int(fences[2])]);
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        let keys = ["job", &fence, "job", "job", &fence];
+        let items = bench.batch(&keys, &[&GOOD[..], &["one,one,two", "SFRF"]].concat());
+        assert!(is_fence(&items[0]), "{items:?}");
+        let fences: Vec<i64> = items.iter().map(Reply::int).collect();
+        // An even one says that the clock has reached it: this one is ahead.
+        assert_eq!((fences[0] % 2, fences[2]), (0, fences[0] + 9), "{items:?}");
+        let last = bench.command(&["GET", &fence]).text().parse::<i64>().expect("a number");
+        assert_eq!(last, fences[2] + 7);
+        assert!((1..=60_000).contains(&bench.command(&["PTTL", &fence]).int()));
+        // Found again as it was.
+        let again = bench.batch(&["job", &fence], &[&GOOD[..], &["two", "SF"]].concat());
+        assert_eq!(again, [Reply::Int(fences[2])]);
+    });
 }
 
 /// Microseconds that the clock has not reached: where it went back, or blocks were larger than it could follow.
 #[test]
 fn fence_ahead_of_the_clock_is_remembered_longer_by_as_much() {
     const AHEAD: i64 = 1_000_000;
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let time = bench.command(&["TIME"]).list();
-    let [seconds, micros] =
-        [0, 1].map(|i| time[i].clone().text().parse::<i64>().expect("a number"));
-    let last = (seconds * 1_000_000 + micros + AHEAD * 1_000).to_string();
-    let kept = |bench: &mut Bench| {
-        let kept = bench.command(&["PTTL", &fence_key("job")]).int();
-        assert!((AHEAD..=60_000 + AHEAD).contains(&kept), "{kept}");
-    };
-    bench.command(&["SET", &fence, &last]);
-    let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
-    assert!(is_fence(&items[0]), "{items:?}");
-    assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "it had no time to live");
-    bench.command(&["DEL", "job"]);
-    bench.command(&["SET", &fence, &last, "PX", "1000"]);
-    bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
-    kept(&mut bench);
-    bench.command(&["PEXPIRE", &fence, "1000"]);
-    let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
-    assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
-    kept(&mut bench);
-    // For ever stays for ever.
-    bench.command(&["DEL", "job"]);
-    bench.batch(&["job", &fence], &["30000", "1", "8", "0", "me", "SF"]);
-    assert_eq!(bench.command(&["PTTL", &fence]).int(), -1);
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        let time = bench.command(&["TIME"]).list();
+        let [seconds, micros] =
+            [0, 1].map(|i| time[i].clone().text().parse::<i64>().expect("a number"));
+        let last = (seconds * 1_000_000 + micros + AHEAD * 1_000).to_string();
+        let kept = |bench: &mut Bench| {
+            let kept = bench.command(&["PTTL", &fence_key("job")]).int();
+            assert!((AHEAD..=60_000 + AHEAD).contains(&kept), "{kept}");
+        };
+        bench.command(&["SET", &fence, &last]);
+        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+        assert!(is_fence(&items[0]), "{items:?}");
+        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "it had no time to live");
+        bench.command(&["DEL", "job"]);
+        bench.command(&["SET", &fence, &last, "PX", "1000"]);
+        bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+        kept(&mut bench);
+        bench.command(&["PEXPIRE", &fence, "1000"]);
+        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+        kept(&mut bench);
+        // For ever stays for ever.
+        bench.command(&["DEL", "job"]);
+        bench.batch(&["job", &fence], &["30000", "1", "8", "0", "me", "SF"]);
+        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1);
+    });
 }
 
 /// As Redisson leaves its counter, and a manager that remembers for ever.
 #[test]
-fn a_fencing_token_without_a_time_to_live_keeps_none() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    for remembered in ["1", "1795382621706818", "8000000000000000"] {
-        bench.command(&["SET", &fence, remembered]);
-        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
-        assert!(is_fence(&items[0]), "{remembered}: {items:?}");
-        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: granted");
-        let last = bench.command(&["GET", &fence]).int();
-        assert_eq!(last - items[0].int(), 7, "{remembered}: the block is reserved");
-        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
-        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
-        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: renewed");
-        bench.command(&["DEL", "job"]);
-    }
+fn fencing_token_without_a_time_to_live_keeps_none() {
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        for remembered in ["1", "1795382621706818", "8000000000000000"] {
+            bench.command(&["SET", &fence, remembered]);
+            let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+            assert!(is_fence(&items[0]), "{remembered}: {items:?}");
+            assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: granted");
+            let last = bench.command(&["GET", &fence]).int();
+            assert_eq!(last - items[0].int(), 7, "{remembered}: the block is reserved");
+            let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+            assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+            assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}: renewed");
+            bench.command(&["DEL", "job"]);
+        }
+    });
 }
 
 /// The tokens tell when it was prolonged: a grant in the same hundredth of the time does not do it again.
 #[test]
 fn fence_memory_is_prolonged_once_in_a_hundredth_of_its_time() {
     const DAY: i64 = 86_400_000;
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let day = [GOOD[0], "1", "8", "86400000"];
-    let mut after = |remembered: i64, left: &str| {
-        bench.command(&["SET", &fence, &remembered.to_string(), "PX", left]);
-        let items = bench.batch(&["job", &fence], &[&day[..], &["me", "SF"]].concat());
-        bench.command(&["DEL", "job"]);
-        (items[0].int(), bench.command(&["PTTL", &fence]).int())
-    };
-    let (now, left) = after(1, "1000");
-    assert!((DAY - 60_000..=DAY).contains(&left), "another hundredth: {left}");
-    // 864 s are a hundredth.
-    let start = now - now % (DAY * 10);
-    let (_, left) = after(start, "5000000");
-    assert!(left <= 5_000_000, "the same: {left}");
-    let (_, left) = after(start - 1, "5000000");
-    assert!((DAY - 60_000..=DAY).contains(&left), "the one before: {left}");
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        let day = [GOOD[0], "1", "8", "86400000"];
+        let mut after = |remembered: i64, left: &str| {
+            bench.command(&["SET", &fence, &remembered.to_string(), "PX", left]);
+            let items = bench.batch(&["job", &fence], &[&day[..], &["me", "SF"]].concat());
+            bench.command(&["DEL", "job"]);
+            (items[0].int(), bench.command(&["PTTL", &fence]).int())
+        };
+        let (now, left) = after(1, "1000");
+        assert!((DAY - 60_000..=DAY).contains(&left), "another hundredth: {left}");
+        // 864 s are a hundredth.
+        let start = now - now % (DAY * 10);
+        let (_, left) = after(start, "5000000");
+        assert!(left <= 5_000_000, "the same: {left}");
+        let (_, left) = after(start - 1, "5000000");
+        assert!((DAY - 60_000..=DAY).contains(&left), "the one before: {left}");
+    });
 }
 
 /// As many as are asked for, also where that changes within a call.
 #[test]
 fn each_block_is_as_long_as_its_settings_say() {
-    let mut bench = Bench::new();
-    let (first, second) = (fence_key("first"), fence_key("second"));
-    let args = [&GOOD[..], &but(2, "100"), &["me,me", "SFSF"]].concat();
-    let items = bench.batch(&["first", &first, "second", &second], &args);
-    for (token, (key, block)) in items.iter().zip([(&first, 8), (&second, 100)]) {
-        let last = bench.command(&["GET", key]).text().parse::<i64>().expect("a number");
-        assert_eq!(last - token.int(), block - 1, "{items:?}");
-    }
+    both_ways(|mut bench| {
+        let (first, second) = (fence_key("first"), fence_key("second"));
+        let args = [&GOOD[..], &but(2, "100"), &["me,me", "SFSF"]].concat();
+        let items = bench.batch(&["first", &first, "second", &second], &args);
+        for (token, (key, block)) in items.iter().zip([(&first, 8), (&second, 100)]) {
+            let last = bench.command(&["GET", key]).text().parse::<i64>().expect("a number");
+            assert_eq!(last - token.int(), block - 1, "{items:?}");
+        }
+    });
 }
 
 #[test]
 fn fence_key_without_a_token_is_put_back() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    for stuck in ["somebody's", "nan", "9007199254740993", ""] {
-        bench.command(&["SET", &fence, stuck]);
-        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
-        assert!(fails_with(&items[0], "WRONGTYPE"), "{stuck}: {items:?}");
-        assert_eq!(bench.command(&["GET", &fence]).text(), stuck);
-        assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0, "{stuck}");
-    }
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        for stuck in ["somebody's", "nan", "9007199254740993", ""] {
+            bench.command(&["SET", &fence, stuck]);
+            let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+            assert!(fails_with(&items[0], "WRONGTYPE"), "{stuck}: {items:?}");
+            assert_eq!(bench.command(&["GET", &fence]).text(), stuck);
+            assert_eq!(bench.command(&["EXISTS", "job"]).int(), 0, "{stuck}");
+        }
+    });
 }
 
 /// By a grant, whatever is to be remembered, and by a renewal of a lock that was granted before.
 #[test]
 fn fence_key_without_a_token_keeps_its_time_to_live_or_none() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let stays = |bench: &mut Bench, case: &str, left: bool| {
-        assert_eq!(bench.command(&["GET", &fence]).text(), "somebody's", "{case}");
-        let is = bench.command(&["PTTL", &fence]).int();
-        assert!(if left { (1..=20_000).contains(&is) } else { is == -1 }, "{case}: {is}");
-    };
-    for left in [true, false] {
-        let time = if left { &["PX", "20000"][..] } else { &[] };
-        for retention in ["0", "60000"] {
-            let case = format!("{left} {retention}");
-            bench.command(&[&["SET", &fence, "somebody's"], time].concat());
-            let settings = but(3, retention);
-            let items = bench.batch(&["job", &fence], &[&settings[..], &["me", "SF"]].concat());
-            assert!(fails_with(&items[0], "WRONGTYPE"), "{case}: {items:?}");
-            stays(&mut bench, &case, left);
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        let stays = |bench: &mut Bench, case: &str, left: bool| {
+            assert_eq!(bench.command(&["GET", &fence]).text(), "somebody's", "{case}");
+            let is = bench.command(&["PTTL", &fence]).int();
+            assert!(if left { (1..=20_000).contains(&is) } else { is == -1 }, "{case}: {is}");
+        };
+        for left in [true, false] {
+            let time = if left { &["PX", "20000"][..] } else { &[] };
+            for retention in ["0", "60000"] {
+                let case = format!("{left} {retention}");
+                bench.command(&[&["SET", &fence, "somebody's"], time].concat());
+                let settings = but(3, retention);
+                let items = bench.batch(&["job", &fence], &[&settings[..], &["me", "SF"]].concat());
+                assert!(fails_with(&items[0], "WRONGTYPE"), "{case}: {items:?}");
+                stays(&mut bench, &case, left);
+            }
+            bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+            let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+            assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+            stays(&mut bench, "renewed", left);
+            bench.command(&["DEL", "job"]);
         }
-        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
-        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
-        stays(&mut bench, "renewed", left);
-        bench.command(&["DEL", "job"]);
-    }
+    });
 }
 
 /// It can only get there while the name is held, for a grant refuses it.
 #[test]
 fn renewal_leaves_a_fence_key_without_a_token_alone() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    for text in ["9999999999999999999999", "9900000000000000000", "1e300", "inf", "nan", "x"] {
-        bench.command(&["SET", &fence, text, "PX", "20000"]);
-        let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
-        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]), "{text}");
-        assert_eq!(bench.command(&["GET", &fence]).text(), text);
-        assert!((1..=20_000).contains(&bench.command(&["PTTL", &fence]).int()), "{text}");
-    }
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        for text in ["9999999999999999999999", "9900000000000000000", "1e300", "inf", "nan", "x"] {
+            bench.command(&["SET", &fence, text, "PX", "20000"]);
+            let reply = bench.run(RENEW, &["job", &fence], &["30000", "60000", "me", "F"]);
+            assert_eq!(reply, Reply::List(vec![Reply::Int(0)]), "{text}");
+            assert_eq!(bench.command(&["GET", &fence]).text(), text);
+            assert!((1..=20_000).contains(&bench.command(&["PTTL", &fence]).int()), "{text}");
+        }
+    });
 }
 
 /// A token that is ahead of the clock is odd. A fraction, which others have written, does not hide that.
 #[test]
 fn token_ahead_of_the_clock_is_odd_after_a_fraction_too() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    for remembered in ["4000000000000000", "4000000000000000.5", "4000000000000001.5"] {
-        bench.command(&["SET", &fence, remembered]);
-        let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
-        assert!(items[0].int() > 4_000_000_000_000_000, "{remembered}: {items:?}");
-        assert_eq!(items[0].int() % 2, 1, "{remembered}: {items:?}");
-        bench.command(&["DEL", "job"]);
-    }
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        for remembered in ["4000000000000000", "4000000000000000.5", "4000000000000001.5"] {
+            bench.command(&["SET", &fence, remembered]);
+            let items = bench.batch(&["job", &fence], &[&GOOD[..], &["me", "SF"]].concat());
+            assert!(items[0].int() > 4_000_000_000_000_000, "{remembered}: {items:?}");
+            assert_eq!(items[0].int() % 2, 1, "{remembered}: {items:?}");
+            bench.command(&["DEL", "job"]);
+        }
+    });
 }
 
 /// One that is to be remembered for ever goes on behind the last, and its key has no time to live from then on.
 #[test]
 fn fencing_tokens_remembered_for_ever_go_on_behind_the_block() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let ever = but(3, "0");
-    let keys = ["job", &fence, "job", "job", &fence];
-    let items = bench.batch(&keys, &[&ever[..], &["one,one,two", "SFRF"]].concat());
-    assert!(is_fence(&items[0]), "{items:?}");
-    assert_eq!(items[2].int(), items[0].int() + 9, "{items:?}");
-    for remembered in ["1", "8000000000000000"] {
-        bench.command(&["DEL", "job"]);
-        bench.command(&["SET", &fence, remembered, "PX", "20000"]);
-        let items = bench.batch(&["job", &fence], &[&ever[..], &["me", "SF"]].concat());
-        assert!(is_fence(&items[0]), "{remembered}: {items:?}");
-        assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}");
-        let last = bench.command(&["GET", &fence]).text().parse::<i64>().expect("a number");
-        assert_eq!(last - items[0].int(), 7, "{remembered}");
-    }
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        let ever = but(3, "0");
+        let keys = ["job", &fence, "job", "job", &fence];
+        let items = bench.batch(&keys, &[&ever[..], &["one,one,two", "SFRF"]].concat());
+        assert!(is_fence(&items[0]), "{items:?}");
+        assert_eq!(items[2].int(), items[0].int() + 9, "{items:?}");
+        for remembered in ["1", "8000000000000000"] {
+            bench.command(&["DEL", "job"]);
+            bench.command(&["SET", &fence, remembered, "PX", "20000"]);
+            let items = bench.batch(&["job", &fence], &[&ever[..], &["me", "SF"]].concat());
+            assert!(is_fence(&items[0]), "{remembered}: {items:?}");
+            assert_eq!(bench.command(&["PTTL", &fence]).int(), -1, "{remembered}");
+            let last = bench.command(&["GET", &fence]).text().parse::<i64>().expect("a number");
+            assert_eq!(last - items[0].int(), 7, "{remembered}");
+        }
+    });
 }
 
 /// Less than a block can be found where somebody has set it, and none where it was evicted.
 #[test]
 fn nested_acquire_gets_a_fencing_token_whatever_is_remembered() {
-    let mut bench = Bench::new();
-    let fence = fence_key("job");
-    let enter = [&GOOD[..], &["me", "SF"]].concat();
-    let first = bench.batch(&["job", &fence], &enter);
-    for remembered in ["0", "1", "5", "7", "-1"] {
-        bench.command(&["SET", &fence, remembered]);
+    both_ways(|mut bench| {
+        let fence = fence_key("job");
+        let enter = [&GOOD[..], &["me", "SF"]].concat();
+        let first = bench.batch(&["job", &fence], &enter);
+        for remembered in ["0", "1", "5", "7", "-1"] {
+            bench.command(&["SET", &fence, remembered]);
+            let again = bench.batch(&["job", &fence], &enter);
+            assert!(
+                is_fence(&again[0]) && again[0].int() > first[0].int(),
+                "{remembered}: {again:?}"
+            );
+        }
+        bench.command(&["DEL", &fence]);
         let again = bench.batch(&["job", &fence], &enter);
-        assert!(is_fence(&again[0]) && again[0].int() > first[0].int(), "{remembered}: {again:?}");
-    }
-    bench.command(&["DEL", &fence]);
-    let again = bench.batch(&["job", &fence], &enter);
-    assert!(is_fence(&again[0]) && again[0].int() > first[0].int(), "{again:?}");
+        assert!(is_fence(&again[0]) && again[0].int() > first[0].int(), "{again:?}");
+    });
 }
 
 #[test]
-fn the_time_is_asked_for_once_in_a_call() {
-    let mut bench = Bench::new();
-    let (first, second) = (fence_key("first"), fence_key("second"));
-    bench.command(&["CONFIG", "RESETSTAT"]);
-    let args = [&GOOD[..], &["me,me", "SFF"]].concat();
-    let items = bench.batch(&["first", &first, "second", &second], &args);
-    assert!(items.len() == 2 && items.iter().all(is_fence), "{items:?}");
-    assert_eq!(kit::look::calls(&mut bench.connection, "time"), 1);
+fn time_is_asked_for_once_in_a_call() {
+    both_ways(|mut bench| {
+        let (first, second) = (fence_key("first"), fence_key("second"));
+        bench.command(&["CONFIG", "RESETSTAT"]);
+        let args = [&GOOD[..], &["me,me", "SFF"]].concat();
+        let items = bench.batch(&["first", &first, "second", &second], &args);
+        assert!(items.len() == 2 && items.iter().all(is_fence), "{items:?}");
+        assert_eq!(kit::look::calls(&mut bench.connection, "time"), 1);
+    });
 }
 
 #[test]
-fn a_renewal_with_a_bad_argument_changes_no_time_to_live() {
-    let mut bench = Bench::new();
-    bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
-    for ttl in ["", "x", "0", "-1", "1.5", "31536000001", "nan"] {
-        let reply = bench.run(RENEW, &["job"], &[ttl, "60000", "me", "L"]);
-        assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{ttl:?}: {reply:?}");
-        let left = bench.command(&["PTTL", "job"]).int();
-        assert!((1..=30_000).contains(&left), "{ttl:?}: {left}");
-    }
-    let reply = bench.run(RENEW, &["job"], &["31536000000", "60000", "me", "L"]);
-    assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+fn renewal_with_a_bad_argument_changes_no_time_to_live() {
+    both_ways(|mut bench| {
+        bench.batch(&["job"], &[&GOOD[..], &["me", "SA"]].concat());
+        for ttl in ["", "x", "0", "-1", "1.5", "31536000001", "nan"] {
+            let reply = bench.run(RENEW, &["job"], &[ttl, "60000", "me", "L"]);
+            assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{ttl:?}: {reply:?}");
+            let left = bench.command(&["PTTL", "job"]).int();
+            assert!((1..=30_000).contains(&left), "{ttl:?}: {left}");
+        }
+        let reply = bench.run(RENEW, &["job"], &["31536000000", "60000", "me", "L"]);
+        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+    });
 }
 
 #[test]
 fn when_all_are_renewed_one_number_says_so() {
-    let mut bench = Bench::new();
-    let fence = fence_key("fenced");
-    bench.batch(&["plain"], &[&GOOD[..], &["me:1", "SA"]].concat());
-    bench.batch(&["fenced", &fence], &[&GOOD[..], &["me:2.1", "SF"]].concat());
-    let args = ["31536000000", "90000", "me:", "1,2.1", "MLF"];
-    let reply = bench.run(RENEW, &["plain", "fenced", &fence], &args);
-    assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
-    for (key, at_least) in [("plain", 31_535_990_000), ("fenced", 31_535_990_000), (&fence, 80_000)]
-    {
-        assert!(bench.command(&["PTTL", key]).int() > at_least, "{key}");
-    }
+    both_ways(|mut bench| {
+        let fence = fence_key("fenced");
+        bench.batch(&["plain"], &[&GOOD[..], &["me:1", "SA"]].concat());
+        bench.batch(&["fenced", &fence], &[&GOOD[..], &["me:2.1", "SF"]].concat());
+        let args = ["31536000000", "90000", "me:", "1,2.1", "MLF"];
+        let reply = bench.run(RENEW, &["plain", "fenced", &fence], &args);
+        assert_eq!(reply, Reply::List(vec![Reply::Int(0)]));
+        for (key, at_least) in
+            [("plain", 31_535_990_000), ("fenced", 31_535_990_000), (&fence, 80_000)]
+        {
+            assert!(bench.command(&["PTTL", key]).int() > at_least, "{key}");
+        }
+    });
 }
 
 #[test]
 fn each_that_is_not_renewed_is_told_apart_and_spoils_no_other() {
-    let mut bench = Bench::new();
-    for (name, token) in [("first", "me:1"), ("taken", "me:1"), ("last", "us:1")] {
-        bench.batch(&[name], &[&GOOD[..], &[token, "SA"]].concat());
-    }
-    bench.command(&["SET", "text", "somebody's"]);
-    let fence = fence_key("text");
-    let keys = ["first", "gone", "taken", "text", &fence, "last"];
-    let args = ["31536000000", "90000", "me:", "you:", "us:", "1,1,1,1,1", "MLLMLFML"];
-    let items = bench.run(RENEW, &keys, &args).list();
-    assert_eq!(items.len(), 5, "{items:?}");
-    assert_eq!(items[..3], [Reply::Int(0), Reply::Int(-1), Reply::Int(-2)]);
-    assert!(fails_with(&items[3], "WRONGTYPE"), "{items:?}");
-    assert_eq!(items[4], Reply::Int(0));
-    for (key, longer) in [("first", true), ("taken", false), ("last", true)] {
-        assert_eq!(bench.command(&["PTTL", key]).int() > 30_000, longer, "{key}");
-    }
-    assert_eq!(bench.command(&["PTTL", "text"]).int(), -1, "it never gets a time to live");
-    // One alone that is not renewed is enough.
-    let two = ["31536000000", "90000", "me:1,me:1", "LL"];
-    for (name, said) in [("taken", -2), ("gone", -1)] {
-        bench.command(&["HDEL", "taken", "me:1"]);
-        bench.command(&["HSET", "taken", "you:1", "1"]);
-        let items = bench.run(RENEW, &["first", name], &two);
-        assert_eq!(items, Reply::List(vec![Reply::Int(0), Reply::Int(said)]), "{name}");
-    }
-    let items = bench.run(RENEW, &["first", "text"], &two).list();
-    assert!(items.len() == 2 && fails_with(&items[1], "WRONGTYPE"), "{items:?}");
+    both_ways(|mut bench| {
+        for (name, token) in [("first", "me:1"), ("taken", "me:1"), ("last", "us:1")] {
+            bench.batch(&[name], &[&GOOD[..], &[token, "SA"]].concat());
+        }
+        bench.command(&["SET", "text", "somebody's"]);
+        let fence = fence_key("text");
+        let keys = ["first", "gone", "taken", "text", &fence, "last"];
+        let args = ["31536000000", "90000", "me:", "you:", "us:", "1,1,1,1,1", "MLLMLFML"];
+        let items = bench.run(RENEW, &keys, &args).list();
+        assert_eq!(items.len(), 5, "{items:?}");
+        assert_eq!(items[..3], [Reply::Int(0), Reply::Int(-1), Reply::Int(-2)]);
+        assert!(fails_with(&items[3], "WRONGTYPE"), "{items:?}");
+        assert_eq!(items[4], Reply::Int(0));
+        for (key, longer) in [("first", true), ("taken", false), ("last", true)] {
+            assert_eq!(bench.command(&["PTTL", key]).int() > 30_000, longer, "{key}");
+        }
+        assert_eq!(bench.command(&["PTTL", "text"]).int(), -1, "it never gets a time to live");
+        // One alone that is not renewed is enough.
+        let two = ["31536000000", "90000", "me:1,me:1", "LL"];
+        for (name, said) in [("taken", -2), ("gone", -1)] {
+            bench.command(&["HDEL", "taken", "me:1"]);
+            bench.command(&["HSET", "taken", "you:1", "1"]);
+            let items = bench.run(RENEW, &["first", name], &two);
+            assert_eq!(items, Reply::List(vec![Reply::Int(0), Reply::Int(said)]), "{name}");
+        }
+        let items = bench.run(RENEW, &["first", "text"], &two).list();
+        assert!(items.len() == 2 && fails_with(&items[1], "WRONGTYPE"), "{items:?}");
+    });
 }
 
 /// Redisson grants its `RReadWriteLock` over a lock that is held, and marks the hash.
 #[test]
-fn a_read_write_lock_is_no_lock_and_spoils_no_other() {
-    let mut bench = Bench::new();
-    let rw = |bench: &mut Bench| {
-        bench.command(&["DEL", "rw"]);
-        bench.command(&["HSET", "rw", "mode", "write", "java:1:write", "1"]);
-        bench.command(&["PEXPIRE", "rw", "20000"]);
-    };
-    let fence = fence_key("rw");
-    for (bad, settings) in [("A", but(1, "1")), ("F", but(1, "1")), ("A", but(1, "2"))] {
-        rw(&mut bench);
-        let keys = match bad {
-            "F" => vec!["before", "rw", &fence, "after"],
-            _ => vec!["before", "rw", "after"],
+fn read_write_lock_is_no_lock_and_spoils_no_other() {
+    both_ways(|mut bench| {
+        let rw = |bench: &mut Bench| {
+            bench.command(&["DEL", "rw"]);
+            bench.command(&["HSET", "rw", "mode", "write", "java:1:write", "1"]);
+            bench.command(&["PEXPIRE", "rw", "20000"]);
         };
-        let steps = format!("SAS{bad}SA");
-        let args = [&GOOD[..], &settings, &GOOD, &["me,me,me", &steps]].concat();
-        let items = bench.batch(&keys, &args);
-        assert_eq!((&items[0], &items[2]), (&Reply::Int(0), &Reply::Int(0)), "{bad}: {items:?}");
-        assert!(fails_with(&items[1], "WRONGTYPE a read-write lock"), "{bad}: {items:?}");
-        assert_eq!(bench.command(&["HLEN", "rw"]).int(), 2, "{bad}");
-        assert!((1..=20_000).contains(&bench.command(&["PTTL", "rw"]).int()), "{bad}");
-        assert_eq!(bench.command(&["EXISTS", &fence]).int(), 0, "{bad}");
-        bench.command(&["DEL", "before", "after"]);
-    }
-    // Over one that was held, whose holder has it no more.
-    for name in ["before", "after"] {
-        bench.batch(&[name], &[&GOOD[..], &["me", "SA"]].concat());
-    }
-    rw(&mut bench);
-    bench.command(&["HSET", "rw", "me", "1"]);
-    let nested = [&but(1, "2")[..], &["me", "SA"]].concat();
-    assert!(fails_with(&bench.batch(&["rw"], &nested)[0], "WRONGTYPE a read-write lock"));
-    for told in ["WRONGTYPE a read-write lock", ""] {
-        let keys = ["before", "rw", "after"];
-        let reply = bench.run(RENEW, &keys, &["50000", "60000", "me,me,me", "LLL"]).list();
-        assert_eq!((&reply[0], &reply[2]), (&Reply::Int(0), &Reply::Int(0)), "{reply:?}");
-        let said =
-            if told.is_empty() { reply[1] == Reply::Int(-2) } else { fails_with(&reply[1], told) };
-        assert!(said, "{told}: {reply:?}");
-        // It is left to those whose lock it is.
-        assert_eq!(bench.command(&["HLEN", "rw"]).int(), 2);
-        assert_eq!(bench.command(&["HGET", "rw", "java:1:write"]).text(), "1");
-        assert!((1..=20_000).contains(&bench.command(&["PTTL", "rw"]).int()));
-        for name in ["before", "after"] {
-            assert!(bench.command(&["PTTL", name]).int() > 30_000, "{name}");
+        let fence = fence_key("rw");
+        for (bad, settings) in [("A", but(1, "1")), ("F", but(1, "1")), ("A", but(1, "2"))] {
+            rw(&mut bench);
+            let keys = match bad {
+                "F" => vec!["before", "rw", &fence, "after"],
+                _ => vec!["before", "rw", "after"],
+            };
+            let steps = format!("SAS{bad}SA");
+            let args = [&GOOD[..], &settings, &GOOD, &["me,me,me", &steps]].concat();
+            let items = bench.batch(&keys, &args);
+            assert_eq!(
+                (&items[0], &items[2]),
+                (&Reply::Int(0), &Reply::Int(0)),
+                "{bad}: {items:?}"
+            );
+            assert!(fails_with(&items[1], "WRONGTYPE a read-write lock"), "{bad}: {items:?}");
+            assert_eq!(bench.command(&["HLEN", "rw"]).int(), 2, "{bad}");
+            assert!((1..=20_000).contains(&bench.command(&["PTTL", "rw"]).int()), "{bad}");
+            assert_eq!(bench.command(&["EXISTS", &fence]).int(), 0, "{bad}");
+            bench.command(&["DEL", "before", "after"]);
         }
-    }
+        // Over one that was held, whose holder has it no more.
+        for name in ["before", "after"] {
+            bench.batch(&[name], &[&GOOD[..], &["me", "SA"]].concat());
+        }
+        rw(&mut bench);
+        bench.command(&["HSET", "rw", "me", "1"]);
+        let nested = [&but(1, "2")[..], &["me", "SA"]].concat();
+        assert!(fails_with(&bench.batch(&["rw"], &nested)[0], "WRONGTYPE a read-write lock"));
+        for told in ["WRONGTYPE a read-write lock", ""] {
+            let keys = ["before", "rw", "after"];
+            let reply = bench.run(RENEW, &keys, &["50000", "60000", "me,me,me", "LLL"]).list();
+            assert_eq!((&reply[0], &reply[2]), (&Reply::Int(0), &Reply::Int(0)), "{reply:?}");
+            let said = if told.is_empty() {
+                reply[1] == Reply::Int(-2)
+            } else {
+                fails_with(&reply[1], told)
+            };
+            assert!(said, "{told}: {reply:?}");
+            // It is left to those whose lock it is.
+            assert_eq!(bench.command(&["HLEN", "rw"]).int(), 2);
+            assert_eq!(bench.command(&["HGET", "rw", "java:1:write"]).text(), "1");
+            assert!((1..=20_000).contains(&bench.command(&["PTTL", "rw"]).int()));
+            for name in ["before", "after"] {
+                assert!(bench.command(&["PTTL", name]).int() > 30_000, "{name}");
+            }
+        }
+    });
 }

@@ -18,7 +18,7 @@ const CALM: &str = "sentinel down-after-milliseconds leases 60000";
 /// One for all tests that leave it as it was; their names differ.
 static SHARED: LazyLock<Sentinels> = LazyLock::new(|| {
     let all = Sentinels::start(CALM);
-    // What has expired stays in memory until somebody asks for it: the harder case.
+    // An expired key stays in memory until a command asks for it: the harder case.
     all.servers[0].command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
     all
 });
@@ -60,10 +60,6 @@ impl Harness for Conformance {
         let reply = self.0.servers[0].command(&["SET", name.as_str(), "7"]);
         assert_eq!(reply.text(), "OK");
         true
-    }
-
-    async fn elapse(&self, time: Duration) {
-        tokio::time::sleep(time).await;
     }
 
     fn ttl(&self) -> Duration {
@@ -108,7 +104,7 @@ async fn verified(all: &Sentinels, lease: &Lease, before: i64) {
 }
 
 #[tokio::test]
-async fn a_planned_failover_costs_no_lease_and_waiters_go_on() {
+async fn planned_failover_costs_no_lease_and_waiters_go_on() {
     let all = own("").await;
     let leases = connect(&all, TTL).await;
     let lease = lock(&leases, "job").await;
@@ -132,7 +128,7 @@ async fn a_planned_failover_costs_no_lease_and_waiters_go_on() {
 }
 
 #[tokio::test]
-async fn a_killed_primary_costs_no_lease_that_a_replica_has() {
+async fn killed_primary_costs_no_lease_that_a_replica_has() {
     let all = own("").await;
     let leases = connect(&all, TTL).await;
     let lease = lock(&leases, "job").await;
@@ -153,7 +149,7 @@ async fn a_killed_primary_costs_no_lease_that_a_replica_has() {
     next.unlock().await.expect("released");
 }
 
-/// What nobody can promise: the grant that the primary took along.
+/// No client can promise this: the grant was lost with the primary.
 #[tokio::test]
 async fn grant_no_replica_has_is_gone_at_first_contact_after_failover() {
     for frozen in [false, true] {
@@ -206,7 +202,7 @@ async fn grant_that_no_replica_has_is_refused_if_replicas_are_asked() {
     };
     let leases = careful().connect(&all.url()).await.expect("a manager");
     let first = lock(&leases, "before").await;
-    // It is on a replica as soon as it is granted; which of them, nobody knows.
+    // It is on a replica as soon as it is granted, but not on a known one.
     let there = |server: &kit::Server| server.command(&["EXISTS", "before"]).int() == 1;
     assert!(all.servers[1..].iter().any(there));
 
@@ -235,7 +231,7 @@ async fn grant_that_no_replica_has_is_refused_if_replicas_are_asked() {
 }
 
 #[tokio::test]
-async fn a_closed_manager_leaves_no_connection_behind() {
+async fn closed_manager_leaves_no_connection_behind() {
     let all = own(CALM).await;
     // Sentinels name their connections.
     let clients = |server: &kit::Server| {
@@ -271,9 +267,9 @@ async fn a_closed_manager_leaves_no_connection_behind() {
     eventually(LONG, || count() == 0).await;
 }
 
-/// The rights that the documentation names, and no others.
+/// The permissions that the documentation names, and no others.
 #[tokio::test]
-async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
+async fn documented_rights_are_enough_for_servers_and_sentinels() {
     let all = own(CALM).await;
     for server in &all.servers {
         server.command(
@@ -329,13 +325,13 @@ async fn the_documented_rights_are_enough_for_servers_and_sentinels() {
         let error = builder().connect(&all.url_as(user, query)).await.expect_err("refused");
         assert_eq!(error.kind(), kind, "{error:?}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
-        // It says whose password is meant.
+        // The error reports whose password is meant.
         let of_sentinels = error.to_string().contains("sentinelPassword");
         assert_eq!(of_sentinels, user == "lease:secret@", "{error}");
     }
 }
 
-/// What a sentinel says: the epoch, the address in `MASTER`, and that in `GET-MASTER-ADDR-BY-NAME`.
+/// The answers of a sentinel: the epoch, the address in `MASTER`, and that in `GET-MASTER-ADDR-BY-NAME`.
 type Word = Arc<Mutex<(u64, u16, u16)>>;
 
 fn sentinel(word: (u64, u16, u16), delay: Duration) -> (Stub, Word) {
@@ -448,7 +444,7 @@ async fn sentinel_that_was_forgotten_does_not_win_with_a_replica() {
 
 /// Between the demotion of a primary and the word of who is the next, nothing is refused for good.
 #[tokio::test]
-async fn a_demoted_primary_is_waited_out() {
+async fn demoted_primary_is_waited_out() {
     let all = own(CALM).await;
     let leases = connect(&all, TTL).await;
     let held = lock(&leases, "held").await;

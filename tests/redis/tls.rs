@@ -82,16 +82,16 @@ fn tell(story: &str, trust: &Path, port: u16) {
     assert!(told.status.success() && output.contains("1 passed"), "{output}");
 }
 
-/// Set in the process that tells the story.
+/// Set in the process that runs the story.
 const URL: &str = "LEASEHOLD_TLS_URL";
 
 #[tokio::test]
-async fn a_server_whose_ca_is_trusted_is_locked_on() {
+async fn server_whose_ca_is_trusted_is_locked_on() {
     let Ok(url) = std::env::var(URL) else {
         let certificates = certificates();
         let (server, port) = server(certificates.path());
         let trust = certificates.path().join("ca.crt");
-        tell("tls::a_server_whose_ca_is_trusted_is_locked_on", &trust, port);
+        tell("tls::server_whose_ca_is_trusted_is_locked_on", &trust, port);
         assert_eq!(server.command(&["EXISTS", "redisson_lock_token:{tls}"]).int(), 1);
         return;
     };
@@ -103,12 +103,12 @@ async fn a_server_whose_ca_is_trusted_is_locked_on() {
 }
 
 #[tokio::test]
-async fn a_server_whose_ca_is_not_trusted_is_refused() {
+async fn server_whose_ca_is_not_trusted_is_refused() {
     let Ok(url) = std::env::var(URL) else {
         let (theirs, others) = (certificates(), certificates());
         let (server, port) = server(theirs.path());
         let trust = others.path().join("ca.crt");
-        tell("tls::a_server_whose_ca_is_not_trusted_is_refused", &trust, port);
+        tell("tls::server_whose_ca_is_not_trusted_is_refused", &trust, port);
         assert!(server.command(&["KEYS", "*"]).list().is_empty());
         return;
     };
@@ -143,7 +143,7 @@ async fn locks(builder: Builder, url: &str) {
 }
 
 #[tokio::test]
-async fn the_builder_takes_a_private_ca_and_a_client_certificate() {
+async fn builder_takes_a_private_ca_and_a_client_certificate() {
     let certificates = certificates();
     let (_server, port) = server_for(certificates.path(), "yes", &[]);
     let url = format!("rediss://localhost:{port}");
@@ -159,7 +159,7 @@ async fn the_builder_takes_a_private_ca_and_a_client_certificate() {
 }
 
 #[tokio::test]
-async fn the_certificates_count_for_every_node_of_a_cluster() {
+async fn certificates_count_for_every_node_of_a_cluster() {
     let certificates = certificates();
     let bus = free_port().to_string();
     let more = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--tls-cluster", "yes"];
@@ -173,7 +173,7 @@ async fn the_certificates_count_for_every_node_of_a_cluster() {
 }
 
 #[tokio::test]
-async fn the_certificates_count_for_sentinels_and_servers() {
+async fn certificates_count_for_sentinels_and_servers() {
     let certificates = certificates();
     let (_server, port) = server_for(certificates.path(), "yes", &["--tls-replication", "yes"]);
     let sentinel_port = free_port();

@@ -1,4 +1,4 @@
-//! Waiting: woken by a message, or else by the clock; cheap for the server; and bounded.
+//! Waits end by a message, or else by the clock. They are bounded, and cost the server little.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tracing::Level;
 
 const LONG: Duration = Duration::from_secs(10);
-/// Far above what any test waits for: who wakes before it was woken by something else.
+/// Far above what any test waits for: a waiter that wakes before it was woken by something else.
 const NEVER: Duration = Duration::from_secs(60);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
@@ -39,7 +39,7 @@ fn wait_for(leases: &LeaseManager, name: &str) -> JoinHandle<(Result<Lease, Erro
     tokio::spawn(async move { (lock.lock().await, Instant::now()) })
 }
 
-/// Until somebody waits in earnest: subscribed, and done with the attempt that follows it.
+/// Waits until a waiter has subscribed, and has made the attempt that follows.
 async fn waits(server: &Server, name: &str) {
     let mut connection = server.connection();
     eventually(LONG, || subscribers(&mut connection, &channel(name)) >= 1).await;
@@ -70,7 +70,7 @@ fn lock_by_hand(server: &Server, key: &str, ttl: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unlock_message_wakes_the_waiter_of_another_process() {
+async fn unlock_message_wakes_the_waiter_of_another_process() {
     let server = Server::start();
     let (here, there) = (connect(patient(), &server).await, connect(patient(), &server).await);
     for drops in [false, true] {
@@ -175,7 +175,7 @@ async fn take_turns(managers: &[LeaseManager], until: Instant) -> usize {
                     lease.check().expect("it is held");
                     inside.store(false, Ordering::SeqCst);
                     turns.fetch_add(1, Ordering::Relaxed);
-                    // What is not confirmed is given back in the background.
+                    // A grant that is not confirmed is released in the background.
                     let _ = lease.unlock().await;
                 }
             });
@@ -335,7 +335,7 @@ async fn waiter_without_a_right_to_the_channel_polls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_message_costs_no_more_than_the_poll_bound() {
+async fn lost_message_costs_no_more_than_the_poll_bound() {
     const BOUND: Duration = millis(200);
     let server = Server::start();
     let leases = connect(LeaseManager::builder().max_poll_interval(BOUND), &server).await;
@@ -344,7 +344,7 @@ async fn a_lost_message_costs_no_more_than_the_poll_bound() {
     waits(&server, "job").await;
     polls(&server, BOUND).await;
     assert!(!waiter.is_finished());
-    // Nobody tells.
+    // No message is sent.
     let mut connection = server.connection();
     let asked = calls(&mut connection, "evalsha");
     server.command(&["DEL", "job"]);
@@ -356,7 +356,7 @@ async fn a_lost_message_costs_no_more_than_the_poll_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_in_the_gap_of_a_reconnect_is_made_up_for() {
+async fn message_in_the_gap_of_a_reconnect_is_made_up_for() {
     let server = Server::start();
     let leases = connect(patient(), &server).await;
     let mut connection = server.connection();
@@ -364,7 +364,7 @@ async fn a_message_in_the_gap_of_a_reconnect_is_made_up_for() {
         lock_by_hand(&server, "job", Duration::from_secs(30));
         let waiter = wait_for(&leases, "job");
         waits(&server, "job").await;
-        // One after the other on one connection: nobody can be subscribed at the second.
+        // The commands run one after the other on one connection: no client can be subscribed at the second.
         connection.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("sent");
         connection.send(&["DEL", "job"]).expect("sent");
         connection.send(&["PUBLISH", &channel("job"), "0"]).expect("sent");
@@ -504,7 +504,7 @@ async fn waiters_of_all_names_are_woken_and_subscribed_on_reconnect() {
     };
     eventually(LONG, || subscribed(&mut connection)).await;
     settled(&server).await;
-    // Half of them become free while nobody listens.
+    // Half of them become free while no client listens.
     connection.send(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect("sent");
     for name in &names[..NAMES / 2] {
         connection.send(&["DEL", name]).expect("sent");
@@ -563,7 +563,7 @@ async fn waiter_behind_a_crashed_holder_enters_when_the_lease_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_server_wakes_the_waiters() {
+async fn restarted_server_wakes_the_waiters() {
     let server = Server::start();
     let leases = connect(patient(), &server).await;
     lock_by_hand(&server, "job", Duration::from_secs(30));
@@ -624,7 +624,7 @@ async fn waiters_by_the_ten_thousand_share_one_subscription() {
 
 /// The next waiter is often there at once.
 #[tokio::test]
-async fn a_subscription_outlives_its_last_waiter_for_a_moment() {
+async fn subscription_outlives_its_last_waiter_for_a_moment() {
     let server = Server::start();
     let leases = connect(patient(), &server).await;
     lock_by_hand(&server, "job", LONG);
@@ -690,7 +690,7 @@ async fn release_costs_at_most_one_attempt_per_waiting_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sleep_longer_than_the_time_to_live_is_no_outage() {
+async fn sleep_longer_than_the_time_to_live_is_no_outage() {
     const T: Duration = millis(1_000);
     let server = Server::start();
     let leases = connect(patient().ttl(T), &server).await;
@@ -739,14 +739,14 @@ async fn waiter_outlasts_an_outage_shorter_than_the_ttl() {
     outages.join_all().await;
 }
 
-/// Until somebody behind the proxy has asked a few times.
+/// Waits until a client behind the proxy has asked a few times.
 async fn waits_polling(proxy: &Proxy) {
     let asked = proxy.count("EVALSHA");
     eventually(LONG, || proxy.count("EVALSHA") >= asked + 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_longer_outage_is_told_as_unavailable() {
+async fn longer_outage_is_told_as_unavailable() {
     const T: Duration = millis(2_000);
     let server = Server::start();
     let mut outages = JoinSet::new();
@@ -780,7 +780,7 @@ async fn a_longer_outage_is_told_as_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_server_is_unavailable_after_the_time_to_live() {
+async fn dead_server_is_unavailable_after_the_time_to_live() {
     const T: Duration = millis(2_000);
     let server = Server::start();
     let leases = connect(LeaseManager::builder().ttl(T), &server).await;
@@ -800,7 +800,7 @@ async fn a_dead_server_is_unavailable_after_the_time_to_live() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_time_limit_is_kept_whatever_the_server_does() {
+async fn time_limit_is_kept_whatever_the_server_does() {
     const LIMIT: Duration = millis(500);
     // An attempt may take 3 s.
     const LATE: Duration = millis(2_000);
@@ -823,7 +823,7 @@ async fn a_time_limit_is_kept_whatever_the_server_does() {
     assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
     holder.unlock().await.expect("a release");
 
-    // With a server that says nothing: nobody knows.
+    // With a silent server, it is unknown.
     server.pause();
     let start = Instant::now();
     let error = leases.lock("free").lock_timeout(LIMIT).await.expect_err("no answer");
@@ -831,7 +831,7 @@ async fn a_time_limit_is_kept_whatever_the_server_does() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(took >= LIMIT && took < LIMIT + LATE, "{took:?}");
     server.resume();
-    // What was asked for in vain is given back once it is granted.
+    // A request that timed out is released once it is granted.
     let lease = tokio::time::timeout(LONG, lock(&leases, "free")).await.expect("soon");
     lease.unlock().await.expect("a release");
     assert_eq!(server.command(&["EXISTS", "free"]), Reply::Int(0));

@@ -1,4 +1,4 @@
-//! What other programs see on the server: keys, fields, times to live, messages, scripts.
+//! The view of other programs on the server: keys, fields, times to live, messages and scripts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ fn words(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_lock_is_a_hash_of_one_owner_and_its_hold_count() {
+async fn lock_is_a_hash_of_one_owner_and_its_hold_count() {
     let server = Server::start();
     let leases = connect(&server).await;
     let mut lock = leases.lock("orders:42");
@@ -130,7 +130,7 @@ async fn a_lock_is_a_hash_of_one_owner_and_its_hold_count() {
 }
 
 #[tokio::test]
-async fn the_default_time_to_live_is_thirty_seconds() {
+async fn default_time_to_live_is_thirty_seconds() {
     let server = Server::start();
     let leases = connect(&server).await;
     let _lease = leases.lock("a").lock().await.expect("a lease");
@@ -164,7 +164,7 @@ async fn watchdog_keeps_the_ttl_up_and_nothing_is_ever_without_one() {
             (lowest, renewals, endless)
         }
     });
-    // Meanwhile another name is taken, entered, left and given back all the time.
+    // Meanwhile another name is acquired, re-entered and released all the time.
     let start = Instant::now();
     while start.elapsed() < millis(2 * T as u64) {
         let mut lock = leases.lock("busy");
@@ -184,7 +184,7 @@ async fn watchdog_keeps_the_ttl_up_and_nothing_is_ever_without_one() {
 }
 
 #[tokio::test]
-async fn the_last_release_publishes_exactly_0_on_redissons_channel() {
+async fn last_release_publishes_exactly_0_on_redissons_channel() {
     let server = Server::start();
     let leases = connect(&server).await;
     let mut ear = Ear::on(&server);
@@ -211,7 +211,7 @@ async fn the_last_release_publishes_exactly_0_on_redissons_channel() {
 }
 
 #[tokio::test]
-async fn the_prefix_goes_before_every_key_and_channel() {
+async fn prefix_goes_before_every_key_and_channel() {
     let server = Server::start();
     for (prefix, key, fence, channel) in [
         ("app:", "app:job", "redisson_lock_token:{app:job}", "redisson_lock__channel:{app:job}"),
@@ -232,7 +232,7 @@ async fn the_prefix_goes_before_every_key_and_channel() {
 }
 
 #[tokio::test]
-async fn the_fencing_token_is_kept_beside_the_lock_for_a_day() {
+async fn fencing_token_is_kept_beside_the_lock_for_a_day() {
     let server = Server::start();
     let leases = connect(&server).await;
     let time = |server: &Server| {
@@ -245,7 +245,7 @@ async fn the_fencing_token_is_kept_beside_the_lock_for_a_day() {
     assert!((before..=time(&server)).contains(&fence), "{fence}");
     let key = fence_key("job");
     assert_eq!(server.command(&["TYPE", &key]).text(), "string");
-    // A grant may reserve some more for hand-overs at home.
+    // A grant may reserve some more for hand-offs in the process.
     let last = server.command(&["GET", &key]).int();
     assert!((fence..fence + 128).contains(&last), "{last}, {fence}");
     const DAY: i64 = 24 * 60 * 60 * 1000;
@@ -256,7 +256,7 @@ async fn the_fencing_token_is_kept_beside_the_lock_for_a_day() {
 }
 
 #[tokio::test]
-async fn the_memory_of_the_fencing_token_can_be_endless_or_none() {
+async fn memory_of_the_fencing_token_can_be_endless_or_none() {
     let server = Server::start();
     let endless = connect_with(&server, LeaseManager::builder().fence_retention(None)).await;
     let lease = endless.lock("a").lock().await.expect("a lease");
@@ -264,7 +264,7 @@ async fn the_memory_of_the_fencing_token_can_be_endless_or_none() {
     assert_eq!(pttl(&server, &fence_key("a")), -1);
     drop(lease);
 
-    // For ever stays for ever, whoever comes next; so does the counter of a Java client.
+    // A key without an end stays so, whoever acquires next; so does the counter of a Java client.
     let day = connect(&server).await;
     server.command(&["INCR", &fence_key("java")]);
     for (name, last) in [("a", server.command(&["GET", &fence_key("a")]).int()), ("java", 1)] {
@@ -326,7 +326,7 @@ async fn fencing_tokens_grow_whatever_the_server_forgets() {
     let lease = grown(&others, "after a restart").await;
     let far = fence_of(&lease) + 3_600_000_000;
     lease.unlock().await.expect("a release");
-    // Somebody's clock was an hour ahead, or a Java client counts from there.
+    // Another client's clock was an hour ahead, or a Java client counts from there.
     server.command(&["SET", &fence_key("job"), &far.to_string()]);
     let lease = grown(&leases, "after a leap").await;
     assert_eq!(fence_of(&lease), far + 1);
@@ -359,7 +359,7 @@ async fn java_holder_is_contention_and_its_release_wakes_the_waiter() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forced_unlock_by_java_is_noticed_at_the_next_renewal() {
+async fn forced_unlock_by_java_is_noticed_at_the_next_renewal() {
     let server = Server::start();
     let ttl = millis(3_000);
     let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
@@ -376,7 +376,7 @@ async fn a_forced_unlock_by_java_is_noticed_at_the_next_renewal() {
 
 /// As it is, or percent-encoded.
 #[tokio::test]
-async fn a_unix_socket_may_have_any_name() {
+async fn unix_socket_may_have_any_name() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let socket = dir.path().join("my schöne ☕ 100%.sock");
     let path = socket.to_str().expect("a path in UTF-8");
@@ -405,7 +405,7 @@ fn read_write(server: &Server, key: &str) {
 }
 
 #[tokio::test]
-async fn a_read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
+async fn read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
     let server = Server::start();
     let leases = connect(&server).await;
     read_write(&server, "job");
@@ -532,7 +532,7 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_serves_as_well() {
+async fn unix_socket_serves_as_well() {
     let server = Server::start();
     let leases = LeaseManager::connect(&server.unix_url()).await.expect("a manager");
     let lease = leases.lock("job").lock().await.expect("a lease");
@@ -575,7 +575,7 @@ async fn user_password_and_database_come_from_the_url() {
 }
 
 #[tokio::test]
-async fn a_password_alone_is_that_of_the_default_user() {
+async fn password_alone_is_that_of_the_default_user() {
     let server = Server::start_with(&["--requirepass", "secret"]);
     let url = format!("redis://:secret@127.0.0.1:{}", server.port());
     let leases = LeaseManager::connect(&url).await.expect("a manager");
@@ -735,7 +735,10 @@ async fn every_script_may_run_twice() {
                     Reply::Int(-100_000..=-4 | 3..=100_000) => Reply::Nil,
                     item => item,
                 };
-                reply.list().into_iter().map(about).collect()
+                match reply {
+                    Reply::List(items) => items.into_iter().map(about).collect(),
+                    one => vec![about(one)],
+                }
             };
             assert_eq!(plain(first), plain(second), "{words:?}");
         }
@@ -805,7 +808,7 @@ async fn many_concurrent_operations_need_few_calls() {
 }
 
 #[tokio::test]
-async fn a_bad_name_in_a_batch_spoils_no_other() {
+async fn bad_name_in_a_batch_spoils_no_other() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
@@ -938,7 +941,7 @@ async fn acquires_of_every_kind_share_a_call() {
 
 /// The settings of the server are the store's; the manager has the rest.
 #[tokio::test]
-async fn a_store_that_was_connected_without_a_manager_serves_one() {
+async fn store_that_was_connected_without_a_manager_serves_one() {
     let server = Server::start();
     let options = ConnectOptions::new().prefix("shop:").ttl(LONG);
     let store = RedisStore::connect_with(&server.url(), &options).await.expect("a store");

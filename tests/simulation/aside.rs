@@ -3,6 +3,7 @@
 use super::flow::{Flow, Hand, Way};
 use super::judge::Sometimes;
 use super::plan::ms;
+use super::world::World;
 use kit::polled::polled;
 use leasehold::{Lease, Lock};
 use std::future::Future;
@@ -22,6 +23,19 @@ pub struct Aside {
 
 /// More calls than tokio lets a task make without a pause.
 const MANY: usize = 200;
+
+/// Tells the judge when a future is polled again, or dropped.
+struct Alone {
+    world: Arc<World>,
+    which: usize,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let now = self.world.now();
+        self.world.lock().judge.polled_again(now, self.which);
+    }
+}
 
 impl Flow {
     pub fn aside(&mut self) -> Aside {
@@ -48,9 +62,8 @@ impl Flow {
         let (now, who) = (world.now(), (self.client.id, self.task));
         let until = now + world.plan.ttl;
         let which = world.lock().judge.left_alone(now, who, name, until);
+        let _alone = Alone { world: Arc::clone(world), which };
         sleep(ms(aside.time)).await;
-        let now = world.now();
-        world.lock().judge.polled_again(now, which);
     }
 
     /// All leases go while a nested call, or an unlock, is left alone.
@@ -82,6 +95,26 @@ impl Flow {
                 // Done, or lost meanwhile.
                 let _ = unlock.await;
             }
+        }
+    }
+
+    /// All leases go while another future waits for the name, and that one goes too: at once, or when it was not
+    /// polled for a while.
+    pub async fn desert(&mut self, name: &str, hands: Vec<Hand>) {
+        let mut lock = self.manager.lock(name);
+        let (polls, time) = (self.last.between(1, 3), self.last.below(self.ttl() / 4));
+        let aside = Aside { polls, time, again: false };
+        let at_once = self.last.percent(50);
+        let _waiting = self.wait(&lock, Way::Aside(aside), false);
+        let mut waiter = pin!(lock.lock());
+        if polled(waiter.as_mut(), aside.polls).await.is_some() {
+            // What the hands have was lost.
+            return;
+        }
+        self.world().lock().judge.saw(Sometimes::Deserted);
+        drop(hands);
+        if !at_once {
+            self.is_alone(name, aside).await;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The only source of chance: splitmix64.
+//! The only source of randomness: splitmix64.
 
 #[derive(Clone)]
 pub struct Dice(u64);

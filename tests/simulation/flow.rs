@@ -20,6 +20,8 @@ pub struct Flow {
     pub dice: Dice,
     /// For what is left alone, and nothing else.
     pub odd: Dice,
+    /// For waiters that leave when they are served.
+    pub last: Dice,
     pub gate: Gate,
     pub over: Arc<AtomicBool>,
 }
@@ -34,7 +36,7 @@ pub enum Way {
 }
 
 /// Tells the judge of a wait, however it ends.
-struct Waiting<'a> {
+pub struct Waiting<'a> {
     world: &'a World,
     id: u64,
     served: bool,
@@ -156,7 +158,7 @@ impl Flow {
         }
     }
 
-    fn wait(&self, lock: &Lock, way: Way, in_line: bool) -> Waiting<'_> {
+    pub fn wait(&self, lock: &Lock, way: Way, in_line: bool) -> Waiting<'_> {
         let world = self.world();
         let wait = Wait {
             id: 0,
@@ -246,12 +248,15 @@ impl Flow {
             hands.iter().for_each(Hand::sample);
         }
         let faults = &self.world().plan.faults;
-        let (spins, abandons) = (faults.spin, faults.aside);
+        let (spins, abandons, deserts) = (faults.spin, faults.aside, faults.desert);
         if self.odd.percent(spins) {
             self.spin(&hands[0]).await;
         }
         if self.odd.percent(abandons) {
             return self.abandon(lock, hands).await;
+        }
+        if self.last.percent(deserts) {
+            return self.desert(lock.name(), hands).await;
         }
         while !hands.is_empty() {
             let at = self.dice.below(hands.len() as u64) as usize;

@@ -31,6 +31,7 @@ pub enum Sometimes {
     Close,
     LeftAlone,
     Abandoned,
+    Deserted,
     Spin,
     Flood,
     RuntimeStalled,
@@ -43,7 +44,7 @@ pub enum Sometimes {
 }
 
 impl Sometimes {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Loss,
         Self::BlipSurvived,
         Self::Duplicate,
@@ -60,6 +61,7 @@ impl Sometimes {
         Self::Close,
         Self::LeftAlone,
         Self::Abandoned,
+        Self::Deserted,
         Self::Spin,
         Self::Flood,
         Self::RuntimeStalled,
@@ -411,6 +413,9 @@ impl Judge {
         let Some(belief) = self.beliefs.iter().find(|each| each.id == id) else { return };
         let known = &self.known[&belief.hold];
         let end = known.confirmed.map(|sent| sent + plan.believed());
+        let ended = end.map_or(now, |end| {
+            now.saturating_sub(at.saturating_duration_since(end).as_millis() as u64)
+        });
         let (hold, client, was_lost) = (belief.hold, belief.client, belief.lost);
         let loss = check.as_ref().err().and_then(leasehold::Error::loss);
         let mut failures = Vec::new();
@@ -438,7 +443,10 @@ impl Judge {
         }
         if let (Some(loss), None) = (loss, was_lost) {
             let justified = match loss {
-                Loss::Expired => end.is_some_and(|end| at >= end),
+                // In fair weather it is renewed.
+                Loss::Expired => {
+                    end.is_some_and(|end| at >= end) && !self.is_calm_for(ended, plan.settled())
+                }
                 Loss::Gone | Loss::Taken => known.wounded,
                 Loss::MaxHold => plan.max_hold.is_some_and(|max| now + 1 >= belief.opened + max),
                 Loss::Revoked => revoking.contains(&client),

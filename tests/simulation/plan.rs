@@ -1,4 +1,4 @@
-//! What a seed decides before anything happens.
+//! The choices that a seed makes before the run begins.
 
 use super::dice::Dice;
 use std::time::Duration;
@@ -11,6 +11,9 @@ const ODD: u64 = 72000;
 
 /// And with this, without what came after that.
 const LATER: u64 = 73000;
+
+/// And with this, without what came last.
+const LAST: u64 = 74000;
 
 /// All times in milliseconds.
 pub struct Plan {
@@ -32,6 +35,8 @@ pub struct Plan {
     pub odd: Dice,
     /// Chance for what users' runtimes do, which came later still.
     pub users: Dice,
+    /// Chance for waiters that leave when they are served, which came last.
+    pub last: Dice,
 }
 
 /// What writing a line of the log does.
@@ -73,6 +78,8 @@ pub struct Faults {
     pub stall: u64,
     pub end: u64,
     pub unwind: u64,
+    /// Also in fair weather, and of the sessions.
+    pub desert: u64,
 }
 
 impl Plan {
@@ -107,6 +114,7 @@ impl Plan {
             stall: 0,
             end: 0,
             unwind: 0,
+            desert: 0,
         };
         // A clock set back and a memory lost at once take the order of the fences away.
         let step = if faults.wipe + faults.failover > 0 { 0 } else { faults.step };
@@ -127,6 +135,9 @@ impl Plan {
             |high: u64| if any && users.percent(50) { users.between(1, high) } else { 0 };
         let (stall, end, unwind) = (some(60), some(30), some(30));
         let faults = Faults { stall, end, unwind, ..faults };
+        let mut last = Dice::new(seed ^ LAST);
+        let desert = if last.percent(30) { last.between(1, 30) } else { 0 };
+        let faults = Faults { desert, ..faults };
         let log = users.pick(&[LogFault::Panic, LogFault::Block, LogFault::Slow]);
         let log = users.percent(6).then_some(log);
         let log_panics_in_calls = users.between(20, 500);
@@ -147,6 +158,7 @@ impl Plan {
             log_panics_in_calls,
             odd,
             users,
+            last,
         }
     }
 

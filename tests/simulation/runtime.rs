@@ -159,7 +159,7 @@ impl Story {
         // Whoever is polled waits for the others no longer than this.
         let until = if all { now + time } else { now + time.min(ttl) };
         let mut inner = self.world.lock();
-        inner.judge.are_not_polled(now, process.client.id, &tasks, until);
+        inner.judge.are_not_polled(now, process.client.id, &tasks, (until, now + time));
         if time > ttl {
             inner.judge.saw_stalled(&tasks);
         }
@@ -259,13 +259,19 @@ impl super::judge::Judge {
         }
     }
 
-    fn are_not_polled(&mut self, now: u64, client: usize, tasks: &[u64], until: u64) {
+    fn are_not_polled(
+        &mut self,
+        now: u64,
+        client: usize,
+        tasks: &[u64],
+        (until, polled): (u64, u64),
+    ) {
         self.note(now, format_args!("nobody polls {tasks:?} in c{client}"));
         // Whoever is polled first afterwards may take away the turns of the others; who is not hears nothing.
         for wait in self.waits.iter_mut().filter(|wait| tasks.contains(&wait.task)) {
             (wait.in_line, wait.patient) = (false, false);
         }
-        self.all_alone(client, until);
+        self.all_alone(client, until, polled);
     }
 
     fn waits_now(&self, task: u64) -> bool {

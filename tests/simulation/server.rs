@@ -1,4 +1,4 @@
-//! The simulated server: what it keeps, by its own clock.
+//! The simulated server: its keys, by its own clock.
 
 use super::plan::HoldId;
 use leasehold::store::{Absence, Acquire, Acquired, HolderId, Name, Release, Renewal};

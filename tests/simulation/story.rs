@@ -34,6 +34,8 @@ pub struct Story {
     odd: Dice,
     /// For what users' runtimes do.
     pub users: Dice,
+    /// For waiters that leave when they are served.
+    last: Dice,
     pub processes: Vec<Process>,
     /// Flows and closings of processes and runtimes that are gone, and what heals later.
     pub rest: Vec<JoinHandle<()>>,
@@ -57,7 +59,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
     let calls = log.as_ref().map(Log::calls);
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-    let (odd, users) = (plan.odd.clone(), plan.users.clone());
+    let (odd, users, last) = (plan.odd.clone(), plan.users.clone(), plan.last.clone());
     let world = runtime.block_on(USER.scope((), async move {
         let world = World::new(plan, dice.fork(), calls, keep_log);
         let story = Story {
@@ -65,6 +67,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
             dice,
             odd,
             users,
+            last,
             processes: Vec::new(),
             rest: Vec::new(),
             tasks: 0,
@@ -149,6 +152,7 @@ impl Story {
             task: self.tasks,
             dice,
             odd,
+            last: self.last.fork(),
             gate: Gate::new(&self.world, (client.id, self.tasks)),
             over: Arc::clone(&self.over),
         }

@@ -1,4 +1,4 @@
-//! The simulated network: what becomes of each request, reply and wake-up between clients and server.
+//! The simulated network: it decides the fate of each request, reply and wake-up between clients and server.
 
 use super::dice::Dice;
 use super::judge::{Judge, Moment, Sometimes};
@@ -8,9 +8,9 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Holding, Inspect, Inspection,
-    Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture, Wait,
-    Wakeups,
+    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
+    Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
+    Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -665,12 +665,13 @@ impl Store for Client {
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         let limit = request.timeout;
-        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
-            let entry = inner.server.entry(&request.target.name, now);
-            Inspection::new(
-                entry.map(|entry| Holding::new(entry.token.to_string(), entry.count.into(), None)),
-            )
-        };
+        let run =
+            move |inner: &mut Inner, _: &Arc<World>, now: u64| {
+                let entry = inner.server.entry(&request.target.name, now);
+                Inspection::new(entry.map(|entry| {
+                    HolderInfo::new(entry.token.to_string(), entry.count.into(), None)
+                }))
+            };
         self.call(String::new(), Sort::Passed, limit, run, |_, _, _| ()).await
     }
 

@@ -162,7 +162,7 @@ struct Redis(kit::Server);
 impl Redis {
     fn start() -> Self {
         let server = kit::Server::start();
-        // What has expired stays in memory until somebody asks for it: the harder case.
+        // An expired key stays in memory until a command asks for it: the harder case.
         server.command(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
         Self(server)
     }
@@ -184,10 +184,6 @@ impl Harness for Redis {
         let reply = self.0.command(&["SET", name.as_str(), "7"]);
         assert_eq!(reply.text(), "OK");
         true
-    }
-
-    async fn elapse(&self, time: Duration) {
-        tokio::time::sleep(time).await;
     }
 
     fn ttl(&self) -> Duration {
@@ -231,10 +227,6 @@ impl Harness for ZooKeeper {
         false
     }
 
-    async fn elapse(&self, time: Duration) {
-        tokio::time::sleep(time).await;
-    }
-
     fn ttl(&self) -> Duration {
         Duration::from_millis(500)
     }
@@ -244,9 +236,9 @@ impl Harness for ZooKeeper {
     }
 }
 
-/// A manager's own subscription, which outlives its last waiter, counts as nobody.
+/// The manager's own subscription outlives its last waiter, and does not count.
 #[tokio::test]
-async fn a_release_counts_the_subscribers_of_others() {
+async fn release_counts_the_subscribers_of_others() {
     let harness = Redis::start();
     let (here, there) = (harness.store().await, harness.store().await);
     let target = Target::exclusive(Name::new("job").expect("a name"));
@@ -276,7 +268,7 @@ async fn a_release_counts_the_subscribers_of_others() {
             other => panic!("{other:?}"),
         }
     }
-    // Nobody; we alone; both; the other alone.
+    // No listener; this manager alone; both; the other alone.
     assert_eq!(heard, [0, 0, 1, 1]);
     drop(others);
 }

@@ -445,7 +445,7 @@ fn assert_varied(histories: &[Vec<Record>]) {
 }
 
 #[test]
-fn the_memory_store_is_linearizable() {
+fn memory_store_is_linearizable() {
     let histories = runtime().block_on(async {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         rounds(&[store], |_| {}).await
@@ -454,7 +454,7 @@ fn the_memory_store_is_linearizable() {
 }
 
 #[test]
-fn the_redis_store_is_linearizable() {
+fn redis_store_is_linearizable() {
     let server = kit::Server::start();
     let histories = runtime().block_on(async {
         let store = leasehold::testing::redis_store(&server.url(), TTL).await;
@@ -464,7 +464,7 @@ fn the_redis_store_is_linearizable() {
 }
 
 #[test]
-fn the_redis_store_is_linearizable_when_replies_are_lost() {
+fn redis_store_is_linearizable_when_replies_are_lost() {
     let server = kit::Server::start();
     let proxy = kit::Proxy::start(server.port());
     let histories = runtime().block_on(async {
@@ -491,7 +491,7 @@ fn one_by_one(ops: &[Op]) -> Vec<Record> {
 }
 
 #[test]
-fn a_double_grant_is_refused() {
+fn double_grant_is_refused() {
     let first = Op::Acquire(1, Some(Ok(10)));
     assert!(is_linearizable(&one_by_one(&[first.clone(), Op::Acquire(2, Some(Err(())))])));
     assert!(!is_linearizable(&one_by_one(&[first, Op::Acquire(2, Some(Ok(20)))])));
@@ -508,7 +508,7 @@ fn grant_after_the_ttl_is_accepted_and_one_before_is_not() {
 }
 
 #[test]
-fn a_fencing_token_that_does_not_grow_is_refused() {
+fn fencing_token_that_does_not_grow_is_refused() {
     let grants = |fence| {
         let release = Op::Release(1, 0, Some(None));
         [Op::Acquire(1, Some(Ok(10))), release, Op::Acquire(2, Some(Ok(fence)))]
@@ -520,7 +520,7 @@ fn a_fencing_token_that_does_not_grow_is_refused() {
 }
 
 #[test]
-fn the_same_grant_with_another_fencing_token_is_refused() {
+fn same_grant_with_another_fencing_token_is_refused() {
     let again = |fence| [Op::Acquire(1, Some(Ok(10))), Op::Acquire(1, Some(Ok(fence)))];
     assert!(is_linearizable(&one_by_one(&again(10))));
     assert!(!is_linearizable(&one_by_one(&again(20))));
@@ -542,7 +542,7 @@ fn renewal_that_revives_and_a_count_not_set_are_refused() {
 }
 
 #[test]
-fn an_acquire_without_an_answer_may_have_run_or_not() {
+fn acquire_without_an_answer_may_have_run_or_not() {
     for told in [Ok(20), Err(())] {
         let mut history = one_by_one(&[Op::Acquire(1, None), Op::Acquire(2, Some(told))]);
         history[0].returned = None;

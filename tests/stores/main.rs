@@ -1,4 +1,4 @@
-//! What is the same for all stores: the contract, a model that they must agree with, and linearizability; and the
+//! Tests that all stores share: the contract, a model that they must agree with, and linearizability; and the
 //! protocol that they keep together with the engine, checked without their code.
 
 mod conformance;

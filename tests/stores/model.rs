@@ -1,5 +1,5 @@
-//! The stores side by side with a model that fits on a page: whatever is asked of them, in
-//! whatever order, they answer the same.
+//! Compares the stores with a model that fits on a page: to any requests, in
+//! any order, they give the same answers.
 
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Name,
@@ -50,7 +50,7 @@ enum Op {
 /// What a store answers, and the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// A store tells the fencing token; the model, which grant it is.
+    /// A store returns the fencing token; the model returns the number of the grant.
     Granted(u64),
     Held,
     Absent(Absence),
@@ -398,7 +398,7 @@ fn agree(subjects: &[&dyn Subject], ops: &[(Op, bool)]) -> Result<(), TestCaseEr
 }
 
 #[test]
-fn the_stores_and_the_model_agree() {
+fn stores_and_the_model_agree() {
     let memory = Memory::new();
     let redis = Redis::start();
     let subjects: &[&dyn Subject] = &[&memory, &redis];

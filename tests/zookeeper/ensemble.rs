@@ -125,10 +125,10 @@ async fn hold(leases: &LeaseManager, name: &str) -> Lease {
     }
 }
 
-/// Names that are held for as long as nothing happens; one by somebody on each member.
+/// Names that are held for as long as nothing happens, one by a holder on each member.
 const KEPT: [&str; 3] = ["kept:0", "kept:1", "kept:2"];
 
-/// On each member one who holds, and one who waits for what is held on another.
+/// Each member has one holder, and one waiter for a name that is held on another member.
 struct Keepers {
     managers: Vec<LeaseManager>,
     held: Vec<Watched>,
@@ -177,7 +177,7 @@ impl Keepers {
         }
     }
 
-    /// Everything is given back.
+    /// Everything is released.
     async fn end(self) -> Vec<LeaseManager> {
         for held in self.held {
             let _ = held.unlock().await;
@@ -231,7 +231,7 @@ async fn leader_frozen_holders_are_told_before_anybody_enters() {
     tokio::time::sleep(T).await;
     keepers.were_told_in_time(fault, T);
     assert!(servers.wait_for(&others(leader)));
-    // By somebody on the leader himself.
+    // By a holder on the leader itself.
     let waits_for = (leader + 2) % 3;
     for member in (0..3).filter(|member| *member != waits_for) {
         keepers.next(member).await;

@@ -1,5 +1,5 @@
-//! Leases on ZooKeeper when connections, members or the quorum fail: nobody is let in while the one before
-//! believes that he holds.
+//! Leases on ZooKeeper when connections, members or the quorum fail: no holder is granted a name while the one before
+//! believes to hold it.
 
 use kit::relay::{Flow, Relay};
 use kit::zookeeper::{Look, ZooKeeper};
@@ -141,7 +141,7 @@ async fn session_that_is_over_loses_its_leases_for_good() {
 }
 
 #[tokio::test]
-async fn a_short_break_costs_no_lease_and_no_place_in_the_line() {
+async fn short_break_costs_no_lease_and_no_place_in_the_line() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
@@ -225,7 +225,7 @@ async fn holder_on_a_cut_off_member_is_told_before_the_next_enters() {
 
 /// As a frozen member, or a machine that has lost its power; the session is another's in time.
 #[tokio::test]
-async fn a_silent_server_costs_no_lease_as_long_as_there_is_another() {
+async fn silent_server_costs_no_lease_as_long_as_there_is_another() {
     let server = ZooKeeper::start();
     let (silent, other) = (Relay::to_server(server.port(0)), Relay::to_server(server.port(0)));
     let url = format!("{},127.0.0.1:{}", silent.url(), other.port());
@@ -248,7 +248,7 @@ async fn a_silent_server_costs_no_lease_as_long_as_there_is_another() {
 }
 
 #[tokio::test]
-async fn a_silent_server_keeps_nobody_from_connecting_to_another() {
+async fn silent_server_keeps_nobody_from_connecting_to_another() {
     let server = ZooKeeper::start();
     let silent = Relay::to_server(server.port(0));
     silent.set(Flow::Hold);

@@ -23,7 +23,7 @@ async fn connect(url: &str) -> LeaseManager {
 }
 
 #[tokio::test]
-async fn a_lock_is_one_node_and_its_release_is_awaited() {
+async fn lock_is_one_node_and_its_release_is_awaited() {
     let server = ZooKeeper::start();
     let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
     for name in ["orders:42", "a/b", "..", "naïve ☕ \0"] {
@@ -40,7 +40,7 @@ async fn a_lock_is_one_node_and_its_release_is_awaited() {
 }
 
 #[tokio::test]
-async fn a_holder_enters_again_on_the_same_node() {
+async fn holder_enters_again_on_the_same_node() {
     let server = ZooKeeper::start();
     let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
     let rival = connect(&server.url()).await;
@@ -178,7 +178,7 @@ async fn dropped_waiters_leave_no_node() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_to_a_creation_leaves_one_node() {
+async fn lost_answer_to_a_creation_leaves_one_node() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (leases, look) = (connect(&relay.url()).await, Look::at(&server.hosts()).await);
@@ -195,7 +195,7 @@ async fn a_lost_answer_to_a_creation_leaves_one_node() {
     lease.check().expect("held");
     lease.unlock().await.expect("released");
     look.until_nodes("job", 0).await;
-    // Nobody waits for this one.
+    // This one has no waiter.
     relay.lose_reply_of(request::CREATE);
     let mut lock = leases.lock("job");
     drop(lock.try_lock().await);
@@ -204,7 +204,7 @@ async fn a_lost_answer_to_a_creation_leaves_one_node() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_to_a_waiters_creation_leaves_one_node() {
+async fn lost_answer_to_a_waiters_creation_leaves_one_node() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
@@ -224,12 +224,12 @@ async fn a_lost_answer_to_a_waiters_creation_leaves_one_node() {
 }
 
 #[tokio::test]
-async fn a_place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
+async fn place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
     let holder = connect(&server.url()).await;
-    // No heartbeat comes between, and nobody is let in by the clock.
+    // No heartbeat comes between, and the clock grants nothing.
     let leases = LeaseManager::builder().ttl(T * 20).max_poll_interval(LONG * 4);
     let leases = leases.connect(&relay.url()).await.expect("the server is there");
     let lease = holder.lock("job").lock().await.expect("free");
@@ -251,13 +251,13 @@ async fn a_place_that_was_taken_over_in_vain_is_left_for_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_to_a_release_leaves_no_node() {
+async fn lost_answer_to_a_release_leaves_no_node() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (leases, look) = (connect(&relay.url()).await, Look::at(&server.hosts()).await);
     let lease = leases.lock("job").lock().await.expect("free");
     relay.lose_reply_of(request::DELETE);
-    // Whether it was told in time or not.
+    // The result does not depend on when it was reported.
     drop(within(LONG, lease.unlock()).await);
     assert_eq!(relay.lost(), 1);
     look.until_nodes("job", 0).await;
@@ -315,7 +315,7 @@ async fn many_leases_cost_one_write_in_a_quarter_of_the_session() {
 }
 
 #[tokio::test]
-async fn a_deleted_node_is_a_lost_lease_at_the_next_renewal() {
+async fn deleted_node_is_a_lost_lease_at_the_next_renewal() {
     let server = ZooKeeper::start();
     let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
     let lease = leases.lock("job").lock().await.expect("free");
@@ -328,7 +328,7 @@ async fn a_deleted_node_is_a_lost_lease_at_the_next_renewal() {
 }
 
 #[tokio::test]
-async fn a_forgotten_lease_ends_although_its_session_lives() {
+async fn forgotten_lease_ends_although_its_session_lives() {
     let server = ZooKeeper::start();
     let (leases, rival) = (connect(&server.url()).await, connect(&server.url()).await);
     leases.lock("job").lock().await.expect("free").forget();
@@ -338,7 +338,7 @@ async fn a_forgotten_lease_ends_although_its_session_lives() {
 }
 
 #[tokio::test]
-async fn a_time_to_live_that_the_server_does_not_give_is_refused() {
+async fn time_to_live_that_the_server_does_not_give_is_refused() {
     let server = ZooKeeper::start();
     for (ttl, hint) in
         [(999, "at least 1 s"), (100_001, "at most 100s"), (86_400_000, "at most 100s")]
@@ -394,7 +394,7 @@ async fn waiter_that_is_not_polled_keeps_nobody_waiting_long() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_is_far_away_gets_its_turns_among_near_ones() {
+async fn waiter_that_is_far_away_gets_its_turns_among_near_ones() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let far = connect(&pipe.url().replace("redis", "zookeeper")).await;
@@ -418,7 +418,7 @@ async fn a_waiter_that_is_far_away_gets_its_turns_among_near_ones() {
         last = lease.fence();
         lease.unlock().await.expect("released");
     }
-    // Nobody was told of a failure.
+    // No caller got an error.
     assert!(near.try_join_next().is_none());
 }
 
@@ -457,7 +457,7 @@ async fn user_refused_or_with_nothing_left_leaves_no_session() {
 
 /// The servers' tick is not told, but the shortest timeout is, which is two of them.
 #[tokio::test]
-async fn a_time_to_live_of_less_than_three_ticks_is_warned_of() {
+async fn time_to_live_of_less_than_three_ticks_is_warned_of() {
     let trace = Trace::of_all_threads();
     let server = ZooKeeper::start_with("tickTime=500");
     let warned = |ttl: Duration| {

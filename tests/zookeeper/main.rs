@@ -2,6 +2,7 @@
 
 mod ensemble;
 mod faults;
+mod kinds;
 mod leases;
 mod store;
 mod users;

@@ -8,8 +8,8 @@ use kit::within;
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Holding, Inspect, Name, Release,
-    Released, RenewBatch, Renewal, Renewed, Store, Target, Wait,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Name,
+    Release, Released, RenewBatch, Renewal, Renewed, Store, Target, Wait,
 };
 use leasehold::testing::zookeeper_store;
 use leasehold::{ErrorKind, Fate, Result};
@@ -96,7 +96,7 @@ fn wait() -> Wait {
     Wait::new(job(), Some(HolderId::new(Uuid::new_v4(), 2)), LONG)
 }
 
-async fn inspect(store: &dyn Store) -> Result<Option<Holding>> {
+async fn inspect(store: &dyn Store) -> Result<Option<HolderInfo>> {
     store.inspect(Inspect::new(job(), LONG)).await.map(|inspection| inspection.into_holder())
 }
 
@@ -168,7 +168,7 @@ async fn requests_to_a_silent_server_end_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_made_anew_is_told() {
+async fn connection_that_was_made_anew_is_told() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let store = store(&relay.url()).await;
@@ -229,7 +229,7 @@ async fn place_of_an_ended_session_is_found_again_in_the_new_one() {
 
 /// Its node is the holder's from then on.
 #[tokio::test]
-async fn a_place_that_was_taken_over_is_not_taken_over_again() {
+async fn place_that_was_taken_over_is_not_taken_over_again() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let holder = Party::at(&server.url()).await;
@@ -300,7 +300,7 @@ async fn closed_store_leaves_no_node_but_of_what_is_held() {
 }
 
 #[tokio::test]
-async fn the_session_of_a_dropped_store_ends() {
+async fn session_of_a_dropped_store_ends() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let party = Party::at(&server.url()).await;
@@ -311,7 +311,7 @@ async fn the_session_of_a_dropped_store_ends() {
 }
 
 #[tokio::test]
-async fn a_time_to_live_beyond_the_sessions_is_refused() {
+async fn time_to_live_beyond_the_sessions_is_refused() {
     let server = ZooKeeper::start();
     let party = Party::at(&server.url()).await;
     let longer = LEASE + Duration::from_millis(1);
@@ -364,6 +364,26 @@ async fn hold_with_an_unheard_grant_is_released_and_reported() {
     assert_eq!(party.release(0).await, Released::NotYours(Absence::Gone));
 }
 
+#[tokio::test]
+async fn creation_beside_a_node_of_another_kind_is_undone() {
+    let server = ZooKeeper::start();
+    let relay = Relay::to_server(server.port(0));
+    let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
+    granted(party.acquire().await);
+    party.release(0).await;
+    relay.lose_reply_of(request::CREATE);
+    party.acquire().await.expect_err("no answer");
+    let intruder = forge(&look, &format!("{}/read-", directory("job"))).await;
+    let error = party.acquire().await.expect_err("not granted");
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::WrongType, Fate::NotExecuted), "{error}");
+    let left = look.nodes("job").await;
+    assert!(left.len() == 1 && intruder.ends_with(&left[0]), "{left:?}");
+    // What is to be swept is swept beside it.
+    party.forge(&look).await;
+    assert_eq!(party.release(0).await, Released::done(0));
+    assert_eq!(party.release(0).await, Released::NotYours(Absence::Taken));
+}
+
 /// Should the creation of unknown outcome have come twice.
 #[tokio::test]
 async fn all_nodes_of_a_token_go_when_its_hold_does() {
@@ -388,7 +408,7 @@ async fn all_nodes_of_a_token_go_when_its_hold_does() {
 
 /// The directory may have been closed to those who list it: what was deleted before that is not there any more.
 #[tokio::test]
-async fn a_release_that_is_refused_halfway_is_told_as_unknown() {
+async fn release_that_is_refused_halfway_is_told_as_unknown() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
@@ -450,7 +470,7 @@ async fn waiter_first_but_unaware_is_deleted_by_force_and_told() {
 }
 
 #[tokio::test]
-async fn a_renewal_counts_from_the_write_before_the_last_at_most() {
+async fn renewal_counts_from_the_write_before_the_last_at_most() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
@@ -521,7 +541,7 @@ async fn renewal_leaves_time_for_its_look_at_a_distant_server_too() {
 }
 
 #[tokio::test]
-async fn a_proof_that_came_to_nothing_is_tried_again_soon() {
+async fn proof_that_came_to_nothing_is_tried_again_soon() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let _store = store(&relay.url()).await;
@@ -541,7 +561,7 @@ async fn a_proof_that_came_to_nothing_is_tried_again_soon() {
 
 /// It is told once, however long it lasts, and the session that has ended meanwhile is followed by another.
 #[tokio::test]
-async fn a_connection_that_is_not_to_be_had_is_asked_for_again_soon() {
+async fn connection_that_is_not_to_be_had_is_asked_for_again_soon() {
     let (trace, _guard) = Trace::of_this_thread();
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
@@ -594,7 +614,7 @@ async fn acquire_that_made_nothing_is_told_that_nothing_was_done() {
 }
 
 #[tokio::test]
-async fn a_request_outlives_the_runtime_that_asked() {
+async fn request_outlives_the_runtime_that_asked() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let runtime =

@@ -1,4 +1,4 @@
-//! Users on a ZooKeeper server: what one has made is closed to the other, and no password is told to anyone.
+//! Users on a ZooKeeper server: the nodes of one are closed to the other, and no password is shown.
 
 use kit::trace::Trace;
 use kit::within;
@@ -21,7 +21,7 @@ async fn connect(url: &str) -> leasehold::Result<LeaseManager> {
     LeaseManager::builder().ttl(T).connect(url).await
 }
 
-/// What an error tells, with all that is underneath.
+/// Returns the text of an error, with all its sources.
 fn shown(error: &Error) -> String {
     let mut shown = format!("{error} {error:?} {error:#?}");
     let mut source = error.source();
@@ -112,8 +112,14 @@ async fn nobody_else_takes_looks_at_or_deletes_the_lease_of_a_user() {
     // Another process of the same user may.
     let too = connect(&url_as(&server, ANNA, "")).await.expect("a manager");
     assert!(too.lock("job").try_lock().await.expect("an answer").is_none());
+    // In the directory before the lease goes, or a renewal in between could find nothing there.
+    let mut lock = too.lock("job");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let connector = Client::connector().with_auth("digest", b"anna:right-secret-1@");
+    let look = Look(connector.connect(&server.hosts()).await.expect("a connection"));
+    look.until_children(&directory("job"), 2).await;
     assert!(too.force_unlock("job").await.expect("ours"));
-    let taken = too.lock("job").lock().await.expect("free");
+    let taken = within(LONG, waiter).await.expect("no panic").expect("free");
     assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
     taken.unlock().await.expect("released");
     // As long as the empty directory is there, it is closed.
@@ -261,7 +267,7 @@ async fn authentication_of_another_scheme_is_told_as_a_refusal() {
     }
 }
 
-/// It closes the connection without a word, so it is told as one that cannot be reached.
+/// The server closes the connection without a word, so the error is that of a server out of reach.
 #[tokio::test]
 async fn connection_limit_is_told_when_a_server_opens_no_session() {
     let server = ZooKeeper::start_with("maxClientCnxns=1");

@@ -71,7 +71,9 @@ impl Server {
         let text: String = self.command(&["INFO", "commandstats"]);
         let line = |line: &str| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-            Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+            let (count, rest) = rest.split_once(",usec=")?;
+            let micros = rest.split(',').next()?.parse().ok()?;
+            Some((name.to_owned(), Call { count: count.parse().ok()?, micros }))
         };
         Calls(text.lines().filter_map(line).collect())
     }
@@ -94,8 +96,14 @@ impl Drop for Server {
     }
 }
 
-/// How often each command has run, by clients or inside scripts.
-pub struct Calls(BTreeMap<String, u64>);
+/// How often each command has run, by clients or inside scripts, and for how long in all.
+pub struct Calls(BTreeMap<String, Call>);
+
+#[derive(Clone, Copy, Default)]
+struct Call {
+    count: u64,
+    micros: u64,
+}
 
 /// What connecting and looking on cost, which is nobody's work.
 const NOT_COUNTED: [&str; 10] = [
@@ -104,18 +112,28 @@ const NOT_COUNTED: [&str; 10] = [
 
 impl Calls {
     pub fn since(&self, earlier: &Self) -> Self {
-        let before = |name: &String| earlier.0.get(name).copied().unwrap_or(0);
+        let before = |name: &String| earlier.0.get(name).copied().unwrap_or_default();
         let name = |text: &str| text.split('|').next().unwrap_or_default().to_owned();
         let counted = self.0.iter().filter(|(text, _)| !NOT_COUNTED.contains(&name(text).as_str()));
-        Self(counted.map(|(name, calls)| (name.clone(), calls - before(name))).collect())
+        let more = |(name, call): (&String, &Call)| {
+            let before = before(name);
+            let (count, micros) = (call.count - before.count, call.micros - before.micros);
+            (name.clone(), Call { count, micros })
+        };
+        Self(counted.map(more).collect())
     }
 
     pub fn total(&self) -> u64 {
-        self.0.values().sum()
+        self.0.values().map(|call| call.count).sum()
     }
 
     pub fn of(&self, names: &[&str]) -> u64 {
-        names.iter().filter_map(|&name| self.0.get(name)).sum()
+        names.iter().filter_map(|&name| self.0.get(name)).map(|call| call.count).sum()
+    }
+
+    /// The server's time in these commands, in microseconds; that of a script has all that it runs.
+    pub fn micros_in(&self, names: &[&str]) -> u64 {
+        names.iter().filter_map(|&name| self.0.get(name)).map(|call| call.micros).sum()
     }
 }
 

@@ -23,7 +23,7 @@ impl AcquireLoop<'_, '_> {
         let mut ticket = core.queue.ticket(self.name, self.mode);
         loop {
             let now = core.now();
-            if !is_silent(core, self.name, Instant::ZERO) {
+            if !is_silent(core, self.name, None) {
                 return Ok(None);
             }
             if until <= now {

@@ -1,8 +1,8 @@
-//! How a name is taken: rounds in which all nodes are asked at once.
+//! Acquires names, in ballots in which all nodes are asked at once.
 
 use super::holds::Held;
 use super::same::abstain;
-use super::tally::{Tally, absence, say_acquired};
+use super::tally::{Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,18 +13,18 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-/// The longest first pause after a split; each further one can be twice as long.
+/// The longest pause after the first split ballot. The bound doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
-/// After as many, it may be no split, but a holder who lacks a node.
-const ROUNDS: u32 = 6;
+/// The most ballots of one acquire. After these, the name may not be split, but have a holder that lacks a node.
+const MAX_BALLOTS: u32 = 6;
 
-/// How long nodes that were silent before are waited for when the others have answered.
+/// The shortest time that nodes which were silent before have once the others have answered.
 const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
-/// What became of a round.
-enum Round {
+/// The outcome of a ballot.
+enum Outcome {
     Over(Result<Acquired>),
-    /// Some granted, others were held: maybe by several who got no majority either.
+    /// Some nodes granted, others were held, perhaps for several that got no majority either.
     Split(Acquired),
 }
 
@@ -32,9 +32,9 @@ fn granted(verdict: &Acquired) -> bool {
     matches!(verdict, Acquired::Granted { .. })
 }
 
-/// Whether too little of the time to live is left for a grant to be worth having.
+/// Returns whether too little of the time to live is left for a grant to be of use.
 fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
-    // A clock that runs 1 % faster, and rounding, as the engine allows for.
+    // The margins of the engine: a clock that runs 1 % faster, and rounding.
     let usable = ttl - ttl / 100;
     let usable = usable.saturating_sub(Duration::from_millis(2));
     usable.saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
@@ -56,13 +56,13 @@ impl Inner {
             let (target, token, timeout) =
                 (request.target.clone(), request.holder, request.timeout);
             let verdict = if request.count > 1 {
-                inner.enter(request).await
+                inner.reenter(request).await
             } else {
-                inner.take(request).await
+                inner.acquire_outermost(request).await
             };
-            let outermost = verdict.as_ref().is_ok_and(granted) && inner.first(token);
+            let outermost = verdict.as_ref().is_ok_and(granted) && inner.is_outermost(token);
             if answer.send(verdict).is_err() && outermost {
-                // Nobody waits for it any more.
+                // The caller is gone.
                 let _ = inner.release(Release::new(target, token, 0, timeout)).await;
             }
         });
@@ -73,34 +73,34 @@ impl Inner {
         })
     }
 
-    fn first(&self, token: crate::store::HolderId) -> bool {
+    fn is_outermost(&self, token: crate::store::HolderId) -> bool {
         self.holds.living(token).is_some_and(|held| held.count == 1)
     }
 
-    /// An outermost acquire.
-    async fn take(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
+    /// Acquires a name that this process does not hold.
+    async fn acquire_outermost(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
         let start = self.clock.now();
-        let mut round = 0;
+        let mut ballot = 0;
         loop {
             let asked = self.clock.now();
-            let verdict = match self.round(&request).await {
-                Round::Over(verdict) => return verdict,
-                Round::Split(verdict) => verdict,
+            let verdict = match self.ballot(&request).await {
+                Outcome::Over(verdict) => return verdict,
+                Outcome::Split(verdict) => verdict,
             };
-            // Whoever wakes first from the pause has all nodes for himself, if it is longer than a round.
+            // If the pause is longer than a ballot, the first process to wake has all nodes for itself.
             let now = self.clock.now();
-            let pause = (now.saturating_duration_since(asked) * 2).max(FIRST_PAUSE) * (1 << round);
+            let pause = (now.saturating_duration_since(asked) * 2).max(FIRST_PAUSE) * (1 << ballot);
             let pause = pause.min(request.ttl / 20).mul_f64(random());
-            round += 1;
+            ballot += 1;
             let left = request.timeout.saturating_sub(now.saturating_duration_since(start));
-            if round == ROUNDS || pause * 2 >= left || self.closing.is_cancelled() {
+            if ballot == MAX_BALLOTS || pause * 2 >= left || self.closing.is_cancelled() {
                 return Ok(verdict);
             }
             sleep(pause).await;
         }
     }
 
-    async fn round(self: &Arc<Self>, request: &Acquire) -> Round {
+    async fn ballot(self: &Arc<Self>, request: &Acquire) -> Outcome {
         let token = self.holds.token_for(request.holder);
         let limit = node_limit(request.timeout);
         let (decision, decided) = watch::channel(None);
@@ -116,14 +116,14 @@ impl Inner {
             let votes = tally.votes(granted);
             votes.yes >= majority || votes.yes + votes.pending < majority
         };
-        // What we got blocks others while we wait, so not for long for those who were silent before.
+        // Our grants block others while we wait, so nodes that were silent before get little time.
         let silent: Vec<bool> = self.nodes.iter().map(|node| node.is_silent()).collect();
-        let told = |tally: &Tally<Acquired>| {
+        let answered = |tally: &Tally<Acquired>| {
             tally.answers.iter().zip(&silent).all(|(answer, silent)| *silent || answer.is_some())
         };
-        tally.collect(request.timeout, |tally| clear(tally) || told(tally)).await;
+        tally.collect(request.timeout, |tally| clear(tally) || answered(tally)).await;
         let passed = self.clock.now().saturating_duration_since(sent);
-        let more = if told(&tally) { (passed * 2).max(SHORTEST_WAIT) } else { Duration::ZERO };
+        let more = if answered(&tally) { (passed * 2).max(SHORTEST_WAIT) } else { Duration::ZERO };
         tally.collect(more.min(request.timeout), clear).await;
         abstain(&self.nodes, &mut tally);
         let votes = tally.votes(granted);
@@ -133,30 +133,30 @@ impl Inner {
             let held = Held { token, count: 1, ttl, until, releasing: false };
             self.holds.insert(request.holder, held, now);
             decision.send_replace(Some(true));
-            return Round::Over(Ok(Acquired::granted(sent, None)));
+            return Outcome::Over(Ok(Acquired::granted(sent, None)));
         }
-        // What was granted, or will be, is given back by those who asked for it.
+        // The tasks of the nodes release each grant, including those still to come.
         self.holds.remove(request.holder);
         decision.send_replace(Some(false));
         if votes.yes >= majority {
             let message = "a majority granted it, but too late to be of use";
-            return Round::Over(Err(Error::new(ErrorKind::Unavailable, message)));
+            return Outcome::Over(Err(Error::new(ErrorKind::Unavailable, message)));
         }
         if votes.no > 0 {
             let held = Acquired::held(remaining(&tally));
-            return if votes.yes > 0 { Round::Split(held) } else { Round::Over(Ok(held)) };
+            return if votes.yes > 0 { Outcome::Split(held) } else { Outcome::Over(Ok(held)) };
         }
-        Round::Over(Err(tally.no_majority(say_acquired)))
+        Outcome::Over(Err(tally.no_majority(describe_acquired)))
     }
 
-    /// A nested acquire: makes no key, and leaves those that are there.
-    async fn enter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
+    /// Acquires re-entrantly: makes no key, and keeps the existing ones.
+    async fn reenter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
         let (token, limit) = (self.holds.token_of(request.holder), node_limit(request.timeout));
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
             let holder = node.token(token);
             let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
-            node.enter(request, sent, answers)
+            node.reacquire(request, sent, answers)
         });
         let majority = tally.majority();
         tally
@@ -182,11 +182,11 @@ impl Inner {
             });
             return Ok(Acquired::NotYours(absence(absences, votes, majority)));
         }
-        Err(tally.no_majority(say_acquired))
+        Err(tally.no_majority(describe_acquired))
     }
 }
 
-/// When a majority of the nodes may be free, as far as is known.
+/// Returns when a majority of the nodes may be free, as far as is known.
 fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
     let left = |verdict: &Acquired| match verdict {
         Acquired::Held { remaining } => *remaining,
@@ -197,9 +197,9 @@ fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
     times.get(tally.majority() - 1).or(times.last()).copied()
 }
 
-/// A number in [0, 1).
+/// Returns a random number in [0, 1).
 fn random() -> f64 {
-    // Of the other half, two bits are the same in all.
+    // The other half has bits that are the same in all UUIDs.
     let bits = (Uuid::new_v4().as_u128() >> 64) as u64;
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -210,7 +210,7 @@ mod tests {
     use crate::clock::Clock;
 
     #[test]
-    fn a_majority_may_be_free_when_the_fastest_are() {
+    fn majority_may_be_free_when_the_fastest_are() {
         let held = |seconds| Ok(Acquired::held(Some(Duration::from_secs(seconds))));
         let here = Clock::system().now();
         let granted = || Ok(Acquired::granted(here, None));

@@ -1,4 +1,4 @@
-//! The holds that one handle on the quorum has, and under which tokens the nodes know them.
+//! The holds of one handle on the quorum, and their tokens at the nodes.
 
 use crate::clock::Instant;
 use crate::store::HolderId;
@@ -15,16 +15,16 @@ pub(super) struct Held {
     pub(super) token: HolderId,
     pub(super) count: u32,
     pub(super) ttl: Duration,
-    /// When it is gone from every node unless it is renewed.
+    /// When it has expired at every node unless it is renewed.
     pub(super) until: Instant,
-    /// Its release was begun, so its token must not be sent again to make a key.
+    /// Whether its release was begun. Then its token must not be sent again to make a key.
     pub(super) releasing: bool,
 }
 
 #[derive(Default)]
 pub(super) struct Holds {
     map: Mutex<Map>,
-    rounds: AtomicU32,
+    attempts: AtomicU32,
 }
 
 #[derive(Default)]
@@ -32,14 +32,14 @@ struct Map {
     holds: HashMap<HolderId, Held>,
     /// The highest number of each manager's tokens that was used; managers draw them in order.
     used: HashMap<Uuid, u64>,
-    /// At how many the dead ones are swept out next.
+    /// The number of holds at which expired ones are removed next.
     sweep_at: usize,
 }
 
 impl Holds {
-    /// The token for an outermost acquire: that of the living hold, or one that was never used.
+    /// Returns the token for an outermost acquire: that of the living hold, or one that was never used.
     ///
-    /// A release that is still on its way for an earlier attempt thus cannot undo a later one.
+    /// So a release of an earlier attempt that is still in flight cannot undo a later attempt.
     pub(super) fn token_for(&self, token: HolderId) -> HolderId {
         let mut map = self.lock();
         if let Some(held) = map.holds.get(&token).filter(|held| !held.releasing) {
@@ -50,10 +50,10 @@ impl Holds {
             *used = token.number();
             return token;
         }
-        token.in_round(self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
+        token.in_attempt(self.attempts.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
     }
 
-    /// The token under which the nodes know a hold, also one that is being released.
+    /// Returns the token of a hold at the nodes, also of one that is being released.
     pub(super) fn token_of(&self, token: HolderId) -> HolderId {
         self.lock().holds.get(&token).map_or(token, |held| held.token)
     }
@@ -71,7 +71,7 @@ impl Holds {
         map.holds.insert(token, held);
     }
 
-    /// Changes what is known of a hold, if anything is.
+    /// Changes the record of a hold, if there is one. Returns it.
     pub(super) fn update(&self, token: HolderId, change: impl FnOnce(&mut Held)) -> Option<Held> {
         let mut map = self.lock();
         let held = map.holds.get_mut(&token)?;
@@ -98,13 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_makes_keys_for_one_attempt_only() {
+    fn token_makes_keys_for_one_attempt_only() {
         let (holds, now) = (Holds::default(), Clock::system().now());
         let manager = Uuid::new_v4();
         let (first, second) = (HolderId::new(manager, 1), HolderId::new(manager, 2));
         assert_eq!(holds.token_for(second), second, "never used");
         let again = holds.token_for(second);
-        assert!(again != second && again.in_round(0) == second, "{again:?}");
+        assert!(again != second && again.in_attempt(0) == second, "{again:?}");
         let third = holds.token_for(second);
         assert!(third != second && third != again, "{third:?}");
         // Drawn before the other, and perhaps used.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_are_swept_out_when_their_number_has_doubled() {
+    fn expired_holds_are_removed_when_the_number_has_doubled() {
         let (holds, now) = (Holds::default(), Clock::system().now());
         let (dead, alive) = (now, now + Duration::from_nanos(1));
         let manager = Uuid::new_v4();
@@ -138,9 +138,9 @@ mod tests {
         };
         assert_eq!(add(1023, dead), 1023);
         assert_eq!(add(1, alive), 1024);
-        assert_eq!(add(1, alive), 2, "who is gone at this moment is gone");
+        assert_eq!(add(1, alive), 2, "a hold that expires at this moment is expired");
         assert_eq!(add(1022, alive), 1024);
-        assert_eq!(add(1, alive), 1025, "nobody was dead");
+        assert_eq!(add(1, alive), 1025, "none was expired");
         assert_eq!(add(1023, dead), 2048);
         assert_eq!(add(1, alive), 1026);
     }

@@ -1,21 +1,21 @@
-//! A store made of several, of which a majority decides: the Redlock algorithm, made safe.
+//! Makes one store of several, of which a majority decides: the Redlock algorithm, made safe.
 
 mod acquire;
 mod holds;
 mod node;
 mod opening;
-mod place;
+mod queue;
 mod release;
 mod renew;
 mod same;
 mod tally;
 mod wake;
 
-pub(crate) use opening::Opening;
+pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, Holding, Inspect, Inspection, Name, Release,
+    Acquire, Acquired, Capabilities, ForceRelease, HolderInfo, Inspect, Inspection, Name, Release,
     Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
@@ -35,10 +35,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 const NODES: std::ops::RangeInclusive<usize> = 3..=15;
-/// No node gets less time for its answer, unless the request has less.
+/// The least time that a node has to answer, unless the request has less.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
-/// How long looking at all nodes may take.
-const LOOK_LIMIT: Duration = Duration::from_secs(3);
+/// The time limit of a query of all nodes.
+const QUERY_LIMIT: Duration = Duration::from_secs(3);
 
 /// Grants what a majority of N independent stores grants.
 ///
@@ -69,7 +69,7 @@ struct Inner {
     clock: Clock,
     holds: Arc<Holds>,
     closing: CancellationToken,
-    /// How many tasks are at work.
+    /// The number of tasks at work.
     tasks: watch::Sender<usize>,
     wake: wake::Reconnects,
 }
@@ -97,13 +97,13 @@ impl Quorum {
         Ok(Self { inner: Arc::new(Inner { nodes, clock, holds, closing, tasks, wake }) })
     }
 
-    /// Whether a quorum can have as many nodes.
+    /// Returns an error unless a quorum can have so many nodes.
     pub(crate) fn check(count: usize) -> Result<()> {
         if NODES.contains(&count) {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "a quorum of {count} makes no sense; give it 3 to 15 nodes, best 3 or 5: two would not survive the failure of one"
+            "a quorum needs 3 to 15 nodes, best 3 or 5, but got {count}: two would not survive the failure of one"
         )))
     }
 }
@@ -115,15 +115,15 @@ impl fmt::Debug for Quorum {
     }
 }
 
-/// How long one node may take for its answer.
+/// Returns the time limit of one node.
 fn node_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(SHORTEST_LIMIT).min(timeout)
 }
 
 /// Counts as a task at work for as long as it lives.
-struct Working(Arc<Inner>);
+struct TaskGuard(Arc<Inner>);
 
-impl Drop for Working {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         self.0.tasks.send_modify(|tasks| *tasks -= 1);
     }
@@ -134,19 +134,19 @@ impl Inner {
         majority(self.nodes.len())
     }
 
-    /// Runs a task that whoever asked may give up, but not stop.
+    /// Runs a task that goes on if its caller is dropped.
     fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        // Without a runtime nobody could await the answer either.
+        // Without a runtime no caller could await the answer either.
         let Ok(runtime) = Handle::try_current() else { return };
         self.tasks.send_modify(|tasks| *tasks += 1);
-        let working = Working(Arc::clone(self));
+        let guard = TaskGuard(Arc::clone(self));
         runtime.spawn(async move {
-            let _working = working;
+            let _guard = guard;
             work.await;
         });
     }
 
-    /// Has all nodes asked at once.
+    /// Sends a request to all nodes at once.
     fn ask<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
         ask: impl Fn(Arc<Node>, Answers<T>) -> F,
@@ -158,8 +158,8 @@ impl Inner {
         tally
     }
 
-    /// Looks at all nodes by calls that borrow their store.
-    async fn look<T: Send + 'static>(
+    /// Queries all nodes by calls that borrow their store.
+    async fn query_all<T: Send + 'static>(
         self: &Arc<Self>,
         limit: Duration,
         call: impl AsyncCall<T> + 'static,
@@ -167,7 +167,7 @@ impl Inner {
         let call = Arc::new(call);
         let mut tally = self.ask(|node, answers| {
             let call = Arc::clone(&call);
-            async move { answers.give(node.index, call.call(Arc::clone(&node.store)).await) }
+            async move { answers.send(node.index, call.call(Arc::clone(&node.store)).await) }
         });
         tally.collect(limit, |_| false).await;
         tally
@@ -196,7 +196,7 @@ impl Store for Quorum {
         let all = || self.inner.nodes.iter().map(|node| node.store.capabilities());
         Capabilities::default()
             .with_fencing(false)
-            // There is none to reserve.
+            // There are no tokens to reserve.
             .with_longest_fence_block(1)
             .with_time_left(all().all(|node| node.time_left))
             .with_wakeups(all().any(|node| node.wakeups))
@@ -204,7 +204,7 @@ impl Store for Quorum {
             .with_renewal_batch(all().map(|node| node.renewal_batch).min().unwrap_or(1))
     }
 
-    /// Every name is at every node.
+    /// Returns 0: every name is at every node.
     fn shard(&self, _: &Name) -> usize {
         0
     }
@@ -224,19 +224,19 @@ impl Store for Quorum {
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         request.target.require_exclusive()?;
         let limit = request.timeout;
-        let tally = self.inner.look(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+        let tally = self.inner.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             let request = request.clone();
             Box::pin(async move { store.inspect(request).await.map(Inspection::into_holder) })
         });
         let tally = tally.await;
-        let mut found: Vec<Holding> = tally.verdicts().flatten().cloned().collect();
+        let mut found: Vec<HolderInfo> = tally.verdicts().flatten().cloned().collect();
         for holding in &mut found {
-            // Who holds is the same in every attempt.
+            // The attempts of one hold have one holder.
             if let Some((holder, _)) = holding.holder.split_once('.') {
                 holding.holder = holder.to_owned();
             }
         }
-        // Of those that a majority has at least, the least.
+        // Report the least time to live that a majority has at least.
         found.sort_by_key(|holding| std::cmp::Reverse(holding.remaining));
         let majority = tally.majority();
         for holding in &found {
@@ -246,7 +246,7 @@ impl Store for Quorum {
             }
         }
         let votes = tally.votes(Option::is_some);
-        // Nobody has a majority, whatever the silent ones have.
+        // No holder has a majority, whatever the silent nodes have.
         let silent = votes.failed + votes.pending;
         let most = found.iter().map(|holding| {
             found.iter().filter(|other| other.holder == holding.holder).count() + silent
@@ -260,7 +260,7 @@ impl Store for Quorum {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         request.target.require_exclusive()?;
         let limit = request.timeout;
-        let tally = self.inner.look(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+        let tally = self.inner.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             let request = request.clone();
             Box::pin(async move { store.force_release(request).await })
         });
@@ -281,14 +281,14 @@ impl Store for Quorum {
         self.inner.wake.listen(&self.inner.nodes)
     }
 
-    /// Tells that of the majority that remembers longest.
+    /// Returns the age that a majority has at least.
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        let tally = self.inner.look(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+        let tally = self.inner.query_all(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             Box::pin(async move { store.age(timeout).await })
         });
         let tally = tally.await;
         let mut ages: Vec<Option<Duration>> = tally.verdicts().copied().collect();
-        // `None` is longest.
+        // `None` is the longest.
         ages.sort_by_key(|age| std::cmp::Reverse(age.unwrap_or(Duration::MAX)));
         match ages.get(tally.majority() - 1) {
             Some(age) => Ok(*age),
@@ -296,17 +296,17 @@ impl Store for Quorum {
         }
     }
 
-    /// Tells none: it is several.
+    /// Returns `None`: a quorum has several servers.
     async fn server_id(&self, _: Duration) -> Result<Option<String>> {
         Ok(None)
     }
 
     async fn close(&self, timeout: Duration) {
         self.inner.closing.cancel();
-        // What is under way is bounded; what is owed is tried once more.
+        // Requests under way are bounded. Releases that are owed are tried once more.
         let mut tasks = self.inner.tasks.subscribe();
         let _ = tokio::time::timeout(timeout, tasks.wait_for(|tasks| *tasks == 0)).await;
-        let tally = self.inner.look(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+        let tally = self.inner.query_all(timeout, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             Box::pin(async move {
                 store.close(timeout).await;
                 Ok(())

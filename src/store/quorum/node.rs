@@ -1,11 +1,11 @@
-//! One node, as one handle on the quorum knows it.
+//! One node, as one handle on the quorum sees it.
 //!
-//! What is sent to a node for one name goes in line, so that a release never overtakes the acquire that
-//! it undoes, and an own key that is still to be released is released before the name is asked for again:
-//! own keys never vote against oneself.
+//! Requests for a name go to a node one at a time, so that a release never overtakes the acquire that it undoes. A key of
+//! this process that must be released is released before the name is acquired again. So its own keys never vote against
+//! it.
 
 use super::holds::Holds;
-use super::place::{Lines, bounded, silent};
+use super::queue::{NameQueues, bounded, timed_out};
 use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
@@ -23,35 +23,36 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
+/// A node of a quorum.
 pub(super) struct Node {
     pub(super) index: usize,
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: Clock,
-    pub(super) lines: Lines,
-    /// How many questions for the age were begun.
+    queues: Arc<NameQueues>,
+    /// The number of requests for the age that were begun.
     asked: AtomicU64,
     age: AsyncMutex<Option<Age>>,
     closing: CancellationToken,
-    /// Its last answer to an acquire was none; nobody waits long for the next.
+    /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
     silent: AtomicBool,
-    /// The id of its server when it was asked last.
+    /// The id of its server when it was last requested.
     pub(super) server: Mutex<Option<String>>,
 }
 
-/// What a node said of its age: the `number`th answer, which came at `at`.
+/// The age that a node reported: the `number`th answer, which came at `at`.
 #[derive(Clone, Copy)]
 struct Age {
     number: u64,
     at: Instant,
-    /// `None`: it never forgets.
+    /// `None` if the node never forgets.
     age: Option<Duration>,
 }
 
-/// What the others of the round made of it.
+/// The decision of the ballot, once it is made.
 pub(super) type Decision<T> = watch::Receiver<Option<T>>;
 
 async fn decided<T: Clone>(decision: &mut Decision<T>) -> Option<T> {
-    // Whoever was to decide may be gone.
+    // If the request was dropped, no decision comes.
     decision.wait_for(Option::is_some).await.ok().and_then(|decision| decision.clone())
 }
 
@@ -62,13 +63,14 @@ impl Node {
         clock: Clock,
         closing: CancellationToken,
     ) -> Self {
-        let (lines, asked, age) = (Lines::default(), AtomicU64::new(0), AsyncMutex::new(None));
+        let queues = Arc::new(NameQueues::new(Arc::clone(&store), clock.clone()));
+        let (asked, age) = (AtomicU64::new(0), AsyncMutex::new(None));
         let (silent, server) = Default::default();
-        Self { index, store, clock, lines, asked, age, closing, silent, server }
+        Self { index, store, clock, queues, asked, age, closing, silent, server }
     }
 
-    /// The token of a hold at this node. Each node has its own: a server that the addresses of two nodes lead to
-    /// has it from one of them, and votes once.
+    /// Returns the token of a hold at this node. Each node has its own, so that a server behind the addresses of two nodes
+    /// grants only one of them, and votes once.
     pub(super) fn token(&self, token: HolderId) -> HolderId {
         token.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
     }
@@ -77,7 +79,7 @@ impl Node {
         self.silent.load(Ordering::Relaxed)
     }
 
-    /// Takes a name here, and gives it back unless the decision is to keep it.
+    /// Acquires a name here. Releases it unless the decision is to keep it.
     pub(super) async fn acquire(
         self: Arc<Self>,
         request: Acquire,
@@ -87,17 +89,17 @@ impl Node {
     ) {
         let (name, token, limit) = (request.target.name.clone(), request.holder, request.timeout);
         let (ttl, until) = (request.ttl, sent + request.ttl);
-        let mut place = self.place(&name).await;
-        place.flush(limit).await;
+        let mut head = self.queues.head(&name).await;
+        head.flush(limit).await;
         if decision.borrow().is_some() || decision.has_changed().is_err() {
             return;
         }
-        let own_left = place.owes();
-        place.sending(token, until);
+        let own_left = head.owes();
+        head.sending(token, until);
         let (verdict, late) = bounded(limit, self.store.acquire(request)).await;
-        place.answered(token, &verdict);
+        head.answered(token, &verdict);
         let vote = match verdict {
-            Ok(Acquired::Granted { .. }) => self.remembers(ttl, sent, limit).await.and(verdict),
+            Ok(Acquired::Granted { .. }) => self.check_uptime(ttl, sent, limit).await.and(verdict),
             Ok(Acquired::Held { .. }) if own_left => {
                 let message = "an earlier key of our own may still be there";
                 Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted))
@@ -106,24 +108,24 @@ impl Node {
         };
         let silent = vote.as_ref().is_err_and(Error::is_unavailable);
         self.silent.store(silent, Ordering::Relaxed);
-        answers.give(self.index, vote);
-        if place.find(token).is_none() {
+        answers.send(self.index, vote);
+        if head.find(token).is_none() {
             return;
         }
         let keep = decided(&mut decision).await == Some(true);
         if keep {
-            place.keep(token);
+            head.keep(token);
         } else {
-            let _ = place.release(token, limit).await;
+            let _ = head.release(token, limit).await;
         }
-        drop(place);
+        drop(head);
         match late {
             Some(call) if keep => {
                 let left = until.saturating_duration_since(self.clock.now());
                 if let Ok(verdict) = timeout(left, call).await {
-                    let mut place = self.place(&name).await;
-                    place.answered(token, &verdict);
-                    place.keep(token);
+                    let mut head = self.queues.head(&name).await;
+                    head.answered(token, &verdict);
+                    head.keep(token);
                 }
             }
             _ if keep => {}
@@ -131,8 +133,8 @@ impl Node {
         }
     }
 
-    /// Enters a name here once more; never makes a key.
-    pub(super) async fn enter(
+    /// Acquires a name here re-entrantly. Never makes a key.
+    pub(super) async fn reacquire(
         self: Arc<Self>,
         request: Acquire,
         sent: Instant,
@@ -141,20 +143,20 @@ impl Node {
         let (ttl, limit) = (request.ttl, request.timeout);
         let vote = match bounded(limit, self.store.acquire(request)).await.0 {
             Ok(granted @ Acquired::Granted { .. }) => {
-                self.remembers(ttl, sent, limit).await.map(|()| granted)
+                self.check_uptime(ttl, sent, limit).await.map(|()| granted)
             }
             verdict => verdict,
         };
-        answers.give(self.index, vote);
+        answers.send(self.index, vote);
     }
 
-    /// Lowers the count of a hold.
+    /// Lowers the hold count here.
     pub(super) async fn record(self: Arc<Self>, request: Release, answers: Answers<Released>) {
         let verdict = bounded(request.timeout, self.store.release(request)).await.0;
-        answers.give(self.index, verdict);
+        answers.send(self.index, verdict);
     }
 
-    /// Gives a name back; if `owed`, until the node has confirmed it or the key has expired.
+    /// Releases a name; if `owed`, again and again until the node has confirmed it or the key has expired.
     pub(super) async fn release(
         self: Arc<Self>,
         request: Release,
@@ -162,24 +164,24 @@ impl Node {
         answers: Answers<Released>,
     ) {
         let (name, token, limit) = (request.target.name, request.holder, request.timeout);
-        let mut place = self.place(&name).await;
+        let mut head = self.queues.head(&name).await;
         match owed {
-            Some((until, _)) => place.owe(token, until),
-            // What was taken for it in vain.
-            None => place.owe_all(token),
+            Some((until, _)) => head.owe(token, until),
+            // The tokens of attempts that came to nothing.
+            None => head.owe_all(token),
         }
-        let verdict = place.release(token, limit).await;
-        answers.give(self.index, verdict);
+        let verdict = head.release(token, limit).await;
+        answers.send(self.index, verdict);
         if owed.is_none() {
-            place.flush(limit).await;
+            head.flush(limit).await;
         }
-        drop(place);
+        drop(head);
         if let Some((_, ttl)) = owed {
             self.sweep(&name, token, (limit, ttl / 20), None).await;
         }
     }
 
-    /// Releases a token again and again, also when a late answer says that it is there after all.
+    /// Releases a token again and again, also when a late answer grants it after all.
     async fn sweep(
         self: &Arc<Self>,
         name: &Name,
@@ -188,7 +190,7 @@ impl Node {
         mut late: Option<StoreFuture<Acquired>>,
     ) {
         loop {
-            match self.place(name).await.find(token).map(|leftover| leftover.until) {
+            match self.queues.head(name).await.find(token).map(|orphan| orphan.until) {
                 None => return,
                 Some(until) if until <= self.clock.now() => break,
                 Some(_) => {}
@@ -202,20 +204,20 @@ impl Node {
             tokio::select! {
                 verdict = answer => {
                     late = None;
-                    self.place(name).await.answered(token, &verdict);
+                    self.queues.head(name).await.answered(token, &verdict);
                 }
                 () = sleep(gap.max(Duration::from_millis(1))) => {}
                 () = self.closing.cancelled() => {}
             }
-            let _ = self.place(name).await.release(token, limit).await;
+            let _ = self.queues.head(name).await.release(token, limit).await;
             if self.closing.is_cancelled() {
                 return;
             }
         }
-        self.place(name).await.forget(token);
+        self.queues.head(name).await.forget(token);
     }
 
-    /// Renews what is here; what is not, though the others have it, is made again.
+    /// Renews the holds that are here. Makes those again that are gone here, but that a majority has.
     pub(super) async fn renew(
         self: Arc<Self>,
         (holds, batch, tokens): (Arc<Holds>, RenewBatch, Vec<HolderId>),
@@ -229,11 +231,13 @@ impl Node {
             item.holder = self.token(token);
         }
         let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
-        let verdicts = self.weigh(verdict, count, (ttl, sent, limit)).await;
-        answers.give(self.index, verdicts.clone());
+        let verdicts = self.renewal_votes(verdict, count, (ttl, sent, limit)).await;
+        answers.send(self.index, verdicts.clone());
         let verdicts = match late {
-            // Too late for the vote, not for what is to be made again.
-            Some(call) => self.weigh(bounded(limit, call).await.0, count, (ttl, sent, limit)).await,
+            // This is too late for the vote, but not for making keys again.
+            Some(call) => {
+                self.renewal_votes(bounded(limit, call).await.0, count, (ttl, sent, limit)).await
+            }
             None => verdicts,
         };
         let Ok(verdicts) = verdicts else { return };
@@ -249,8 +253,8 @@ impl Node {
         while heals.join_next().await.is_some() {}
     }
 
-    /// Renewals count only at a node that remembers.
-    async fn weigh(
+    /// Returns the verdicts of this node. Renewals count only if its uptime is sufficient.
+    async fn renewal_votes(
         &self,
         verdict: Result<Renewed>,
         count: usize,
@@ -261,7 +265,7 @@ impl Node {
             return Err(Error::protocol("answered for a different number of leases"));
         }
         if verdicts.iter().any(|verdict| matches!(verdict, Ok(None)))
-            && let Err(error) = self.remembers(ttl, sent, limit).await
+            && let Err(error) = self.check_uptime(ttl, sent, limit).await
         {
             for verdict in &mut verdicts {
                 if let Ok(None) = verdict {
@@ -272,23 +276,23 @@ impl Node {
         Ok(verdicts)
     }
 
-    /// Makes the key of a living hold again where nobody is.
+    /// Makes the key of a living hold again, where there is none.
     async fn heal(
         self: Arc<Self>,
         holds: Arc<Holds>,
         (target, token, ttl): (Target, HolderId, Duration),
         limit: Duration,
     ) {
-        let mut place = self.place(&target.name).await;
-        // A release that comes from here on waits in line behind us.
+        let mut head = self.queues.head(&target.name).await;
+        // A release that comes from here on waits behind this request.
         let Some(hold) = holds.living(token) else { return };
         let token = self.token(hold.token);
         let until = self.clock.now() + ttl;
         let request = Acquire::new(target, token, ttl, limit);
-        place.sending(token, until);
+        head.sending(token, until);
         let verdict = bounded(limit, self.store.acquire(request.clone())).await.0;
-        place.answered(token, &verdict);
-        place.keep(token);
+        head.answered(token, &verdict);
+        head.keep(token);
         trace::later(Level::DEBUG, || {
             let (node, verdict) = (self.index + 1, verdict.clone());
             move || tracing::debug!(node, ?verdict, "made again")
@@ -299,13 +303,13 @@ impl Node {
         }
     }
 
-    /// Whether the node has forgotten nothing that was there `ttl` before `sent`, or since. To be asked
-    /// after what is to be counted was done.
-    async fn remembers(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
+    /// Returns an error if the node may have forgotten a key that it had `ttl` before `sent`, or later. Call this after the
+    /// operation that is to be counted.
+    async fn check_uptime(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
         let before = self.asked.load(Ordering::Acquire);
         let Age { at, age, .. } = timeout(limit, self.age_after(before, limit))
             .await
-            .unwrap_or_else(|_| Err(silent()))?;
+            .unwrap_or_else(|_| Err(timed_out()))?;
         let needed = ttl + at.saturating_duration_since(sent);
         match age {
             Some(age) if age < needed => Err(Error::new(
@@ -317,7 +321,7 @@ impl Node {
         }
     }
 
-    /// An answer to a question that was begun after the first `before`. Many who wait share one.
+    /// Returns the answer to a request that was begun after the first `before` ones. Concurrent callers share one.
     async fn age_after(&self, before: u64, limit: Duration) -> Result<Age> {
         let mut last = self.age.lock().await;
         if let Some(age) = *last

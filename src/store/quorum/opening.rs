@@ -1,10 +1,10 @@
-//! A quorum whose nodes are not all up when it starts.
+//! Opens a quorum whose nodes are not all up when it starts.
 //!
-//! Two nodes are never one server: its vote would count twice, and its end would be that of both. A server's id
-//! changes when it restarts, so whoever comes later asks all that are there.
+//! Two nodes must not be one server: its vote would count twice, and its failure would be that of both. A server's id
+//! changes when it restarts, so a node that is opened later requests the ids of all open nodes.
 
 use super::tally::{NoMajority, NodeVerdict, majority};
-use super::{LOOK_LIMIT, Quorum};
+use super::{QUERY_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
@@ -21,23 +21,23 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::Level;
 
-/// Between two attempts to open a node that is down.
+/// The pause between two attempts to open a node that is down.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Opens one node.
-pub(crate) type Opening = Box<dyn Fn() -> StoreFuture<Arc<dyn Store>> + Send + Sync>;
+pub(crate) type NodeOpener = Box<dyn Fn() -> StoreFuture<Arc<dyn Store>> + Send + Sync>;
 
 impl Quorum {
-    /// Opens all nodes at once; those that are down are tried again in the background, if they are a minority.
+    /// Opens all nodes at once. If those that are down are a minority, opens them later in the background.
     ///
-    /// A node that refuses the credentials, or whose settings make no sense, fails the whole.
-    pub(crate) async fn open(openings: Vec<Opening>, clock: Clock) -> Result<Self> {
-        let count = openings.len();
+    /// Fails if a node refuses the credentials or has invalid settings.
+    pub(crate) async fn open(openers: Vec<NodeOpener>, clock: Clock) -> Result<Self> {
+        let count = openers.len();
         let mut tasks = JoinSet::new();
-        for (index, opening) in openings.into_iter().enumerate() {
+        for (index, opener) in openers.into_iter().enumerate() {
             tasks.spawn(async move {
-                let opened = open(&opening).await;
-                (index, opening, opened)
+                let opened = open(&opener).await;
+                (index, opener, opened)
             });
         }
         let mut nodes: Vec<Option<Arc<dyn Store>>> = vec![None; count];
@@ -46,18 +46,22 @@ impl Quorum {
         let mut wrong = None;
         while let Some(task) = tasks.join_next().await {
             let gone = |error| {
-                Error::new(ErrorKind::Unavailable, "opening was given up").with_source(error)
+                Error::new(
+                    ErrorKind::Unavailable,
+                    "the task that opens a node has panicked, or its runtime has ended",
+                )
+                .with_source(error)
             };
             match task.map_err(gone)? {
                 (index, _, Ok((store, id))) => {
                     if let Some(same) = ids.iter().position(|known| id.is_some() && *known == id) {
-                        wrong.get_or_insert_with(|| twin(same, index));
+                        wrong.get_or_insert_with(|| same_server_error(same, index));
                     }
                     nodes[index] = Some(store);
                     ids[index] = id;
                 }
-                (index, opening, Err(error)) if is_down(&error) => {
-                    missing.push((index, opening, error));
+                (index, opener, Err(error)) if is_down(&error) => {
+                    missing.push((index, opener, error));
                 }
                 (_, _, Err(error)) => wrong = Some(error),
             }
@@ -75,26 +79,28 @@ impl Quorum {
             }
             return Err(NoMajority { verdicts }.into());
         }
-        let present: Present = Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
-        for (index, opening, error) in missing {
+        let open_nodes: OpenNodes =
+            Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
+        for (index, opener, error) in missing {
             trace::later(
                 Level::WARN,
                 || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
             );
-            nodes[index] = Some(Absent::start(opening, clock.clone(), (index, present.clone())));
+            nodes[index] =
+                Some(PendingNode::start(opener, clock.clone(), (index, open_nodes.clone())));
         }
         Self::new(nodes.into_iter().flatten().collect())
     }
 }
 
-/// The nodes that have been opened, in their places. Locked while one comes, so that two do not at once.
-type Present = Arc<AsyncMutex<Vec<Option<Weak<dyn Store>>>>>;
+/// The nodes that are open, by their position. Locked while one is admitted, so that two are not admitted at once.
+type OpenNodes = Arc<AsyncMutex<Vec<Option<Weak<dyn Store>>>>>;
 
 fn downgrade(node: &Option<Arc<dyn Store>>) -> Option<Weak<dyn Store>> {
     node.as_ref().map(Arc::downgrade)
 }
 
-fn twin(first: usize, second: usize) -> Error {
+fn same_server_error(first: usize, second: usize) -> Error {
     let [first, second] = [first.min(second) + 1, first.max(second) + 1];
     Error::invalid(format!(
         "node {first} and node {second} of the quorum are the same server, whose vote would count twice; name each \
@@ -106,17 +112,17 @@ fn is_down(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
 }
 
-/// A node, and its server's id. One that would not tell its age could never count.
-async fn open(opening: &Opening) -> Result<(Arc<dyn Store>, Option<String>)> {
-    let store = opening().await?;
+/// Opens a node and requests its server's id. Fails if the node does not report its age, since it could never count.
+async fn open(opener: &NodeOpener) -> Result<(Arc<dyn Store>, Option<String>)> {
+    let store = opener().await?;
     let ask = async {
-        store.age(LOOK_LIMIT).await?;
-        store.server_id(LOOK_LIMIT).await
+        store.age(QUERY_LIMIT).await?;
+        store.server_id(QUERY_LIMIT).await
     };
     match ask.await {
         Ok(id) => Ok((store, id)),
         Err(error) => {
-            store.close(LOOK_LIMIT).await;
+            store.close(QUERY_LIMIT).await;
             Err(error)
         }
     }
@@ -124,25 +130,25 @@ async fn open(opening: &Opening) -> Result<(Arc<dyn Store>, Option<String>)> {
 
 async fn close_all(stores: Vec<Arc<dyn Store>>) {
     for store in stores {
-        store.close(LOOK_LIMIT).await;
+        store.close(QUERY_LIMIT).await;
     }
 }
 
-/// A node that is down until it could be opened.
-struct Absent {
+/// A node that is down until it is opened.
+struct PendingNode {
     store: OnceLock<Arc<dyn Store>>,
-    /// Why it was not let in when it was there.
+    /// Why it was refused when it was up.
     refused: Mutex<Option<Error>>,
     clock: Clock,
     reconnects: Signal,
 }
 
-impl Absent {
-    fn start(opening: Opening, clock: Clock, place: (usize, Present)) -> Arc<dyn Store> {
+impl PendingNode {
+    fn start(opener: NodeOpener, clock: Clock, position: (usize, OpenNodes)) -> Arc<dyn Store> {
         let (store, refused, reconnects) = Default::default();
-        let absent = Arc::new(Self { store, refused, clock, reconnects });
-        tokio::spawn(fetch(Arc::downgrade(&absent), opening, place));
-        absent
+        let pending = Arc::new(Self { store, refused, clock, reconnects });
+        tokio::spawn(open_in_background(Arc::downgrade(&pending), opener, position));
+        pending
     }
 
     fn get(&self) -> Result<&Arc<dyn Store>> {
@@ -158,36 +164,40 @@ impl Absent {
     }
 }
 
-/// Takes a place for a node that has come, unless another node is the same server.
-async fn come(
+/// Admits a node that has been opened, unless another node is the same server.
+async fn admit(
     (store, id): (&Arc<dyn Store>, Option<String>),
-    (index, present): &(usize, Present),
+    (index, open_nodes): &(usize, OpenNodes),
 ) -> Result<()> {
-    let mut present = present.lock().await;
-    for (other, node) in present.iter().enumerate() {
+    let mut open_nodes = open_nodes.lock().await;
+    for (other, node) in open_nodes.iter().enumerate() {
         let Some(node) = node.as_ref().and_then(Weak::upgrade) else { continue };
-        // One that does not answer now is another server: this one does.
-        if id.is_some() && node.server_id(LOOK_LIMIT).await.is_ok_and(|other| other == id) {
-            return Err(twin(other, *index));
+        // A node that does not answer now is another server, since this one does.
+        if id.is_some() && node.server_id(QUERY_LIMIT).await.is_ok_and(|other| other == id) {
+            return Err(same_server_error(other, *index));
         }
     }
-    present[*index] = Some(Arc::downgrade(store));
+    open_nodes[*index] = Some(Arc::downgrade(store));
     Ok(())
 }
 
-/// Tries until the node is open, then passes its reconnects on.
-async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) {
+/// Tries until the node is open, then forwards its reconnects.
+async fn open_in_background(
+    pending: Weak<PendingNode>,
+    opener: NodeOpener,
+    position: (usize, OpenNodes),
+) {
     let mut warned = false;
     let store = loop {
         sleep(RETRY).await;
-        if absent.strong_count() == 0 {
+        if pending.strong_count() == 0 {
             return;
         }
-        match open(&opening).await {
-            Ok((store, id)) => match come((&store, id), &place).await {
+        match open(&opener).await {
+            Ok((store, id)) => match admit((&store, id), &position).await {
                 Ok(()) => break store,
                 Err(error) => {
-                    store.close(LOOK_LIMIT).await;
+                    store.close(QUERY_LIMIT).await;
                     if !std::mem::replace(&mut warned, true) {
                         let error = error.clone();
                         trace::later(
@@ -195,8 +205,8 @@ async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) 
                             || move || tracing::error!(%error, "a node does not count"),
                         );
                     }
-                    if let Some(absent) = absent.upgrade() {
-                        absent.refuse(error);
+                    if let Some(pending) = pending.upgrade() {
+                        pending.refuse(error);
                     }
                 }
             },
@@ -206,42 +216,42 @@ async fn fetch(absent: Weak<Absent>, opening: Opening, place: (usize, Present)) 
             ),
         }
     };
-    let (told, reconnects) = match absent.upgrade() {
-        Some(absent) => {
-            let reconnects = absent.reconnects.clone();
-            let told = store.reconnects();
-            // Nobody else sets it.
-            let _ = absent.store.set(Arc::clone(&store));
-            (told, reconnects)
+    let (reconnected, reconnects) = match pending.upgrade() {
+        Some(pending) => {
+            let reconnects = pending.reconnects.clone();
+            let reconnected = store.reconnects();
+            // Only this task sets it.
+            let _ = pending.store.set(Arc::clone(&store));
+            (reconnected, reconnects)
         }
-        None => return store.close(LOOK_LIMIT).await,
+        None => return store.close(QUERY_LIMIT).await,
     };
     drop(store);
-    // It is there for the first time: what is held is to be made there.
+    // The node is up for the first time: renewals make the keys of all holds there.
     reconnects.set();
-    while let Some(told) = &told
-        && absent.strong_count() > 0
+    while let Some(reconnected) = &reconnected
+        && pending.strong_count() > 0
     {
-        told.recv().await;
+        reconnected.recv().await;
         reconnects.set();
     }
 }
 
-impl fmt::Debug for Absent {
+impl fmt::Debug for PendingNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.store.get() {
             Some(store) => store.fmt(f),
-            None => f.write_str("Absent"),
+            None => f.write_str("PendingNode"),
         }
     }
 }
 
-/// Asks the node if it is there.
-fn pass<T: Send + 'static>(
-    absent: &Absent,
+/// Calls the node if it is open.
+fn forward<T: Send + 'static>(
+    pending: &PendingNode,
     call: impl FnOnce(&Arc<dyn Store>) -> StoreFuture<T>,
 ) -> StoreFuture<T> {
-    match absent.get() {
+    match pending.get() {
         Ok(store) => call(store),
         Err(error) => failed(error),
     }
@@ -249,7 +259,7 @@ fn pass<T: Send + 'static>(
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Store for Absent {
+impl Store for PendingNode {
     fn clock(&self) -> Clock {
         self.clock.clone()
     }
@@ -263,15 +273,15 @@ impl Store for Absent {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        pass(self, |store| store.acquire(request))
+        forward(self, |store| store.acquire(request))
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        pass(self, |store| store.release(request))
+        forward(self, |store| store.release(request))
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        pass(self, |store| store.renew(batch))
+        forward(self, |store| store.renew(batch))
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
@@ -330,7 +340,7 @@ mod tests {
             Self { store: MemoryStore::new(), down, opened: Arc::default() }
         }
 
-        fn opening(&self) -> Opening {
+        fn opener(&self) -> NodeOpener {
             let (store, down) = (self.store.clone(), Arc::clone(&self.down));
             let opened = Arc::clone(&self.opened);
             Box::new(move || {
@@ -358,13 +368,13 @@ mod tests {
     }
 
     /// The only node.
-    fn alone() -> Present {
+    fn alone() -> OpenNodes {
         Arc::new(AsyncMutex::new(vec![None]))
     }
 
     async fn open_all(servers: &[Server]) -> Result<Quorum> {
-        let openings = servers.iter().map(Server::opening).collect();
-        Quorum::open(openings, servers[0].store.clock()).await
+        let openers = servers.iter().map(Server::opener).collect();
+        Quorum::open(openers, servers[0].store.clock()).await
     }
 
     fn up_and(down: &[ErrorKind], count: usize) -> Vec<Server> {
@@ -372,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_majority_must_be_up_at_the_start() {
+    async fn majority_must_be_up_at_the_start() {
         use ErrorKind::{Rejected, Unavailable};
         let down = [Unavailable, Rejected, Unavailable];
         for (count, missing, enough) in
@@ -393,7 +403,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_refuses_us_fails_the_whole() {
+    async fn node_that_refuses_us_fails_the_whole() {
         for kind in [ErrorKind::Denied, ErrorKind::Invalid] {
             let servers = up_and(&[kind], 3);
             assert_eq!(open_all(&servers).await.expect_err("refused").kind(), kind);
@@ -402,21 +412,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_does_not_tell_its_age_is_closed_again() {
+    async fn node_that_does_not_report_its_age_is_closed_again() {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
         let denied = Error::new(ErrorKind::Denied, "no right");
         faults.add(Rule::new(Fault::Fail(denied)).on(Call::Age));
         let store: Arc<dyn Store> = Arc::new(store);
-        let opening: Opening = Box::new(move || {
+        let opener: NodeOpener = Box::new(move || {
             let store = Arc::clone(&store);
             Box::pin(async move { Ok(store) })
         });
-        assert_eq!(open(&opening).await.expect_err("no age").kind(), ErrorKind::Denied);
+        assert_eq!(open(&opener).await.expect_err("no age").kind(), ErrorKind::Denied);
         assert_eq!(faults.calls(Call::Close), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_is_there_twice_is_refused() {
+    async fn server_that_is_there_twice_is_refused() {
         let mut servers = up_and(&[], 3);
         servers[2].store = servers[0].store.clone();
         let error = open_all(&servers).await.expect_err("one of them is there twice");
@@ -427,7 +437,7 @@ mod tests {
 
     /// Two that were down come at the same moment, and are one server.
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_comes_twice_is_refused_until_it_is_another_one() {
+    async fn server_that_comes_twice_is_refused_until_it_is_another_one() {
         let mut servers = up_and(&[ErrorKind::Unavailable; 2], 5);
         servers[1].store = servers[0].store.clone();
         let quorum = open_all(&servers).await.expect("three of five");
@@ -446,7 +456,7 @@ mod tests {
             .unwrap();
         assert!(refused.to_string().contains("node 1 and node 2"), "{refused}");
         assert!(servers[other].closed() > 0, "its connections are closed again");
-        // The one that is there goes, and with it its claim.
+        // The admitted one fails, and its claim ends.
         servers[1 - other]
             .opened
             .lock()
@@ -455,35 +465,35 @@ mod tests {
             .unwrap()
             .add(Rule::new(Fault::Fail(Error::new(ErrorKind::Unavailable, "out of order"))));
         sleep(RETRY + RETRY / 2).await;
-        nodes().nth(other).unwrap().age(T).await.expect("nobody else is this server now");
+        nodes().nth(other).unwrap().age(T).await.expect("no other node is this server now");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_is_down_answers_errors_and_then_as_the_node() {
+    async fn node_that_is_down_answers_errors_and_then_as_the_node() {
         let server = Server::new(Some(ErrorKind::Unavailable));
-        let node = Absent::start(server.opening(), server.store.clock(), (0, alone()));
+        let node = PendingNode::start(server.opener(), server.store.clock(), (0, alone()));
         let target = Target::exclusive(Name::new("job").unwrap());
         let inspect = || Inspect::new(target.clone(), T);
         let force = || ForceRelease::new(target.clone(), T);
         let wait = || Wait::new(target.clone(), None, T);
-        let absent = |fate: Option<Fate>| assert_eq!(fate, Some(Fate::NotExecuted));
+        let pending = |fate: Option<Fate>| assert_eq!(fate, Some(Fate::NotExecuted));
         let error = node.inspect(inspect()).await.expect_err("down");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        absent(Some(error.fate()));
-        absent(node.force_release(force()).await.err().map(|error| error.fate()));
-        absent(node.subscribe(wait()).await.err().map(|error| error.fate()));
-        absent(node.age(T).await.err().map(|error| error.fate()));
+        pending(Some(error.fate()));
+        pending(node.force_release(force()).await.err().map(|error| error.fate()));
+        pending(node.subscribe(wait()).await.err().map(|error| error.fate()));
+        pending(node.age(T).await.err().map(|error| error.fate()));
         let acquire = Acquire::new(target.clone(), HolderId::new(Uuid::new_v4(), 1), T, T);
-        absent(node.acquire(acquire.clone()).await.err().map(|error| error.fate()));
+        pending(node.acquire(acquire.clone()).await.err().map(|error| error.fate()));
         assert_eq!(node.capabilities(), Capabilities::default());
-        assert_eq!(format!("{node:?}"), "Absent");
+        assert_eq!(format!("{node:?}"), "PendingNode");
         node.close(T).await;
 
-        let told = node.reconnects().expect("it will come");
+        let reconnected = node.reconnects().expect("it will come");
         sleep(RETRY + RETRY / 2).await;
         assert_eq!(server.tries(), 1);
         server.start();
-        told.recv().await;
+        reconnected.recv().await;
         assert_eq!(server.tries(), 2);
         assert_eq!(node.capabilities(), server.store.capabilities());
         assert!(format!("{node:?}").contains("Memory"), "{node:?}");
@@ -496,19 +506,19 @@ mod tests {
         server.store.restart();
         sleep(T).await;
         assert_eq!(node.age(T).await.expect("up"), Some(T));
-        // Its own reconnects are passed on.
+        // Its own reconnects are forwarded.
         for _ in 0..2 {
             server.opened.lock().unwrap()[1].reconnect();
-            tokio::time::timeout(RETRY, told.recv()).await.expect("told");
+            tokio::time::timeout(RETRY, reconnected.recv()).await.expect("reconnected");
         }
         node.close(T).await;
         assert_eq!(server.closed(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn store_that_nobody_has_any_more_is_not_opened() {
+    async fn store_without_a_quorum_is_not_opened_any_more() {
         let server = Server::new(Some(ErrorKind::Unavailable));
-        let node = Absent::start(server.opening(), server.store.clock(), (0, alone()));
+        let node = PendingNode::start(server.opener(), server.store.clock(), (0, alone()));
         sleep(RETRY * 2 + RETRY / 2).await;
         assert_eq!(server.tries(), 2);
         drop(node);

@@ -1,6 +1,6 @@
-//! Releases by a majority.
+//! Releases holds, by a majority.
 
-use super::tally::{absence, say_released};
+use super::tally::{absence, describe_released};
 use super::{Inner, node_limit};
 use crate::error::Result;
 use crate::store::{Release, Released};
@@ -11,7 +11,7 @@ impl Inner {
         request.target.require_exclusive()?;
         let (outer, timeout) = (request.holder, request.timeout);
         let limit = node_limit(timeout);
-        let gives_back = request.count == 0;
+        let is_last = request.count == 0;
         let held = self.holds.update(outer, |held| match request.count {
             0 => held.releasing = true,
             count => held.count = count,
@@ -22,7 +22,7 @@ impl Inner {
             let holder = node.token(token);
             let request = Release { holder, timeout: limit, ..request.clone() };
             async move {
-                if gives_back {
+                if is_last {
                     node.release(request, owed, answers).await;
                 } else {
                     node.record(request, answers).await;
@@ -39,9 +39,9 @@ impl Inner {
             .await;
         let votes = tally.votes(done);
         if votes.yes + votes.no < majority {
-            return Err(tally.no_majority(say_released));
+            return Err(tally.no_majority(describe_released));
         }
-        if gives_back {
+        if is_last {
             self.holds.remove(outer);
         }
         if votes.no >= majority {
@@ -51,7 +51,7 @@ impl Inner {
             });
             return Ok(Released::NotYours(absence(absences, votes, majority)));
         }
-        // Some had it, and no majority had lost it.
+        // Some nodes had it, and no majority had lost it.
         let listeners = tally.verdicts().map(|verdict| match verdict {
             Released::Done { listeners } => *listeners,
             Released::NotYours(_) => 0,

@@ -1,6 +1,6 @@
-//! Renewals by a majority, item by item of a batch.
+//! Renews holds, by a majority for each item of a batch.
 
-use super::tally::{Tally, absence, say_renewed};
+use super::tally::{Tally, absence, describe_renewed};
 use super::{Inner, node_limit};
 use crate::error::Result;
 use crate::store::{Absence, HolderId, RenewBatch, Renewed};
@@ -45,7 +45,7 @@ impl Inner {
 
 type Verdicts = Vec<Result<Option<Absence>>>;
 
-/// How many nodes renewed an item of a batch, and at how many it is not there.
+/// Returns how many nodes renewed an item of a batch, and how many do not have it.
 fn count(tally: &Tally<Verdicts>, item: usize) -> (usize, usize) {
     let mut counts = (0, 0);
     for verdicts in tally.verdicts() {
@@ -73,7 +73,7 @@ fn verdict(tally: &Tally<Verdicts>, item: usize, majority: usize) -> Result<Opti
             Some(Err(error)) => Some(Err(error.clone())),
         })
         .collect();
-    let nodes = one.no_majority(say_renewed);
+    let nodes = one.no_majority(describe_renewed);
     if lost >= majority {
         trace::later(Level::WARN, || {
             let nodes = nodes.clone();

@@ -1,9 +1,9 @@
-//! Nodes whose addresses lead to one server.
+//! Finds nodes whose addresses lead to one server.
 //!
-//! Such a server votes once whatever is known here, for each node has tokens of its own. What is known here is said,
-//! to the log and in errors: without it a node that meets the key of its twin would seem to be held by another.
+//! Such a server votes once in any case, because each node has tokens of its own. This module reports it to the log and
+//! in errors: otherwise a node that meets the key of its twin would seem to have another holder.
 
-use super::LOOK_LIMIT;
+use super::QUERY_LIMIT;
 use super::node::Node;
 use super::tally::Tally;
 use crate::error::{Error, ErrorKind, Fate};
@@ -24,12 +24,12 @@ impl Node {
     }
 }
 
-/// Asks all nodes which servers they lead to.
-pub(super) async fn look_for_one_server(nodes: &[Arc<Node>]) {
+/// Requests the server ids of all nodes, and logs those that are the same.
+pub(super) async fn find_shared_servers(nodes: &[Arc<Node>]) {
     let mut asked = JoinSet::new();
     for node in nodes.iter().map(Arc::clone) {
         asked.spawn(async move {
-            let id = timeout(LOOK_LIMIT, node.store.server_id(LOOK_LIMIT)).await;
+            let id = timeout(QUERY_LIMIT, node.store.server_id(QUERY_LIMIT)).await;
             let id = id.ok().and_then(Result::ok).flatten();
             *node.server.lock().unwrap_or_else(PoisonError::into_inner) = id;
         });
@@ -49,7 +49,7 @@ pub(super) async fn look_for_one_server(nodes: &[Arc<Node>]) {
     }
 }
 
-/// A node that meets the key of another node, which leads to the same server, has no vote.
+/// Replaces the vote of a node that meets the key of another node at the same server by an error.
 pub(super) fn abstain(nodes: &[Arc<Node>], tally: &mut Tally<Acquired>) {
     let answer = |tally: &Tally<Acquired>, node: &Node| match tally.answers[node.index] {
         Some(Ok(answer)) => Some(answer),

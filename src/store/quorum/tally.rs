@@ -1,4 +1,4 @@
-//! Counts what the nodes say.
+//! Counts the answers of the nodes.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquired, Released};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Where a node leaves its answer.
+/// Where a node sends its answer.
 pub(super) struct Answers<T>(mpsc::UnboundedSender<(usize, Result<T>)>);
 
 impl<T> Clone for Answers<T> {
@@ -17,20 +17,20 @@ impl<T> Clone for Answers<T> {
 }
 
 impl<T> Answers<T> {
-    pub(super) fn give(&self, node: usize, answer: Result<T>) {
-        // The others may have decided it already.
+    pub(super) fn send(&self, node: usize, answer: Result<T>) {
+        // If the others have decided already, the answer is dropped.
         drop(self.0.send((node, answer)));
     }
 }
 
-/// The answers of one round.
+/// The answers of the nodes to one request.
 pub(super) struct Tally<T> {
     inbox: mpsc::UnboundedReceiver<(usize, Result<T>)>,
-    /// `None`: not yet.
+    /// `None` for a node that has not answered yet.
     pub(super) answers: Vec<Option<Result<T>>>,
 }
 
-/// How many nodes said what.
+/// The number of nodes for each answer.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Votes {
     pub(super) yes: usize,
@@ -49,7 +49,7 @@ impl<T> Tally<T> {
         majority(self.answers.len())
     }
 
-    /// Takes answers until `enough` says so, or all are there, or the time is over.
+    /// Collects answers until `enough` returns true, all nodes have answered, or the time is over.
     pub(super) async fn collect(&mut self, limit: Duration, enough: impl Fn(&Self) -> bool) {
         let _ = timeout(limit, async {
             while !enough(self)
@@ -78,7 +78,7 @@ impl<T> Tally<T> {
         self.answers.iter().flatten().flatten()
     }
 
-    /// The error of a round without a majority for anything.
+    /// Returns the error of a request without a majority for any answer.
     pub(super) fn no_majority(&self, say: impl Fn(&T) -> &'static str) -> Error {
         let verdict = |answer: &Option<Result<T>>| match answer {
             Some(Ok(verdict)) => NodeVerdict::Answered(say(verdict)),
@@ -93,8 +93,8 @@ pub(super) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Taken if somebody says so, and if with those that said nothing it can be a majority: then, and only then,
-/// somebody else can hold the name.
+/// Returns `Taken` if a node reports that, and if such nodes can be a majority together with those that did not answer:
+/// only then can there be another holder.
 pub(super) fn absence(
     absences: impl Iterator<Item = Absence>,
     votes: Votes,
@@ -108,58 +108,58 @@ pub(super) fn absence(
     }
 }
 
-pub(super) fn say_acquired(verdict: &Acquired) -> &'static str {
+pub(super) fn describe_acquired(verdict: &Acquired) -> &'static str {
     match verdict {
         Acquired::Granted { .. } => "granted",
         Acquired::Held { .. } => "held by another",
-        Acquired::NotYours(absence) => say_absence(*absence),
+        Acquired::NotYours(absence) => describe_absence(*absence),
     }
 }
 
-pub(super) fn say_released(verdict: &Released) -> &'static str {
+pub(super) fn describe_released(verdict: &Released) -> &'static str {
     match verdict {
         Released::Done { .. } => "done",
-        Released::NotYours(absence) => say_absence(*absence),
+        Released::NotYours(absence) => describe_absence(*absence),
     }
 }
 
-pub(super) fn say_renewed(verdict: &Option<Absence>) -> &'static str {
-    verdict.map_or("renewed", say_absence)
+pub(super) fn describe_renewed(verdict: &Option<Absence>) -> &'static str {
+    verdict.map_or("renewed", describe_absence)
 }
 
-fn say_absence(absence: Absence) -> &'static str {
+fn describe_absence(absence: Absence) -> &'static str {
     match absence {
         Absence::Gone => "gone",
         Absence::Taken => "taken by another",
     }
 }
 
-/// What each node of a [`Quorum`](super::Quorum) said when no majority agreed: the
+/// The answer of each node of a [`Quorum`](super::Quorum) when no majority agreed: the
 /// [`source`](std::error::Error::source) of the [`Error`].
 #[derive(Clone, Debug)]
 pub struct NoMajority {
     pub(super) verdicts: Vec<NodeVerdict>,
 }
 
-/// What one node said.
+/// The answer of one node.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum NodeVerdict {
-    /// Its answer, in a word or two.
+    /// The node answered; this is its answer in a word or two.
     Answered(&'static str),
-    /// It could not, or would not.
+    /// The node failed or refused.
     Failed(Error),
-    /// Nothing in time.
+    /// The node did not answer in time.
     Silent,
 }
 
 impl NoMajority {
-    /// The verdicts, in the order of the nodes.
+    /// Returns the verdicts, in the order of the nodes.
     pub fn verdicts(&self) -> &[NodeVerdict] {
         &self.verdicts
     }
 
-    /// That of a majority, if they fail for one reason; else it is not known.
+    /// Returns the kind of error of a majority, or `Unavailable` if none has the same kind.
     fn kind(&self) -> ErrorKind {
         let kinds = self.verdicts.iter().filter_map(|verdict| match verdict {
             NodeVerdict::Failed(error) => Some(error.kind()),
@@ -223,13 +223,13 @@ mod tests {
         for (said, silent, expected) in cases {
             for (failed, pending) in [(silent, 0), (0, silent)] {
                 let votes = Votes { yes: 0, no: said.len(), failed, pending };
-                let told = absence(said.iter().copied(), votes, majority(5));
-                assert_eq!(told, expected, "{said:?}, {silent} said nothing");
+                let counted = absence(said.iter().copied(), votes, majority(5));
+                assert_eq!(counted, expected, "{said:?}, {silent} did not answer");
             }
         }
     }
     #[test]
-    fn an_error_says_what_each_node_said() {
+    fn error_says_what_each_node_said() {
         use Absence::{Gone, Taken};
 
         fn text<T>(answers: Vec<Option<Result<T>>>, say: impl Fn(&T) -> &'static str) -> String {
@@ -240,12 +240,12 @@ mod tests {
 
         let held = Acquired::held(None);
         let acquired = [held, Acquired::NotYours(Gone), Acquired::NotYours(Taken)];
-        let text1 = text(acquired.map(|verdict| Some(Ok(verdict))).into(), say_acquired);
+        let text1 = text(acquired.map(|verdict| Some(Ok(verdict))).into(), describe_acquired);
         assert!(text1.contains("node 1: held by another; node 2: gone; node 3: taken by another"));
         let released = [Released::done(0), Released::NotYours(Gone)];
-        let text2 = text(released.map(|verdict| Some(Ok(verdict))).into(), say_released);
+        let text2 = text(released.map(|verdict| Some(Ok(verdict))).into(), describe_released);
         assert!(text2.contains("node 1: done; node 2: gone"), "{text2}");
-        let text3 = text(vec![Some(Ok(None)), Some(Ok(Some(Taken))), None], say_renewed);
+        let text3 = text(vec![Some(Ok(None)), Some(Ok(Some(Taken))), None], describe_renewed);
         let said = "node 1: renewed; node 2: taken by another; node 3: no answer in time";
         assert!(text3.contains(said), "{text3}");
     }

@@ -1,7 +1,7 @@
-//! Wake-ups and reconnects, from any node.
+//! Forwards wake-ups and reconnects from all nodes.
 
 use super::node::Node;
-use super::same::look_for_one_server;
+use super::same::find_shared_servers;
 use super::tally::Tally;
 use crate::error::Result;
 use crate::store::{Signal, Wait, Wakeups};
@@ -12,16 +12,16 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// Between two attempts to subscribe at a node.
+/// The pause between two attempts to subscribe at a node.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How long a message of a minority waits for more. It may be of somebody who got no majority and gave back,
-/// even of ourselves: at once woken by that, waiters would keep each other awake. So the time from one
-/// wake-up to the next doubles as long as they come as fast.
+/// How long a message of a minority waits for more messages. It may come from a process that got no majority and released,
+/// even from this one. If such messages woke waiters at once, the waiters would keep each other awake. So the time from
+/// one wake-up to the next doubles while they come that fast.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Subscribes at all nodes; there when a majority has confirmed.
+/// Subscribes at all nodes. Returns when a majority has confirmed, or all have answered.
 pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Option<Wakeups>> {
     let signal = Signal::new();
     let (heard, messages) = mpsc::unbounded_channel();
@@ -37,7 +37,7 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Opti
             loop {
                 let subscription = node.store.subscribe(request.clone()).await;
                 let there = subscription.as_ref().map(Option::is_some).map_err(Clone::clone);
-                answers.give(node.index, there);
+                answers.send(node.index, there);
                 match subscription {
                     Ok(Some(mut wakeups)) => loop {
                         wakeups.recv().await;
@@ -67,7 +67,7 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Opti
     Err(tally.no_majority(|there| if *there { "subscribed" } else { "has no wake-ups" }))
 }
 
-/// Wakes when a majority was heard, or a while after a minority was, but not too often.
+/// Wakes the waiter when a majority sent messages, or a while after a minority did, but not too often.
 async fn gather(mut messages: mpsc::UnboundedReceiver<usize>, majority: usize, signal: Signal) {
     let mut wait = FIRST_WAIT;
     let mut last: Option<Instant> = None;
@@ -91,7 +91,7 @@ async fn gather(mut messages: mpsc::UnboundedReceiver<usize>, majority: usize, s
     }
 }
 
-/// Tells that the connection to some node was made anew.
+/// Reports that the connection to some node was made again.
 #[derive(Default)]
 pub(super) struct Reconnects {
     signal: Signal,
@@ -101,29 +101,29 @@ pub(super) struct Reconnects {
 impl Reconnects {
     /// Listens on the current runtime from now on, and no longer on that of an earlier call.
     pub(super) fn listen(&self, nodes: &[Arc<Node>]) -> Option<Signal> {
-        let told: Vec<_> = nodes.iter().filter_map(|node| node.store.reconnects()).collect();
-        if told.is_empty() || tokio::runtime::Handle::try_current().is_err() {
+        let reconnected: Vec<_> = nodes.iter().filter_map(|node| node.store.reconnects()).collect();
+        if reconnected.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return None;
         }
         let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         *listeners = JoinSet::new();
-        let look = Arc::new(Notify::new());
-        for told in told {
-            let (signal, look) = (self.signal.clone(), Arc::clone(&look));
+        let changed = Arc::new(Notify::new());
+        for reconnected in reconnected {
+            let (signal, changed) = (self.signal.clone(), Arc::clone(&changed));
             listeners.spawn(async move {
                 loop {
-                    told.recv().await;
+                    reconnected.recv().await;
                     signal.set();
                     // Its address may lead to another server now.
-                    look.notify_one();
+                    changed.notify_one();
                 }
             });
         }
         let nodes = nodes.to_vec();
         listeners.spawn(async move {
             loop {
-                look_for_one_server(&nodes).await;
-                look.notified().await;
+                find_shared_servers(&nodes).await;
+                changed.notified().await;
             }
         });
         Some(self.signal.clone())
@@ -159,15 +159,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_majority_wakes_at_once_a_minority_after_a_moment() {
+    async fn majority_wakes_at_once_a_minority_after_a_moment() {
         assert_eq!(woken(&[(20, 0), (20, 1)]).await, [20]);
         assert_eq!(woken(&[(20, 0), (23, 1)]).await, [23]);
         assert_eq!(woken(&[(20, 0)]).await, [25]);
         assert_eq!(woken(&[(20, 0), (23, 0)]).await, [25], "one node, twice");
     }
 
-    /// The wait for a second node doubles, from the next message on; it begins anew after a pause of four
-    /// times as long.
+    /// The wait for a second node doubles from the next message on. It starts again after a pause of four times its
+    /// length.
     #[tokio::test(start_paused = true)]
     async fn fast_messages_wake_less_and_less_often() {
         let stream: Vec<(u64, usize)> = (0..400).map(|millis| (millis, 0)).collect();

@@ -1,4 +1,4 @@
-//! Questions to several servers at once, of which some may be silent.
+//! Asks several servers at once, of which some may be silent.
 
 use crate::error::{Error, ErrorKind, Result};
 use fred::types::config::Server;
@@ -9,29 +9,29 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-/// How long the others may take once one has answered.
+/// How long the other servers may take once one has answered.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Those that are asked again and again. Nobody waits twice for one that is silent, and it has one question at a
-/// time before it.
+/// Servers that are asked again and again. A silent server is waited for only once, and has at most one request at a
+/// time.
 #[derive(Clone, Default)]
-pub(super) struct Panel(Arc<Mutex<HashMap<Server, Manner>>>);
+pub(super) struct Panel(Arc<Mutex<HashMap<Server, Status>>>);
 
 #[derive(Clone, Copy, Default)]
-struct Manner {
-    /// Has not answered yet.
+struct Status {
+    /// Whether it has not answered its last request yet.
     asked: bool,
-    /// Did not answer in time.
+    /// Whether it did not answer in time.
     silent: bool,
 }
 
 impl Panel {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Server, Manner>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Server, Status>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks all these, and waits for those that are not known to be silent, or for one if all are; not longer than
-    /// the limit. Returns the answers in the order in which they came, and what is to be said if there are none.
+    /// Asks all these servers, and waits for those that are not known to be silent, or for one if all are, but no longer
+    /// than the limit. Returns the answers in the order in which they came, and the error to return if there are none.
     pub(super) async fn ask<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         servers: Vec<Server>,
@@ -41,32 +41,32 @@ impl Panel {
         let (sender, mut answers) = mpsc::unbounded_channel();
         let mut awaited = HashSet::new();
         for server in servers {
-            let manner = {
-                let mut manners = self.lock();
-                let manner = manners.entry(server.clone()).or_default();
-                let before = *manner;
-                manner.asked = true;
+            let status = {
+                let mut statuses = self.lock();
+                let status = statuses.entry(server.clone()).or_default();
+                let before = *status;
+                status.asked = true;
                 before
             };
-            if manner.asked {
+            if status.asked {
                 continue;
             }
-            if !manner.silent {
+            if !status.silent {
                 awaited.insert(server.clone());
             }
             let (answer, sender, panel) = (ask(server.clone()), sender.clone(), self.clone());
-            // To its end, whoever is first: an abandoned client would keep its connection.
+            // It runs to its end, whichever server is first: an abandoned client would keep its connection.
             tokio::spawn(async move {
                 let start = Instant::now();
                 let answer = answer.await;
                 let failed = answer.as_ref().is_err_and(Error::is_unavailable);
                 let silent = failed || start.elapsed() > PATIENCE;
-                panel.lock().insert(server.clone(), Manner { asked: false, silent });
+                panel.lock().insert(server.clone(), Status { asked: false, silent });
                 let _ = sender.send((server, answer));
             });
         }
         drop(sender);
-        let (mut found, mut worst) = (Vec::new(), nobody());
+        let (mut found, mut worst) = (Vec::new(), none_reachable());
         let mut until = limit.map(|limit| Instant::now() + limit);
         while found.is_empty() || !awaited.is_empty() {
             tokio::select! {
@@ -82,7 +82,7 @@ impl Panel {
                                 }
                                 found.push(answer);
                             }
-                            Err(error) => weigh(&mut worst, error),
+                            Err(error) => keep_worst(&mut worst, error),
                         }
                     }
                 },
@@ -96,14 +96,14 @@ impl Panel {
     }
 }
 
-/// What somebody says who was reached tells more than that another was not.
-pub(super) fn weigh(worst: &mut Error, error: Error) {
+/// Replaces the worst error: that of a server that was reached says more than that another was not.
+pub(super) fn keep_worst(worst: &mut Error, error: Error) {
     if !error.is_unavailable() || worst.is_unavailable() {
         *worst = error;
     }
 }
 
-pub(super) fn nobody() -> Error {
+pub(super) fn none_reachable() -> Error {
     Error::new(ErrorKind::Unavailable, "none of the servers in the URL answers")
 }
 
@@ -117,23 +117,23 @@ mod tests {
     }
 
     #[test]
-    fn of_several_errors_the_word_of_who_was_reached_is_told() {
+    fn error_of_a_server_that_was_reached_is_returned() {
         use ErrorKind::{Denied, Rejected, Unavailable};
-        for (kinds, told) in [
+        for (kinds, expected) in [
             (&[Unavailable][..], Unavailable),
             (&[Denied, Unavailable], Denied),
             (&[Unavailable, Denied, Unavailable], Denied),
             (&[Denied, Rejected], Rejected),
         ] {
-            let mut worst = nobody();
+            let mut worst = none_reachable();
             for kind in kinds {
-                weigh(&mut worst, Error::new(*kind, "no"));
+                keep_worst(&mut worst, Error::new(*kind, "no"));
             }
-            assert_eq!(worst.kind(), told, "{kinds:?}");
+            assert_eq!(worst.kind(), expected, "{kinds:?}");
             assert!(worst.to_string().contains("no"), "{worst}");
         }
-        let mut worst = nobody();
-        weigh(&mut worst, Error::new(Unavailable, "out of order"));
+        let mut worst = none_reachable();
+        keep_worst(&mut worst, Error::new(Unavailable, "out of order"));
         assert!(worst.to_string().contains("out of order"), "{worst}");
     }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_server_is_waited_for_once() {
+    async fn silent_server_is_waited_for_once() {
         const NEVER: u64 = 1_000_000;
         let (panel, ms) = (Panel::default(), Duration::from_millis);
         let all = [("a", 5), ("b", NEVER), ("c", 20)];
@@ -173,7 +173,7 @@ mod tests {
     async fn when_all_are_silent_one_is_waited_for_up_to_the_limit() {
         let (panel, ms) = (Panel::default(), Duration::from_millis);
         assert_eq!(asked(&panel, &[("a", 5000)]).await, (vec![server("a")], ms(5000)));
-        panel.lock().insert(server("a"), Manner { asked: false, silent: true });
+        panel.lock().insert(server("a"), Status { asked: false, silent: true });
         assert_eq!(asked(&panel, &[("a", 300)]).await, (vec![server("a")], ms(300)));
         let start = Instant::now();
         let ask = |_| async move {

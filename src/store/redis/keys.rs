@@ -1,4 +1,4 @@
-//! From names to what Redis sees; Redisson's derivations, to the byte.
+//! Derives keys and channels from names, to the byte as Redisson does.
 
 use crate::store::Name;
 
@@ -17,7 +17,7 @@ impl Keys {
         &self.prefix
     }
 
-    /// In parts, as are all, for a call to put together.
+    /// Returns the key in parts, as the others do; the call joins them.
     pub(super) fn lock<'a>(&'a self, name: &'a Name) -> [&'a str; 2] {
         [&self.prefix, name.as_str()]
     }

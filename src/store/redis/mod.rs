@@ -1,33 +1,38 @@
-//! Leases on a Redis server, or a fleet of them, laid out as Redisson lays out its `RLock`.
+//! Keeps leases on a Redis server, or on a fleet of them, in the layout of Redisson's `RLock`.
 //!
 //! The key (prefix + name) is a hash of one field, token -> hold count, with a time to live. Acquires
-//! and releases go through one lane for each runtime (in a cluster, and each slot): while calls are in
-//! flight, what arrives waits and leaves as one call. Renewals and subscriptions have connections of their
-//! own. In a fleet every server has its own connections, and who is asked is up to its routes.
+//! and releases go through one batcher for each runtime (in a cluster, also for each slot): requests that arrive while
+//! calls are in flight wait, and leave as one call. Renewals and subscriptions have connections of their own. In a fleet
+//! each server has its own connections, and the routes choose the server.
 
+mod address;
 mod ask;
-mod clerks;
-mod connect;
+mod batcher;
+mod calls;
+mod connection;
+mod defer;
 mod discover;
+mod errors;
 mod fleet;
+mod fleet_subscribers;
 mod keys;
-mod lane;
-mod lanes;
-mod lines;
-mod link;
+mod node;
+mod pool;
 mod renewals;
 mod replies;
 mod requests;
 mod routes;
+mod runtime_batchers;
 mod scripts;
 mod sentinels;
-mod slots;
+mod slot_batcher;
+mod slot_map;
+mod subscriber;
+mod subscriptions;
 mod tls;
-mod turn;
 mod url;
-mod wakeups;
 
-pub(crate) use connect::Address;
+pub(crate) use address::Address;
 
 use super::options::{Common, in_task};
 use super::{
@@ -39,26 +44,26 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::trace;
 use async_trait::async_trait;
+use calls::BATCH_SIZE;
+use connection::{Connection, Connector};
 use keys::Keys;
-use lanes::Lanes;
-use lines::BATCH_SIZE;
-use link::{Dial, Link};
 use renewals::Caller;
 use replies::Element;
-use requests::Wire;
+use requests::{Batch, Codec, Request};
 use routes::Routes;
+use runtime_batchers::RuntimeBatchers;
 use scripts::{AGE, BY_TEXT, Call, INSPECT, PLAIN, SHARDED, Script, Scripts, slot};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use subscriptions::Subscriptions;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
-use wakeups::Hub;
 
-/// So many microseconds pass between two grants of a name, with a release in between.
+/// At least so many microseconds pass between two grants of a name, with a release in between.
 const LONGEST_FENCE_BLOCK: u32 = 64;
 
 /// Keeps leases on a Redis server, or on those of a Sentinel or Cluster deployment.
@@ -81,17 +86,17 @@ pub struct RedisStore {
     clock: Clock,
     keys: Keys,
     attempt: Duration,
-    lanes: Lanes,
-    locks: Link,
-    renewals: Link,
-    hub: Hub,
+    batchers: RuntimeBatchers,
+    locks: Connection,
+    renewals: Connection,
+    subscriptions: Subscriptions,
     reconnects: Signal,
     scripts: &'static Scripts,
-    /// None where there is one server.
+    /// `None` for a single server.
     routes: Option<Arc<Routes>>,
-    /// Ends the watch over the routes.
+    /// Ends the refreshes of the routes.
     routing: CancellationToken,
-    /// Where the connections live, and all waiting for them happens.
+    /// The runtime of the connections, and of all waiting for them.
     runtime: Handle,
 }
 
@@ -115,7 +120,7 @@ impl RedisStore {
         Self::connect_with(url, &ConnectOptions::new()).await
     }
 
-    /// Connects to the server or servers of a URL, on the current runtime, and tries out what locks will need.
+    /// Connects to the server or servers of a URL, on the current runtime, and checks the permissions that locks will need.
     ///
     /// The URLs are those of [`LeaseManager::connect`](crate::LeaseManager::connect) for Redis; a list of them is a
     /// [`Quorum`](super::Quorum), and no `RedisStore`. The connections live and die with the runtime.
@@ -137,7 +142,7 @@ impl RedisStore {
         in_task(Self::open(address, Clock::system())).await
     }
 
-    /// Connects on the current runtime and tries out what locks will need.
+    /// Connects on the current runtime and checks the permissions that locks will need.
     pub(crate) async fn open(address: Address, clock: Clock) -> Result<Self> {
         let (attempt, keys) = (address.attempt, Keys::new(&address.prefix));
         let reconnects = Signal::new();
@@ -149,54 +154,57 @@ impl RedisStore {
             _ => &PLAIN,
         };
         let replicas = address.replicas;
-        let dial = Dial { address, routes: routes.clone(), reconnects: reconnects.clone() };
-        let locks = dial.link().await?;
-        let renewals = match dial.link().await {
-            Ok(link) => link,
+        let connector =
+            Connector { address, routes: routes.clone(), reconnects: reconnects.clone() };
+        let locks = connector.connect().await?;
+        let renewals = match connector.connect().await {
+            Ok(connection) => connection,
             Err(error) => {
                 locks.close().await;
                 return Err(error);
             }
         };
-        let hub = match Hub::start(&dial).await {
-            Ok(hub) => hub,
+        let subscriptions = match Subscriptions::start(&connector).await {
+            Ok(subscriptions) => subscriptions,
             Err(error) => {
                 locks.close().await;
                 renewals.close().await;
                 return Err(error);
             }
         };
-        let wire = Wire { keys: keys.clone(), scripts, replicas, hub: hub.clone() };
-        let lanes = Lanes::start(locks.clone(), dial, wire, clock.clone());
+        let codec =
+            Codec { keys: keys.clone(), scripts, replicas, subscriptions: subscriptions.clone() };
+        let batchers = RuntimeBatchers::start(locks.clone(), connector, codec, clock.clone());
         let store = Self {
             clock,
             keys,
             attempt,
-            lanes,
+            batchers,
             locks,
             renewals,
-            hub,
+            subscriptions,
             reconnects,
             scripts,
             routes,
             routing: failing.disarm(),
             runtime: Handle::current(),
         };
-        if let Err(error) = store.try_out().await {
+        // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.
+        if let Err(error) = Box::pin(store.preflight()).await {
             store.close(attempt).await;
             return Err(error);
         }
         Ok(store)
     }
 
-    /// Does once what it will do later, with a lock of a name of its own, so that a missing right shows at the
-    /// start. A user that may not touch this key, but others, passes.
+    /// Runs each operation once, with a lock of a probe name, so that a missing permission is found at the start. A user
+    /// without access to this key, but to others, passes.
     ///
-    /// In a cluster one server is enough: of the others some may be away, which only their names must feel.
-    async fn try_out(&self) -> Result<()> {
+    /// In a cluster one server is enough: some of the others may be away, which must affect only their names.
+    async fn preflight(&self) -> Result<()> {
         let mut result = Ok(());
-        for name in self.probes()? {
-            result = self.try_out_with(name).await;
+        for name in self.probe_names()? {
+            result = self.preflight_with(name).await;
             if !result.as_ref().is_err_and(Error::is_unavailable) {
                 break;
             }
@@ -204,15 +212,15 @@ impl RedisStore {
         result
     }
 
-    /// Names to try out, one for each server.
-    fn probes(&self) -> Result<Vec<Name>> {
+    /// Returns probe names, one for each server.
+    fn probe_names(&self) -> Result<Vec<Name>> {
         let name = || Name::new(&format!("leasehold-probe:{}", uuid::Uuid::new_v4()));
         let servers = match &self.routes {
             Some(routes) if routes.is_cluster() => routes.servers().len(),
             _ => 1,
         };
         let (mut names, mut seen) = (Vec::new(), Vec::new());
-        // A server with few slots may be left out.
+        // A server with few slots may get no name.
         for _ in 0..servers * 16 {
             let name = name()?;
             let server = self.shard(&name);
@@ -224,14 +232,14 @@ impl RedisStore {
         Ok(names)
     }
 
-    async fn try_out_with(&self, name: Name) -> Result<()> {
+    async fn preflight_with(&self, name: Name) -> Result<()> {
         let (target, timeout) = (Target::exclusive(name.clone()), self.attempt);
         let holder = HolderId::new(uuid::Uuid::new_v4(), 0);
         let ttl = Duration::from_secs(5);
-        // The shortest memory: the fence's key is gone a millisecond later.
+        // The shortest retention: the fence's key expires a millisecond later.
         let fencing = Some(Fencing::new(1, Some(Duration::from_millis(1))));
         let acquire = Acquire::new(target.clone(), holder, ttl, timeout).with_fencing(fencing);
-        match self.acquire(acquire.clone()).await {
+        match self.probe_batch(&acquire).await {
             Err(error) if replies::is_key_out_of_reach(&error) => {
                 let prefix = self.keys.prefix().to_owned();
                 trace::later(Level::WARN, || {
@@ -248,21 +256,34 @@ impl RedisStore {
             }
             result => drop(result?),
         }
-        let again = self.acquire(acquire).await;
+        let alone = self.acquire(acquire).await;
         let by_text = self.run_on(&BY_TEXT, &name, timeout).await;
         let renewal = Renewal::new(target.clone(), holder);
         let renewed = self.renew(RenewBatch::new(vec![renewal], ttl, timeout)).await;
         let release = Release::new(target.clone(), holder, 0, timeout);
-        let released = self.release(release.clone()).await;
-        // Of what is not there one asks whether it is gone or taken.
-        let gone = self.release(release).await;
+        let released = self.release(release).await;
         let forced = self.force_release(ForceRelease::new(target, timeout)).await;
-        again?;
+        alone?;
         by_text?;
         renewed?.verdicts.into_iter().collect::<Result<Vec<_>>>()?;
         released?;
-        gone?;
         forced.map(drop)
+    }
+
+    /// Runs all that acquires and releases do, in one call of the batch's script: Redis 7.0 does not name the command that
+    /// it refuses inside a script, but this script does.
+    async fn probe_batch(&self, acquire: &Acquire) -> Result<()> {
+        let Acquire { target, holder, timeout, .. } = acquire;
+        let mut batch = Batch::of(5);
+        // A later acquire of the same token, and a release of a lock that is not there, use other commands than the first.
+        for count in [1, 1, 2] {
+            Acquire { count, ..acquire.clone() }.write(&self.keys, &mut batch);
+        }
+        let release = Release::new(target.clone(), *holder, 0, *timeout);
+        release.write(&self.keys, &mut batch);
+        release.write(&self.keys, &mut batch);
+        let reply = self.run_call(&self.scripts.batch, batch.finish(None), *timeout).await?;
+        reply.iter().try_for_each(|element| element.code().map(drop))
     }
 
     /// Runs a script that has the key of `name` and no arguments.
@@ -274,34 +295,43 @@ impl RedisStore {
     ) -> Result<Vec<Element>> {
         let mut call = Call::default();
         call.key(&self.keys.lock(name));
-        let link = self.locks.clone();
-        self.at_home(async move { link.run(script, call, timeout).await }).await
+        self.run_call(script, call, timeout).await
     }
 
-    /// For how many seconds the server has been up, and the id of this run of it.
-    async fn run_of_server(&self, timeout: Duration) -> Result<(i64, String)> {
-        let link = self.locks.clone();
-        self.at_home(async move {
-            let mut reply = link.run(&AGE, Call::default(), timeout).await?.into_iter();
+    async fn run_call(
+        &self,
+        script: &'static Script,
+        call: Call,
+        timeout: Duration,
+    ) -> Result<Vec<Element>> {
+        let connection = self.locks.clone();
+        self.on_engine_runtime(async move { connection.run(script, call, timeout).await }).await
+    }
+
+    /// Returns for how many seconds the server has been up, and the id of its run.
+    async fn server_run(&self, timeout: Duration) -> Result<(i64, String)> {
+        let connection = self.locks.clone();
+        self.on_engine_runtime(async move {
+            let mut reply = connection.run(&AGE, Call::default(), timeout).await?.into_iter();
             match (reply.next(), reply.next()) {
                 (Some(Element::Int(up)), Some(Element::Text(id))) => Ok((up, id)),
-                _ => Err(replies::nonsense()),
+                _ => Err(replies::malformed_reply()),
             }
         })
         .await
     }
 
-    /// Runs on the engine's runtime, whatever that of the caller is like.
-    async fn at_home<T: Send + 'static>(
+    /// Runs on the engine's runtime, whatever the runtime of the caller is.
+    async fn on_engine_runtime<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        self.runtime.spawn(work).await.unwrap_or_else(|_| Err(replies::gone()))
+        self.runtime.spawn(work).await.unwrap_or_else(|_| Err(replies::connection_closed()))
     }
 }
 
 impl Drop for RedisStore {
-    /// Without `close`, the lanes and the hub end with their entrances; this one has none.
+    /// Closes the connection of renewals. Without `close`, the batchers and the subscriptions end with their handles.
     fn drop(&mut self) {
         self.routing.cancel();
         let renewals = self.renewals.clone();
@@ -340,21 +370,22 @@ impl Store for RedisStore {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         match request.target.require_exclusive() {
-            Ok(()) => self.lanes.acquire(request),
+            Ok(()) => self.batchers.acquire(request),
             Err(error) => failed(error),
         }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
         match request.target.require_exclusive() {
-            Ok(()) => self.lanes.release(request),
+            Ok(()) => self.batchers.release(request),
             Err(error) => failed(error),
         }
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        let (link, clock, keys) = (self.renewals.clone(), self.clock.clone(), self.keys.clone());
-        Box::pin(renewals::renew(Caller { link, clock, keys }, batch))
+        let (connection, clock, keys) =
+            (self.renewals.clone(), self.clock.clone(), self.keys.clone());
+        Box::pin(renewals::renew(Caller { connection, clock, keys }, batch))
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
@@ -368,14 +399,14 @@ impl Store for RedisStore {
         let script = &self.scripts.force;
         match self.run_on(script, &request.target.name, request.timeout).await?.first() {
             Some(Element::Int(deleted)) => Ok(*deleted > 0),
-            _ => Err(replies::nonsense()),
+            _ => Err(replies::malformed_reply()),
         }
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         request.target.require_exclusive()?;
         let channel = self.keys.channel(&request.target.name).concat();
-        let subscribed = timeout(request.timeout, self.hub.subscribe(channel)).await;
+        let subscribed = timeout(request.timeout, self.subscriptions.subscribe(channel)).await;
         subscribed.unwrap_or_else(|_| Err(Error::silent())).map(Some)
     }
 
@@ -383,24 +414,24 @@ impl Store for RedisStore {
         Some(self.reconnects.clone())
     }
 
-    /// By the server's uptime alone, whatever it keeps on disk: a file can be another one, cut short, or behind.
-    /// Whole seconds, so up to one less than it is.
+    /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts
+    /// whole seconds, so it is up to a second too low.
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        let up = self.run_of_server(timeout).await?.0;
+        let up = self.server_run(timeout).await?.0;
         // The server rounds both its start and its time down.
         Ok(Some(Duration::from_secs(u64::try_from(up).unwrap_or(0).saturating_sub(1))))
     }
 
     async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        let id = self.run_of_server(timeout).await?.1;
+        let id = self.server_run(timeout).await?.1;
         Ok(Some(id).filter(|id| !id.is_empty()))
     }
 
     async fn close(&self, timeout: Duration) {
         self.routing.cancel();
-        self.lanes.close(timeout * 2).await;
+        self.batchers.close(timeout * 2).await;
         self.locks.close().await;
         self.renewals.close().await;
-        self.hub.close(timeout).await;
+        self.subscriptions.close(timeout).await;
     }
 }

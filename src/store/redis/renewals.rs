@@ -1,7 +1,7 @@
-//! Renewals: many in a call, in a cluster a call for each slot.
+//! Renews leases: many in a call; in a cluster, in a call for each slot.
 
+use super::connection::Connection;
 use super::keys::Keys;
-use super::link::Link;
 use super::scripts::{RENEW, slot};
 use super::{replies, requests};
 use crate::clock::Clock;
@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// What a renewal needs.
+/// Sends renewals.
 #[derive(Clone)]
 pub(super) struct Caller {
-    pub(super) link: Link,
+    pub(super) connection: Connection,
     pub(super) clock: Clock,
     pub(super) keys: Keys,
 }
@@ -24,7 +24,7 @@ type Verdicts = Vec<Result<Option<Absence>>>;
 pub(super) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> {
     batch.require_exclusive()?;
     let sent = caller.clock.now();
-    let verdicts = if caller.link.is_cluster() {
+    let verdicts = if caller.connection.is_cluster() {
         caller.by_slot(batch).await
     } else {
         caller.together(&batch).await?
@@ -33,7 +33,8 @@ pub(super) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> 
 }
 
 impl Caller {
-    /// A call takes keys of one slot only. The slots' calls go out together, and each has its own outcome.
+    /// Renews with one call for each slot, because a call takes keys of one slot only. The calls are sent together, and each
+    /// has its own outcome.
     async fn by_slot(&self, mut batch: RenewBatch) -> Verdicts {
         let items = std::mem::take(&mut batch.items);
         let count = items.len();
@@ -49,14 +50,15 @@ impl Caller {
             let (caller, batch) = (self.clone(), RenewBatch { items, ..batch.clone() });
             calls.spawn(async move { (indices, caller.together(&batch).await) });
         }
-        let mut verdicts = vec![Err(replies::gone()); count];
+        let mut verdicts = vec![Err(replies::connection_closed()); count];
         while let Some(answer) = calls.join_next().await {
             let Ok((indices, answers)) = answer else { continue };
-            for (place, index) in indices.into_iter().enumerate() {
+            for (position, index) in indices.into_iter().enumerate() {
                 verdicts[index] = match &answers {
-                    Ok(answers) => {
-                        answers.get(place).cloned().unwrap_or_else(|| Err(replies::nonsense()))
-                    }
+                    Ok(answers) => answers
+                        .get(position)
+                        .cloned()
+                        .unwrap_or_else(|| Err(replies::malformed_reply())),
                     Err(error) => Err(error.clone()),
                 };
             }
@@ -64,12 +66,12 @@ impl Caller {
         verdicts
     }
 
-    /// All in one call.
+    /// Renews all items in one call.
     async fn together(&self, batch: &RenewBatch) -> Result<Verdicts> {
         let until = self.clock.now() + batch.timeout;
         match self.call(batch, &batch.items, batch.timeout).await {
             Err(error)
-                if self.link.is_split(&error)
+                if self.connection.is_split(&error)
                     || batch.items.len() > 1 && replies::is_key_out_of_reach(&error) =>
             {
                 let left = || until.saturating_duration_since(self.clock.now());
@@ -87,24 +89,24 @@ impl Caller {
     ) -> Result<Verdicts> {
         let mut call = requests::renewal(&self.keys, batch, items);
         call.divisible = true;
-        let reply = self.link.run(&RENEW, call, timeout).await?;
+        let reply = self.connection.run(&RENEW, call, timeout).await?;
         Ok(requests::renewed(&reply, items.len()))
     }
 
-    /// Renews one by one what was refused together for the sake of one of them, for as long as there is time
-    /// and the server answers.
+    /// Renews one by one the items of a call that was refused because of one of them, for as long as there is time and the
+    /// server answers.
     async fn each(&self, batch: &RenewBatch, left: impl Fn() -> Duration) -> Verdicts {
         let mut verdicts = Vec::with_capacity(batch.items.len());
         for renewal in &batch.items {
             let mut answer = self.call(batch, std::slice::from_ref(renewal), left()).await;
-            if answer.as_ref().is_err_and(|error| self.link.is_split(error)) {
-                // The lease and its fencing token are on two servers. The token is remembered for long enough
-                // to be left out once.
+            if answer.as_ref().is_err_and(|error| self.connection.is_split(error)) {
+                // The lease and its fencing token are on two servers. The retention of the token is long enough to leave
+                // it out once.
                 let lease = Renewal { keep_fence: false, ..renewal.clone() };
                 answer = self.call(batch, &[lease], left()).await;
             }
             let verdict = answer.and_then(|mut verdicts| {
-                verdicts.pop().unwrap_or_else(|| Err(replies::nonsense()))
+                verdicts.pop().unwrap_or_else(|| Err(replies::malformed_reply()))
             });
             let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
             verdicts.push(verdict);

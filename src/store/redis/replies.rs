@@ -1,7 +1,7 @@
-//! What the server's words mean. Knows no client: only numbers, texts, and the scripts' codes.
+//! Reads the replies of a server. Knows no client: only numbers, texts, and the codes of the scripts.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Holding, Inspection};
+use crate::store::{Absence, HolderInfo, Inspection};
 use std::time::Duration;
 
 /// One element of a script's reply.
@@ -9,17 +9,17 @@ use std::time::Duration;
 pub(super) enum Element {
     Int(i64),
     Text(String),
-    /// No script says that.
+    /// Anything else; no script returns it.
     Other,
 }
 
-/// What the scripts say of an item that they did not refuse.
+/// The answer of a script for an item that it did not refuse.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// Done: what it brought, 0 or more.
+    /// Done, with a result of 0 or more.
     Done(u64),
     Absent(Absence),
-    /// -3 or less: how much less.
+    /// -3 or less; the value is the distance from -3.
     Other(u64),
 }
 
@@ -30,69 +30,73 @@ impl Element {
             Element::Int(-2) => Ok(Code::Absent(Absence::Taken)),
             Element::Int(done @ 0..) => Ok(Code::Done(done.unsigned_abs())),
             Element::Int(other) => Ok(Code::Other(other.abs_diff(-3))),
-            Element::Text(text) => Err(sort(text)),
-            Element::Other => Err(nonsense()),
+            Element::Text(text) => Err(classify(text)),
+            Element::Other => Err(malformed_reply()),
         }
     }
 
     pub(super) fn int(&self) -> Result<i64> {
         match self {
             Element::Int(value) => Ok(*value),
-            Element::Text(_) | Element::Other => Err(nonsense()),
+            Element::Text(_) | Element::Other => Err(malformed_reply()),
         }
     }
 }
 
-/// A time to live as Redis tells it; `None` when there is none.
+/// Converts a time to live as Redis reports it; `None` when there is none.
 pub(super) fn remaining(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Nobody is there any more to ask.
-pub(super) fn gone() -> Error {
+/// The error of a request after its connection was closed.
+pub(super) fn connection_closed() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection to the server has been closed")
 }
 
-/// A server that speaks Redis would not have said this.
-pub(super) fn nonsense() -> Error {
+/// The error of a reply that a Redis server would not send.
+pub(super) fn malformed_reply() -> Error {
     Error::protocol(
         "unexpected reply; leasehold needs Redis 7.0 or later, and no proxy that rewrites replies",
     )
 }
 
-/// A server's text without the arguments of the command that it does not know: a password may be
-/// among them.
-pub(super) fn harmless(text: &str) -> &str {
-    text.split(", with args").next().unwrap_or_default()
+/// Returns the text of a server without the arguments of a command that it does not know, because a password may be among
+/// them, and without the place in a script, which means nothing to a user.
+pub(super) fn without_arguments(text: &str) -> &str {
+    let text = text.split(", with args").next().unwrap_or_default();
+    match text.rsplit_once(" script: ") {
+        Some((text, place)) if place.contains(", on @") => text,
+        _ => text,
+    }
 }
 
-/// Whether the server refused a whole call because the user may not touch a key of it; in the words of 7.0
-/// "to access one of the keys", later "to access a key".
+/// Returns whether the server refused a whole call because the user has no access to one of its keys. Redis 7.0 reports
+/// "to access one of the keys", later versions "to access a key".
 pub(super) fn is_key_out_of_reach(error: &Error) -> bool {
     error.kind() == ErrorKind::Denied
         && error.fate() == Fate::NotExecuted
         && error.to_string().contains(" to access ")
 }
 
-/// Whether a cluster refused a call because some of its keys have been moved to another server, and some not.
+/// Returns whether a cluster refused a call because only some of its keys have moved to another server.
 pub(super) fn is_split(error: &Error) -> bool {
     error.is_unavailable()
         && error.fate() == Fate::NotExecuted
         && error.to_string().contains("(TRYAGAIN ")
 }
 
-/// How the server refuses a command inside a script: in the words of 7.0, and later.
-const NO_RIGHT_IN_SCRIPT: [&str; 2] =
+/// The texts by which Redis 7.0, and later versions, refuse a command inside a script.
+const DENIED_IN_SCRIPT: [&str; 2] =
     ["The user executing the script can't", "ACL failure in script"];
 
-/// Sorts an error reply by its first word, as Redis documents them.
-pub(super) fn sort(text: &str) -> Error {
+/// Classifies an error reply by its first word, as Redis documents them.
+pub(super) fn classify(text: &str) -> Error {
     use ErrorKind::{Denied, Invalid, Rejected, Unavailable, WrongType};
 
-    let text = harmless(text);
+    let text = without_arguments(text);
 
-    // Inside a script a missing right has no word of its own.
-    if NO_RIGHT_IN_SCRIPT.iter().any(|words| text.contains(words)) {
+    // Inside a script a missing permission has no word of its own.
+    if DENIED_IN_SCRIPT.iter().any(|words| text.contains(words)) {
         let message = "the user lacks a permission that the lock scripts need; leasehold::guide::redis lists them";
         return error(Denied, message, text, Fate::Unknown);
     }
@@ -101,13 +105,13 @@ pub(super) fn sort(text: &str) -> Error {
         "MOVED" | "ASK" | "TRYAGAIN" => {
             (Unavailable, "the server is part of a cluster that sends us elsewhere")
         }
-        // fred tells this to all that are under way on the connection, and closes it.
+        // fred fails all commands in flight on the connection with this, and closes it.
         "CLUSTERDOWN" => {
             return error(Unavailable, "the server's cluster is down", text, Fate::Unknown);
         }
         "LOADING" => (Unavailable, "the server is still loading its data"),
         "MASTERDOWN" => (Unavailable, "the server is a replica that lost its master"),
-        "BUSY" => (Unavailable, "the server is busy with somebody's long script"),
+        "BUSY" => (Unavailable, "the server is busy with a long script"),
         "READONLY" => (Rejected, "the server is a read-only replica"),
         "OOM" => (Rejected, "the server is out of memory"),
         "NOREPLICAS" => (Rejected, "the server has too few replicas to accept writes"),
@@ -159,16 +163,16 @@ fn error(kind: ErrorKind, message: &'static str, text: &str, fate: Fate) -> Erro
         .with_source(ServerError(text.to_owned()))
 }
 
-/// The reply of the inspect script.
+/// Reads the reply of the inspect script.
 pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
     let [left, fields @ ..] = reply else {
-        return Err(nonsense());
+        return Err(malformed_reply());
     };
     match fields {
         [] => Ok(Inspection::default()),
         [Element::Text(holder), Element::Text(count)] => {
             let count = count.parse().map_err(|_| not_a_lock())?;
-            Ok(Inspection::new([Holding::new(holder.clone(), count, remaining(left.int()?))]))
+            Ok(Inspection::new([HolderInfo::new(holder.clone(), count, remaining(left.int()?))]))
         }
         _ => Err(not_a_lock()),
     }
@@ -196,7 +200,7 @@ mod tests {
             ("CLUSTERDOWN The cluster is down", Unavailable, Unknown),
             ("LOADING Redis is loading the dataset in memory", Unavailable, NotExecuted),
             ("BUSY Redis is busy running a script.", Unavailable, NotExecuted),
-            ("MASTERDOWN Link with MASTER is down", Unavailable, NotExecuted),
+            ("MASTERDOWN Connection with MASTER is down", Unavailable, NotExecuted),
             ("ERR max number of clients reached", Unavailable, NotExecuted),
             ("Too many failed write attempts.", Unavailable, Unknown),
             ("READONLY You can't write against a read only replica.", Rejected, NotExecuted),
@@ -239,8 +243,9 @@ mod tests {
             ("", Unavailable, Unknown),
         ];
         for (text, kind, fate) in table {
-            let error = sort(text);
+            let error = classify(text);
             assert_eq!((error.kind(), error.fate()), (kind, fate), "{text}");
+            let text = without_arguments(text);
             assert!(error.to_string().contains(text), "{error}");
             let source = std::error::Error::source(&error).map(ToString::to_string);
             assert_eq!(source.as_deref(), Some(text), "the server's own words");
@@ -248,12 +253,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_out_of_reach_is_told_from_a_missing_command() {
+    fn key_out_of_reach_is_not_taken_for_a_missing_command() {
         for text in [
             "NOPERM this user has no permissions to access one of the keys used as arguments",
             "NOPERM No permissions to access a key",
         ] {
-            assert!(is_key_out_of_reach(&sort(text)), "{text}");
+            assert!(is_key_out_of_reach(&classify(text)), "{text}");
         }
         for text in [
             "NOPERM this user has no permissions to run the 'evalsha' command",
@@ -261,24 +266,25 @@ mod tests {
             "ERR The user executing the script can't access at least one of the keys",
             "ERR ACL failure in script: No permissions to access a key",
         ] {
-            assert!(!is_key_out_of_reach(&sort(text)), "{text}");
+            assert!(!is_key_out_of_reach(&classify(text)), "{text}");
         }
     }
 
     #[test]
     fn password_in_the_place_of_the_user_is_pointed_out() {
-        let error = sort("NOAUTH Authentication required.");
+        let error = classify("NOAUTH Authentication required.");
         assert!(error.to_string().contains("redis://:password@host"), "{error}");
     }
 
     #[test]
-    fn a_servers_text_never_repeats_a_password() {
-        let error = sort("ERR unknown command 'AUTH', with args beginning with: 'app' 'hunter2'");
+    fn servers_text_never_repeats_a_password() {
+        let error =
+            classify("ERR unknown command 'AUTH', with args beginning with: 'app' 'hunter2'");
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
 
     #[test]
-    fn replies_that_make_no_sense_are_refused() {
+    fn malformed_replies_are_refused() {
         assert!(Element::Text("12".into()).int().is_err());
         assert!(inspection(&[]).is_err());
         assert!(inspection(&[Element::Int(5), Element::Text("mode".into())]).is_err());

@@ -1,9 +1,9 @@
-//! Requests as the scripts take them, and verdicts as the scripts give them.
+//! Writes requests as arguments of scripts, and reads their replies as verdicts.
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::scripts::{Call, Scripts};
-use super::wakeups::Hub;
+use super::scripts::{ACQUIRE, Call, Script, Scripts};
+use super::subscriptions::Subscriptions;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
@@ -15,45 +15,46 @@ use std::time::Duration;
 use tracing::Level;
 use uuid::Uuid;
 
-/// One item of the batch script.
+/// A request that is one item of the batch script.
 pub(super) trait Request: Send + Sync + 'static {
     type Verdict: Send + 'static;
 
     fn name(&self) -> &Name;
     fn timeout(&self) -> Duration;
     fn write(&self, keys: &Keys, batch: &mut Batch);
+    /// Returns the call of the script for a request that is alone in its call; `None` if there is no such script.
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
     /// Reads the reply to this item.
-    fn read(&self, wire: &Wire, sent: Instant, reply: &Element) -> Result<Self::Verdict>;
-    /// What is left of the verdict if too few replicas have what was done.
+    fn read(&self, codec: &Codec, sent: Instant, reply: &Element) -> Result<Self::Verdict>;
+    /// Returns the verdict if too few replicas confirmed the call.
     fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
 }
 
-/// Whether enough replicas have what a call did: the last element of its reply, if it waited for them.
+/// Returns an error if too few replicas confirmed a call: the last element of its reply, if it waited for them.
 pub(super) fn confirmed(wait: Option<Replicas>, reply: &mut Vec<Element>) -> Result<()> {
     let Some(Replicas { count, .. }) = wait else { return Ok(()) };
     match reply.pop() {
         Some(Element::Int(reached)) if reached >= i64::from(count) => Ok(()),
         Some(Element::Int(_)) => Err(Error::new(
             ErrorKind::Rejected,
-            "too few replicas had the grant in time; it is given back",
+            "too few replicas confirmed the grant in time; it is released",
         )
         .with_fate(Fate::Executed)),
-        Some(Element::Text(text)) => Err(replies::sort(&text).with_fate(Fate::Unknown)),
-        Some(Element::Other) | None => Err(replies::nonsense()),
+        Some(Element::Text(text)) => Err(replies::classify(&text).with_fate(Fate::Unknown)),
+        Some(Element::Other) | None => Err(replies::malformed_reply()),
     }
 }
 
-/// A call of the batch script as it grows.
+/// Builds a call of the batch script.
 pub(super) struct Batch {
     call: Call,
     steps: Steps,
     set: Option<Common>,
-    timeout: Duration,
-    /// It may make a hold that was not there.
+    /// Whether it may make a new hold.
     grants: bool,
 }
 
-/// What acquires usually have in common; sent once, and when it changes.
+/// The arguments that acquires usually have in common. They are sent once, and when they change.
 #[derive(PartialEq, Eq)]
 struct Common {
     ttl: Duration,
@@ -62,27 +63,16 @@ struct Common {
 }
 
 impl Batch {
-    /// An empty one with room for so many items.
+    /// Creates an empty batch with room for so many items.
     pub(super) fn of(items: usize) -> Self {
-        Self {
-            call: Call::of(items),
-            steps: Steps::of(items),
-            set: None,
-            timeout: Duration::ZERO,
-            grants: false,
-        }
+        Self { call: Call::of(items), steps: Steps::of(items), set: None, grants: false }
     }
 
-    pub(super) fn add(&mut self, request: &impl Request, keys: &Keys) {
-        request.write(keys, self);
-        self.timeout = self.timeout.max(request.timeout());
-    }
-
-    /// The call, and how long it may take.
-    pub(super) fn finish(mut self, wire: &Wire) -> (Call, Duration) {
+    /// Returns the call, which waits for the replicas if it may grant.
+    pub(super) fn finish(mut self, replicas: Option<Replicas>) -> Call {
         self.steps.finish(&mut self.call);
-        self.call.wait = wire.replicas.filter(|_| self.grants);
-        (self.call, self.timeout)
+        self.call.wait = replicas.filter(|_| self.grants);
+        self.call
     }
 
     fn set(&mut self, common: Common) {
@@ -99,7 +89,7 @@ impl Batch {
     }
 }
 
-/// What a script is to do in turn, and with which tokens.
+/// The steps of a script and their tokens.
 struct Steps {
     letters: String,
     tokens: Tokens,
@@ -107,7 +97,7 @@ struct Steps {
 
 enum Tokens {
     One(Option<HolderId>),
-    /// It pays to send only once what they begin with: an argument costs the client several times what its
+    /// The prefix of tokens is sent only once. That pays, because an argument costs the client several times what its
     /// bytes cost.
     Many {
         rest: String,
@@ -124,7 +114,7 @@ impl Steps {
         Self { letters: String::with_capacity(items + 2), tokens }
     }
 
-    /// One more item.
+    /// Adds an item.
     fn item(&mut self, letter: char, token: HolderId, call: &mut Call) {
         match &mut self.tokens {
             Tokens::One(one) => *one = Some(token),
@@ -154,14 +144,25 @@ impl Steps {
     }
 }
 
-/// What it takes to write requests and to read replies.
+/// Writes requests and reads replies.
 #[derive(Clone)]
-pub(super) struct Wire {
+pub(super) struct Codec {
     pub(super) keys: Keys,
     pub(super) scripts: &'static Scripts,
-    /// Who must have a grant before it counts.
+    /// The replicas that must confirm a grant before it counts.
     pub(super) replicas: Option<Replicas>,
-    pub(super) hub: Hub,
+    pub(super) subscriptions: Subscriptions,
+}
+
+impl Codec {
+    /// Returns the call of a request that is alone in it: of a script of its own, or else of the batch's.
+    pub(super) fn lone_call(&self, request: &impl Request) -> (&'static Script, Call) {
+        request.alone(self).unwrap_or_else(|| {
+            let mut batch = Batch::of(1);
+            request.write(&self.keys, &mut batch);
+            (&self.scripts.batch, batch.finish(self.replicas))
+        })
+    }
 }
 
 impl Request for Acquire {
@@ -186,14 +187,31 @@ impl Request for Acquire {
         }
     }
 
-    fn read(&self, _wire: &Wire, sent: Instant, reply: &Element) -> Result<Acquired> {
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+        if self.count != 1 {
+            return None;
+        }
+        let mut call = Call::of(1);
+        call.key(&codec.keys.lock(&self.target.name));
+        call.show(self.holder);
+        call.number(millis(self.ttl));
+        if let Some(fencing) = self.fencing {
+            call.key(&codec.keys.fence(&self.target.name));
+            call.number(fencing.block.into());
+            call.number(fencing.retention.map_or(0, millis));
+        }
+        call.wait = codec.replicas;
+        Some((&ACQUIRE, call))
+    }
+
+    fn read(&self, _codec: &Codec, sent: Instant, reply: &Element) -> Result<Acquired> {
         match reply.code()? {
             Code::Done(first) if (first > 0) == self.fencing.is_some() => {
                 // By `acquire.lua`.
                 let reached = first % 2 == 0;
                 Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached })
             }
-            Code::Done(_) => Err(replies::nonsense()),
+            Code::Done(_) => Err(replies::malformed_reply()),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
             Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
         }
@@ -227,7 +245,17 @@ impl Request for Release {
         }
     }
 
-    fn read(&self, wire: &Wire, _sent: Instant, reply: &Element) -> Result<Released> {
+    fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+        if self.count > 0 {
+            return None;
+        }
+        let mut call = Call::of(1);
+        call.key(&codec.keys.lock(&self.target.name));
+        call.show(self.holder);
+        Some((&codec.scripts.release, call))
+    }
+
+    fn read(&self, codec: &Codec, _sent: Instant, reply: &Element) -> Result<Released> {
         let mut listeners = match reply.code()? {
             Code::Done(listeners) => listeners,
             Code::Absent(absence) => return Ok(Released::NotYours(absence)),
@@ -241,10 +269,12 @@ impl Request for Release {
                 });
                 0
             }
-            Code::Other(_) => return Err(replies::nonsense()),
+            Code::Other(_) => return Err(replies::malformed_reply()),
         };
         // A subscription outlives its last waiter for a while, so we may be one of them.
-        if listeners > 0 && wire.hub.hears(&wire.keys.channel(&self.target.name).concat()) {
+        if listeners > 0
+            && codec.subscriptions.is_subscribed(&codec.keys.channel(&self.target.name).concat())
+        {
             listeners -= 1;
         }
         Ok(Released::done(listeners))
@@ -255,7 +285,7 @@ impl Request for Release {
     }
 }
 
-/// The call of the renewal script for some items of a batch.
+/// Builds the call of the renewal script for some items of a batch.
 pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
     let (mut call, mut steps) = (Call::of(items.len()), Steps::of(items.len()));
     call.number(millis(batch.ttl));
@@ -272,18 +302,18 @@ pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Cal
     call
 }
 
-/// The renewal script's word on each of so many leases.
+/// Reads the reply of the renewal script for so many leases.
 pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Absence>>> {
     if reply == [Element::Int(0)] {
         return vec![Ok(None); count];
     }
     if reply.len() != count {
-        return vec![Err(replies::nonsense()); count];
+        return vec![Err(replies::malformed_reply()); count];
     }
     let one = |element: &Element| match element.code()? {
         Code::Done(0) => Ok(None),
         Code::Absent(absence) => Ok(Some(absence)),
-        Code::Done(_) | Code::Other(_) => Err(replies::nonsense()),
+        Code::Done(_) | Code::Other(_) => Err(replies::malformed_reply()),
     };
     reply.iter().map(one).collect()
 }
@@ -322,9 +352,14 @@ mod tests {
         confirmed(None, &mut reply).unwrap();
         assert_eq!(reply, rest, "without replicas nothing was waited for");
     }
-    fn wire(replicas: Option<Replicas>) -> Wire {
-        let (hub, _) = Hub::of_orders();
-        Wire { keys: Keys::new(""), scripts: &super::super::scripts::PLAIN, replicas, hub }
+    fn codec(replicas: Option<Replicas>) -> Codec {
+        let (subscriptions, _) = Subscriptions::detached();
+        Codec {
+            keys: Keys::new(""),
+            scripts: &super::super::scripts::PLAIN,
+            replicas,
+            subscriptions,
+        }
     }
 
     fn acquire(count: u32) -> Acquire {
@@ -343,32 +378,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn prefix_of_many_tokens_is_said_once() {
-        let wire = wire(None);
+    async fn prefix_of_many_tokens_is_sent_once() {
+        let codec = codec(None);
         let said = |requests: &[Acquire]| {
             let mut batch = Batch::of(requests.len());
-            requests.iter().for_each(|request| batch.add(request, &wire.keys));
-            batch.finish(&wire).0.finish().arguments().split_off(4)
+            requests.iter().for_each(|request| request.write(&codec.keys, &mut batch));
+            batch.finish(codec.replicas).finish().arguments().split_off(4)
         };
         let (first, second, other) = (of(1, 7), of(1, 8), of(2, 9));
-        let in_round = Acquire { holder: second.holder.in_round(3), ..second.clone() };
+        let in_attempt = Acquire { holder: second.holder.in_attempt(3), ..second.clone() };
         let [one, two] = [1, 2].map(|manager| format!("{}:", Uuid::from_u128(manager)));
-        let all = [first.clone(), second, other.clone(), in_round];
+        let all = [first.clone(), second, other.clone(), in_attempt];
         assert_eq!(said(&all[..2]), [&one, "7,8", "SMAA"]);
         assert_eq!(said(&all), [&one, &two, &one, "7,8,9,8.3", "SMAAMAMA"]);
-        // One alone is said in full.
+        // A single token is sent in full.
         assert_eq!(said(&all[..1]), [&first.holder.to_string(), "SA"]);
         let items = [&first, &other].map(|ask| Renewal::new(ask.target.clone(), ask.holder));
         let batch = RenewBatch::new(items.into(), first.ttl, first.timeout);
-        let call = renewal(&wire.keys, &batch, &batch.items).finish();
+        let call = renewal(&codec.keys, &batch, &batch.items).finish();
         assert_eq!(call.arguments(), ["30000", "0", &one, &two, "7,9", "MLML"]);
     }
 
     #[tokio::test]
     async fn each_answer_means_one_thing_to_each_request() {
-        let (wire, sent) = (wire(None), crate::clock::Clock::system().now());
+        let (codec, sent) = (codec(None), crate::clock::Clock::system().now());
         let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire(1) };
-        let asked = |acquire: &Acquire, said| match acquire.read(&wire, sent, &Element::Int(said)) {
+        let asked = |acquire: &Acquire, said| match acquire.read(&codec, sent, &Element::Int(said))
+        {
             Ok(Acquired::Granted { fence, reached, .. }) => format!("granted {fence:?} {reached}"),
             Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
             Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
@@ -389,7 +425,7 @@ mod tests {
         }
         asked(&fenced, i64::MIN);
         let released = |said| {
-            let verdict = release().read(&wire, sent, &Element::Int(said));
+            let verdict = release().read(&codec, sent, &Element::Int(said));
             verdict.map_err(|error| error.kind())
         };
         for (said, absence) in [(-1, Absence::Gone), (-2, Absence::Taken)] {
@@ -414,14 +450,14 @@ mod tests {
     #[tokio::test]
     async fn replicas_are_waited_for_where_a_hold_may_begin() {
         let replicas = Replicas { count: 1, timeout: Duration::from_millis(10) };
-        let wire = wire(Some(replicas));
+        let codec = codec(Some(replicas));
         for (counts, waits) in
             [(&[1][..], true), (&[2], false), (&[2, 1], true), (&[1, 2], true), (&[], false)]
         {
             let mut batch = Batch::of(counts.len() + 1);
-            counts.iter().for_each(|count| batch.add(&acquire(*count), &wire.keys));
-            batch.add(&release(), &wire.keys);
-            assert_eq!(batch.finish(&wire).0.wait, waits.then_some(replicas), "{counts:?}");
+            counts.iter().for_each(|count| acquire(*count).write(&codec.keys, &mut batch));
+            release().write(&codec.keys, &mut batch);
+            assert_eq!(batch.finish(codec.replicas).wait, waits.then_some(replicas), "{counts:?}");
         }
     }
 
@@ -437,7 +473,7 @@ mod tests {
         assert!(release().unconfirmed(Released::Done { listeners: 0 }, &error).is_ok());
     }
 
-    /// How many lines of warning something is worth.
+    /// Counts the warnings that a function logs.
     fn warnings<T>(run: impl FnOnce() -> T) -> usize {
         let lines = std::sync::Arc::new(std::sync::Mutex::new(0));
         let counted = std::sync::Arc::clone(&lines);
@@ -452,21 +488,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_release_tells_how_many_others_listen() {
-        let (hub, mut orders) = Hub::of_orders();
-        let wire = Wire { hub, ..wire(None) };
+    async fn release_tells_how_many_others_listen() {
+        let (subscriptions, mut orders) = Subscriptions::detached();
+        let codec = Codec { subscriptions, ..codec(None) };
         let sent = crate::clock::Clock::system().now();
-        let told = |said| match release().read(&wire, sent, &Element::Int(said)) {
+        let listeners = |said| match release().read(&codec, sent, &Element::Int(said)) {
             Ok(Released::Done { listeners }) => listeners,
             other => panic!("{other:?}"),
         };
-        assert_eq!([-3, 0, 1, 2].map(told), [0, 0, 1, 2]);
-        assert_eq!(warnings(|| [0, 1].map(told)), 0);
-        assert_eq!(warnings(|| told(-3)), 1, "nobody could be woken");
+        assert_eq!([-3, 0, 1, 2].map(listeners), [0, 0, 1, 2]);
+        assert_eq!(warnings(|| [0, 1].map(listeners)), 0);
+        assert_eq!(warnings(|| listeners(-3)), 1, "no waiter could be woken");
         // One of them are we.
-        let channel = wire.keys.channel(&release().target.name).concat();
-        let (waiter, ()) = tokio::join!(wire.hub.subscribe(channel), wire.hub.confirm(&mut orders));
-        assert_eq!([-3, 0, 1, 2].map(told), [0, 0, 0, 1]);
+        let channel = codec.keys.channel(&release().target.name).concat();
+        let (waiter, ()) = tokio::join!(
+            codec.subscriptions.subscribe(channel),
+            codec.subscriptions.confirm(&mut orders)
+        );
+        assert_eq!([-3, 0, 1, 2].map(listeners), [0, 0, 0, 1]);
         drop(waiter.unwrap());
     }
 }

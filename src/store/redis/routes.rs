@@ -1,10 +1,11 @@
-//! Which server of a fleet has which slot, and whom to ask when that has changed.
+//! Keeps the slot map of a fleet up to date.
 //!
-//! A fleet is a cluster, or a primary with its replicas under sentinels, which is a cluster of one shard
-//! here. Every server has connections of its own, so that one that is down holds up no other.
+//! A fleet is a cluster, or a primary with its replicas under sentinels, which is treated as a cluster of one shard.
+//! Each server has connections of its own, so that one that is down delays no other.
 
-use super::connect::Address;
-use super::discover::Inquiry;
+use super::address::Address;
+use super::discover::Discovery;
+use super::slot_map::SlotMap;
 use super::url::{Sentinels, Topology};
 use crate::error::Result;
 use crate::store::Signal;
@@ -19,77 +20,28 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
-/// Between two times of asking.
+/// The bounds of the pause after a refresh.
 const GAPS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How often the fleet is asked although nobody wants it: nobody tells a waiter that its slot has moved.
-const ROUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-const NOBODY: u16 = u16::MAX;
+/// The bounds of the time between refreshes without a request: no server tells a waiter that its slot has moved.
+const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// Who serves what, as the fleet told it last.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Map {
-    /// The primaries.
-    pub(super) servers: Vec<Server>,
-    /// An index into `servers` for each slot; empty if one serves all.
-    slots: Vec<u16>,
-    /// Servers that can be asked, too.
-    pub(super) replicas: Vec<Server>,
-}
-
-impl Map {
-    /// How many slots a cluster has.
-    pub(super) const SLOTS: u16 = 16384;
-
-    pub(super) fn of_one(server: Server) -> Self {
-        Self { servers: vec![server], ..Self::default() }
-    }
-
-    pub(super) fn of_a_cluster() -> Self {
-        Self { slots: vec![NOBODY; Self::SLOTS.into()], ..Self::default() }
-    }
-
-    /// Gives slots to a server.
-    pub(super) fn give(&mut self, slots: std::ops::RangeInclusive<usize>, server: &Server) {
-        let known = self.servers.iter().position(|known| known == server);
-        let index = known.unwrap_or_else(|| {
-            self.servers.push(server.clone());
-            self.servers.len() - 1
-        });
-        if let Some(slots) = self.slots.get_mut(slots) {
-            slots.fill(u16::try_from(index).unwrap_or(NOBODY));
-        }
-    }
-
-    pub(super) fn owner(&self, slot: u16) -> Option<&Server> {
-        self.servers.get(self.index(slot))
-    }
-
-    fn index(&self, slot: u16) -> usize {
-        self.slots.get(usize::from(slot)).copied().unwrap_or_default().into()
-    }
-
-    /// Whether it names a primary that `other` does not.
-    fn has_news_for(&self, other: &Self) -> bool {
-        self.servers.iter().any(|server| !other.servers.contains(server))
-    }
-}
-
+/// The slot map of a fleet, and what keeps it up to date.
 pub(super) struct Routes {
     address: Address,
-    map: RwLock<Map>,
+    map: RwLock<SlotMap>,
     /// Counts the changes of the map.
     changes: watch::Sender<u64>,
-    /// Counts how often the fleet was asked.
-    rounds: watch::Sender<u64>,
-    wanted: Signal,
+    /// Counts the refreshes.
+    refreshes: watch::Sender<u64>,
+    refresh_requested: Signal,
     reconnects: Signal,
-    pub(super) inquiry: Inquiry,
+    pub(super) discovery: Discovery,
     /// Whether channels belong to slots.
     pub(super) sharded: bool,
 }
 
 impl Routes {
-    /// Asks the fleet, and goes on asking it until `end`; `None` if there is only one server.
+    /// Asks the fleet for its map, and refreshes it until `end`. Returns `None` for a single server.
     pub(super) async fn start(
         address: &Address,
         reconnects: &Signal,
@@ -98,22 +50,22 @@ impl Routes {
         if let Topology::Single = address.topology {
             return Ok(None);
         }
-        let inquiry = Inquiry::default();
-        let (map, sharded) = inquiry.discover(address, &Map::default()).await?;
+        let discovery = Discovery::default();
+        let (map, sharded) = discovery.discover(address, &SlotMap::default()).await?;
         let routes = Arc::new(Self {
             address: address.clone(),
             map: RwLock::new(map),
             changes: watch::Sender::new(0),
-            rounds: watch::Sender::new(0),
-            wanted: Signal::new(),
+            refreshes: watch::Sender::new(0),
+            refresh_requested: Signal::new(),
             reconnects: reconnects.clone(),
-            inquiry,
+            discovery,
             sharded: sharded && !address.plain_pubsub,
         });
-        tokio::spawn(until(end.clone(), keep(Arc::clone(&routes))));
+        tokio::spawn(run_until(end.clone(), keep_map(Arc::clone(&routes))));
         if let Topology::Sentinel(sentinels) = &address.topology {
             for sentinel in &sentinels.servers {
-                tokio::spawn(watch(
+                tokio::spawn(watch_sentinel(
                     Arc::clone(&routes),
                     sentinels.clone(),
                     sentinel.clone(),
@@ -132,7 +84,7 @@ impl Routes {
         self.read().owner(slot).cloned()
     }
 
-    /// The place of the slot's server among all.
+    /// Returns the index of the slot's server among all.
     pub(super) fn shard(&self, slot: u16) -> usize {
         self.read().index(slot)
     }
@@ -145,80 +97,80 @@ impl Routes {
         self.changes.subscribe()
     }
 
-    /// A server told that another has the slot.
+    /// Records that a server has redirected a slot to another.
     pub(super) fn moved(&self, slot: u16, server: &Server) {
         if self.is_cluster() && self.owner(slot).as_ref() != Some(server) {
             let mut map = self.read().clone();
-            map.give(slot.into()..=slot.into(), server);
+            map.assign(slot.into()..=slot.into(), server);
             self.set(map);
         }
-        self.want();
+        self.request_refresh();
     }
 
-    /// The map may be wrong: the fleet is to be asked.
-    pub(super) fn want(&self) {
-        self.wanted.set();
+    /// Requests a refresh, because the map may be wrong.
+    pub(super) fn request_refresh(&self) {
+        self.refresh_requested.set();
     }
 
-    /// Has the fleet asked, and waits for the answer.
+    /// Requests a refresh, and waits for it until `until`.
     pub(super) async fn refresh(&self, until: Instant) {
-        let mut rounds = self.rounds.subscribe();
-        self.want();
-        let _ = timeout_at(until, rounds.changed()).await;
+        let mut refreshes = self.refreshes.subscribe();
+        self.request_refresh();
+        let _ = timeout_at(until, refreshes.changed()).await;
     }
 
-    fn set(&self, map: Map) -> bool {
+    fn set(&self, map: SlotMap) -> bool {
         let failed_over = {
             let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
             if *current == map {
                 return false;
             }
-            let news = map.has_news_for(&current);
+            let news = map.has_new_primary(&current);
             *current = map;
             news
         };
         self.changes.send_modify(|changes| *changes += 1);
         if failed_over {
-            // What the server before did not pass on is lost: all leases are verified.
+            // Writes that the old primary did not replicate are lost, so all leases are verified.
             self.reconnects.set();
         }
         true
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, Map> {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Asks the fleet when somebody wants it.
-async fn keep(routes: Arc<Routes>) {
-    let round = (routes.address.ttl / 3).clamp(ROUNDS.0, ROUNDS.1);
+/// Asks the fleet for its map when a refresh is requested, and from time to time.
+async fn keep_map(routes: Arc<Routes>) {
+    let interval = (routes.address.ttl / 3).clamp(REFRESH_EVERY.0, REFRESH_EVERY.1);
     let longest_gap = (routes.address.ttl / 20).clamp(GAPS.0, GAPS.1);
     let mut gap = GAPS.0;
     loop {
         tokio::select! {
-            () = routes.wanted.recv() => {}
-            () = sleep(round) => {}
+            () = routes.refresh_requested.recv() => {}
+            () = sleep(interval) => {}
         }
         let known = routes.read().clone();
-        let changed = match routes.inquiry.discover(&routes.address, &known).await {
+        let changed = match routes.discovery.discover(&routes.address, &known).await {
             Ok((map, _)) => routes.set(map),
             Err(error) => {
                 trace::later(
                     Level::DEBUG,
-                    || move || tracing::debug!(%error, "nobody tells who serves what"),
+                    || move || tracing::debug!(%error, "refresh of the slot map failed"),
                 );
                 false
             }
         };
         gap = if changed { GAPS.0 } else { (gap * 2).min(longest_gap) };
-        routes.rounds.send_modify(|rounds| *rounds += 1);
+        routes.refreshes.send_modify(|refreshes| *refreshes += 1);
         sleep(gap).await;
     }
 }
 
-/// Listens to a sentinel for a new primary.
-async fn watch(
+/// Connects to a sentinel and listens for new primaries.
+async fn watch_sentinel(
     routes: Arc<Routes>,
     sentinels: Sentinels,
     sentinel: Server,
@@ -226,31 +178,31 @@ async fn watch(
 ) {
     let address = routes.address.of_sentinel(&sentinels, &sentinel);
     loop {
-        // Not given up half way, which would leave a connection behind.
+        // This is not cancelled half way, which would leave a connection behind.
         if let Ok(client) = address.subscriber().await {
-            until(end.clone(), listen(&routes, &client, address.attempt)).await;
+            run_until(end.clone(), listen_to_sentinel(&routes, &client, address.attempt)).await;
             let _ = timeout(address.attempt, client.quit()).await;
         }
         tokio::select! {
-            () = sleep(ROUNDS.0) => {}
+            () = sleep(REFRESH_EVERY.0) => {}
             () = end.cancelled() => return,
         }
     }
 }
 
-async fn listen(routes: &Routes, client: &SubscriberClient, attempt: Duration) {
+async fn listen_to_sentinel(routes: &Routes, client: &SubscriberClient, attempt: Duration) {
     let (mut messages, mut reconnects) = (client.message_rx(), client.reconnect_rx());
     loop {
         let subscribed = timeout(attempt, client.subscribe("+switch-master")).await;
         if !matches!(subscribed, Ok(Ok(()))) {
             return;
         }
-        routes.want();
+        routes.request_refresh();
         loop {
             tokio::select! {
                 message = messages.recv() => match message {
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
-                    _ => routes.want(),
+                    _ => routes.request_refresh(),
                 },
                 _ = reconnects.recv() => break,
             }
@@ -258,7 +210,7 @@ async fn listen(routes: &Routes, client: &SubscriberClient, attempt: Duration) {
     }
 }
 
-async fn until(end: CancellationToken, work: impl Future<Output = ()>) {
+async fn run_until(end: CancellationToken, work: impl Future<Output = ()>) {
     tokio::select! {
         () = end.cancelled() => {}
         () = work => {}
@@ -267,17 +219,17 @@ async fn until(end: CancellationToken, work: impl Future<Output = ()>) {
 
 #[cfg(test)]
 impl Routes {
-    /// Routes that nobody keeps up to date.
-    pub(super) fn fixed(url: &str, map: Map) -> Self {
+    /// Makes routes that are not kept up to date.
+    pub(super) fn fixed(url: &str, map: SlotMap) -> Self {
         let t = Duration::from_secs(3);
         Self {
             address: Address::parse(url, "", t, t).unwrap(),
             map: RwLock::new(map),
             changes: watch::Sender::new(0),
-            rounds: watch::Sender::new(0),
-            wanted: Signal::new(),
+            refreshes: watch::Sender::new(0),
+            refresh_requested: Signal::new(),
             reconnects: Signal::new(),
-            inquiry: Inquiry::default(),
+            discovery: Discovery::default(),
             sharded: true,
         }
     }
@@ -287,91 +239,67 @@ impl Routes {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_map_tells_who_has_a_slot() {
-        let (a, b) = (Server::new("a", 1), Server::new("b", 2));
-        let mut map = Map::of_a_cluster();
-        map.give(0..=9, &a);
-        map.give(10..=16383, &b);
-        assert_eq!((map.owner(9), map.owner(10)), (Some(&a), Some(&b)));
-        map.give(10..=10, &a);
-        assert_eq!((map.owner(10), map.owner(11)), (Some(&a), Some(&b)));
-        assert_eq!(Map::of_a_cluster().owner(5), None);
-        assert_eq!(Map::of_one(b.clone()).owner(16383), Some(&b));
-    }
-
-    #[test]
-    fn only_a_new_primary_is_a_failover() {
-        let (a, b) = (Server::new("a", 1), Server::new("b", 2));
-        let mut before = Map::of_a_cluster();
-        before.give(0..=9, &a);
-        before.give(10..=19, &b);
-        let mut moved = before.clone();
-        moved.give(5..=5, &b);
-        assert!(!moved.has_news_for(&before));
-        let mut failed_over = before.clone();
-        failed_over.give(0..=9, &Server::new("c", 3));
-        assert!(failed_over.has_news_for(&before));
-    }
-    async fn told(signal: &Signal) -> bool {
+    async fn is_set(signal: &Signal) -> bool {
         timeout(Duration::ZERO, signal.recv()).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slot_that_moved_is_known_at_once_and_the_fleet_is_asked() {
+    async fn slot_that_moved_is_known_at_once_and_the_fleet_is_asked() {
         let (a, b) = (Server::new("a", 1), Server::new("b", 2));
-        let mut map = Map::of_a_cluster();
-        map.give(0..=16383, &a);
+        let mut map = SlotMap::of_cluster();
+        map.assign(0..=16383, &a);
         let routes = Routes::fixed("redis-cluster://a", map);
         assert!(routes.is_cluster());
         routes.moved(7, &a);
         assert_eq!(*routes.changes().borrow(), 0, "that was known");
-        assert!(told(&routes.wanted).await, "who told it thinks otherwise");
+        assert!(is_set(&routes.refresh_requested).await, "the server that redirected disagrees");
         routes.moved(7, &b);
         assert_eq!((routes.owner(7), routes.owner(8)), (Some(b.clone()), Some(a.clone())));
         assert_eq!((routes.shard(7), routes.shard(8)), (1, 0));
         assert_eq!((routes.servers(), *routes.changes().borrow()), (vec![a, b], 1));
-        assert!(told(&routes.wanted).await && !told(&routes.wanted).await);
+        assert!(
+            is_set(&routes.refresh_requested).await && !is_set(&routes.refresh_requested).await
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn under_sentinels_only_they_tell_who_is_the_primary() {
+    async fn under_sentinels_only_they_choose_the_primary() {
         let (a, b) = (Server::new("a", 1), Server::new("b", 2));
-        let map = Map::of_one(a.clone());
+        let map = SlotMap::of_one(a.clone());
         let routes = Routes::fixed("redis-sentinel://s?sentinelServiceName=m", map);
         assert!(!routes.is_cluster());
         routes.moved(7, &b);
         assert_eq!((routes.owner(7), routes.servers()), (Some(a.clone()), vec![a]));
-        assert!(told(&routes.wanted).await);
+        assert!(is_set(&routes.refresh_requested).await);
     }
 
-    /// What the old primary did not pass on is lost, so all is looked at; a slot that moves takes its keys along.
+    /// Writes that the old primary did not replicate are lost. A slot that moves takes its keys along.
     #[tokio::test(start_paused = true)]
-    async fn a_new_primary_has_all_leases_verified() {
+    async fn new_primary_has_all_leases_verified() {
         let (a, b) = (Server::new("a", 1), Server::new("b", 2));
-        let mut map = Map::of_a_cluster();
-        map.give(0..=16383, &a);
-        map.give(9..=9, &b);
+        let mut map = SlotMap::of_cluster();
+        map.assign(0..=16383, &a);
+        map.assign(9..=9, &b);
         let routes = Routes::fixed("redis-cluster://a", map.clone());
         assert!(!routes.set(map.clone()), "nothing new");
-        map.give(8..=8, &b);
+        map.assign(8..=8, &b);
         assert!(routes.set(map.clone()));
-        assert!(!told(&routes.reconnects).await);
-        map.give(8..=9, &Server::new("c", 3));
+        assert!(!is_set(&routes.reconnects).await);
+        map.assign(8..=9, &Server::new("c", 3));
         assert!(routes.set(map));
-        assert!(told(&routes.reconnects).await);
+        assert!(is_set(&routes.reconnects).await);
         assert_eq!(*routes.changes().borrow(), 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refresh_waits_for_the_answer_but_not_for_ever() {
-        let routes = Routes::fixed("redis-cluster://a", Map::of_a_cluster());
+    async fn refresh_waits_for_the_answer_but_not_forever() {
+        let routes = Routes::fixed("redis-cluster://a", SlotMap::of_cluster());
         let start = Instant::now();
         let (moment, limit) = (Duration::from_millis(20), Duration::from_millis(50));
         let answer = async {
-            routes.wanted.recv().await;
+            routes.refresh_requested.recv().await;
             sleep(moment).await;
-            routes.rounds.send_modify(|rounds| *rounds += 1);
+            routes.refreshes.send_modify(|refreshes| *refreshes += 1);
         };
         tokio::join!(routes.refresh(start + limit), answer);
         assert_eq!(start.elapsed(), moment);
@@ -383,9 +311,9 @@ mod tests {
     async fn work_goes_on_until_its_end() {
         let end = CancellationToken::new();
         let start = Instant::now();
-        until(end.clone(), sleep(Duration::from_secs(1))).await;
+        run_until(end.clone(), sleep(Duration::from_secs(1))).await;
         assert_eq!(start.elapsed(), Duration::from_secs(1));
         end.cancel();
-        until(end, std::future::pending()).await;
+        run_until(end, std::future::pending()).await;
     }
 }

@@ -13,45 +13,52 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// A script and the name under which servers remember it.
+/// A script, and the name under which servers cache it.
 pub(super) struct Script {
     source: &'static str,
     sha: LazyLock<String>,
 }
 
+include!("compose.rs");
+
 macro_rules! script {
-    ($($file:literal),+) => {
+    ($($source:tt)+) => {
         Script {
-            source: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
-            sha: LazyLock::new(|| {
-                fred::util::sha1_hash(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
-            }),
+            source: compose!("scripts/" $($source)+),
+            sha: LazyLock::new(|| fred::util::sha1_hash(compose!("scripts/" $($source)+))),
         }
     };
 }
 
 /// The scripts that wake waiters, in two variants.
 pub(super) struct Scripts {
+    pub(super) release: Script,
     pub(super) batch: Script,
     pub(super) force: Script,
 }
 
-pub(super) static PLAIN: Scripts = Scripts {
-    batch: script!("common", "publish", "wake", "acquire", "release", "batch"),
-    force: script!("common", "publish", "wake", "force"),
-};
-/// In a cluster, where a message stays among the servers of its slot.
-pub(super) static SHARDED: Scripts = Scripts {
-    batch: script!("common", "publish_shard", "wake", "acquire", "release", "batch"),
-    force: script!("common", "publish_shard", "wake", "force"),
-};
-pub(super) static RENEW: Script = script!("common", "renew");
-pub(super) static INSPECT: Script = script!("inspect");
-/// Does nothing, under a name that no server knows, so that its text is sent: scripts that a server knows already do not
-/// need that, until it forgets them.
+/// Makes the scripts that wake waiters by the verb of a part.
+macro_rules! scripts {
+    ($publish:literal) => {
+        Scripts {
+            release: script!(, release, $publish),
+            batch: script!(, batch, $publish),
+            force: script!(, force, $publish),
+        }
+    };
+}
+
+pub(super) static PLAIN: Scripts = scripts!("publish");
+/// For a cluster, where a message stays among the servers of its slot.
+pub(super) static SHARDED: Scripts = scripts!("publish_shard");
+pub(super) static ACQUIRE: Script = script!(, acquire);
+pub(super) static RENEW: Script = script!(, renew);
+pub(super) static INSPECT: Script = script!(; "inspect");
+/// Does nothing. No server knows its name, so its text is sent, which tests the permission: scripts in the cache of a
+/// server do not need it until the server drops them.
 pub(super) static BY_TEXT: Script =
     Script { source: "return {}", sha: LazyLock::new(|| "0".repeat(40)) };
-pub(super) static AGE: Script = script!("age");
+pub(super) static AGE: Script = script!(; "age");
 
 /// The keys and arguments of one call, in one buffer: an allocation for each would cost more than
 /// the rest of the call.
@@ -60,24 +67,24 @@ pub(super) struct Call {
     text: String,
     keys: Vec<Word>,
     args: Vec<Word>,
-    /// Who must have what it does; the reply ends with how many do.
+    /// The replicas that must confirm it. The reply ends with the number of those that did.
     pub(super) wait: Option<Replicas>,
-    /// If its keys are on two servers for a while, the caller goes on with fewer of them.
+    /// Whether the caller retries with fewer keys if they are on two servers for a while.
     pub(super) divisible: bool,
 }
 
 #[derive(Debug)]
 enum Word {
-    /// A part of the buffer.
+    /// The keys and arguments, as parts of the buffer.
     Text(Range<usize>),
     Number(i64),
 }
 
-/// About as long are the keys of an item, and its token when it is alone.
+/// The usual length of the keys of an item, and of a single token.
 const ITEM_SIZE: usize = 160;
 
 impl Call {
-    /// An empty call with room for so many items.
+    /// Creates an empty call with room for so many items.
     pub(super) fn of(items: usize) -> Self {
         Self {
             text: String::with_capacity(items * ITEM_SIZE),
@@ -117,7 +124,7 @@ impl Call {
     }
 }
 
-/// All words of a command.
+/// Returns all words of a command.
 fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<Value> {
     let mut words = Vec::with_capacity(2 + keys.len() + args.len());
     words.push(Value::from_static_str(head));
@@ -130,14 +137,14 @@ fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<
 }
 
 impl Call {
-    /// The call as it goes out, as often as it has to.
+    /// Finishes the call, so that it can be sent, also more than once.
     pub(super) fn finish(self) -> Ready {
         let Self { text, keys, args, wait, divisible } = self;
         Ready { text: Bytes::from(text), keys, args, wait, divisible }
     }
 }
 
-/// A call that is written.
+/// A finished call.
 pub(super) struct Ready {
     text: Bytes,
     keys: Vec<Word>,
@@ -147,7 +154,7 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// The cluster slot of its keys.
+    /// Returns the cluster slot of its keys.
     pub(super) fn slot(&self) -> u16 {
         match self.keys.first() {
             Some(Word::Text(range)) => slot(&self.text[range.clone()]),
@@ -158,7 +165,7 @@ impl Ready {
 
 #[cfg(test)]
 impl Ready {
-    /// What follows the keys.
+    /// Returns the arguments after the keys.
     pub(super) fn arguments(&self) -> Vec<String> {
         let text = |word: &Word| match word {
             Word::Text(range) => String::from_utf8_lossy(&self.text[range.clone()]).into_owned(),
@@ -168,18 +175,18 @@ impl Ready {
     }
 }
 
-/// The cluster slot of a key.
+/// Returns the cluster slot of a key.
 pub(super) fn slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
 }
 
-/// A failure as fred tells it.
+/// A failure as fred reports it.
 pub(super) type Failure = fred::error::Error;
 
 impl Script {
-    /// Runs the script once: by its name, and if the server does not know that, by its text.
+    /// Runs the script once: by its name, or by its text if the server does not know the name.
     ///
-    /// Not through fred's Lua interface: per-command options do not reach that.
+    /// It does not use fred's Lua interface, which ignores per-command options.
     pub(super) async fn run(
         &'static self,
         client: &Client,
@@ -195,7 +202,7 @@ impl Script {
         let options = options(timeout);
         let client = client.with_options(&options);
         let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-        // Not made fred's values first, which are ours only half.
+        // The raw frame: fred's values would be only half way to our elements.
         let reply = client.custom_raw(by_name, words(&self.sha, text, keys, args)).await;
         match elements(reply?) {
             Err(error) if is_unknown(&error) => {
@@ -208,7 +215,7 @@ impl Script {
     }
 
     /// The same between other commands: `ASKING`, without which a server that is about to take the slot over
-    /// refuses, and `WAIT`, which tells how many replicas have what was done.
+    /// refuses, and `WAIT`, which returns how many replicas have confirmed the call.
     ///
     /// A pipeline, so that nothing comes between, not even another connection.
     async fn run_among(
@@ -244,7 +251,7 @@ impl Script {
             }?;
             let mut elements: Vec<Element> = match reply {
                 Value::Array(values) => values.into_iter().map(Element::from).collect(),
-                _ => Vec::new(),
+                value => alone(value.into()),
             };
             if call.wait.is_some() {
                 elements.push(match replies.next() {
@@ -275,13 +282,22 @@ fn options(timeout: Duration) -> Options {
     }
 }
 
-/// The elements of a reply: none where it is no array, which makes sense to nobody.
+/// Returns the elements of a reply: the number itself if it is one, and none if it is anything else, which no request
+/// accepts.
 fn elements(reply: Resp3Frame) -> Result<Vec<Element>, Failure> {
     match reply {
         Resp3Frame::Array { data, .. } => Ok(data.into_iter().map(Element::from).collect()),
         Resp3Frame::SimpleError { data, .. } => Err(refused(&data)),
         Resp3Frame::BlobError { data, .. } => Err(refused(&String::from_utf8_lossy(&data))),
-        _ => Ok(Vec::new()),
+        frame => Ok(alone(frame.into())),
+    }
+}
+
+/// Returns the elements of a reply that is not an array.
+fn alone(element: Element) -> Vec<Element> {
+    match element {
+        Element::Int(_) => vec![element],
+        Element::Text(_) | Element::Other => Vec::new(),
     }
 }
 
@@ -319,7 +335,7 @@ mod tests {
 
     /// The slots are those of `CLUSTER KEYSLOT`.
     #[test]
-    fn a_call_belongs_to_the_slot_of_its_first_key() {
+    fn call_belongs_to_the_slot_of_its_first_key() {
         for (key, expected) in [("foo", 12182), ("{foo}bar", 12182), ("bar", 5061)] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
             let mut call = Call::default();
@@ -357,7 +373,8 @@ mod tests {
         ];
         assert_eq!(values.map(Element::from), both);
         assert_eq!([Value::Null, Value::Double(1.0)].map(Element::from), odd);
-        for nonsense in [number, frame("OK"), Resp3Frame::Null] {
+        assert_eq!(elements(number).unwrap(), [Element::Int(7)]);
+        for nonsense in [frame("OK"), Resp3Frame::Null] {
             assert_eq!(elements(nonsense).unwrap(), []);
         }
         for element in odd {
@@ -366,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_reply_is_a_failure_in_the_servers_words() {
+    fn error_reply_is_a_failure_in_the_servers_words() {
         let simple = Resp3Frame::SimpleError { data: "NOSCRIPT a".into(), attributes: None };
         let blob = Resp3Frame::BlobError { data: "OOM b".into(), attributes: None };
         let words = [simple, blob].map(|reply| elements(reply).unwrap_err());

@@ -1,14 +1,14 @@
-//! Asks sentinels who the primary is.
+//! Asks sentinels for the primary.
 //!
-//! The address is that of `GET-MASTER-ADDR-BY-NAME`: while a failover ends, `MASTER` names the old primary with the
-//! new epoch. The epoch is asked for first: a switch between the two questions gives the new address with the old
-//! epoch, which loses, or meets an equal.
+//! The address comes from `GET-MASTER-ADDR-BY-NAME`: while a failover ends, `MASTER` names the old primary with the
+//! new epoch. The epoch is requested first: a switch between the two requests gives the new address with the old
+//! epoch, which loses or ties.
 
+use super::address::Address;
 use super::ask::Panel;
-use super::connect::Address;
-use super::link::sorted;
-use super::routes::Map;
+use super::errors::classify;
 use super::scripts::Failure;
+use super::slot_map::SlotMap;
 use super::url::Sentinels;
 use crate::error::{Error, ErrorKind, Result};
 use fred::clients::Client;
@@ -20,26 +20,26 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long a server may take to say what it is itself.
-const WORD: Duration = Duration::from_millis(500);
+/// How long a server may take to report its own role.
+const ROLE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A primary, and in which epoch of the sentinels it became so.
+/// The epoch of the sentinels in which a server became the primary, and the server.
 type Named = (usize, Server);
 
-/// The primaries of the newest epoch: more than one while a failover ends, of which the last is right.
+/// The primaries of the newest epoch. While a failover ends there is more than one, of which the last is right.
 #[derive(Debug, Default)]
 pub(super) struct Succession(Mutex<(usize, Vec<Server>)>);
 
 impl Succession {
-    /// Whom the sentinels name, the best first: of the newest epoch, and of one epoch who was never named in it,
-    /// then who is the primary now.
-    fn order(&self, mut named: Vec<Named>, known: &Map) -> Vec<Server> {
+    /// Returns the servers that the sentinels name, the best first: by the newest epoch, and within an epoch first servers
+    /// that were not chosen in it before, then the current primary.
+    fn order(&self, mut named: Vec<Named>, known: &SlotMap) -> Vec<Server> {
         let newest = named.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if last.0 != newest {
             *last = (newest, Vec::new());
         }
-        // Also if those who named it are silent now.
+        // Even if the sentinels that named it are silent now.
         let current = known.servers.iter().filter(|server| last.1.contains(server));
         named.extend(current.map(|server| (newest, server.clone())));
         named.sort_by_key(|(epoch, server)| {
@@ -67,13 +67,13 @@ impl Succession {
 pub(super) async fn ask_sentinels(
     address: &Address,
     sentinels: &Sentinels,
-    known: &Map,
+    known: &SlotMap,
     (panel, succession): (&Panel, &Succession),
-) -> Result<Map> {
+) -> Result<SlotMap> {
     let ask = |sentinel: Server| {
         let address = address.of_sentinel(sentinels, &sentinel);
         let service = sentinels.service.clone();
-        async move { ask_sentinel(&address, service).await.map_err(of_a_sentinel) }
+        async move { ask_sentinel(&address, service).await.map_err(explain_denied) }
     };
     let (named, error) = panel.ask(sentinels.servers.clone(), None, ask).await;
     let mut servers = succession.order(named, known);
@@ -84,7 +84,7 @@ pub(super) async fn ask_sentinels(
     servers.extend(current.cloned().collect::<Vec<_>>());
     let mut best = &servers[0];
     if servers.len() > 1 {
-        // One that is a replica by its own word is what a sentinel thinks that was forgotten long ago.
+        // If a server reports that it is a replica, the sentinel that names it is long out of date.
         for server in &servers {
             if !is_replica(address.of(server)).await {
                 best = server;
@@ -93,7 +93,7 @@ pub(super) async fn ask_sentinels(
         }
     }
     succession.chosen(best);
-    Ok(Map::of_one(best.clone()))
+    Ok(SlotMap::of_one(best.clone()))
 }
 
 async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
@@ -105,7 +105,7 @@ async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
         if error.details().contains("No such master") {
             Error::invalid("the sentinels know no primary by the name of sentinelServiceName")
         } else {
-            sorted(&error)
+            classify(&error)
         }
     };
     let (epoch, server) = (epoch.map_err(refused)?, server.map_err(refused)?);
@@ -132,8 +132,8 @@ fn primary(reply: Value) -> Option<Server> {
     Some(Server::new(host, parts.next()?.as_string()?.parse().ok()?))
 }
 
-/// Says which password and user are meant: the URL may have two.
-fn of_a_sentinel(error: Error) -> Error {
+/// Explains which user and password were refused: the URL may have two of each.
+fn explain_denied(error: Error) -> Error {
     if error.kind() != ErrorKind::Denied || error.to_string().contains("NOPERM") {
         return error;
     }
@@ -142,16 +142,16 @@ fn of_a_sentinel(error: Error) -> Error {
     Error::new(ErrorKind::Denied, message).with_fate(error.fate()).with_source(error)
 }
 
-/// Whether the server says that it is a replica. Silence, or a user who may not ask, is no word.
+/// Returns whether the server reports that it is a replica. Silence or a missing permission counts as no.
 async fn is_replica(address: Address) -> bool {
-    // To its end, whoever is in a hurry: an abandoned client would keep its connection.
+    // It runs to its end even after the time limit: an abandoned client would keep its connection.
     let asked = tokio::spawn(async move {
         let client = address.client().await.ok()?;
         let info = ask(&client, "INFO", &["replication"]).await;
         let _ = timeout(address.attempt, client.quit()).await;
         info.ok()?.as_string()
     });
-    let info = timeout(WORD, asked).await.ok().and_then(Result::ok).flatten();
+    let info = timeout(ROLE_TIMEOUT, asked).await.ok().and_then(Result::ok).flatten();
     info.is_some_and(|info| info.contains("role:slave"))
 }
 
@@ -165,21 +165,21 @@ mod tests {
 
     fn best(succession: &Succession, known: &str, named: &[(usize, &str)]) -> String {
         let named = named.iter().map(|(epoch, name)| (*epoch, server(name))).collect();
-        let best = succession.order(named, &Map::of_one(server(known))).remove(0);
+        let best = succession.order(named, &SlotMap::of_one(server(known))).remove(0);
         succession.chosen(&best);
         best.host.to_string()
     }
 
     #[test]
-    fn the_primary_of_the_newest_epoch_counts() {
+    fn primary_of_the_newest_epoch_counts() {
         let succession = Succession::default();
         let named = [(3, "a"), (2, "b"), (3, "a"), (5, "d"), (4, "e")];
         assert_eq!(best(&succession, "a", &named), "d");
         assert_eq!(best(&succession, "d", &named), "d");
-        assert_eq!(best(&succession, "d", &[(2, "b")]), "b", "nobody knows better");
+        assert_eq!(best(&succession, "d", &[(2, "b")]), "b", "no sentinel reports a newer epoch");
     }
 
-    /// Nobody wins by being first.
+    /// The order of the answers does not matter.
     #[test]
     fn epoch_shared_by_two_goes_to_the_new_one_and_none_comes_back() {
         for order in [[(1, "a"), (1, "b")], [(1, "b"), (1, "a")]] {

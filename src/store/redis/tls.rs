@@ -1,4 +1,4 @@
-//! Certificates of one's own.
+//! Configures TLS with the user's own certificates.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::Remote;
@@ -26,7 +26,7 @@ pub(super) fn configure(config: &mut Config, remote: &Remote) -> Result<()> {
             "certificates are for TLS; write rediss:// (or rediss-sentinel://, rediss-cluster://)",
         ));
     }
-    // The reasons never say more than what is wrong: no bytes of a key.
+    // The errors contain no bytes of a key.
     let invalid = |what: &'static str| Error::invalid(what);
     let certificates = |pem: &[u8]| -> Result<Vec<CertificateDer<'static>>> {
         let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
@@ -38,7 +38,9 @@ pub(super) fn configure(config: &mut Config, remote: &Remote) -> Result<()> {
     match &remote.ca {
         Some(pem) => {
             for certificate in certificates(pem)? {
-                roots.add(certificate).map_err(|_| invalid("a CA's certificate makes no sense"))?;
+                roots.add(certificate).map_err(|_| {
+                    invalid("a CA certificate is invalid; expected an X.509 certificate in PEM")
+                })?;
             }
         }
         None => {

@@ -1,17 +1,17 @@
-//! URLs, taken apart and checked. Errors never echo them: they may hold a password.
+//! Parses and checks URLs. Errors never echo them, because they may hold a password.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::percent::decode;
 use fred::types::config::{Config, Server, ServerConfig};
 
-/// What a URL says.
+/// A parsed URL.
 pub(super) struct Parsed {
-    /// Of one server; in a fleet each gets its own address in it.
+    /// The configuration for one server. In a fleet, each server has its own address in it.
     pub(super) config: Config,
     pub(super) topology: Topology,
 }
 
-/// How many servers there are, and who knows them.
+/// The kind of deployment, and the servers that know its members.
 #[derive(Clone)]
 pub(super) enum Topology {
     Single,
@@ -23,7 +23,7 @@ pub(super) enum Topology {
 #[derive(Clone)]
 pub(super) struct Sentinels {
     pub(super) servers: Vec<Server>,
-    /// What they call the primary.
+    /// The name of the primary at the sentinels.
     pub(super) service: String,
     pub(super) username: Option<String>,
     pub(super) password: Option<String>,
@@ -35,7 +35,7 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
             "the URL has no scheme; write redis://host:6379, redis+unix:///path or memory:",
         ));
     };
-    // What follows it would be ignored: a piece of a password, most likely.
+    // The rest would be ignored. Most likely it is a piece of a password.
     if rest.contains('#') {
         return Err(Error::invalid(
             "the URL has a '#', which has no meaning here; leave out what begins with it, or write %23 where it is \
@@ -70,7 +70,7 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
     }
 }
 
-// fred's own text may echo the URL.
+// The text of fred may echo the URL.
 const UNREADABLE: &str = "the URL cannot be parsed; write redis://user:password@host:6379/0 and percent-encode odd characters";
 
 fn parse_single(scheme: &str, rest: &str, query: &str) -> Result<Config> {
@@ -195,7 +195,7 @@ fn repeated<'a>(query: &'a str, once: &[&str]) -> Option<&'a str> {
         .find(|key| once.contains(key) && keys(query).filter(|other| other == key).count() > 1)
 }
 
-/// What is easily taken for a key, and keys that are known elsewhere.
+/// Keys that are known elsewhere, and words that are easily taken for a key.
 const MISTAKEN: [&str; 12] = [
     "db",
     "database",
@@ -232,7 +232,7 @@ fn database_of(rest: &str) -> Result<Option<u8>> {
     }
 }
 
-/// `None` for 0, where one is anyway: `SELECT` needs a right of its own.
+/// Parses the number of a database. Returns `None` for 0, the default: `SELECT` needs a permission of its own.
 fn database(text: &str) -> Result<Option<u8>> {
     match text.parse::<u8>() {
         // "+3" and "015" may be meant for something else.
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentinel_url_names_sentinels_a_primary_and_two_users() {
+    fn sentinel_url_names_sentinels_a_primary_and_two_users() {
         let url = "redis-sentinel://app:a%40b@s1:26379/2?node=s2:26380&node=s3:26381\
                    &sentinelServiceName=orders&sentinelUsername=watch&sentinelPassword=c%40d";
         let parsed = parse(url).unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_url_names_nodes() {
+    fn cluster_url_names_nodes() {
         let parsed = parse("redis-cluster://u:p@a:7001/0?node=b:7002&node=a:7001").unwrap();
         let Topology::Cluster(seeds) = parsed.topology else { panic!("a cluster") };
         let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();

@@ -1,20 +1,20 @@
-//! From a URL to a list of servers.
+//! Parses a URL into a list of servers.
 
+use super::auth::User;
+use super::liveness::lease_time;
 use super::names::Names;
-use super::proof::lease_time;
-use super::user::User;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// Below it, the pauses of any machine cost sessions.
+/// With a shorter timeout, ordinary pauses of a machine would end sessions.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// What the protocol can say.
+/// The longest timeout of the protocol.
 const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// A checked URL, and the session timeout to ask for. Its secrets are never shown.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    /// As the client library takes them.
+    /// The servers, in the form of the client library.
     pub(super) hosts: String,
     pub(super) user: Option<User>,
     pub(super) names: Names,
@@ -40,13 +40,13 @@ impl Address {
         };
         if !hosts.split(',').all(is_host) {
             return Err(Error::invalid(
-                "the URL's servers make no sense; write zookeeper://host:2181,host:2181/path",
+                "the URL's servers cannot be read; expected zookeeper://host:2181,host:2181/path",
             ));
         }
         let chroot = chroot.trim_end_matches('/');
         if !chroot.split('/').skip(1).all(is_level) {
             return Err(Error::invalid(
-                "the URL's path makes no sense; write names of letters, digits, '_', '-' and '.', with one \
+                "the URL's path cannot be read; expected names of letters, digits, '_', '-' and '.', with one \
                  '/' between two",
             ));
         }
@@ -56,7 +56,7 @@ impl Address {
         Ok(Self { hosts: hosts.to_owned(), user, names, session })
     }
 
-    /// The longest time to live of a lease; the engine's T.
+    /// Returns the longest time to live of a lease.
     pub(crate) fn lease_time(&self) -> Duration {
         lease_time(self.session)
     }
@@ -107,19 +107,19 @@ mod tests {
     #[test]
     fn bad_ones_say_what_to_do() {
         for (url, hint) in [
-            ("zookeeper://", "servers make no sense"),
-            ("zookeeper://zk1,,zk2", "servers make no sense"),
-            ("zookeeper://zk1:0", "servers make no sense"),
-            ("zookeeper://zk1:99999", "servers make no sense"),
-            ("zookeeper://zk1?a=b", "servers make no sense"),
-            ("zookeeper://[::1", "servers make no sense"),
-            ("zookeeper://zk1//a", "path makes no sense"),
-            ("zookeeper://zk1/a/../b", "path makes no sense"),
-            ("zookeeper://zk1/a?b=c", "path makes no sense"),
-            ("zookeeper://me:hunter2@", "servers make no sense"),
+            ("zookeeper://", "servers cannot be read"),
+            ("zookeeper://zk1,,zk2", "servers cannot be read"),
+            ("zookeeper://zk1:0", "servers cannot be read"),
+            ("zookeeper://zk1:99999", "servers cannot be read"),
+            ("zookeeper://zk1?a=b", "servers cannot be read"),
+            ("zookeeper://[::1", "servers cannot be read"),
+            ("zookeeper://zk1//a", "path cannot be read"),
+            ("zookeeper://zk1/a/../b", "path cannot be read"),
+            ("zookeeper://zk1/a?b=c", "path cannot be read"),
+            ("zookeeper://me:hunter2@", "servers cannot be read"),
             ("zookeeper://me:hunter2@zk1,you:hunter2@zk2", "cannot be read"),
-            ("zookeeper://me:hunter2/3@zk1", "servers make no sense"),
-            ("zookeeper://me:hunter2@zk1/a b", "path makes no sense"),
+            ("zookeeper://me:hunter2/3@zk1", "servers cannot be read"),
+            ("zookeeper://me:hunter2@zk1/a b", "path cannot be read"),
             ("zookeeper://hunter2@zk1", "has no password"),
         ] {
             let error = parse(url).unwrap_err().to_string();

@@ -1,19 +1,19 @@
-//! The client's errors, sorted by what is known.
+//! Classifies the errors of the client library.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
 use std::future::Future;
 use std::time::Duration;
 use zookeeper_client::Error as ZkError;
 
-/// What became of a request that should find a node.
+/// The outcome of a request that needs a node.
 pub(super) enum Found<T> {
     Yes(T),
     NoNode,
 }
 
-/// The fate of what fails on the way is unknown, whatever the client calls it: a connection that is reset
-/// shows as [`ZkError::Custom`].
-pub(super) fn sorted(error: ZkError) -> Error {
+/// Classifies an error. The fate of a request that fails on the way is unknown, whatever the client calls the error: a
+/// connection that is reset shows as [`ZkError::Custom`].
+pub(super) fn classify(error: ZkError) -> Error {
     let (kind, message) = match error {
         ZkError::AuthFailed => (
             ErrorKind::Denied,
@@ -49,22 +49,22 @@ pub(super) fn sorted(error: ZkError) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// Awaits a request that needs a node.
+/// Awaits a request that needs a node, and separates the answer that there is none.
 pub(super) async fn find<T>(request: impl Future<Output = Result<T, ZkError>>) -> Result<Found<T>> {
     match request.await {
         Ok(found) => Ok(Found::Yes(found)),
         Err(ZkError::NoNode) => Ok(Found::NoNode),
-        Err(error) => Err(sorted(error)),
+        Err(error) => Err(classify(error)),
     }
 }
 
-/// Bounds what would wait for as long as there is no link.
+/// Bounds the time of work that would otherwise wait for as long as there is no link.
 pub(super) async fn in_time<T>(
     limit: Duration,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let silent = || Error::new(ErrorKind::Unavailable, "ZooKeeper did not answer in time");
-    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(silent()))
+    let timed_out = || Error::new(ErrorKind::Unavailable, "ZooKeeper did not answer in time");
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(timed_out()))
 }
 
 pub(super) fn no_session() -> Error {
@@ -96,7 +96,7 @@ mod tests {
             (ZkError::Timeout, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
         ] {
             let underneath = error.to_string();
-            let error = sorted(error);
+            let error = classify(error);
             assert_eq!(error.kind(), kind, "{underneath}");
             // A write whose connection breaks may have been made.
             let unknown = kind == ErrorKind::Unavailable;

@@ -1,10 +1,10 @@
-//! What this process has of the locks, or may have: each entry dies by itself, and takes its node along.
+//! Records the nodes that this process has, or may have. Each entry expires by itself, and its node is deleted.
 //!
-//! A session is kept alive for all leases together, so the server ends none of them alone. This does: an
-//! entry that is not renewed within the time to live that was asked for is deleted here. Should the whole
-//! process end, so does its session. It may come late, by a fiftieth of the longest time to live.
+//! A session is kept alive for all leases together, so the servers end no single lease. This module does: it deletes the
+//! node of an entry that is not renewed within its time to live, late by at most a fiftieth of the longest time to live.
+//! If the whole process ends, its session ends too.
 
-use super::names::{Names, Who};
+use super::names::{Names, NodeOwner};
 use super::session::Session;
 use crate::clock::{Clock, Instant};
 use crate::store::{HolderId, Name};
@@ -15,15 +15,15 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::Level;
 
-/// A node that is ours, or may be.
+/// A node that this process has, or may have.
 #[derive(Clone, Debug)]
-pub(super) struct Own {
+pub(super) struct OwnNode {
     pub(super) session: Arc<Session>,
     /// `None` while its creation is under way, or if its outcome is unknown.
     pub(super) path: Option<String>,
-    /// It was the first in the line.
+    /// Whether it was found to be the first in the queue.
     pub(super) granted: bool,
-    /// There may be nodes with its token besides `path`; without a path there may.
+    /// Whether there may be nodes with its token besides `path`.
     pub(super) doubtful: bool,
     pub(super) fence: Option<u64>,
     pub(super) expires: Instant,
@@ -31,28 +31,28 @@ pub(super) struct Own {
 
 type Key = (Name, HolderId);
 
-/// All entries are looked at in one pass, and so seldom: this part of the time to live lies between two.
+/// One pass looks at all entries, so passes are rare: at least this part of the time to live lies between two.
 const PASSES: u32 = 50;
 
 #[derive(Debug)]
 pub(super) struct Holds {
     clock: Clock,
-    /// From one pass to the next, at least.
+    /// The shortest time between two passes.
     rest: Duration,
     entries: Mutex<Entries>,
-    /// The next pass is due earlier.
+    /// Is notified when the next pass is due earlier.
     earlier: Notify,
 }
 
 #[derive(Debug)]
 struct Entries {
-    own: HashMap<Key, Own>,
-    /// When the next pass is due: no entry ends before.
+    own: HashMap<Key, OwnNode>,
+    /// When the next pass is due. No entry expires before.
     due: Instant,
 }
 
 impl Entries {
-    /// Whether an entry that ends at `expires` makes the next pass due earlier.
+    /// Makes the next pass due at `expires` at the latest. Returns whether this is earlier than before.
     fn hasten(&mut self, expires: Instant) -> bool {
         let earlier = expires < self.due;
         self.due = self.due.min(expires);
@@ -61,17 +61,17 @@ impl Entries {
 }
 
 impl Holds {
-    /// For leases of this time to live.
+    /// Creates an empty record, for leases of at most this time to live.
     pub(super) fn new(clock: Clock, longest: Duration) -> Self {
         let entries = Mutex::new(Entries { own: HashMap::new(), due: Instant::MAX });
         Self { clock, rest: longest / PASSES, entries, earlier: Notify::new() }
     }
 
-    pub(super) fn find(&self, name: &Name, token: HolderId) -> Option<Own> {
+    pub(super) fn find(&self, name: &Name, token: HolderId) -> Option<OwnNode> {
         self.lock().own.get(&(name.clone(), token)).cloned()
     }
 
-    pub(super) fn put(&self, name: &Name, token: HolderId, own: Own) {
+    pub(super) fn put(&self, name: &Name, token: HolderId, own: OwnNode) {
         let mut entries = self.lock();
         let earlier = entries.hasten(own.expires);
         entries.own.insert((name.clone(), token), own);
@@ -81,12 +81,12 @@ impl Holds {
         }
     }
 
-    /// Changes an entry, if it is still there; whether it is.
+    /// Changes an entry, if it still exists. Returns whether it does.
     pub(super) fn change(
         &self,
         name: &Name,
         token: HolderId,
-        change: impl FnOnce(&mut Own),
+        change: impl FnOnce(&mut OwnNode),
     ) -> bool {
         let mut entries = self.lock();
         let Some(entry) = entries.own.get_mut(&(name.clone(), token)) else { return false };
@@ -108,7 +108,7 @@ impl Holds {
         self.lock().own.is_empty()
     }
 
-    /// Forgets all without deleting anything.
+    /// Forgets all entries without deleting any node.
     pub(super) fn forget(&self) {
         self.lock().own.clear();
     }
@@ -118,7 +118,7 @@ impl Holds {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Deletes what has outlived its time to live, for ever.
+    /// Deletes the nodes of expired entries, forever.
     pub(super) async fn expire(&self, names: &Names) {
         loop {
             let now = self.clock.now();
@@ -127,7 +127,7 @@ impl Holds {
                 trace::later(Level::DEBUG, || {
                     move || tracing::debug!(name = name.as_str(), "not renewed; deleted")
                 });
-                tokio::spawn(async move { give_back(&own, &directory, token).await });
+                tokio::spawn(async move { delete_node(&own, &directory, token).await });
             }
             self.clock.sleep_until(now + self.rest).await;
             loop {
@@ -140,8 +140,8 @@ impl Holds {
         }
     }
 
-    /// The one pass over all entries.
-    fn take_expired(&self, now: Instant) -> Vec<(Key, Own)> {
+    /// Takes the expired entries, in one pass over all.
+    fn take_expired(&self, now: Instant) -> Vec<(Key, OwnNode)> {
         let mut entries = self.lock();
         let mut due = Instant::MAX;
         let expired = entries.own.extract_if(|_, own| {
@@ -157,17 +157,17 @@ impl Holds {
     }
 }
 
-async fn give_back(own: &Own, directory: &str, token: HolderId) {
+async fn delete_node(own: &OwnNode, directory: &str, token: HolderId) {
     let delete = || async move {
         if let Some(path) = &own.path {
             own.session.delete(path).await?;
         }
         if own.doubtful {
-            own.session.sweep(directory, Who::Acquire(token)).await?;
+            own.session.sweep(directory, NodeOwner::Acquire(token)).await?;
         }
         Ok(())
     };
-    own.session.see_through(delete).await;
+    own.session.retry_until_done(delete).await;
 }
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! One connection with one server, which carries a session for a while.
+//! One connection to one server, which carries a session for a while.
 //!
-//! The client library would connect again by itself: after pauses that double without a bound, perhaps first to the
-//! server that was just lost, and for whatever timeout that gives. So each of its clients serves for one connection
-//! here, and the [`Session`](super::session::Session) makes the next.
+//! The client library would reconnect by itself: after pauses that double without a bound, perhaps first to the
+//! server that was just lost, and with whatever timeout that server gives. So here each of its clients serves for one
+//! connection, and the [`Session`](super::session::Session) makes the next.
 //!
 //! # Invariants
 //!
 //! 1. **A lost link does nothing more.** The library's task ends with it, so it never takes the session away from
-//!    the link that follows.
-//! 2. **A kept session is never closed.** The library closes a session with the last handle on its client, and the
-//!    task has one of its own until it has ended, unless [`Link::close`] takes it away.
-//! 3. **[`Link::gone`] fires before the task's parts are dropped:** a watch of the library panics then.
+//!    the next link.
+//! 2. **A kept session is never closed.** The library closes a session with the last handle on its client. The task keeps
+//!    a handle until it has ended, unless [`Link::close`] takes it away.
+//! 3. **[`Link::gone`] fires before the task's parts are dropped.** A watch of the library panics when they are.
 
 use super::address::Address;
-use super::user::User;
+use super::auth::User;
 use spawns_core::{Spawn, Task, enter};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -27,37 +27,41 @@ use zookeeper_client::{Client, Error as ZkError, SessionInfo, SessionState};
 
 /// Shorter pauses of a busy machine must not cost a connection.
 const SHORTEST_SILENCE: Duration = Duration::from_millis(500);
-/// How long one server may take to open a session, and to go on with one.
+/// The bounds of the time that one server may take to open a session.
 const OPENING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// The longest time that one server may take to resume a session.
 const LONGEST_RESUMING: Duration = Duration::from_secs(2);
+/// The bounds of the pauses between two rounds of all servers.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// For how long a server may be silent: with one try in vain after it, there is time for another before a lease ends.
+/// Returns for how long a server may be silent. After that and one failed try, there is time for another before a lease
+/// ends.
 pub(super) fn silence(session: Duration) -> Duration {
     (session / 5).max(SHORTEST_SILENCE.min(session / 4))
 }
 
-/// How long one server may take to open a session.
+/// Returns how long one server may take to open a session.
 pub(super) fn opening(session: Duration) -> Duration {
     (session / 6).clamp(OPENING.0, OPENING.1)
 }
 
-/// How long one server may take to go on with a session: longer, when all were asked in vain.
+/// Returns how long one server may take to resume a session: longer once all servers have failed.
 pub(super) fn resuming(session: Duration, round: u32) -> Duration {
     let first = (session / 6).max(SHORTEST_SILENCE.min(session / 4));
     let most = if round == 0 { first } else { session * 2 / 5 };
     most.min(LONGEST_RESUMING)
 }
 
-/// The client outlives the task that needs it.
+/// A handle on the client, which must outlive the task that needs it.
 type Anchor = Arc<Mutex<Option<Client>>>;
 
+/// A connection to one server.
 pub(super) struct Link {
     pub(super) client: Client,
-    /// Where it leads.
+    /// The server.
     pub(super) host: String,
     gone: CancellationToken,
-    /// Empty: with the last handle the session is closed.
+    /// While this is empty, the last handle closes the session.
     anchor: Anchor,
     task: AbortHandle,
 }
@@ -71,12 +75,12 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Connects for a new session, which is closed with the link until it is [kept](Self::keep).
+    /// Connects for a new session, which is closed with the link until it is [kept](Self::keep_session).
     pub(super) async fn open(host: &str, address: &Address) -> Result<Self, ZkError> {
         Self::connect(host, address, None, opening(address.session)).await
     }
 
-    /// Connects for a session that goes on.
+    /// Connects to resume a session.
     pub(super) async fn resume(
         host: &str,
         address: &Address,
@@ -84,8 +88,8 @@ impl Link {
         limit: Duration,
     ) -> Result<Self, ZkError> {
         let link = Self::connect(host, address, Some(session), limit).await?;
-        link.keep();
-        // This server may be behind the last one: nobody must miss a node that was there.
+        link.keep_session();
+        // This server may be behind the last one; no reader may miss a node that existed there.
         let sync = tokio::time::timeout(limit, link.client.sync("/"));
         sync.await.map_err(|_| ZkError::Timeout)??;
         Ok(link)
@@ -122,36 +126,36 @@ impl Link {
         Ok(Self { client, host: host.to_owned(), gone, anchor, task })
     }
 
-    /// From now on the session outlives the link.
-    pub(super) fn keep(&self) {
+    /// Makes the session outlive the link from now on.
+    pub(super) fn keep_session(&self) {
         *lock(&self.anchor) = Some(self.client.clone());
     }
 
-    /// Waits until nothing passes any more.
+    /// Waits until the connection is lost.
     pub(super) async fn until_lost(&self) {
         let mut states = self.client.state_watcher();
         if self.client.state() != SessionState::SyncConnected {
             return;
         }
         tokio::select! {
-            // Also if it is connected again: that was not us.
+            // Even if it is connected again: the library did that, not the session.
             _ = states.changed() => {}
             () = self.gone() => {}
         }
     }
 
-    /// Waits until all of it ends: to be polled before a watch of its client.
+    /// Waits until the link has ended. Poll this before a watch of its client.
     pub(super) async fn gone(&self) {
         self.gone.cancelled().await;
     }
 
-    /// Ends the connection; the session goes on.
+    /// Ends the connection, but not the session.
     pub(super) fn cut(&self) {
         self.gone.cancel();
         self.task.abort();
     }
 
-    /// Ends the connection and the session, as soon as nobody else has the link.
+    /// Ends the connection and the session, as soon as no other task has the link.
     pub(super) async fn close(self: Arc<Self>) {
         let gone = self.gone.clone();
         drop(lock(&self.anchor).take());
@@ -196,14 +200,14 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The servers in an order that is a matter of chance, but for the one that was just lost: that is the last.
+/// Returns the servers in random order, but the one that was just lost as the last.
 pub(super) fn hosts<'a>(address: &'a Address, lost: Option<&str>) -> Vec<&'a str> {
     let mut hosts: Vec<&str> = address.hosts.split(',').collect();
     hosts.sort_by_cached_key(|host| (Some(*host) == lost, Uuid::new_v4()));
     hosts
 }
 
-/// Pauses between tries: each is twice as long as the one before, up to the longest, less some jitter.
+/// Pauses between tries. Each is twice as long as the one before, up to the longest, less some jitter.
 #[derive(Debug)]
 pub(super) struct Pauses {
     next: Duration,
@@ -215,7 +219,7 @@ impl Pauses {
         Self { next: first.min(longest), longest }
     }
 
-    /// Between one round of all servers and the next.
+    /// Creates the pauses between rounds of all servers.
     pub(super) fn of_rounds(session: Duration) -> Self {
         Self::new(PAUSES.0, PAUSES.1.min(session / 10))
     }
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_that_was_just_lost_is_the_last_to_be_asked() {
+    fn server_that_was_just_lost_is_the_last_to_be_asked() {
         let address = address("zk1,zk2,zk3:2182");
         let mut first = std::collections::BTreeSet::new();
         for _ in 0..100 {
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_server_is_given_up_before_a_lease_ends() {
+    fn silent_server_is_dropped_before_a_lease_ends() {
         for millis in [1_000, 2_000, 3_000, 6_000, 30_000, 40_000] {
             let session = Duration::from_millis(millis);
             assert!(silence(session) <= session / 4, "{session:?}");

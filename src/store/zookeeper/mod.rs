@@ -1,27 +1,26 @@
-//! Leases on a ZooKeeper server or ensemble.
+//! Keeps leases on a ZooKeeper server or ensemble.
 //!
-//! Per lock one directory, in it ephemeral sequential nodes; the first in the line holds, and each waiter
-//! watches the one before it. One session serves all leases of a manager.
+//! Each lock has a directory of ephemeral sequential nodes, its queue. The first node holds the lock, and each waiter
+//! watches the node before its own. One session serves all leases of a manager.
 //!
-//! Its promises and costs are in the guide; why a lease is believed for
-//! so long, in `proof.rs`; how one is taken, in `recipe.rs`; how one waits, in `place.rs`; how a session outlives
-//! its connections, in `session.rs` and `link.rs`.
+//! The guide has the promises and the costs. `liveness.rs` explains for how long a lease is valid, `recipe.rs` how a lock
+//! is acquired, `waiter.rs` how a waiter waits, `session.rs` and `link.rs` how a session outlives its connections.
 
 mod address;
+mod auth;
 mod directories;
 mod errors;
 mod holds;
 mod link;
+mod liveness;
 mod names;
 mod nodes;
-mod place;
-mod proof;
 mod recipe;
 mod renew;
 mod session;
 mod sessions;
 mod ticks;
-mod user;
+mod waiter;
 
 pub(crate) use address::Address;
 
@@ -35,7 +34,6 @@ use crate::error::{Error, ErrorKind, Result};
 use async_trait::async_trait;
 use errors::{in_time, no_session};
 use holds::Holds;
-use place::Place;
 use recipe::Recipe;
 use sessions::Sessions;
 use std::fmt;
@@ -45,8 +43,9 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tracing::Instrument;
+use waiter::Waiter;
 
-/// How many leases one renewal looks at.
+/// The most leases of one renewal.
 const BATCH_SIZE: usize = 1000;
 
 /// Keeps leases on a ZooKeeper server or ensemble.
@@ -73,9 +72,9 @@ pub struct ZooKeeperStore {
     recipe: Arc<Recipe>,
     attempt: Duration,
     reconnects: Signal,
-    /// Where the session lives.
+    /// The runtime of the session.
     runtime: Handle,
-    /// Each place's task has a copy.
+    /// Each waiter's task has a clone; `idle` closes when all have ended.
     busy: Mutex<Option<mpsc::Sender<()>>>,
     idle: tokio::sync::Mutex<mpsc::Receiver<()>>,
 }
@@ -122,7 +121,7 @@ impl ZooKeeperStore {
         let common = options.common()?;
         common.remote.refuse_all_but_prefix("ZooKeeper")?;
         let address = Address::parse(url, &common.remote.prefix, common.ttl / 3 * 4)?;
-        // Its sessions do not live by tokio's clock.
+        // ZooKeeper's sessions do not follow tokio's clock.
         in_task(Self::open(address, Clock::system())).await
     }
 
@@ -141,8 +140,8 @@ impl ZooKeeperStore {
                 () = closed.cancelled() => {}
             }
         });
-        let places = Mutex::default();
-        let recipe = Arc::new(Recipe { clock, names, longest, sessions, holds, places });
+        let waiters = Mutex::default();
+        let recipe = Arc::new(Recipe { clock, names, longest, sessions, holds, waiters });
         let (busy, idle) = mpsc::channel(1);
         Ok(Self {
             recipe,
@@ -154,8 +153,8 @@ impl ZooKeeperStore {
         })
     }
 
-    /// Runs a request where the session lives: there its timers last as long as the session does, whatever becomes of
-    /// the runtime that asks.
+    /// Runs a request on the runtime of the session. There its timers live as long as the session does, even if the
+    /// runtime of the caller ends.
     fn run<T, F>(&self, request: impl FnOnce(Arc<Recipe>) -> F) -> StoreFuture<T>
     where
         T: Send + 'static,
@@ -191,7 +190,7 @@ impl Store for ZooKeeperStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // To subscribe is to have a place in its line, so it announces nothing.
+        // A subscription is a node in the queue, so the store announces nothing.
         Capabilities::default()
             .with_announces(false)
             .with_fence_blocks(false)
@@ -199,7 +198,7 @@ impl Store for ZooKeeperStore {
             .with_renewal_batch(BATCH_SIZE)
     }
 
-    /// Every name is on every member.
+    /// Returns 0: every name is on every member.
     fn shard(&self, _: &Name) -> usize {
         0
     }
@@ -219,7 +218,7 @@ impl Store for ZooKeeperStore {
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         request.target.require_exclusive()?;
         self.run(move |recipe| async move {
-            let limit = recipe.look_limit(request.timeout);
+            let limit = recipe.read_limit(request.timeout);
             in_time(limit, recipe.inspect(&request.target.name)).await
         })
         .await
@@ -228,14 +227,14 @@ impl Store for ZooKeeperStore {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         request.target.require_exclusive()?;
         self.run(move |recipe| async move {
-            let limit = recipe.look_limit(request.timeout);
+            let limit = recipe.read_limit(request.timeout);
             in_time(limit, recipe.force(&request.target.name)).await
         })
         .await
     }
 
-    /// Begins to get into the line; a later acquire of this store takes the place over. Who only listens would stand
-    /// in the way of those who wait, so it is told nothing.
+    /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id
+    /// would only delay the waiters, so it gets no wake-ups.
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         request.target.require_exclusive()?;
         if request.holder.is_none() {
@@ -244,35 +243,35 @@ impl Store for ZooKeeperStore {
         let name = request.target.name;
         self.recipe.sessions.current()?;
         let Some(busy) = self.busy().clone() else { return Err(no_session()) };
-        let place = Place::new(self.recipe.names.lock(&name), self.attempt);
-        self.recipe.places().entry(name.clone()).or_default().push(Arc::clone(&place));
-        let kept = Kept { recipe: Arc::clone(&self.recipe), name, place };
-        let (place, recipe) = (Arc::clone(&kept.place), Arc::clone(&self.recipe));
+        let waiter = Waiter::new(self.recipe.names.lock(&name), self.attempt);
+        self.recipe.waiters().entry(name.clone()).or_default().push(Arc::clone(&waiter));
+        let kept = WaiterGuard { recipe: Arc::clone(&self.recipe), name, waiter };
+        let (waiter, recipe) = (Arc::clone(&kept.waiter), Arc::clone(&self.recipe));
         self.runtime.spawn(async move {
-            place.keep(&recipe.sessions).await;
+            waiter.run(&recipe.sessions).await;
             drop(busy);
         });
-        Ok(Some(Wakeups::new(kept.place.signal.clone(), kept)))
+        Ok(Some(Wakeups::new(kept.waiter.signal.clone(), kept)))
     }
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
     }
 
-    /// Never forgets: an ensemble grants only what a quorum of it has on disk.
+    /// Returns `None`, for never forgets: a quorum of the ensemble has each write on disk before it is confirmed.
     async fn age(&self, _: Duration) -> Result<Option<Duration>> {
         Ok(None)
     }
 
-    /// Tells none: it is several.
+    /// Returns `None`: an ensemble has several servers.
     async fn server_id(&self, _: Duration) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// What is held stays until the session ends by itself.
+    /// Closes the session. Without that, the session of remaining holds ends by its timeout.
     async fn close(&self, timeout: Duration) {
-        for place in self.recipe.places().values().flatten() {
-            place.left.cancel();
+        for waiter in self.recipe.waiters().values().flatten() {
+            waiter.left.cancel();
         }
         self.busy().take();
         let mut idle = self.idle.lock().await;
@@ -283,23 +282,23 @@ impl Store for ZooKeeperStore {
     }
 }
 
-/// A place that somebody wants to have.
-struct Kept {
+/// Has its waiter leave the queue when it is dropped.
+struct WaiterGuard {
     recipe: Arc<Recipe>,
     name: Name,
-    place: Arc<Place>,
+    waiter: Arc<Waiter>,
 }
 
-impl Drop for Kept {
+impl Drop for WaiterGuard {
     fn drop(&mut self) {
-        let mut places = self.recipe.places();
-        if let Some(here) = places.get_mut(&self.name) {
-            here.retain(|place| !Arc::ptr_eq(place, &self.place));
-            if here.is_empty() {
-                places.remove(&self.name);
+        let mut waiters = self.recipe.waiters();
+        if let Some(of_name) = waiters.get_mut(&self.name) {
+            of_name.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+            if of_name.is_empty() {
+                waiters.remove(&self.name);
             }
         }
-        drop(places);
-        self.place.left.cancel();
+        drop(waiters);
+        self.waiter.left.cancel();
     }
 }

@@ -1,14 +1,16 @@
-//! Where things are in the tree.
+//! The paths and names of nodes.
 //!
 //! ```text
-//! <chroot>/leasehold/locks/<name, percent-encoded>/   a container node, which goes when empty
+//! <chroot>/leasehold/locks/<name, percent-encoded>/   a container node, which the servers delete when empty
 //!     h~<token>~<sequence>                            of an acquire; data: token and hold count
 //!     w~<uuid>~<sequence>                             of a waiter; data empty until it holds
 //! <chroot>/leasehold/sessions/<uuid>                  written to keep a session proven
 //! ```
 //!
-//! All in one line, whoever has the lowest sequence number holds.
+//! All nodes of a lock are one queue. The one with the lowest sequence number holds the lock, unless the directory has a
+//! node of another kind, such as one of a Curator lock: then no new acquire is granted.
 
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{HolderId, Name};
 use std::cmp::Ordering;
 use std::fmt::Write;
@@ -16,7 +18,7 @@ use uuid::Uuid;
 
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// Of the keys, as for other stores.
+    /// The key prefix, as for other stores.
     pub(super) prefix: String,
     pub(super) root: String,
 }
@@ -34,7 +36,7 @@ impl Names {
         format!("{}/sessions", self.root)
     }
 
-    /// The directory of a lock.
+    /// Returns the directory of a lock.
     pub(super) fn lock(&self, name: &Name) -> String {
         let mut path = self.locks();
         path.push('/');
@@ -44,8 +46,8 @@ impl Names {
     }
 }
 
-/// ZooKeeper refuses some characters and takes slashes for levels. Names have 768 bytes at most with their
-/// prefix, so what comes out is far below what a server takes.
+/// Percent-encodes a name: ZooKeeper refuses some characters and takes slashes for levels. A name with its prefix has at
+/// most 768 bytes, so the result is far below the limit of a server.
 fn encode(text: &str, out: &mut String) {
     for byte in text.bytes() {
         match byte {
@@ -56,15 +58,15 @@ fn encode(text: &str, out: &mut String) {
     }
 }
 
-/// Whose a node in the line is.
+/// The owner of a node in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum NodeOwner {
     Acquire(HolderId),
-    Place(Uuid),
+    Waiter(Uuid),
 }
 
-impl Who {
-    /// The path of such a node, but for the sequence number that the server appends.
+impl NodeOwner {
+    /// Returns the path of such a node, without the sequence number that the server appends.
     pub(super) fn path(self, directory: &str) -> String {
         format!("{directory}/{}", self.part())
     }
@@ -72,12 +74,12 @@ impl Who {
     fn part(self) -> String {
         match self {
             Self::Acquire(token) => format!("h~{token}~"),
-            Self::Place(id) => format!("w~{}~", id.as_hyphenated()),
+            Self::Waiter(id) => format!("w~{}~", id.as_hyphenated()),
         }
     }
 }
 
-/// A node in the line of a lock.
+/// A node in the queue of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Child {
     pub(super) name: String,
@@ -85,38 +87,67 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// `None`: not of this kind.
-    pub(super) fn parse(name: String) -> Option<Self> {
-        let (who, sequence) = name.rsplit_once('~')?;
-        let known = who.starts_with("h~") || who.starts_with("w~");
-        let sequence = sequence.parse().ok().filter(|_| known)?;
-        Some(Self { name, sequence })
+    /// Parses the name of a node; returns the name itself if the node is not one of ours.
+    fn parse(name: String) -> Result<Self, String> {
+        let ours = |owner: &str| owner.starts_with("h~") || owner.starts_with("w~");
+        let sequence = name.rsplit_once('~').filter(|(owner, _)| ours(owner));
+        match sequence.and_then(|(_, sequence)| sequence.parse().ok()) {
+            Some(sequence) => Ok(Self { name, sequence }),
+            None => Err(name),
+        }
     }
 
-    pub(super) fn is_of(&self, who: Who) -> bool {
+    pub(super) fn is_of(&self, owner: NodeOwner) -> bool {
         let (part, _) = self.name.split_at(self.name.rfind('~').map_or(0, |at| at + 1));
-        part == who.part()
+        part == owner.part()
     }
 
-    /// The server's counter starts again from below when it is full.
+    /// Compares by age. The server's counter wraps around.
     fn order(&self, other: &Self) -> Ordering {
         self.sequence.wrapping_sub(other.sequence).cmp(&0)
     }
 }
 
-/// The nodes of a lock in their order.
-pub(super) fn line(children: Vec<String>) -> Vec<Child> {
-    let mut line: Vec<Child> = children.into_iter().filter_map(Child::parse).collect();
-    line.sort_by(Child::order);
-    line
+/// The nodes in the directory of a lock.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// The nodes of this kind of lock, the oldest first, whatever else is there.
+    pub(super) own: Vec<Child>,
+    /// The name of a node of another kind.
+    stranger: Option<String>,
 }
 
-/// What a node of a holder says.
+impl Queue {
+    pub(super) fn new(children: Vec<String>) -> Self {
+        let mut queue = Self::default();
+        for child in children {
+            match Child::parse(child) {
+                Ok(child) => queue.own.push(child),
+                Err(name) => queue.stranger = Some(name),
+            }
+        }
+        queue.own.sort_by(Child::order);
+        queue
+    }
+
+    /// Returns the nodes of this kind of lock, or an error if there are nodes of another kind: neither kind respects the
+    /// other, so both could hold.
+    pub(super) fn alone(&self) -> Result<&[Child]> {
+        let Some(name) = &self.stranger else { return Ok(&self.own) };
+        let message = format!(
+            "the directory of this name in ZooKeeper has a node that is not leasehold's, {name:?}: a lock of another kind, \
+             or one that a user has made. It was left untouched. Delete it, or choose another name, prefix or path"
+        );
+        Err(Error::new(ErrorKind::WrongType, message))
+    }
+}
+
+/// Returns the data of a holder's node.
 pub(super) fn record(token: HolderId, count: u32) -> String {
     format!("{token} {count}")
 }
 
-/// The token and hold count that a node says; `None` while it only waits.
+/// Parses the holder id and hold count in the data of a node; `None` for a waiter.
 pub(super) fn parse_record(data: &[u8]) -> Option<(String, u64)> {
     let (token, count) = std::str::from_utf8(data).ok()?.split_once(' ')?;
     Some((token.to_owned(), count.parse().ok()?))
@@ -139,34 +170,53 @@ mod tests {
     }
 
     #[test]
-    fn a_node_says_whose_it_is() {
+    fn node_name_has_its_owner() {
         let token = HolderId::new(Uuid::nil(), 7);
-        let path = |who: Who| who.path("/locks/job");
-        assert_eq!(path(Who::Acquire(token)), format!("/locks/job/h~{token}~"));
-        assert_eq!(path(Who::Place(Uuid::nil())), format!("/locks/job/w~{}~", Uuid::nil()));
+        let path = |owner: NodeOwner| owner.path("/locks/job");
+        assert_eq!(path(NodeOwner::Acquire(token)), format!("/locks/job/h~{token}~"));
+        assert_eq!(path(NodeOwner::Waiter(Uuid::nil())), format!("/locks/job/w~{}~", Uuid::nil()));
     }
 
     #[test]
-    fn the_line_is_in_the_order_of_the_numbers_also_past_the_last() {
+    fn queue_is_in_the_order_of_the_numbers_also_past_the_last() {
         let token = HolderId::new(Uuid::nil(), 7);
-        let name = |who: Who, sequence: &str| format!("{}{sequence}", who.part());
-        let (holder, waiter) = (Who::Acquire(token), Who::Place(Uuid::nil()));
+        let name = |owner: NodeOwner, sequence: &str| format!("{}{sequence}", owner.part());
+        let (holder, waiter) = (NodeOwner::Acquire(token), NodeOwner::Waiter(Uuid::nil()));
         let children = vec![
-            "_c_other-lock-0000000001".to_owned(),
             name(waiter, "-2147483648"),
             name(holder, "2147483646"),
             name(waiter, "2147483647"),
         ];
-        let line = line(children);
+        let queue = Queue::new(children);
+        let line = queue.alone().unwrap();
         let sequences: Vec<i32> = line.iter().map(|child| child.sequence).collect();
         assert_eq!(sequences, [i32::MAX - 1, i32::MAX, i32::MIN]);
         assert!(line[0].is_of(holder) && !line[0].is_of(waiter));
-        assert!(line[1].is_of(waiter) && !line[1].is_of(Who::Place(Uuid::max())));
-        assert!(!line[0].is_of(Who::Acquire(HolderId::new(Uuid::nil(), 77))));
+        assert!(line[1].is_of(waiter) && !line[1].is_of(NodeOwner::Waiter(Uuid::max())));
+        assert!(!line[0].is_of(NodeOwner::Acquire(HolderId::new(Uuid::nil(), 77))));
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn nodes_of_other_kinds_are_named_and_not_in_the_queue() {
+        let own = format!("{}0000000003", NodeOwner::Waiter(Uuid::nil()).part());
+        for other in [
+            "_c_2a5f9f6e-lock-0000000001",
+            "read-0000000001",
+            "x~1~0000000001",
+            "h~1~",
+            "h~0000000001",
+            "orders",
+        ] {
+            let queue = Queue::new(vec![own.clone(), other.to_owned()]);
+            assert_eq!(queue.own.len(), 1);
+            let error = queue.alone().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::WrongType);
+            assert!(error.to_string().contains(other), "{error}");
+        }
+    }
+
+    #[test]
+    fn record_is_read_as_it_was_written() {
         let token = HolderId::new(Uuid::nil(), 7);
         let text = record(token, 3);
         assert_eq!(parse_record(text.as_bytes()), Some((token.to_string(), 3)));

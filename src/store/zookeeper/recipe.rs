@@ -1,30 +1,31 @@
-//! Taking and giving back.
+//! Acquires and releases.
 //!
 //! # Invariants
 //!
-//! 1. **The first in the line holds.** Numbers grow with each node, a node goes when its owner deletes it or
-//!    its session ends, and only then is the next one the first.
-//! 2. **Known before it is sent.** Before a node is made, an entry in [`Holds`] says that it may be there,
-//!    and dies with it; so a request that is dropped, or whose answer is lost, leaves nothing for longer than
-//!    the time to live.
-//! 3. **A hold belongs to one session.** When that is over the hold is gone, whatever the next session says.
-//! 4. **Who is refused leaves at once.** An acquire that finds itself behind another deletes its node; a
-//!    place in the line is had by subscribing ([`Place`]), and the next acquire of this process takes it over.
+//! 1. **The first in the queue holds.** Numbers grow with each node. A node goes when its owner deletes it or its
+//!    session ends, and only then is the next one the first.
+//! 2. **Recorded before it is sent.** Before a node is made, an entry in [`Holds`] records that it may exist. When the
+//!    entry expires, its node is deleted. So a request that is dropped, or whose answer is lost, leaves nothing for longer
+//!    than the time to live.
+//! 3. **A hold belongs to one session.** When that is over the hold is gone, whatever the next session finds.
+//! 4. **A refused acquire leaves at once.** An acquire that finds itself behind another node deletes its own. Only a
+//!    subscription ([`Waiter`]) keeps a node in the queue, and the next acquire of this process takes that over.
 //! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
 
 use super::errors::{Found, find, in_time, no_session};
-use super::holds::{Holds, Own};
-use super::names::{Child, Names, Who, parse_record, record};
-use super::place::Place;
+use super::holds::{Holds, OwnNode};
+use super::names::{Child, Names, NodeOwner, Queue, parse_record, record};
 use super::session::Session;
 use super::sessions::Sessions;
+use super::waiter::Waiter;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
-use crate::store::{Acquire, Acquired, HolderId, Holding, Inspection, Name, Release, Released};
+use crate::store::{Acquire, Acquired, HolderId, HolderInfo, Inspection, Name, Release, Released};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// Runs the requests of a store.
 #[derive(Debug)]
 pub(super) struct Recipe {
     pub(super) clock: Clock,
@@ -33,19 +34,19 @@ pub(super) struct Recipe {
     pub(super) longest: Duration,
     pub(super) sessions: Sessions,
     pub(super) holds: Arc<Holds>,
-    pub(super) places: Mutex<HashMap<Name, Vec<Arc<Place>>>>,
+    pub(super) waiters: Mutex<HashMap<Name, Vec<Arc<Waiter>>>>,
 }
 
 impl Drop for Recipe {
-    /// The last request is answered, the last place left.
+    /// Closes the sessions: all requests are answered and all waiters have left.
     fn drop(&mut self) {
         self.sessions.close(self.holds.is_empty());
     }
 }
 
 impl Recipe {
-    pub(super) fn places(&self) -> MutexGuard<'_, HashMap<Name, Vec<Arc<Place>>>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn waiters(&self) -> MutexGuard<'_, HashMap<Name, Vec<Arc<Waiter>>>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
@@ -55,24 +56,24 @@ impl Recipe {
         let limit = self.limit(&request);
         let verdict = in_time(limit, async {
             let session = self.sessions.fresh(limit).await?;
-            Attempt { recipe: self, request: &request, session, asked }.run().await
+            AcquireAttempt { recipe: self, request: &request, session, asked }.run().await
         });
         verdict.await.map_err(|error| match self.holds.find(&request.target.name, request.holder) {
             None => error.with_fate(Fate::NotExecuted),
-            // Refused halfway, there may still be a node.
+            // It was refused halfway, so there may still be a node.
             Some(own) if !own.granted => error.with_fate(Fate::Unknown),
             Some(_) => error,
         })
     }
 
-    /// Two round trips must fit, also those of a server that is far away.
+    /// Returns the time limit of an acquire: two round trips must fit, even to a distant server.
     fn limit(&self, request: &Acquire) -> Duration {
-        // A nested one must not outlive its hold.
-        if request.count > 1 { request.timeout } else { self.look_limit(request.timeout) }
+        // A nested acquire must not outlive its hold.
+        if request.count > 1 { request.timeout } else { self.read_limit(request.timeout) }
     }
 
-    /// The same for a look, which nothing depends on.
-    pub(super) fn look_limit(&self, timeout: Duration) -> Duration {
+    /// Returns the time limit of a read, on which no lease depends.
+    pub(super) fn read_limit(&self, timeout: Duration) -> Duration {
         let Ok(session) = self.sessions.current() else { return timeout };
         (session.round_trip() * 4).clamp(timeout, timeout * 2)
     }
@@ -91,9 +92,9 @@ impl Recipe {
         request.target.require_exclusive()?;
         in_time(request.timeout, async {
             let session = self.sessions.current()?;
-            let released = self.give_back(&session, &request).await?;
+            let released = self.delete_or_lower(&session, &request).await?;
             if released {
-                // Whoever is next in the line is told by its watch.
+                // The watch of the next waiter wakes it.
                 return Ok(Released::done(0));
             }
             Ok(Released::NotYours(self.absence(&request.target.name).await))
@@ -101,14 +102,14 @@ impl Recipe {
         .await
     }
 
-    /// Whether it was there.
-    async fn give_back(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
+    /// Deletes the node, or writes a lower hold count. Returns whether the node existed.
+    async fn delete_or_lower(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
         let Release { target, holder: token, count, .. } = request;
         let name = &target.name;
         let own = self.holds.find(name, *token).filter(|own| !own.session.is_over());
         let Some(own) = own else {
             self.holds.remove(name, *token);
-            // A creation that this process knows nothing of; there should be none.
+            // There should be no node that this process does not know; make sure.
             let sweep = *count == 0;
             return if sweep { self.sweep(session, name, *token).await } else { Ok(false) };
         };
@@ -126,27 +127,27 @@ impl Recipe {
             there = own.session.delete(path).await?;
         }
         if own.doubtful {
-            // Refused halfway, what is deleted stays so.
+            // If this is refused halfway, the node above stays deleted.
             let swept = self.sweep(&own.session, name, *token).await;
             there |= swept.map_err(|error| error.with_fate(Fate::Unknown))?;
         }
-        own.session.directories.left(&self.names.lock(name));
+        own.session.directories.mark_unused(&self.names.lock(name));
         self.holds.remove(name, *token);
         Ok(there)
     }
 
     async fn sweep(&self, session: &Session, name: &Name, token: HolderId) -> Result<bool> {
-        session.sweep(&self.names.lock(name), Who::Acquire(token)).await
+        session.sweep(&self.names.lock(name), NodeOwner::Acquire(token)).await
     }
 
     pub(super) async fn inspect(&self, name: &Name) -> Result<Inspection> {
         let session = self.sessions.current()?;
         let first = self.first(&session, name).await?;
         let held = first.and_then(|(_, data)| parse_record(&data));
-        Ok(Inspection::new(held.map(|(holder, count)| Holding::new(holder, count, None))))
+        Ok(Inspection::new(held.map(|(holder, count)| HolderInfo::new(holder, count, None))))
     }
 
-    /// Deletes the first in the line, also if it does not know yet that it is; whether there was one.
+    /// Deletes the first node, even if its owner does not know yet that it is the first. Returns whether there was one.
     pub(super) async fn force(&self, name: &Name) -> Result<bool> {
         let session = self.sessions.current()?;
         match self.first(&session, name).await? {
@@ -155,11 +156,12 @@ impl Recipe {
         }
     }
 
+    /// Returns the path and the data of the first node.
     async fn first(&self, session: &Session, name: &Name) -> Result<Option<(String, Vec<u8>)>> {
         let directory = self.names.lock(name);
         loop {
-            let line = session.line_now(&directory).await?;
-            let Some(first) = line.first() else { return Ok(None) };
+            let queue = session.synced_children(&directory).await?;
+            let Some(first) = queue.alone()?.first() else { return Ok(None) };
             let path = format!("{directory}/{}", first.name);
             if let Found::Yes((data, _)) =
                 find(session.link().await?.client.get_data(&path)).await?
@@ -170,15 +172,15 @@ impl Recipe {
     }
 }
 
-/// One acquire.
-struct Attempt<'a> {
+/// One acquire in progress.
+struct AcquireAttempt<'a> {
     recipe: &'a Recipe,
     request: &'a Acquire,
     session: Arc<Session>,
     asked: Instant,
 }
 
-impl Attempt<'_> {
+impl AcquireAttempt<'_> {
     async fn run(self) -> Result<Acquired> {
         let Acquire { target, holder: token, count, .. } = self.request;
         let name = &target.name;
@@ -210,12 +212,12 @@ impl Attempt<'_> {
         self.recipe.names.lock(&self.request.target.name)
     }
 
-    fn who(&self) -> Who {
-        Who::Acquire(self.request.holder)
+    fn owner(&self) -> NodeOwner {
+        NodeOwner::Acquire(self.request.holder)
     }
 
-    fn own(&self, path: Option<String>, czxid: u64) -> Own {
-        Own {
+    fn own(&self, path: Option<String>, czxid: u64) -> OwnNode {
+        OwnNode {
             session: Arc::clone(&self.session),
             path,
             granted: false,
@@ -225,7 +227,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn granted(&self, own: Own) -> Result<Acquired> {
+    fn granted(&self, own: OwnNode) -> Result<Acquired> {
         let Acquire { target, holder: token, ttl, .. } = self.request;
         let name = &target.name;
         if own.session.is_over() {
@@ -234,43 +236,47 @@ impl Attempt<'_> {
         let (sent, fence) = (own.session.confirmed(self.asked), own.fence);
         let expires = self.recipe.clock.now() + *ttl;
         let known = self.recipe.holds.change(name, *token, |entry| {
-            *entry = Own { granted: true, expires, ..own };
+            *entry = OwnNode { granted: true, expires, ..own };
         });
-        // It took so long that it was swept.
+        // Without an entry, this took so long that the entry has expired and its node is deleted.
         if known { Ok(Acquired::granted(sent, fence)) } else { Err(no_session()) }
     }
 
     async fn first_try(&self) -> Result<Acquired> {
-        if let Some(verdict) = self.take_place().await? {
+        if let Some(verdict) = self.take_over_waiter().await? {
             return Ok(verdict);
         }
         let directory = self.directory();
-        if !self.session.line(&directory).await?.is_empty() {
+        if !self.session.children(&directory).await?.alone()?.is_empty() {
             return Ok(self.refused());
         }
         self.create(&directory).await
     }
 
-    /// Takes over a place of this process that is the first in the line.
-    async fn take_place(&self) -> Result<Option<Acquired>> {
+    /// Takes over the node of a waiter of this process that is the first in the queue: it becomes the node of the hold.
+    ///
+    /// With a new node, the hold would be behind its own waiter forever. The waiter's node cannot be that of the hold from
+    /// the start, with the token that subscribed: a waiter that goes on after a grant that came too late has another one.
+    async fn take_over_waiter(&self) -> Result<Option<Acquired>> {
         let Acquire { target, holder: token, count, .. } = self.request;
         let name = &target.name;
         let taken = {
-            let places = self.recipe.places();
-            let places = places.get(name).into_iter().flatten();
-            places.filter_map(|place| Some((Arc::clone(place), place.take()?))).next()
+            let waiters = self.recipe.waiters();
+            let waiters = waiters.get(name).into_iter().flatten();
+            waiters.filter_map(|waiter| Some((Arc::clone(waiter), waiter.take()?))).next()
         };
-        let Some((place, node)) = taken else { return Ok(None) };
+        let Some((waiter, node)) = taken else { return Ok(None) };
         if node.session.is_over() {
             return Ok(None);
         }
-        let own = Own { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
+        let own =
+            OwnNode { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
         self.recipe.holds.put(name, *token, own.clone());
         if own.session.write(&node.path, &record(*token, *count)).await? {
             return self.granted(own).map(Some);
         }
         self.recipe.holds.remove(name, *token);
-        place.queue_again();
+        waiter.requeue();
         Ok(None)
     }
 
@@ -278,28 +284,28 @@ impl Attempt<'_> {
         let Acquire { target, holder: token, count, .. } = self.request;
         let name = &target.name;
         let holds = &self.recipe.holds;
-        holds.put(name, *token, Own { doubtful: true, ..self.own(None, 0) });
+        holds.put(name, *token, OwnNode { doubtful: true, ..self.own(None, 0) });
         let data = record(*token, *count);
-        let create = self.session.enqueue(directory, self.who(), &data);
-        // Both leave together; if the directory is missing, the list must be asked for again.
-        let (created, line) = tokio::join!(biased; create, self.session.line(directory));
+        let create = self.session.enqueue(directory, self.owner(), &data);
+        // Both are sent together. If the directory was missing, the list is requested again below.
+        let (created, queue) = tokio::join!(biased; create, self.session.children(directory));
         let (path, czxid) = created?;
         let own = self.own(Some(path), czxid);
         holds.change(name, *token, |entry| *entry = own.clone());
-        let mut line = line?;
-        if position(&line, &own).is_none() {
-            line = self.session.line(directory).await?;
+        let mut queue = queue?;
+        if position(&queue.own, &own).is_none() {
+            queue = self.session.children(directory).await?;
         }
-        self.decide(own, &line).await
+        self.decide(own, &queue).await
     }
 
-    /// The same token once more, after an answer was lost.
-    async fn retry(&self, mut own: Own) -> Result<Acquired> {
+    /// Acquires with the same token again, after an answer was lost.
+    async fn retry(&self, mut own: OwnNode) -> Result<Acquired> {
         let directory = self.directory();
-        let line = self.session.line_now(&directory).await?;
+        let queue = self.session.synced_children(&directory).await?;
         if own.path.is_none() {
-            let who = self.who();
-            let Some(child) = line.iter().find(|child| child.is_of(who)) else {
+            let owner = self.owner();
+            let Some(child) = queue.own.iter().find(|child| child.is_of(owner)) else {
                 self.recipe.holds.remove(&self.request.target.name, self.request.holder);
                 return self.first_try().await;
             };
@@ -307,19 +313,20 @@ impl Attempt<'_> {
             let Some(czxid) = self.session.has_made(&path).await? else {
                 return Err(no_session());
             };
-            own = Own { doubtful: true, ..self.own(Some(path), czxid) };
-        } else if let (Some(path), Some(_)) = (&own.path, position(&line, &own)) {
-            // A place that was taken over may not have its token yet.
+            own = OwnNode { doubtful: true, ..self.own(Some(path), czxid) };
+        } else if let (Some(path), Some(_)) = (&own.path, position(&queue.own, &own)) {
+            // A node that was taken over may not have its token yet.
             self.session.write(path, &record(self.request.holder, self.request.count)).await?;
         }
-        self.decide(own, &line).await
+        self.decide(own, &queue).await
     }
 
-    /// Granted if it is the first; else it leaves.
-    async fn decide(&self, own: Own, line: &[Child]) -> Result<Acquired> {
+    /// Grants if the node is the first in the queue and there are no nodes of another kind, and otherwise deletes it.
+    async fn decide(&self, own: OwnNode, queue: &Queue) -> Result<Acquired> {
         let Acquire { target, holder: token, .. } = self.request;
         let name = &target.name;
-        if position(line, &own) == Some(0) {
+        let alone = queue.alone();
+        if alone.as_ref().is_ok_and(|queue| position(queue, &own) == Some(0)) {
             return self.granted(own);
         }
         if let Some(path) = &own.path {
@@ -329,22 +336,23 @@ impl Attempt<'_> {
             self.recipe.sweep(&own.session, name, *token).await?;
         }
         self.recipe.holds.remove(name, *token);
-        Ok(self.refused())
+        alone.map(|_| self.refused())
     }
 
-    /// Its process may have taken over a place for a grant that came too late, or whose node was deleted.
+    /// Returns a refusal. Requeues this process's waiters whose node was taken over for a grant that came too late, or was
+    /// deleted.
     fn refused(&self) -> Acquired {
-        let places = self.recipe.places();
-        places
+        let waiters = self.recipe.waiters();
+        waiters
             .get(&self.request.target.name)
             .into_iter()
             .flatten()
-            .for_each(|place| place.queue_again());
+            .for_each(|waiter| waiter.requeue());
         Acquired::held(None)
     }
 }
 
-fn position(line: &[Child], own: &Own) -> Option<usize> {
+fn position(queue: &[Child], own: &OwnNode) -> Option<usize> {
     let name = own.path.as_deref()?.rsplit('/').next()?;
-    line.iter().position(|child| child.name == name)
+    queue.iter().position(|child| child.name == name)
 }

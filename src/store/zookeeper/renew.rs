@@ -1,8 +1,7 @@
-//! Renewing: one proof of the session for all leases, and a look at each node.
+//! Renews leases: proves the session alive once for all of them, and checks that each node exists.
 
-use super::errors::{Found, find, in_time, sorted};
-use super::holds::Own;
-use super::names::line;
+use super::errors::{Found, classify, find, in_time};
+use super::holds::OwnNode;
 use super::recipe::Recipe;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
@@ -17,7 +16,7 @@ impl Recipe {
         let batch = batch.items;
         let asked = self.clock.now();
         in_time(limit, async {
-            let own: Vec<Option<Own>> =
+            let own: Vec<Option<OwnNode>> =
                 batch.iter().map(|renewal| self.renewable(renewal)).collect();
             let live = own.iter().flatten().find(|own| !own.session.is_over());
             let session = live.map(|own| Arc::clone(&own.session));
@@ -28,7 +27,7 @@ impl Recipe {
                 Some(session) => Some(session.link().await?),
                 None => None,
             };
-            // All leave together.
+            // All are sent together.
             let looks: Vec<_> = own
                 .iter()
                 .map(|own| {
@@ -39,7 +38,7 @@ impl Recipe {
             let mut there = Vec::with_capacity(batch.len());
             for look in looks {
                 there.push(match look {
-                    Some(look) => look.await.map_err(sorted).map(|stat| stat.is_some()),
+                    Some(look) => look.await.map_err(classify).map(|stat| stat.is_some()),
                     None => Ok(false),
                 });
             }
@@ -50,14 +49,14 @@ impl Recipe {
         .await
     }
 
-    fn renewable(&self, renewal: &Renewal) -> Option<Own> {
+    fn renewable(&self, renewal: &Renewal) -> Option<OwnNode> {
         self.holds.find(&renewal.target.name, renewal.holder).filter(|own| own.granted)
     }
 
     async fn renewed(
         &self,
         (batch, ttl): (&[Renewal], Duration),
-        own: &[Option<Own>],
+        own: &[Option<OwnNode>],
         there: Vec<Result<bool>>,
         until: Instant,
     ) -> Vec<Result<Option<Absence>>> {
@@ -76,7 +75,7 @@ impl Recipe {
         let extended: Vec<Result<bool>> = extended.collect();
         let gone =
             batch.iter().zip(&extended).filter(|(_, extended)| matches!(extended, Ok(false)));
-        // Many are lost together, and must not hold up what the others are told.
+        // Many may be lost at once. Their absences must not delay the verdicts of the others.
         let absences = self.absences(gone.map(|(renewal, _)| &renewal.target.name));
         let limit = until.saturating_duration_since(self.clock.now());
         let absences = tokio::time::timeout(limit, absences).await;
@@ -89,36 +88,36 @@ impl Recipe {
         extended.into_iter().map(verdict).collect()
     }
 
-    /// What is there instead of a hold.
+    /// Returns why a hold is absent.
     pub(super) async fn absence(&self, name: &Name) -> Absence {
         let absences = self.absences(std::iter::once(name)).await;
         absences.first().copied().unwrap_or(Absence::Gone)
     }
 
-    /// What is there instead of holds. That there are none is known, also when this cannot be.
+    /// Returns why holds are absent; nothing if that cannot be found out. That they are absent is known either way.
     async fn absences(&self, names: impl Iterator<Item = &Name>) -> Vec<Absence> {
         let Ok(link) = self.sessions.current().map(|session| session.carrier()) else {
             return Vec::new();
         };
         let Some(link) = link else { return Vec::new() };
-        // All leave together.
-        let lines: Vec<_> =
+        // All are sent together.
+        let queues: Vec<_> =
             names.map(|name| link.client.list_children(&self.names.lock(name))).collect();
-        let mut absences = Vec::with_capacity(lines.len());
-        for line in lines {
-            absences.push(instead(find(line).await));
+        let mut absences = Vec::with_capacity(queues.len());
+        for queue in queues {
+            absences.push(absence_from(find(queue).await));
         }
         absences
     }
 }
 
-fn instead(children: Result<Found<Vec<String>>>) -> Absence {
+fn absence_from(children: Result<Found<Vec<String>>>) -> Absence {
     match children {
-        Ok(Found::Yes(children)) => match line(children).is_empty() {
+        Ok(Found::Yes(children)) => match children.is_empty() {
             true => Absence::Gone,
             false => Absence::Taken,
         },
-        // Another user's by now.
+        // Another user has the directory now.
         Err(error) if error.kind() == ErrorKind::Denied => Absence::Taken,
         _ => Absence::Gone,
     }

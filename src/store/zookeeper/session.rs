@@ -2,16 +2,16 @@
 //!
 //! # Invariants
 //!
-//! 1. One link at a time, and nothing is sent without one: a request waits for it.
-//! 2. A link that the servers give another timeout than the session began with is not used, and the session is over:
-//!    its holders counted on the first one.
+//! 1. A session has one link at a time. A request without a link waits for the next.
+//! 2. A link to which the servers give another timeout than the session began with is not used, and the session is over:
+//!    its holders rely on the first timeout.
 //! 3. A session that is over has no link, so the servers end it a timeout later.
 
 use super::address::Address;
 use super::directories::{self, Directories};
-use super::errors::{Found, find, in_time, no_session, sorted};
+use super::errors::{Found, classify, find, in_time, no_session};
 use super::link::{Link, Pauses, hosts, opening, resuming};
-use super::proof::{Proof, period};
+use super::liveness::{SessionLiveness, period};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::trace;
@@ -27,24 +27,25 @@ use uuid::Uuid;
 use zookeeper_client::{Acls, CreateMode, Error as ZkError, SessionInfo};
 
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
-/// How many directories are deleted at once.
+/// The number of directories that are deleted together.
 const CLEARED_AT_ONCE: usize = 100;
 
+/// A session, and all that is needed to keep it alive.
 pub(super) struct Session {
     pub(super) info: SessionInfo,
-    /// `None` between two.
+    /// `None` between two links.
     link: watch::Sender<Option<Arc<Link>>>,
-    /// Who has rights to what it makes.
+    /// The permissions of the nodes that it makes.
     pub(super) acls: Acls<'static>,
-    /// The node that is written to.
+    /// The node that is written to prove the session alive.
     heartbeat: String,
     clock: Clock,
     timeout: Duration,
-    proof: watch::Sender<Proof>,
-    /// Somebody needs a proof now.
-    asked: Notify,
+    liveness: watch::Sender<SessionLiveness>,
+    /// Is notified when a request needs a proof now.
+    proof_requested: Notify,
     pub(super) directories: Directories,
-    /// Fires when nothing of this session counts any more.
+    /// Fires when the session is over.
     over: CancellationToken,
 }
 
@@ -55,7 +56,7 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// Opens a session at the first server that gives one.
+    /// Opens a session at the first server that accepts.
     pub(super) async fn open(address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let limit = address.session.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1);
         let until = clock.now() + limit;
@@ -78,16 +79,16 @@ impl Session {
 
     async fn open_at(host: &str, address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let created = clock.now();
-        let link = Arc::new(Link::open(host, address).await.map_err(sorted)?);
+        let link = Arc::new(Link::open(host, address).await.map_err(classify)?);
         let limit = opening(address.session);
         match in_time(limit, Self::begin(&link, address, created, clock)).await {
             Ok(session) => {
-                link.keep();
+                link.keep_session();
                 session.link.send_replace(Some(link));
                 Ok(Arc::new(session))
             }
             Err(error) => {
-                // Nothing is in it; it need not last until it ends by itself.
+                // The session is empty, so it need not last until its timeout.
                 let _ = tokio::time::timeout(limit, link.close()).await;
                 Err(error)
             }
@@ -104,18 +105,18 @@ impl Session {
         check_timeout(timeout, client.session_timeout())?;
         let acls = address.user.as_ref().map_or(Acls::anyone_all(), |_| Acls::creator_all());
         for path in [address.names.locks(), address.names.sessions()] {
-            // An operator may have made it in a directory where this user may make nothing.
-            if client.check_stat(&path).await.map_err(sorted)?.is_none() {
+            // An operator may have made it below a directory where this user may not create nodes.
+            if client.check_stat(&path).await.map_err(classify)?.is_none() {
                 let forever = CreateMode::Persistent.with_acls(acls);
-                client.mkdir(&path, &forever).await.map_err(sorted)?;
+                client.mkdir(&path, &forever).await.map_err(classify)?;
             }
         }
         let heartbeat = format!("{}/{}", address.names.sessions(), Uuid::new_v4());
         let sent = clock.now();
         let while_alive = CreateMode::Ephemeral.with_acls(acls);
-        client.create(&heartbeat, b"", &while_alive).await.map_err(sorted)?;
-        let mut proof = Proof::new(timeout, created);
-        proof.acknowledge(sent, clock.now());
+        client.create(&heartbeat, b"", &while_alive).await.map_err(classify)?;
+        let mut liveness = SessionLiveness::new(timeout, created);
+        liveness.acknowledge(sent, clock.now());
         Ok(Self {
             info: client.session().clone(),
             link: watch::Sender::new(None),
@@ -123,18 +124,18 @@ impl Session {
             heartbeat,
             clock: clock.clone(),
             timeout,
-            proof: watch::Sender::new(proof),
-            asked: Notify::new(),
+            liveness: watch::Sender::new(liveness),
+            proof_requested: Notify::new(),
             directories: Directories::default(),
             over: CancellationToken::new(),
         })
     }
 
-    /// Keeps it connected and proven until it is over; tells of each time that it was connected again.
-    pub(super) async fn keep(&self, address: &Address, reconnected: impl Fn()) {
+    /// Keeps the session connected and proven until it is over. Calls `reconnected` after each reconnect.
+    pub(super) async fn keep_alive(&self, address: &Address, reconnected: impl Fn()) {
         let mut again = false;
         while let Some(link) = self.carrier() {
-            if !self.prove_by(&link, again).await {
+            if !self.prove_over(&link, again).await {
                 break;
             }
             link.cut();
@@ -147,16 +148,16 @@ impl Session {
         self.end();
     }
 
-    /// Keeps it proven; whether the link was lost then, and not the session.
-    async fn prove_by(&self, link: &Link, mut wanted: bool) -> bool {
+    /// Keeps the session proven over a link. Returns true if the link is lost, and false if the session is over.
+    async fn prove_over(&self, link: &Link, mut wanted: bool) -> bool {
         let mut lost = pin!(link.until_lost());
         let mut failed_at: Option<Instant> = None;
         loop {
-            let due = self.proof.borrow().next(wanted);
+            let due = self.liveness.borrow().next(wanted);
             let due = failed_at.map_or(due, |at| at + self.timeout / 20);
             tokio::select! {
                 () = &mut lost => return true,
-                () = self.asked.notified() => {
+                () = self.proof_requested.notified() => {
                     wanted = true;
                     continue;
                 }
@@ -164,7 +165,7 @@ impl Session {
             }
             match self.beat(link).await {
                 Ok(Found::Yes(())) => (wanted, failed_at) = (false, None),
-                // Nobody but the end of the session deletes it.
+                // Only the end of the session deletes it.
                 Ok(Found::NoNode) => return false,
                 Err(error) => {
                     trace::later(
@@ -177,6 +178,7 @@ impl Session {
         }
     }
 
+    /// Writes to the heartbeat node.
     async fn beat(&self, link: &Link) -> Result<Found<()>> {
         let sent = self.clock.now();
         let write = find(link.client.set_data(&self.heartbeat, b"", None));
@@ -184,11 +186,11 @@ impl Session {
             return Ok(Found::NoNode);
         }
         let answered = self.clock.now();
-        self.proof.send_modify(|proof| proof.acknowledge(sent, answered));
+        self.liveness.send_modify(|liveness| liveness.acknowledge(sent, answered));
         Ok(Found::Yes(()))
     }
 
-    /// Connects it again, however long that takes; `None` when the session is over.
+    /// Reconnects, however long that takes. Returns `None` when the session is over.
     async fn connect_again(&self, address: &Address, lost: &str) -> Option<Link> {
         let mut pauses = Pauses::of_rounds(self.timeout);
         for round in 0.. {
@@ -196,9 +198,9 @@ impl Session {
             for host in hosts(address, Some(lost)) {
                 let sent = self.clock.now();
                 match Link::resume(host, address, self.info.clone(), limit).await {
-                    Ok(link) if self.goes_on(&link) => {
+                    Ok(link) if self.is_resumed_by(&link) => {
                         let answered = self.clock.now();
-                        self.proof.send_modify(|proof| proof.resumed(sent, answered));
+                        self.liveness.send_modify(|liveness| liveness.resumed(sent, answered));
                         return Some(link);
                     }
                     Ok(_) => return None,
@@ -225,7 +227,8 @@ impl Session {
         None
     }
 
-    fn goes_on(&self, link: &Link) -> bool {
+    /// Returns whether the link carries this session with its first timeout.
+    fn is_resumed_by(&self, link: &Link) -> bool {
         let (timeout, given) = (self.timeout, link.client.session_timeout());
         if given != timeout {
             trace::later(Level::WARN, || {
@@ -241,13 +244,13 @@ impl Session {
         given == timeout && link.client.session_id() == self.info.id()
     }
 
-    /// Deletes the directories of names that are not used any more, for ever.
+    /// Deletes the directories of names that are no longer used, forever.
     pub(super) async fn clear(&self) {
         loop {
             tokio::time::sleep(directories::PERIOD).await;
             for due in self.directories.due().chunks(CLEARED_AT_ONCE) {
                 let Ok(link) = self.link().await else { return };
-                // All leave together. What is used, gone, or another user's stays as it is.
+                // All are sent together. Directories that are in use, gone, or another user's stay as they are.
                 let deleted: Vec<_> =
                     due.iter().map(|directory| link.client.delete(directory, None)).collect();
                 for deleted in deleted {
@@ -257,12 +260,12 @@ impl Session {
         }
     }
 
-    /// What carries it now.
+    /// Returns the link that carries the session now.
     pub(super) fn carrier(&self) -> Option<Arc<Link>> {
         self.link.borrow().clone()
     }
 
-    /// By what to ask the servers; waits for it.
+    /// Waits for a link, and returns it.
     pub(super) async fn link(&self) -> Result<Arc<Link>> {
         if let Some(link) = self.carrier() {
             return Ok(link);
@@ -276,7 +279,7 @@ impl Session {
         }
     }
 
-    /// From now on nothing of it counts, and the servers end it in time.
+    /// Makes the session over in this process. The servers end it by its timeout.
     pub(super) fn end(&self) {
         self.over.cancel();
         if let Some(link) = self.link.send_replace(None) {
@@ -284,7 +287,7 @@ impl Session {
         }
     }
 
-    /// Ends it on the servers too.
+    /// Ends the session, on the servers too.
     pub(super) async fn close(&self) {
         self.over.cancel();
         if let Some(link) = self.link.send_replace(None) {
@@ -300,40 +303,45 @@ impl Session {
         self.over.cancelled().await;
     }
 
-    /// What to call the time of sending for who asked at `asked`.
+    /// Returns the instant to report as the time of sending of a request made at `asked`.
     pub(super) fn confirmed(&self, asked: Instant) -> Instant {
-        self.proof.borrow().confirmed(asked)
+        self.liveness.borrow().confirmed(asked)
     }
 
-    /// How long the last write took, there and back.
+    /// Returns the round-trip time of the last write.
     pub(super) fn round_trip(&self) -> Duration {
-        self.proof.borrow().round_trip()
+        self.liveness.borrow().round_trip()
     }
 
-    /// Makes sure that a recent write was acknowledged; if possible, that renewing now is enough for a while. Of the
-    /// `limit`, a round trip and a half are left for what follows.
+    /// Makes sure that a recent write was acknowledged, and if possible that a renewal now lasts for a while. Leaves a
+    /// round trip and a half of the `limit` to the caller.
     pub(super) async fn confirm(&self, limit: Duration) -> Result<()> {
         let limit = limit.saturating_sub(self.round_trip() * 3 / 2);
-        if self.prove(limit / 2, Proof::is_new).await.is_ok() {
+        if self.prove(limit / 2, SessionLiveness::is_new).await.is_ok() {
             return Ok(());
         }
-        // The answer to the next write is not overdue.
-        let on_time = |proof: &Proof, now| now < proof.due() + proof.round_trip() * 3 / 2;
+        // True until the answer to the next write is overdue.
+        let on_time =
+            |liveness: &SessionLiveness, now| now < liveness.due() + liveness.round_trip() * 3 / 2;
         self.prove(limit / 2, on_time).await
     }
 
-    /// Makes sure that a lease granted now would be worth having.
+    /// Makes sure that enough of a lease would be left if it were granted now.
     pub(super) async fn refresh(&self, limit: Duration) -> Result<()> {
-        self.prove(limit, Proof::is_fresh).await
+        self.prove(limit, SessionLiveness::is_fresh).await
     }
 
-    async fn prove(&self, limit: Duration, enough: impl Fn(&Proof, Instant) -> bool) -> Result<()> {
-        let mut proof = self.proof.subscribe();
-        if enough(&proof.borrow_and_update(), self.clock.now()) {
+    async fn prove(
+        &self,
+        limit: Duration,
+        enough: impl Fn(&SessionLiveness, Instant) -> bool,
+    ) -> Result<()> {
+        let mut liveness = self.liveness.subscribe();
+        if enough(&liveness.borrow_and_update(), self.clock.now()) {
             return if self.is_over() { Err(no_session()) } else { Ok(()) };
         }
-        self.asked.notify_one();
-        let proven = proof.wait_for(|proof| enough(proof, self.clock.now()));
+        self.proof_requested.notify_one();
+        let proven = liveness.wait_for(|liveness| enough(liveness, self.clock.now()));
         tokio::select! {
             () = self.until_over() => Err(no_session()),
             proven = tokio::time::timeout(limit, proven) => match proven {
@@ -343,9 +351,8 @@ impl Session {
         }
     }
 
-    /// Repeats what must be done in the end, until it is, or until the session is over and with it what is to
-    /// be done.
-    pub(super) async fn see_through<F>(&self, mut work: impl FnMut() -> F)
+    /// Repeats `work` until it succeeds, or until the session is over, which makes it pointless.
+    pub(super) async fn retry_until_done<F>(&self, mut work: impl FnMut() -> F)
     where
         F: Future<Output = Result<()>>,
     {

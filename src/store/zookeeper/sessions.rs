@@ -1,4 +1,4 @@
-//! The session of the moment: a new one follows on each that ended.
+//! Keeps a current session: when one has ended, opens the next.
 
 use super::address::Address;
 use super::errors::no_session;
@@ -16,24 +16,25 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Level;
 
-/// Between two tries for a session that was refused.
+/// The longest pause between two tries after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 type Current = Option<Arc<Session>>;
 
+/// The current session, and those to come.
 #[derive(Clone, Debug)]
 pub(super) struct Sessions {
-    /// `None` between two, and once closed: a session whose connection is open does not end by itself.
+    /// `None` between two sessions, and once closed: a session with an open connection would not end by itself.
     current: watch::Receiver<Current>,
     pub(super) closed: CancellationToken,
-    /// Whether the session of the moment is to be ended on the servers when this is closed.
+    /// Whether the servers should end the current session when this is closed.
     empty: Arc<AtomicBool>,
-    /// Fires when the last session was left, or its runtime has ended.
+    /// Fires when the last session has ended, or its runtime.
     ended: CancellationToken,
 }
 
 impl Sessions {
-    /// Opens the first session, and keeps one until closed, on the current runtime.
+    /// Opens the first session on the current runtime, and keeps a current one until closed.
     pub(super) async fn start(address: Address, clock: Clock, reconnects: Signal) -> Result<Self> {
         let first = Session::open(&address, &clock).await?;
         let (sender, current) = watch::channel(Some(Arc::clone(&first)));
@@ -44,11 +45,11 @@ impl Sessions {
             ended: CancellationToken::new(),
         };
         let (closed, empty) = (sessions.closed.clone(), Arc::clone(&sessions.empty));
-        let last = Last { sender, _ended: sessions.ended.clone().drop_guard() };
+        let last = LastSession { sender, _ended: sessions.ended.clone().drop_guard() };
         tokio::spawn(async move {
-            let keep = keep(&address, &clock, &reconnects, &last.sender, first);
+            let keep = keep_sessions(&address, &clock, &reconnects, &last.sender, first);
             tokio::select! {
-                // Nobody waits for the second.
+                // Nothing waits for the second.
                 _ = async { tokio::join!(keep, ticks::check(&address)) } => {}
                 () = closed.cancelled() => {}
             }
@@ -61,7 +62,7 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// Lets go of the session of the moment; if it is empty, the servers need not wait for its end.
+    /// Gives up the current session. If it is `empty`, the servers end it at once.
     pub(super) fn close(&self, empty: bool) {
         self.empty.store(empty, Ordering::Release);
         self.closed.cancel();
@@ -71,7 +72,7 @@ impl Sessions {
         self.ended.cancelled().await;
     }
 
-    /// The session there is.
+    /// Returns the current session.
     pub(super) fn current(&self) -> Result<Arc<Session>> {
         if self.closed.is_cancelled() {
             return Err(Error::closed());
@@ -87,12 +88,12 @@ impl Sessions {
         let session = current.wait_for(live).await.ok().and_then(|session| session.clone());
         match session {
             Some(session) => session,
-            // Closed; whoever waits is told so otherwise.
+            // Closed. Waiters learn that by other means.
             None => std::future::pending().await,
         }
     }
 
-    /// A session in which a lease would be worth having, within `limit`.
+    /// Returns a session in which enough of a new lease would be left, within `limit`.
     pub(super) async fn fresh(&self, limit: Duration) -> Result<Arc<Session>> {
         let session = self.current()?;
         session.refresh(limit).await?;
@@ -100,13 +101,13 @@ impl Sessions {
     }
 }
 
-/// Ends the last session, also when the runtime goes.
-struct Last {
+/// Ends the last session when it is dropped, also when the runtime ends.
+struct LastSession {
     sender: watch::Sender<Current>,
     _ended: DropGuard,
 }
 
-impl Drop for Last {
+impl Drop for LastSession {
     fn drop(&mut self) {
         if let Some(session) = self.sender.send_replace(None) {
             session.end();
@@ -114,7 +115,7 @@ impl Drop for Last {
     }
 }
 
-async fn keep(
+async fn keep_sessions(
     address: &Address,
     clock: &Clock,
     reconnects: &Signal,
@@ -123,11 +124,11 @@ async fn keep(
 ) {
     loop {
         tokio::select! {
-            () = session.keep(address, || reconnects.set()) => {}
+            () = session.keep_alive(address, || reconnects.set()) => {}
             () = session.clear() => {}
         }
         trace::later(Level::WARN, || {
-            // Its words, not itself: a log that stalls must not keep it.
+            // As text: a log that stalls must not keep the session.
             let session = format!("{session:?}");
             move || {
                 tracing::warn!(
@@ -136,10 +137,10 @@ async fn keep(
                 )
             }
         });
-        // Nobody must keep it, now that it is over.
+        // No task may keep the session, now that it is over.
         sender.send_replace(None);
         drop(session);
-        // So that the engine asks at once, and is told.
+        // The engine renews at once, and learns that its holds are lost.
         reconnects.set();
         session = open(address, clock).await;
         sender.send_replace(Some(Arc::clone(&session)));
@@ -147,7 +148,8 @@ async fn keep(
     }
 }
 
-/// Opens the next session, however long that takes. A refusal rarely ends soon, but servers come back at once.
+/// Opens the next session, however long that takes. A refusal rarely ends soon, so it has longer pauses than a server that
+/// is away.
 async fn open(address: &Address, clock: &Clock) -> Arc<Session> {
     let mut refused = Pauses::new(address.session / 20, address.session.max(LONGEST_PAUSE));
     let mut unavailable = Pauses::of_rounds(address.session);

@@ -1,7 +1,7 @@
-//! Whether a session is long enough for the servers' tick.
+//! Checks whether a session is long enough for the servers' tick.
 //!
-//! A tick is not told to clients. But the shortest timeout is, which is 2 ticks unless an operator has set it
-//! otherwise: to whoever asks for less.
+//! Servers do not report their tick to clients. But a client that asks for a shorter session than the servers allow gets
+//! the shortest one, which is 2 ticks unless an operator has set it otherwise.
 
 use super::address::Address;
 use super::link::{Link, hosts, opening};
@@ -11,10 +11,11 @@ use std::time::Duration;
 use tracing::Level;
 use zookeeper_client::Error as ZkError;
 
-/// To look costs a session. From here on it is three ticks of any that is in use.
+/// From this length on, a session has three ticks of any length in use, and the check, which costs a session, is
+/// skipped.
 const SURELY_LONG: Duration = Duration::from_secs(10);
 
-/// Warns of a session that is shorter than 3 ticks, as far as can be known.
+/// Warns if the session is shorter than 3 ticks, as far as can be known.
 pub(super) async fn check(address: &Address) {
     let session = address.session;
     if session >= SURELY_LONG {
@@ -43,11 +44,11 @@ pub(super) async fn check(address: &Address) {
     }
 }
 
-/// What a server gives to a session that ends at once.
+/// Returns the timeout that a server gives to a session. The session ends at once.
 async fn given(host: &str, address: &Address) -> Result<Duration, ZkError> {
     let link = Arc::new(Link::open(host, address).await?);
     let given = link.client.session_timeout();
-    // Else it ends by itself.
+    // If this fails, the session ends by its timeout.
     let _ = tokio::time::timeout(opening(address.session), link.close()).await;
     Ok(given)
 }

@@ -1,4 +1,4 @@
-//! How holds end, and who hears of it.
+//! Holds end by release, expiry, deletion or force, and waiters are woken.
 
 use super::party::*;
 use crate::store::{Absence, Acquired, Wait, Wakeups};
@@ -6,7 +6,7 @@ use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// After every operation that leaves a hold.
+/// There is one after every operation that leaves a hold. Clause 3.
 pub async fn there_is_always_a_time_to_live(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("ttl")).await;
     for step in ["grant", "same", "nested", "renewal", "release", "rival"] {
@@ -23,8 +23,8 @@ pub async fn there_is_always_a_time_to_live(harness: &dyn Harness) {
     }
 }
 
-/// Asked again and again, ever closer to the end.
-pub async fn a_hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Harness) {
+/// The rival asks again and again, closer and closer to the end. Clause 7.
+pub async fn hold_expires_after_its_time_to_live_and_not_before(harness: &dyn Harness) {
     let (holder, rival) = Party::two(harness, &unique("expiry")).await;
     let holder = holder.short();
     let grant = granted(holder.acquire(1).await);
@@ -49,8 +49,8 @@ pub async fn a_hold_expires_after_its_time_to_live_and_not_before(harness: &dyn 
     }
 }
 
-/// Whatever its token asks for.
-pub async fn an_expired_hold_does_not_come_back(harness: &dyn Harness) {
+/// No request of its holder brings it back. Clause 4.
+pub async fn expired_hold_does_not_come_back(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("expired")).await.short();
     party.lapse().await;
     assert_eq!(party.holding().await, None);
@@ -62,8 +62,8 @@ pub async fn an_expired_hold_does_not_come_back(harness: &dyn Harness) {
     assert_eq!(party.holding().await, None);
 }
 
-/// As it would not without the renewal.
-pub async fn a_renewed_hold_outlives_its_first_time_to_live(harness: &dyn Harness) {
+/// Without the renewal it would have expired. Clause 7.
+pub async fn renewed_hold_outlives_its_first_time_to_live(harness: &dyn Harness) {
     let (mut party, rival) = Party::two(harness, &unique("outlive")).await;
     party.ttl = harness.ttl();
     granted(party.acquire(1).await);
@@ -74,7 +74,7 @@ pub async fn a_renewed_hold_outlives_its_first_time_to_live(harness: &dyn Harnes
     assert!(party.holds(1).await);
 }
 
-/// After the call was made, and not after the store ran it: the deadline counts from there.
+/// The time is after the call and not after the store ran the operation: the deadline counts from it. Clause 6.
 pub async fn verdicts_say_when_the_request_left(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("sent")).await;
     for round in 0..10 {
@@ -96,8 +96,8 @@ pub async fn verdicts_say_when_the_request_left(harness: &dyn Harness) {
     }
 }
 
-/// Its token learns it, and the name is free.
-pub async fn a_deleted_hold_is_gone(harness: &dyn Harness) {
+/// Requests of its holder report it, and the name is free. Clause 4.
+pub async fn deleted_hold_is_gone(harness: &dyn Harness) {
     let name = unique("deleted");
     let (party, rival) = Party::two(harness, &name).await;
     granted(party.acquire(1).await);
@@ -111,8 +111,8 @@ pub async fn a_deleted_hold_is_gone(harness: &dyn Harness) {
     assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
 }
 
-/// And says whether there was one.
-pub async fn a_forced_release_ends_any_hold(harness: &dyn Harness) {
+/// The verdict reports whether there was one.
+pub async fn forced_release_ends_any_hold(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("force")).await;
     assert!(!other.force().await);
     granted(party.acquire(1).await);
@@ -122,7 +122,7 @@ pub async fn a_forced_release_ends_any_hold(harness: &dyn Harness) {
     granted(other.acquire(1).await);
 }
 
-/// As a waiter does it, who asks once more before it sleeps.
+/// The test waits as the engine does: it asks once more before it sleeps.
 async fn listen(party: &Party<'_>) -> Option<Wakeups> {
     let wait = Wait::new(party.target(), Some(party.holder), PATIENCE);
     let wakeups = party.store.subscribe(wait).await;
@@ -139,8 +139,8 @@ async fn heard(wakeups: Option<Wakeups>) -> bool {
     }
 }
 
-/// Whoever subscribed before; releases that only lower the count need not.
-pub async fn the_last_release_wakes_a_waiter(harness: &dyn Harness) {
+/// It wakes all that subscribed before. A release that only lowers the count need not.
+pub async fn last_release_wakes_a_waiter(harness: &dyn Harness) {
     let (party, waiter) = Party::two(harness, &unique("wake")).await;
     granted(party.acquire(1).await);
     let wakeups = listen(&waiter).await;
@@ -150,8 +150,8 @@ pub async fn the_last_release_wakes_a_waiter(harness: &dyn Harness) {
     assert!(heard(wakeups).await, "the waiter sleeps on");
 }
 
-/// As the last release does.
-pub async fn a_forced_release_wakes_a_waiter(harness: &dyn Harness) {
+/// It wakes a waiter as the last release does.
+pub async fn forced_release_wakes_a_waiter(harness: &dyn Harness) {
     let (party, waiter) = Party::two(harness, &unique("wake-force")).await;
     granted(party.acquire(1).await);
     let wakeups = listen(&waiter).await;
@@ -159,7 +159,7 @@ pub async fn a_forced_release_wakes_a_waiter(harness: &dyn Harness) {
     assert!(heard(wakeups).await, "the waiter sleeps on");
 }
 
-/// What it took is there until it expires, and for the other handles nothing changes.
+/// Its holds stay until they expire, and nothing changes for other handles. Clause 7.
 pub async fn closing_one_handle_leaves_the_leases(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("close")).await;
     granted(party.acquire(1).await);

@@ -4,7 +4,7 @@ use super::party::*;
 use crate::store::{Fencing, RenewBatch};
 use crate::testing::Harness;
 
-/// Release, deletion, force or expiry: the next outermost grant has a larger one.
+/// After release, deletion, force or expiry, the next outermost grant has a larger one. Clause 8.
 pub async fn fences_grow_whatever_ends_a_hold(harness: &dyn Harness) {
     let name = unique("fences");
     let mut party = Party::new(harness, &name).await;
@@ -26,8 +26,8 @@ pub async fn fences_grow_whatever_ends_a_hold(harness: &dyn Harness) {
     }
 }
 
-/// The holder may give out every one of the block; nobody else may get one of them.
-pub async fn a_reserved_block_of_fences_is_never_given_again(harness: &dyn Harness) {
+/// The holder may use every token of the block, so no other grant may get one of them. Clause 8.
+pub async fn reserved_block_of_fences_is_never_given_again(harness: &dyn Harness) {
     let mut party = Party::new(harness, &unique("block")).await;
     let mut last = None;
     for round in 0..20 {
@@ -38,9 +38,9 @@ pub async fn a_reserved_block_of_fences_is_never_given_again(harness: &dyn Harne
     }
 }
 
-/// A long hold must not outlive what the store remembers of its fencing token.
-pub async fn the_memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
-    // So large a block that a clock alone, without memory, would not get past it in time.
+/// A long hold must not outlive what the store remembers of its fencing token. Clause 8.
+pub async fn memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
+    // The block is so large that a clock alone, without memory, would not pass it in time.
     let block = 1_000_000;
     let mut party = Party::new(harness, &unique("memory")).await;
     party.fencing = Some(Fencing::new(block, Some(harness.ttl())));
@@ -56,7 +56,7 @@ pub async fn the_memory_of_the_last_fence_is_renewed(harness: &dyn Harness) {
     assert!(second >= least, "{first:?}, then {second:?}");
 }
 
-/// When the store has forgotten the last one.
+/// They grow also after the store has forgotten the last one. Clause 8.
 pub async fn fences_grow_beyond_the_memory_of_the_last(harness: &dyn Harness) {
     let mut party = Party::new(harness, &unique("forgotten")).await;
     party.fencing = Some(Fencing::new(BLOCK, Some(harness.ttl())));
@@ -67,7 +67,7 @@ pub async fn fences_grow_beyond_the_memory_of_the_last(harness: &dyn Harness) {
     assert!(party.follows(first, second), "{first:?}, then {second:?}");
 }
 
-/// Who does not ask for one gets none, and is granted all the same.
+/// An acquire that requests none gets none, and is granted all the same.
 pub async fn without_fencing_there_is_no_fence(harness: &dyn Harness) {
     let mut party = Party::new(harness, &unique("unfenced")).await;
     party.fencing = None;

@@ -1,4 +1,4 @@
-//! Who holds: grants, counts, releases, renewals.
+//! Holds: grants, counts, releases and renewals.
 
 use super::party::*;
 use crate::store::{Absence, Acquired, Name, RenewBatch};
@@ -6,8 +6,8 @@ use crate::testing::Harness;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// A grant says so, carries a fencing token if the store has any, and is there for the others.
-pub async fn a_free_name_is_granted(harness: &dyn Harness) {
+/// The grant carries a fencing token if the store has any, and other handles see the hold.
+pub async fn free_name_is_granted(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("free")).await;
     let grant = granted(party.acquire(1).await);
     assert_eq!(grant.fence.is_some(), party.store.capabilities().fencing);
@@ -16,8 +16,8 @@ pub async fn a_free_name_is_granted(harness: &dyn Harness) {
     assert_eq!(seen, Some(party.holder.to_string()));
 }
 
-/// The second one is told how long the first has at most.
-pub async fn a_held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harness) {
+/// The verdict has the longest time that the holder has left.
+pub async fn held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harness) {
     let (holder, rival) = Party::two(harness, &unique("held")).await;
     let since = holder.now();
     granted(holder.acquire(1).await);
@@ -30,7 +30,7 @@ pub async fn a_held_name_is_refused_with_the_time_it_has_left(harness: &dyn Harn
     assert!(holder.holds(1).await);
 }
 
-/// Requests that arrive together are decided one after the other.
+/// The store decides requests that arrive together one after the other. Clause 1.
 pub async fn only_one_of_many_rivals_is_granted(harness: &dyn Harness) {
     let name = unique("rivals");
     let mut requests = JoinSet::new();
@@ -46,8 +46,8 @@ pub async fn only_one_of_many_rivals_is_granted(harness: &dyn Harness) {
     assert_eq!(grants.count(), 1, "{verdicts:?}");
 }
 
-/// So a reply that was lost costs nothing: the request is sent again.
-pub async fn the_same_token_is_granted_again_with_the_same_fence(harness: &dyn Harness) {
+/// So a lost reply costs nothing: the request is sent again. Clause 5.
+pub async fn same_token_is_granted_again_with_the_same_fence(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("again")).await;
     let first = granted(party.acquire(1).await);
     harness.elapse(harness.ttl()).await;
@@ -60,8 +60,8 @@ pub async fn the_same_token_is_granted_again_with_the_same_fence(harness: &dyn H
     assert!(party.fresh(left, since), "{left:?}");
 }
 
-/// To the count that is asked for, up or down, and sets the time to live anew.
-pub async fn a_nested_acquire_sets_the_count(harness: &dyn Harness) {
+/// It sets the requested count, higher or lower, and sets the time to live again. Clause 2.
+pub async fn nested_acquire_sets_the_count(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("nested")).await;
     granted(party.acquire(1).await);
     harness.elapse(harness.ttl()).await;
@@ -74,8 +74,8 @@ pub async fn a_nested_acquire_sets_the_count(harness: &dyn Harness) {
     }
 }
 
-/// Its hold is gone, so it must be told, and not be given another.
-pub async fn a_nested_acquire_never_creates(harness: &dyn Harness) {
+/// Its hold is gone, so the store must report that, and must not grant another. Clause 4.
+pub async fn nested_acquire_never_creates(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("creates")).await;
     assert_eq!(not_yours(party.acquire(2).await), Absence::Gone);
     assert_eq!(party.holding().await, None);
@@ -84,8 +84,8 @@ pub async fn a_nested_acquire_never_creates(harness: &dyn Harness) {
     assert!(rival.holds(1).await);
 }
 
-/// Below the count it is still held; at zero the next one gets it.
-pub async fn a_release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Harness) {
+/// At a lower count the name is still held; at zero the next acquire is granted. Clause 2.
+pub async fn release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("release")).await;
     granted(party.acquire(1).await);
     granted(party.acquire(3).await);
@@ -99,8 +99,8 @@ pub async fn a_release_lowers_the_count_and_at_zero_gives_back(harness: &dyn Har
     granted(rival.acquire(1).await);
 }
 
-/// Neither lowers nor ends another's hold, nor makes one.
-pub async fn a_release_by_another_token_changes_nothing(harness: &dyn Harness) {
+/// It neither lowers nor ends another hold, nor creates one. Clause 4.
+pub async fn release_by_another_token_changes_nothing(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("foreign")).await;
     for count in [0, 1] {
         assert_eq!(released(rival.release(count).await), Some(Absence::Gone));
@@ -114,8 +114,8 @@ pub async fn a_release_by_another_token_changes_nothing(harness: &dyn Harness) {
     }
 }
 
-/// Three renewals are worth one.
-pub async fn a_renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn Harness) {
+/// Three renewals have the effect of one. Clause 2.
+pub async fn renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("renew")).await;
     granted(party.acquire(1).await);
     granted(party.acquire(2).await);
@@ -129,8 +129,8 @@ pub async fn a_renewal_sets_the_time_to_live_and_never_adds_to_it(harness: &dyn 
     assert!(party.holds(2).await);
 }
 
-/// What is not there stays away, and another's hold stays as it is.
-pub async fn a_renewal_never_creates(harness: &dyn Harness) {
+/// It creates no hold, and leaves the hold of another holder as it is. Clause 4.
+pub async fn renewal_never_creates(harness: &dyn Harness) {
     let (mut party, rival) = Party::two(harness, &unique("revive")).await;
     assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
     assert_eq!(party.holding().await, None);
@@ -143,8 +143,8 @@ pub async fn a_renewal_never_creates(harness: &dyn Harness) {
     assert!(rival.fresh(left, since), "{left:?}");
 }
 
-/// As many as the store takes at once: ours, gone and taken ones in turn.
-pub async fn a_batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn Harness) {
+/// The batch has as many items as the store takes at once: held, gone and taken ones in turn.
+pub async fn batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn Harness) {
     let name = unique("batch");
     let (mut party, mut rival) = Party::two(harness, &name).await;
     let size = party.store.capabilities().renewal_batch.clamp(1, 300);
@@ -168,8 +168,8 @@ pub async fn a_batch_of_renewals_is_answered_one_by_one_in_order(harness: &dyn H
     }
 }
 
-/// However many there are, and whatever they had left before.
-pub async fn a_batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness) {
+/// That holds for any number of items, whatever time they had left before.
+pub async fn batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harness) {
     let name = unique("batch-ttl");
     let mut party = Party::new(harness, &name).await;
     let size = party.store.capabilities().renewal_batch.clamp(1, 20);
@@ -195,7 +195,7 @@ pub async fn a_batch_has_one_time_to_live_for_all_its_items(harness: &dyn Harnes
     }
 }
 
-/// Client libraries send again what they think was lost.
+/// Client libraries resend requests that they take for lost. Clause 2.
 pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("twice")).await;
     for count in [1, 2] {
@@ -220,7 +220,7 @@ pub async fn every_operation_may_run_twice(harness: &dyn Harness) {
     assert_eq!(party.holding().await, None);
 }
 
-/// Of an earlier hold, when the name has long had another.
+/// The late request is of an earlier hold, and the name has another holder by now. Clause 2.
 pub async fn what_arrives_late_changes_nothing(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("late")).await;
     granted(party.acquire(1).await);
@@ -235,7 +235,7 @@ pub async fn what_arrives_late_changes_nothing(harness: &dyn Harness) {
     assert!(rival.holds(2).await);
 }
 
-/// The token on the wire, the count and the time left; nothing for a free name.
+/// It returns the holder id, the count and the remaining time, and nothing for a free name.
 pub async fn inspection_tells_who_holds(harness: &dyn Harness) {
     let (party, other) = Party::two(harness, &unique("inspect")).await;
     assert_eq!(other.holding().await, None);
@@ -250,7 +250,7 @@ pub async fn inspection_tells_who_holds(harness: &dyn Harness) {
     assert_eq!(other.holding().await, None);
 }
 
-/// Every operation says `WrongType`, and spoils nothing else in the same batch.
+/// Every operation returns `WrongType`, and the other items of a batch are not affected. Clause 11.
 pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
     let name = unique("type");
     let (party, other) = Party::two(harness, &name).await;
@@ -271,7 +271,7 @@ pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
         wrong_type(verdicts.next().expect("a verdict"));
         assert!(matches!(verdicts.next(), Some(Ok(None))));
         wrong_type(verdicts.next().expect("a verdict"));
-        // It is there still.
+        // It is still there.
         wrong_type(other.acquire(1).await);
         harness.lose(&name).await;
     }
@@ -279,7 +279,7 @@ pub async fn what_is_not_a_lock_is_left_alone(harness: &dyn Harness) {
     granted(party.acquire(1).await);
 }
 
-/// Braces, white space, control characters, every script, and 512 bytes of them.
+/// Names have braces, white space, control characters, letters of many scripts, and up to 512 bytes.
 pub async fn names_are_taken_as_they_are(harness: &dyn Harness) {
     let run = Uuid::new_v4();
     let mut names = vec![format!("{run}"), format!("{run} "), format!(" {run}")];

@@ -7,7 +7,7 @@ use crate::store::{
 };
 use crate::testing::Harness;
 
-/// Those that a store need not have.
+/// The modes that a store need not have.
 const OTHERS: [Mode; 3] = [Mode::Read, Mode::Write, Mode::Permits { size: 3, take: 1 }];
 
 #[track_caller]
@@ -20,8 +20,8 @@ fn unsupported<T: std::fmt::Debug>(mode: Mode, verdict: Result<T>) {
     }
 }
 
-/// Every operation returns `Unsupported` and leaves a hold of another mode as it is.
-pub async fn a_mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
+/// Every operation returns `Unsupported` and leaves a hold of another mode as it is. Clause 11.
+pub async fn mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
     let (holder, other) = Party::two(harness, &unique("mode")).await;
     let store = &other.store;
     let modes = OTHERS.into_iter().filter(|mode| !store.capabilities().supports(*mode));
@@ -52,8 +52,8 @@ pub async fn a_mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
     }
 }
 
-/// Also if all other items are in a mode that is supported: none of them is renewed.
-pub async fn a_batch_with_a_mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
+/// None of its items is renewed, even if all others have a mode that is supported. Clause 11.
+pub async fn batch_with_a_mode_that_is_not_supported_is_refused(harness: &dyn Harness) {
     let party = Party::new(harness, &unique("mode-batch")).await;
     let store = &party.store;
     let since = party.now();

@@ -1,10 +1,10 @@
-//! Those who ask, and what they make of the verdicts.
+//! The clients of a store, and their checks of its verdicts.
 
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Holding, Inspect, Name, Release,
-    Released, RenewBatch, Renewal, Renewed, Store, Target,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Name,
+    Release, Released, RenewBatch, Renewal, Renewed, Store, Target,
 };
 use crate::testing::Harness;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use uuid::Uuid;
 /// A time to live that no test outlasts.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 pub(super) const BLOCK: u32 = 64;
-/// How long a wake-up may take before it counts as lost.
+/// The time after which a wake-up counts as lost.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One flow of control that asks for a name, with a handle and a holder of its own.
+/// One flow of control that asks for a name, with its own handle and holder.
 pub(super) struct Party<'a> {
     pub(super) harness: &'a dyn Harness,
     pub(super) store: Arc<dyn Store>,
@@ -48,7 +48,7 @@ impl<'a> Party<'a> {
         self
     }
 
-    /// The same handle with the next holder.
+    /// Returns the same handle with the next holder.
     pub(super) fn again(&mut self) -> &Self {
         self.holder = HolderId::new(Uuid::new_v4(), 1);
         self
@@ -89,13 +89,13 @@ impl<'a> Party<'a> {
         self.store.renew(RenewBatch::new(items, self.ttl, PATIENCE)).await
     }
 
-    pub(super) async fn look(&self) -> Result<Option<Holding>> {
+    pub(super) async fn look(&self) -> Result<Option<HolderInfo>> {
         let inspection = self.store.inspect(Inspect::new(self.target(), PATIENCE)).await?;
         assert!(inspection.holders.len() <= 1, "{inspection:?}");
         Ok(inspection.into_holder())
     }
 
-    pub(super) async fn holding(&self) -> Option<Holding> {
+    pub(super) async fn holding(&self) -> Option<HolderInfo> {
         self.look().await.expect("the store tells who holds")
     }
 
@@ -107,7 +107,7 @@ impl<'a> Party<'a> {
         self.take_away().await.expect("the store takes the name away")
     }
 
-    /// Whether it is there with this count.
+    /// Returns whether the hold is there with this count.
     pub(super) async fn holds(&self, count: u64) -> bool {
         let holding = self.holding().await;
         holding.is_some_and(|holding| {
@@ -115,7 +115,7 @@ impl<'a> Party<'a> {
         })
     }
 
-    /// Holds, and lets it expire.
+    /// Acquires the name, and lets the hold expire.
     pub(super) async fn lapse(&self) {
         granted(self.acquire(1).await);
         self.outlast().await;
@@ -125,9 +125,9 @@ impl<'a> Party<'a> {
         self.harness.elapse(self.ttl + self.harness.slack()).await;
     }
 
-    /// Whether `left`, told now, is what a time to live set not before `since` has left.
+    /// Returns whether `left`, reported now, fits a time to live that was set at `since` or later.
     ///
-    /// A store that cannot tell says `None`.
+    /// A store that does not know it reports `None`.
     pub(super) fn fresh(&self, left: Option<Duration>, since: Instant) -> bool {
         if !self.store.capabilities().time_left {
             return left.is_none();

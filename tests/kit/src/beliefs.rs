@@ -1,4 +1,4 @@
-//! What holders believe, and when: nobody while another does.
+//! The beliefs of holders, with their times: two beliefs in one name never overlap.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

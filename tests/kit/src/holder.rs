@@ -1,6 +1,6 @@
 //! A holder in a process of its own, which can be killed, stopped and terminated.
 //!
-//! The process is the test binary once more, told by an environment variable to be a holder. Its test
+//! The process is the test binary again, which an environment variable makes a holder. Its test
 //! `holder_process` calls [`serve`]. Commands go to its standard input, a line each; what happens comes
 //! from its standard output, a line each, with the time by `CLOCK_BOOTTIME`.
 

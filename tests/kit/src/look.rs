@@ -1,4 +1,4 @@
-//! What the server can tell about its clients and their work.
+//! Reports of the server about its clients and their work.
 
 use std::time::{Duration, Instant};
 

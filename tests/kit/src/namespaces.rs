@@ -1,8 +1,8 @@
 //! Namespaces of the kernel: a network of a test's own, with a router in its middle that loses what it
-//! is told to lose; and processes to which another clock is shown.
+//! must lose; and processes to which another clock is shown.
 //!
 //! They belong to processes, so nothing is left behind, whatever ends a test. `unshare` and `nsenter`
-//! (util-linux) and `ip` (iproute2) are needed, and the right to make namespaces.
+//! (util-linux) and `ip` (iproute2) are needed, and the permission to make namespaces.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};

@@ -1,4 +1,4 @@
-//! Passes bytes between two sides, and stops when told to, as a network does.
+//! Passes bytes between two sides, and stops on request, as a network does.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};

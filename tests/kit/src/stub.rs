@@ -1,4 +1,4 @@
-//! A server that says what it is told to say, and passes the rest on to a real one.
+//! A server that gives prepared answers, and forwards the rest to a real server.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

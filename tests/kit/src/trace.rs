@@ -1,4 +1,4 @@
-//! Collects what is traced, for tests that say what leasehold tells of itself.
+//! Collects traces, for tests of the spans and events of leasehold.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -13,7 +13,12 @@ pub struct Alone {
     name: Option<Name>,
     /// Until when those who want the name in its process may have to wait for it.
     until: u64,
+    /// Since when it is polled again, or gone; not yet if it is never.
+    polled: u64,
 }
+
+/// Not yet.
+const NEVER: u64 = u64::MAX;
 
 /// For so long a hold may still be renewed: until its next renewal is due, and a request of its own is answered.
 fn late(plan: &Plan) -> u64 {
@@ -32,27 +37,35 @@ impl Judge {
         self.saw(Sometimes::LeftAlone);
         self.note(now, format_args!("c{client} t{task} is not polled"));
         let name = Some(Name::new(name).expect("it was locked"));
-        self.alone.push(Alone { client, name, until });
+        self.alone.push(Alone { client, name, until, polled: NEVER });
         self.alone.len() - 1
     }
 
-    /// Tasks of a process are not polled, for which it may have to wait until then.
-    pub fn all_alone(&mut self, client: usize, until: u64) {
-        self.alone.push(Alone { client, name: None, until });
+    /// Tasks of a process are not polled before `polled`, for which it may have to wait until then.
+    pub fn all_alone(&mut self, client: usize, until: u64, polled: u64) {
+        self.alone.push(Alone { client, name: None, until, polled });
     }
 
     pub fn polled_again(&mut self, now: u64, which: usize) {
         let alone = &mut self.alone[which];
-        alone.until = alone.until.min(now);
+        (alone.until, alone.polled) = (alone.until.min(now), now);
     }
 
     /// Until when those who want a name in a process may have to wait for a future of its own.
     pub fn held_up(&self, client: usize, name: &Name) -> u64 {
-        let own = |each: &&Alone| {
+        self.alone_with(client, name).map(|each| each.until).max().unwrap_or(0)
+    }
+
+    /// Since when all are polled that want a name in a process.
+    fn all_polled(&self, client: usize, name: &Name) -> u64 {
+        self.alone_with(client, name).map(|each| each.polled).max().unwrap_or(0)
+    }
+
+    fn alone_with(&self, client: usize, name: &Name) -> impl Iterator<Item = &Alone> {
+        let own = move |each: &&Alone| {
             each.client == client && each.name.as_ref().is_none_or(|own| own == name)
         };
-        let own = self.alone.iter().filter(own);
-        own.map(|each| each.until).max().unwrap_or(0)
+        self.alone.iter().filter(own)
     }
 
     /// Nobody else believes in what a lease says it has.
@@ -119,16 +132,25 @@ impl Judge {
         }
     }
 
-    /// No key is kept for longer than T for a hold that nobody has.
+    /// No key is kept for a hold that nobody has: if all are polled, no longer than it takes to give it back; else
+    /// no longer than T.
     pub(super) fn watch_kept(&mut self, plan: &Plan, now: u64, server: &mut Server) {
         let settled = self.calm_since.map_or(now, |since| since + plan.settled());
         for (name, entry) in server.entries(now) {
             let hold = entry.hold;
+            let all_polled = self.all_polled(hold.0, &name);
+            let gone = self.gone.contains(&hold.0);
             let known = self.known.entry(hold).or_default();
+            let given_back = known.holders > 0 && !known.forgotten && !gone;
+            let had = known.had.max(entry.granted).max(settled);
+            // What was left alone may have been a call that is never answered.
+            let all_polled = all_polled.saturating_add(2 * plan.attempt());
+            let soon = had.max(all_polled).saturating_add(plan.grace() + plan.slack());
             let since = entry.granted.max(known.had + late(plan)).max(settled);
-            if now > since + plan.ttl + plan.slack() && !known.wounded {
+            let at_last = since + plan.ttl + plan.slack();
+            if (now > at_last || given_back && now > soon) && !known.wounded {
                 known.wounded = true;
-                self.fail(now, format_args!("{name} stays with {hold:?}, nobody's since {since}"));
+                self.fail(now, format_args!("{name} stays with {hold:?}, nobody's since {had}"));
             }
         }
     }

@@ -44,7 +44,7 @@ pub struct Hold {
     pub count: u8,
     /// The highest count that it has asked the server for.
     pub asked: u8,
-    /// How often it was passed on.
+    /// How often it was handed off.
     pub passed: u8,
     /// The renewal under way.
     pub renewal: Option<u8>,
@@ -59,7 +59,7 @@ pub struct Hold {
     unsure: Option<u8>,
 }
 
-/// A token that may have been granted, or may be yet, without anybody's knowledge.
+/// A token that may have been granted, or may still be, unknown to its client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sweep {
     pub token: Token,
@@ -299,7 +299,7 @@ impl Client {
         {
             let sweep = &mut self.sweeps[i];
             sweep.flight = None;
-            // That it is not there says nothing: the grant may still be on its way.
+            // Its absence proves nothing: the grant may still be on its way.
             if sweep.age == T || (verdict == Verdict::Done && sweep.single) {
                 self.sweeps.remove(i);
             }

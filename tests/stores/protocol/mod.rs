@@ -106,7 +106,7 @@ fn three_clients_exclude_each_other() {
 }
 
 #[test]
-fn the_count_of_a_nested_hold_is_the_holders() {
+fn count_of_a_nested_hold_is_the_holders() {
     holds("nested acquires", NESTING, &[], &[NESTED]);
 }
 
@@ -116,7 +116,7 @@ fn hand_off_excludes_rivals_and_has_its_own_fence() {
 }
 
 #[test]
-fn an_abandoned_acquire_leaves_nothing_behind() {
+fn abandoned_acquire_leaves_nothing_behind() {
     holds("abandoned acquires", ABANDON, &[], &[ORPHAN, LOST_REPLY]);
 }
 
@@ -156,22 +156,22 @@ fn grace_left_out_tells_the_holder_when_it_is_too_late() {
 }
 
 #[test]
-fn a_release_that_is_not_by_token_ends_somebody_elses_hold() {
+fn release_that_is_not_by_token_ends_somebody_elses_hold() {
     breaks(&[Rule::ReleaseByToken], SCOPE, COVERED);
 }
 
 #[test]
-fn an_acquire_that_increments_counts_itself_twice() {
+fn acquire_that_increments_counts_itself_twice() {
     breaks(&[Rule::CountsAreAbsolute], SCOPE, ASKED);
 }
 
 #[test]
-fn a_renewal_that_creates_revives_what_was_given_back() {
+fn renewal_that_creates_revives_what_was_given_back() {
     breaks(&[Rule::RenewalsNeverCreate], SCOPE, REVIVED);
 }
 
 #[test]
-fn a_count_that_creates_leaves_a_key_for_ever() {
+fn count_that_creates_leaves_a_key_for_ever() {
     breaks(&[Rule::CountsNeverCreate], NESTING, ENDS);
 }
 
@@ -184,11 +184,11 @@ fn abandoned_acquire_stays_until_it_expires_without_sweeping() {
 }
 
 #[test]
-fn a_hand_off_after_the_release_was_sent_lets_two_believe() {
+fn hand_off_after_the_release_was_sent_lets_two_believe() {
     breaks(&[Rule::HandOffBeforeRelease], HANDOFF, ONE_BELIEVER);
 }
 
 #[test]
-fn a_hand_off_without_a_reserved_fence_takes_the_next_grants() {
+fn hand_off_without_a_reserved_fence_takes_the_next_grants() {
     breaks(&[Rule::ReservedFences], HANDOFF, FENCES);
 }

@@ -5,9 +5,9 @@
 pub const T: u8 = 4;
 /// For how many ticks a client's clock may fall behind the server's in T.
 pub const DRIFT: u8 = 1;
-/// How long before D the holder is told.
+/// How long before D the token fires.
 pub const GRACE: u8 = 1;
-/// How often a hold is passed on in memory at most.
+/// How often a hold is handed off in memory at most.
 pub const HANDOFFS: u8 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum Rule {
     DeadlineFromSend,
     /// D is earlier than T by the clocks' rate error ...
     Margin,
-    /// ... and the holder is told a grace earlier still.
+    /// ... and the token fires a grace earlier still.
     Grace,
     /// A release deletes its own token's hold only.
     ReleaseByToken,
@@ -26,11 +26,11 @@ pub enum Rule {
     RenewalsNeverCreate,
     /// Nor does a lower count.
     CountsNeverCreate,
-    /// What nobody waits for any more is released by its token.
+    /// A grant without a waiter is released by its token.
     Sweep,
-    /// A hold is passed on before its release is decided, or not at all.
+    /// A hold is handed off before its release is decided, or not at all.
     HandOffBeforeRelease,
-    /// A grant reserves a fencing token for each time that it may be passed on.
+    /// A grant reserves a fencing token for each time that it may be handed off.
     ReservedFences,
 }
 

@@ -2,7 +2,7 @@
 
 use super::rules::{Rule, Rules, T};
 
-/// Who acquires: of a client, and never used again.
+/// The holder of an acquire: it belongs to a client, and is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token {
     pub client: u8,

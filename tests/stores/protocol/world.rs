@@ -34,7 +34,7 @@ pub enum Fault {
     Double,
     /// A request runs when its sender has long stopped to wait for it.
     Late,
-    /// The server restarts without its keys; or somebody deletes them, or a failover loses them.
+    /// The server restarts without its keys, or an operator deletes them, or a failover loses them.
     LoseKeys,
     /// The server's clock is stepped forward, by T.
     StepForward,
@@ -131,7 +131,7 @@ impl Model for Scope {
         }
         actions.push(Action::Tick(None));
         if self.drift {
-            // One is enough: what a clock says matters only between its client and the server.
+            // One is enough, because a clock matters only between its client and the server.
             actions.push(Action::Tick(Some(0)));
         }
         for message in &world.requests {
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// Replies that nobody waits for.
+    /// Replies that no client waits for.
     fn forget_replies(&mut self) {
         let clients = &self.clients;
         self.replies.retain(|(message, _)| {
@@ -304,7 +304,7 @@ impl World {
         self.believers().all(|hold| self.keeps(hold.token, GRACE))
     }
 
-    /// Nobody can be let in while a holder who was told still has his grace.
+    /// The name cannot be granted while a holder whose token has fired still has its grace.
     pub fn grace_is_covered(&self) -> bool {
         self.clients.iter().all(|client| match client.phase {
             Phase::Stopping { token, .. } => self.keeps(token, 0),
@@ -348,7 +348,7 @@ impl World {
         self.disturbed || !idle || self.server.key.is_none()
     }
 
-    /// The server keeps something that nobody cares for.
+    /// The server keeps a key that no client has or wants.
     pub fn has_orphan(&self) -> bool {
         let key = self.server.key;
         key.is_some_and(|key| !self.clients.iter().any(|client| client.cares_for(key.token)))

@@ -1,7 +1,7 @@
 //! What the same work costs without a lock library, through leasehold's client: its two scripts with the
 //! same arguments and socket options, or the least that can be called a lock.
 
-use super::bare::{self, BATCH, FENCED, PLAIN, TOKEN};
+use super::bare::{self, Loaded, TOKEN};
 use crate::contender::{Contender, Lock, Result};
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
@@ -13,17 +13,6 @@ use std::time::Duration;
 const DELETE_IF_MINE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// What follows EVALSHA and the script's hash for both scripts on one name in one command.
-pub fn pair_in_one(name: &str, fenced: bool) -> Vec<String> {
-    let (fence, tokens) = (bare::fence_key(name), format!("{TOKEN},{TOKEN}"));
-    let words = if fenced {
-        [&["3", name, &fence, name], &FENCED[..], &[&tokens, "SFR"]].concat()
-    } else {
-        [&["2", name, name], &PLAIN[..], &[&tokens, "SAR"]].concat()
-    };
-    words.into_iter().map(String::from).collect()
-}
-
 /// Which commands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
@@ -34,15 +23,21 @@ pub enum Way {
 #[derive(Clone)]
 pub struct Floor {
     client: Client,
-    sha: Arc<str>,
+    scripts: Arc<Scripts>,
     way: Way,
+}
+
+/// What each script is called by.
+struct Scripts {
+    leasehold: Loaded,
+    delete_if_mine: String,
 }
 
 pub async fn connect(url: String, way: Way) -> std::result::Result<Floor, fred::error::Error> {
     let client = bare::client(&url).await?;
-    let script = if way == Way::Set { DELETE_IF_MINE } else { BATCH };
-    let sha = bare::load(&client, script).await?.into();
-    Ok(Floor { client, sha, way })
+    let leasehold = Loaded::new(&client).await?;
+    let delete_if_mine = bare::load(&client, DELETE_IF_MINE).await?;
+    Ok(Floor { client, scripts: Arc::new(Scripts { leasehold, delete_if_mine }), way })
 }
 
 pub struct Handle {
@@ -72,8 +67,7 @@ impl Handle {
 /// The reply of a script that did what it was asked to.
 fn done(reply: &Value) -> Result<()> {
     match reply {
-        Value::Array(values) if matches!(values[..], [Value::Integer(0..)]) => Ok(()),
-        Value::Integer(1) => Ok(()),
+        Value::Integer(0..) => Ok(()),
         other => Err(format!("unexpected reply {other:?}")),
     }
 }
@@ -96,15 +90,15 @@ impl Lock for Handle {
                 _ => Ok(()),
             };
         };
-        done(&self.send("EVALSHA", bare::acquire(&self.floor.sha, name, fenced)).await?)
+        done(&self.send("EVALSHA", self.floor.scripts.leasehold.acquire(name, fenced)).await?)
     }
 
     async fn release(&mut self) -> Result<()> {
         let name = self.name.as_str();
-        let sha = &self.floor.sha;
+        let scripts = &self.floor.scripts;
         let words = match self.floor.way {
-            Way::Set => bare::words(sha, &[name], &[TOKEN]),
-            Way::Scripts { .. } => bare::release(sha, name),
+            Way::Set => bare::words(&scripts.delete_if_mine, &[name], &[TOKEN]),
+            Way::Scripts { .. } => scripts.leasehold.release(name),
         };
         done(&self.send("EVALSHA", words).await?)
     }

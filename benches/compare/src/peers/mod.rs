@@ -7,6 +7,7 @@
 mod async_redis_lock;
 #[path = "../../../bare/mod.rs"]
 mod bare;
+mod batch;
 mod distkit;
 mod distributed_lock;
 mod floor_fred;
@@ -23,8 +24,7 @@ use crate::contender::{Entry, Role};
 use floor_fred::Way;
 use std::time::Duration;
 
-pub use bare::BATCH;
-pub use floor_fred::pair_in_one;
+pub use batch::{BATCH, pair_in_one};
 pub use pulse::Pulse;
 
 /// For peers that ask for one; long enough that no hold of ours comes near it.

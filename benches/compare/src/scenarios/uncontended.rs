@@ -20,6 +20,7 @@ pub async fn run(bench: &mut Bench) {
     for round in 0..=arguments.rounds(5, 2) {
         let mut times: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
         let mut commands: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut micros: BTreeMap<&str, u64> = BTreeMap::new();
         for _ in 0..blocks {
             for (entry, runner) in &chosen {
                 if board.failed(entry.id) {
@@ -34,7 +35,9 @@ pub async fn run(bench: &mut Bench) {
                     Ok(block) => times.entry(entry.id).or_default().extend(block),
                     Err(error) => board.fail(sink, entry.id, &error),
                 }
-                *commands.entry(entry.id).or_default() += server.calls().since(&before).total();
+                let calls = server.calls().since(&before);
+                *commands.entry(entry.id).or_default() += calls.total();
+                *micros.entry(entry.id).or_default() += calls.micros_in(entry.sends);
                 if entry.events {
                     server.keyspace_events(false);
                 }
@@ -52,11 +55,18 @@ pub async fn run(bench: &mut Bench) {
             let Some(sorted) = times.get(entry.id).filter(|_| !board.failed(entry.id)) else {
                 continue;
             };
+            let server = |id: &str| {
+                let time = micros.get(id).map_or(f64::NAN, |&micros| micros as f64);
+                time / times.get(id).map_or(f64::NAN, |times| times.len() as f64)
+            };
             let figures = [
                 ("p50_us", p50(entry.id) / 1e3),
                 ("p99_us", percentile(sorted, 0.99) / 1e3),
                 ("x_floor", p50(entry.id) / p50("floor-fred")),
                 ("x_floor_plain", p50(entry.id) / p50("floor-fred-plain")),
+                ("x_rslock", p50(entry.id) / p50("rslock")),
+                ("server_us", server(entry.id)),
+                ("server_x_set", server(entry.id) / server("set-fred")),
                 ("commands", commands[entry.id] as f64 / sorted.len() as f64),
             ];
             board.add(sink, entry.id, &figures);
@@ -85,9 +95,26 @@ pub async fn run(bench: &mut Bench) {
         Column("p99_us", "p99 us", 0, false),
         Column("x_floor", "x floor-fred", 2, true),
         Column("x_floor_plain", "x floor-fred-plain", 2, true),
+        Column("x_rslock", "x rslock", 2, true),
+        Column("server_us", "server us", 1, false),
+        Column("server_x_set", "server x set-fred", 2, false),
         Column("commands", "commands", 2, false),
     ]);
     memory.print(&[Column("calls", "allocations", 1, false), Column("bytes", "bytes", 0, false)]);
+    for (what, id, peer, server) in
+        [("with", "leasehold", 1.35, 4.0), ("without", "leasehold-plain", 1.2, 2.5)]
+    {
+        let figure = |figure: &str| board.median(id, figure);
+        targets.at_most(
+            &format!("1: p50 alone, x rslock, {what} fences"),
+            peer,
+            figure("x_rslock"),
+        );
+        let name = format!("1: server's time, x SET and compare-and-delete, {what} fences");
+        targets.at_most(&name, server, figure("server_x_set"));
+    }
+    targets.at_most("1a: allocations a pair", 20.0, memory.median("leasehold", "calls"));
+    targets.at_most("1a: bytes a pair", 8_000.0, memory.median("leasehold", "bytes"));
     let with = board.median("leasehold", "x_floor");
     targets.at_most("1: p50 alone, x floor, with fences", 1.1, with);
     let without = board.median("leasehold-plain", "x_floor_plain");

@@ -1,4 +1,4 @@
--- Tells for how long the server has been up, and which run of which server it is.
+-- Returns for how long the server has been up, and the id of its run.
 --
 -- KEYS   none
 -- ARGV   none

@@ -1,24 +1,49 @@
 -- Runs acquires and releases that were waiting for the same connection, each on its own.
 --
--- KEYS   those of the items, in their order
--- ARGV   those of the steps, in their order; what is left of the tokens, with a comma between; then the
---        steps, a letter for each:
---        S  set what the acquires that follow have in common; no item   ttl, count, block, retention
---        M  set what the tokens that follow begin with; no item         that
+-- KEYS   the keys of the items, in their order
+-- ARGV   the arguments of the steps, in their order; the tokens without their prefix, separated by commas;
+--        then the steps, a letter for each:
+--        S  set the common arguments of the acquires that follow; no item   ttl, count, block, retention
+--        M  set the prefix of the tokens that follow; no item               prefix
 --        A  acquire without a fencing token
 --        F  acquire with one
---        R  release, giving back
---        L  release, lowering the count                                 count
--- Reply  for each item: that of acquire or release, or an error's text
+--        R  release
+--        L  lower the hold count                                            count
+-- Reply  for each item: the reply of acquire or release, or the text of an error
 --
--- Twice is harmless, since each item is. An item that fails spoils no other.
+-- Twice is harmless, because it is for each item. An item that fails does not affect the others.
 
 local keys, args, byte = KEYS, ARGV, string.byte
 local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), ''
 local at, key, arg, item, reply = 0, 0, 0, 0, {}
 local S, M, F, R, A = byte('SMFRA', 1, 5)
+-- The reason why acquires cannot run now, if there is one.
+local unset = 'LEASEHOLD nothing is set'
 
--- Runs what is left. An error ends it with the places behind the item that met it.
+-- Sets the common arguments of the acquires that follow, so that they are checked only once.
+local function set(new_ttl, new_count, new_block, new_retention)
+  whole(new_ttl, 1, LONGEST_TTL)
+  whole(new_count, 1, LONGEST_COUNT)
+  whole(new_retention, 0, 9007199254740991)
+  ttl, count, retention = new_ttl, new_count, new_retention
+  block, newest = whole(new_block, 1, 1000000), nil
+  unset = nil
+end
+
+-- Lowers the hold count of a lock.
+local function lower(lock, token, remains)
+  whole(remains, 1, LONGEST_COUNT)
+  doing = 'HEXISTS'
+  if call('HEXISTS', lock, token) == 0 then
+    doing = 'EXISTS'
+    return call('EXISTS', lock) == 0 and -1 or -2
+  end
+  doing = 'HSET'
+  call('HSET', lock, token, remains)
+  return 0
+end
+
+-- Runs the remaining steps. An error ends it, with the positions after the item that met it.
 local function run()
   while at < #steps do
     at = at + 1
@@ -26,23 +51,25 @@ local function run()
     if step == S then
       arg = arg + 4
       set(args[arg - 3], args[arg - 2], args[arg - 1], args[arg])
-      unset = nil
     elseif step == M then
       arg = arg + 1
       head = args[arg]
     else
       key, item = key + 1, item + 1
-      local token = head .. tail()
+      local token, lock, fence = head .. tail(), keys[key], nil
       if step == F then
         key = key + 1
-        reply[item] = acquire(keys[key - 1], keys[key], token)
-      elseif step == R then
-        reply[item] = release(keys[key], token)
-      elseif step == A then
-        reply[item] = acquire(keys[key], nil, token)
-      else
+        fence = keys[key]
+      end
+      if step == R then
+        reply[item] = release(lock, token)
+      elseif step ~= F and step ~= A then
         arg = arg + 1
-        reply[item] = release(keys[key], token, args[arg])
+        reply[item] = lower(lock, token, args[arg])
+      elseif unset then
+        error(unset, 0)
+      else
+        reply[item] = acquire(lock, fence, token)
       end
     end
   end

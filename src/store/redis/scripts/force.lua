@@ -1,16 +1,16 @@
--- Takes a lock away from whoever has it, and wakes waiters.
+-- Takes a lock away from its holder, and wakes waiters.
 --
 -- KEYS   lock
 -- ARGV   none
--- Reply  1 somebody had it, 0 nobody
+-- Reply  1 if it was held, 0 if not
 --
--- Twice is harmless: the second run finds nothing, or does again what was asked for. A key that is
--- not a hash stays: HEXISTS fails on it. So does a read-write lock.
+-- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
+-- because HEXISTS fails on it. A read-write lock stays, too.
 
 local function force(lock)
   doing = 'HEXISTS'
   if call('HEXISTS', lock, 'mode') == 1 then
-    error(READ_WRITE, 0)
+    error(refusal(READ_WRITE))
   end
   doing = 'DEL'
   local deleted = call('DEL', lock)
@@ -19,4 +19,4 @@ local function force(lock)
 end
 
 local done, reply = pcall(force, KEYS[1])
-return done and reply or redis.error_reply(message(reply))
+return done and reply or refusal(message(reply))

@@ -1,8 +1,8 @@
--- Tells who holds a lock.
+-- Returns the holder of a lock.
 --
 -- KEYS   lock
 -- ARGV   none
--- Reply  time to live in ms (-2: nobody, -1: never expires), then fields and values of the hash
+-- Reply  time to live in ms (-2: not held, -1: never expires), then fields and values of the hash
 --
 -- Twice is harmless: it writes nothing.
 

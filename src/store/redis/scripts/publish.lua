@@ -1,3 +1,3 @@
--- To whom a wake-up goes: to all who listen.
+-- Sends wake-ups to all subscribers.
 local publish = 'PUBLISH'
 

@@ -1,3 +1,3 @@
--- To whom a wake-up goes: in a cluster, where the channel has the lock's slot, to who listens at its servers.
+-- Sends wake-ups to the subscribers of the channel's slot, in a cluster, where the channel is in the slot of the lock.
 local publish = 'SPUBLISH'
 

@@ -1,16 +1,16 @@
 -- Extends many locks that are still held by their tokens.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
--- ARGV   ttl in ms, for how long in ms to remember fencing tokens from when the clock has passed them; those of
---        the steps, in their order; what is left of the tokens, with a comma between; then the steps, a
---        letter for each:
---        M  set what the tokens that follow begin with; no item    that
---        F  renew, and prolong the memory of the fencing token
+-- ARGV   ttl in ms, the time in ms to remember fencing tokens once the clock has passed them; the arguments of the
+--        steps, in their order; the tokens without their prefix, separated by commas; then the steps, a letter
+--        for each:
+--        M  set the prefix of the tokens that follow; no item    prefix
+--        F  renew, and remember the fencing token for longer
 --        L  renew
--- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; or an error's text
+-- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; or the text of an error
 --
--- Twice is harmless: the time to live is set, not added to. It never makes a key. PEXPIRE without GT, so
--- that a time to live that someone removed or prolonged is put right.
+-- Twice is harmless: the time to live is set, not added to. It never makes a key. PEXPIRE has no GT, so that it corrects
+-- a time to live that another client has removed or extended.
 
 local keys, args, byte = KEYS, ARGV, string.byte
 local ttl, retention = args[1], args[2]
@@ -19,10 +19,10 @@ local at, key, arg, item, reply, all = 0, 0, 2, 0, {}, true
 local M, F = byte('MF', 1, 2)
 whole(ttl, 1, LONGEST_TTL)
 
--- The server's time in microseconds, asked once in a call.
+-- The server's time in microseconds, read once in a call.
 local now
 
--- Renews what is left. An error ends it with the place of the item that met it.
+-- Renews the remaining items. An error ends it, with the position of the item that met it.
 local function run()
   while at < #steps do
     at = at + 1
@@ -41,18 +41,22 @@ local function run()
       local token = head .. tail()
       if call('HEXISTS', lock, token) == 1 then
         if call('HEXISTS', lock, 'mode') == 1 then
-          -- Redisson grants one over a lock, which is left to it: with a field of ours in it, a writer's last unlock
-          -- would wake nobody.
+          -- Redisson grants a read-write lock over a lock. It is left to Redisson: with a field of ours in it, a
+          -- writer's last unlock would wake no waiter.
           doing = 'HDEL'
           call('HDEL', lock, token)
-          error(READ_WRITE, 0)
+          error(refusal(READ_WRITE))
         end
         doing = 'PEXPIRE'
         call('PEXPIRE', lock, ttl)
         if fence then
           -- A token that is ahead of the clock is remembered for longer by as much, and one that is remembered
-          -- for ever stays so. What is none is not ours.
-          local last, kept = grown(try('GET', fence) or nil), retention
+          -- forever stays so. Text that is not a token is not ours.
+          local last, kept = try('GET', fence), retention
+          last = type(last) == 'string' and tonumber(last)
+          if last and not (last <= GROWS) then
+            last = nil
+          end
           if last and not now then
             doing = 'TIME'
             local time = call('TIME')

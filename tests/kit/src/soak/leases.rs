@@ -1,4 +1,4 @@
-//! What became of each wish for a lease, put together from the events.
+//! The outcome of each request for a lease, put together from the events.
 
 use crate::soak::history::{Event, What};
 use std::collections::{BTreeMap, HashMap};

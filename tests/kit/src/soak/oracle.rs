@@ -50,7 +50,9 @@
 //!
 //! Behind sentinels, what was granted while one primary *replaced* another may be unknown to the new one: the
 //! documentation says so. Overlaps with a lease that was granted from a second before that until its end are excused
-//! until then + T, as after a wipe; older leases have no such excuse. Where one *succeeded* another that goes on
+//! until then + T, as after a wipe. Of an older lease the new primary may lack the last renewal, so its key can expire up
+//! to T/3 early; a holder that is awake verifies that at once, and only one that stands still after the failover is
+//! excused. Where one *succeeded* another that goes on
 //! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it.
 //!
 //! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
@@ -278,27 +280,43 @@ impl Case<'_> {
         !INSIDE.contains(&kept::base(kind))
     }
 
-    /// Whether it is an excuse for whoever has this lease that its name was wiped.
+    /// Returns whether the wipe of its name excuses the holder of this lease.
     fn serves(&self, wipe: &Wipe, older: &Lease) -> bool {
-        // What was granted before a failover is known to all replicas; what was granted while one primary took
-        // over from another may not be.
-        let recent = || older.granted.is_some_and(|granted| granted + SECOND >= wipe.span.0);
-        wipe.name == older.name && (wipe.why == Excuse::Wiped || recent())
+        let may_be_lost = || wipe.why == Excuse::Wiped || Self::is_new(wipe, older);
+        wipe.name == older.name && (may_be_lost() || self.may_lack_a_renewal(wipe, older))
     }
 
-    /// For how long it is: until the lease must have expired, or its holder been told.
+    /// Returns whether the lease was granted so shortly before a failover that the new primary may not know it.
+    fn is_new(wipe: &Wipe, lease: &Lease) -> bool {
+        lease.granted.is_some_and(|granted| granted + SECOND >= wipe.span.0)
+    }
+
+    /// Returns whether the new primary may lack a renewal of an older lease, and the holder could not verify that, because
+    /// its process stood still after the failover.
+    fn may_lack_a_renewal(&self, wipe: &Wipe, lease: &Lease) -> bool {
+        let (_, until) = wipe.span;
+        let after = (until, until + self.setting(&lease.name).ttl);
+        wipe.why == Excuse::Replaced && !wipe.told && self.asleep(lease, after) >= SECOND / 4
+    }
+
+    /// Returns for how long the process of a lease stood still in a span.
+    fn asleep(&self, lease: &Lease, span: Span) -> u64 {
+        let stalls = self.stalls.get(lease.who.as_str()).into_iter().flatten();
+        let freezes = self.faults_on(&lease.who).filter(|(kind, _)| *kind == "Freeze");
+        let all = stalls.copied().chain(freezes.map(|(_, freeze)| freeze));
+        all.filter_map(|part| overlap(part, span)).map(|part| part.1 - part.0).sum()
+    }
+
+    /// Returns the span that is excused: until the lease must have expired, or its holder has been told.
     fn served(&self, wipe: &Wipe, older: &Lease) -> Span {
         let (from, until) = wipe.span;
-        let expired = until + self.setting(&older.name).ttl;
-        let awake = || {
-            let asleep =
-                |span: Span| overlap(span, (from, until)).map_or(0, |part| part.1 - part.0);
-            let stalls = self.stalls.get(older.who.as_str()).into_iter().flatten();
-            let freezes = self.faults_on(&older.who).filter(|(kind, _)| *kind == "Freeze");
-            let all = stalls.copied().chain(freezes.map(|(_, span)| span));
-            all.map(asleep).sum::<u64>() < SECOND / 4
-        };
-        (from, if wipe.told && awake() { until } else { expired })
+        let ttl = self.setting(&older.name).ttl;
+        if wipe.why == Excuse::Replaced && !Self::is_new(wipe, older) {
+            // The renewal before the one that is lost was at most T/3 older, and the key lives for T after that.
+            return (from.max(from.saturating_sub(SECOND) + ttl / 3 * 2), until + ttl);
+        }
+        let awake = || self.asleep(older, (from, until)) < SECOND / 4;
+        (from, if wipe.told && awake() { until } else { until + ttl })
     }
 
     /// What of a span is not excused by a wipe of the name, which `older` had.

@@ -1,4 +1,4 @@
-//! What a holder process writes down, as it happens: after a SIGKILL, all but the last line is there.
+//! The log of a holder process, written as things happen: after a SIGKILL, all but the last line is there.
 
 use kit::soak::history::{Event, What, now};
 use leasehold::{Lease, Loss};

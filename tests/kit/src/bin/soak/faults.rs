@@ -1,4 +1,4 @@
-//! The faults: a plan that follows from the seed, and those who carry it out.
+//! The faults: a plan that follows from the seed, and the tasks that carry it out.
 //!
 //! Each holder process and each server has a lane of its own, in which one fault follows another.
 

@@ -1,5 +1,5 @@
-//! What a flow of control of a holder process does: takes names in all the ways there are, holds them for a
-//! while, and gives them back in all the ways.
+//! A flow of control of a holder process: it acquires names in all the ways there are, holds them for a
+//! while, and releases them in all the ways.
 
 use crate::diary::{Ask, Belief, error_word};
 use crate::holder::{Order, Place, Process};

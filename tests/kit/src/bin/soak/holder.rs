@@ -5,7 +5,7 @@
 //! the call. A loss is final, so one Ok vouches for all the time back to the grant. Some tasks never call
 //! `check()` and go by the token alone.
 //!
-//! Its parent tells it by lines what to do next; when the parent is gone, it ends.
+//! Its parent sends it commands, a line each. When the parent is gone, it ends.
 
 use crate::diary::Diary;
 use crate::flow::Flow;

@@ -1,4 +1,4 @@
-//! Soak: holder processes, the servers of a store, random faults, and a judge of what came of it.
+//! The soak: holder processes, the servers of a store, random faults, and an oracle that checks the history.
 //!
 //! ```sh
 //! cargo run --release -p leasehold-kit -- --minutes 1 --seed 7

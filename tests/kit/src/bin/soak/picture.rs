@@ -1,4 +1,4 @@
-//! The run as a picture: who had which name when, and what was broken meanwhile.
+//! The run as a picture: the holders of each name over time, and the faults.
 
 use kit::soak::history::{Event, What};
 use kit::soak::leases::{Lease, settings, slot};

@@ -1,4 +1,4 @@
-//! What a run was, as a table.
+//! The summary of a run, as a table.
 
 use kit::soak::history::{Event, What};
 use kit::soak::leases::Lease;

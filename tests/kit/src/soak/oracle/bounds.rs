@@ -1,4 +1,4 @@
-//! What may not last, or grow: a subscription that says nothing more, and memory in an outage.
+//! Bounds: how long a subscription may be silent, and how much memory may grow in an outage.
 
 use super::{Case, Finding, REACTION, SECOND, Span, overlap};
 use crate::soak::history::What;

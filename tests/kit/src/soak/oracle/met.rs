@@ -1,4 +1,4 @@
-//! What a run met: a test of faults that met none proves nothing.
+//! The faults and events that a run met: a run that met none proves nothing.
 
 use super::rules::{LONG_RUN, OF_LONG_RUNS, Rules};
 use super::{Case, Finding, SECOND};

@@ -1,4 +1,4 @@
-//! What the oracle has to know of each store.
+//! The rules that differ between stores.
 
 #[derive(Clone, Copy)]
 pub struct Rules {
@@ -42,8 +42,10 @@ const REDIS: Rules = Rules {
 /// It takes a holder who is late between his check and his write, by more than the grace. In a minute on a busy
 /// machine there may be none.
 pub const LATE_WRITES: &[&str] = &["smaller fences refused"];
-/// A shorter run may also miss these: of three kills in a minute none may strike a holder.
-pub const OF_LONG_RUNS: &[&str] = &["smaller fences refused", "takeovers after a kill"];
+/// A shorter run may also miss these: of three kills in a minute none may strike a holder, and of eight freezes none may
+/// keep one for longer than its lease lasts.
+pub const OF_LONG_RUNS: &[&str] =
+    &["smaller fences refused", "takeovers after a kill", "freezes noticed"];
 
 impl Rules {
     /// For the store of a run.

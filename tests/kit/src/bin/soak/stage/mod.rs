@@ -1,4 +1,4 @@
-//! The servers that the run is played on, and those who watch them.
+//! The servers of a run, and the tasks that watch them.
 //!
 //! What differs from store to store is a [`Scene`]: its names, its faults, and how its [`Servers`] are raised.
 

@@ -1,9 +1,9 @@
-//! Waking many at once.
+//! Wakes many tasks at once.
 //!
-//! A task that wakes others one by one rouses an idle worker with the first of them. Often that has taken and
-//! run the one task there is, and sleeps again, before the next is woken: for a batch of answers, more work
-//! than the answers themselves. What a runtime's drivers wake is shared out once, when all are awake. So
-//! answers are given from there, by a waker left with the runtime as `yield_now` leaves its own.
+//! When a task wakes others one by one, the first wake rouses an idle worker. Often that worker has run the one task and
+//! sleeps again before the next one is woken. For a batch of answers this costs more than the answers themselves. tokio
+//! distributes the tasks that its drivers wake once, when all of them are awake. So answers are given from there, by a
+//! waker that is left with the runtime the way `yield_now` leaves its own.
 
 use std::future::Future;
 use std::pin::pin;
@@ -11,18 +11,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
 use tokio::task::yield_now;
 
-/// Does `work` when this worker has nothing else to run, or after some sixty tasks, or before it blocks; at once
+/// Does `work` when this worker has nothing else to run, or after some sixty tasks, or before it blocks. Does it at once
 /// outside of a runtime, and when the runtime ends.
-pub(super) fn at_the_turn(work: impl FnOnce() + Send + 'static) {
-    let waker = Waker::from(Arc::new(Turn(Mutex::new(Some(work)))));
-    // What comes of it is of no interest: whether the waker is woken, kept or dropped, the work is done.
+pub(super) fn defer_to_driver(work: impl FnOnce() + Send + 'static) {
+    let waker = Waker::from(Arc::new(Deferred(Mutex::new(Some(work)))));
+    // The result does not matter: whether the waker is woken, kept or dropped, the work is done.
     let _ = pin!(yield_now()).poll(&mut Context::from_waker(&waker));
 }
 
-/// Work that is done when it is woken, or else when nobody can wake it any more.
-struct Turn<F: FnOnce()>(Mutex<Option<F>>);
+/// Does its work when it is woken, or when its last waker is dropped.
+struct Deferred<F: FnOnce()>(Mutex<Option<F>>);
 
-impl<F: FnOnce()> Turn<F> {
+impl<F: FnOnce()> Deferred<F> {
     fn take(&self) {
         let work = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(work) = work {
@@ -31,13 +31,13 @@ impl<F: FnOnce()> Turn<F> {
     }
 }
 
-impl<F: FnOnce() + Send + 'static> Wake for Turn<F> {
+impl<F: FnOnce() + Send + 'static> Wake for Deferred<F> {
     fn wake(self: Arc<Self>) {
         self.take();
     }
 }
 
-impl<F: FnOnce()> Drop for Turn<F> {
+impl<F: FnOnce()> Drop for Deferred<F> {
     fn drop(&mut self) {
         self.take();
     }
@@ -49,7 +49,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::runtime::Builder;
 
-    /// Work that counts how often it is done.
+    /// Returns work that counts how often it is done.
     fn counted() -> (Arc<AtomicUsize>, impl FnOnce() + Send + 'static) {
         let count = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&count);
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn outside_of_a_runtime_it_is_done_at_once() {
         let (count, work) = counted();
-        at_the_turn(work);
+        defer_to_driver(work);
         assert_eq!(count.load(Ordering::SeqCst), 1);
     }
 
@@ -71,7 +71,7 @@ mod tests {
             let runtime = builder.build().unwrap();
             let task = runtime.spawn(async {
                 let (count, work) = counted();
-                at_the_turn(work);
+                defer_to_driver(work);
                 assert_eq!(count.load(Ordering::SeqCst), 0);
                 yield_now().await;
                 assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -87,7 +87,7 @@ mod tests {
     async fn it_is_done_before_a_worker_blocks() {
         let task = tokio::spawn(async {
             let (count, work) = counted();
-            at_the_turn(work);
+            defer_to_driver(work);
             tokio::task::block_in_place(|| assert_eq!(count.load(Ordering::SeqCst), 1));
         });
         task.await.unwrap();
@@ -97,7 +97,7 @@ mod tests {
     fn it_is_done_when_the_runtime_ends() {
         let runtime = Builder::new_current_thread().build().unwrap();
         let (count, work) = counted();
-        runtime.block_on(async { at_the_turn(work) });
+        runtime.block_on(async { defer_to_driver(work) });
         drop(runtime);
         assert_eq!(count.load(Ordering::SeqCst), 1);
     }

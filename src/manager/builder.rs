@@ -1,17 +1,11 @@
 //! The settings of a manager.
 
-use crate::LeaseManager;
-#[cfg(doc)]
-use crate::Loss;
-use crate::clock::Clock;
-use crate::engine::{Core, Engine, Settings, Timing};
-use crate::error::{Error, ErrorKind, Result};
-use crate::runtime;
-use crate::store::options::{Common, in_task};
+use crate::engine::{Settings, Timing};
+use crate::error::{Error, Result};
+use crate::store::Fencing;
 use crate::store::remote::{Remote, Replicas};
-use crate::store::url::Target;
-use crate::store::{Fencing, MemoryStore, Store};
-use std::sync::Arc;
+#[cfg(doc)]
+use crate::{ErrorKind, LeaseManager, Loss};
 use std::time::Duration;
 
 /// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
@@ -28,8 +22,12 @@ const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
 
 /// The settings of a [`LeaseManager`].
 ///
-/// All processes that share names should use the same settings. A setting that the store does not have is refused, never
-/// ignored.
+/// All processes that share names should use the same settings. A setting that only another kind of store has is refused
+/// with [`Unsupported`](ErrorKind::Unsupported). Three have no effect where they have no meaning:
+///
+/// - [`max_local_handoffs`](Builder::max_local_handoffs) on ZooKeeper with fencing tokens, where nothing is handed off.
+/// - [`fence_retention`](Builder::fence_retention) in memory and on ZooKeeper, where tokens always grow.
+/// - [`fencing(true)`](Builder::fencing) on a quorum, which has no fencing tokens.
 ///
 /// ```
 /// use leasehold::LeaseManager;
@@ -57,10 +55,10 @@ pub struct Builder {
     require_fencing: bool,
     /// `None`: the default, which depends on T.
     fence_retention: Option<Option<Duration>>,
-    dedicated_thread: Option<bool>,
+    pub(super) dedicated_thread: Option<bool>,
     #[cfg(feature = "testing")]
     seed: Option<u64>,
-    remote: Remote,
+    pub(super) remote: Remote,
 }
 
 impl Default for Builder {
@@ -84,9 +82,11 @@ impl Default for Builder {
 impl Builder {
     /// Sets the time to live of a lease (TTL): 100 ms to 365 days, 30 s by default.
     ///
-    /// After a crash of the holder, others wait this long. Renewals are sent every third of it, at most every 60 s.
-    /// Below 2 s, a short stall of the network or the machine loses leases. To survive a failover of F seconds, choose a
-    /// TTL of at least F / 0.4. For ZooKeeper it is the [session timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout).
+    /// After a crash of the holder, others wait this long. Renewals are sent every third of it, or every 60 s if that
+    /// is shorter. Below 2 s, a short stall of the network or the machine loses leases. To survive a failover of F
+    /// seconds, choose a TTL of at least F / 0.4. With ZooKeeper it is the [session
+    /// timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout), and all times that follow from the TTL
+    /// follow from three quarters of it.
     #[doc(alias = "lease time")]
     #[doc(alias = "lockWatchdogTimeout")]
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -107,17 +107,17 @@ impl Builder {
     /// 127 by default. With 0 there are none.
     ///
     /// A hand-off costs no round trip. The chain ends after as many hand-offs, or a tenth of the [TTL](Builder::ttl)
-    /// after the store's grant, whichever comes first. Then the lock is released in the store, and other processes get
+    /// after the store's grant, whichever comes first. Then the lock is released in the store, and other managers get
     /// their turn.
     ///
-    /// While waiters of other processes listen, the chain ends sooner: when the waiters that were in line at the grant
+    /// While waiters of other managers listen, the chain ends sooner: when the waiters that were in line at the grant
     /// have been served, or after 20 ms, whichever is later. After a release that they have heard, this manager stays
-    /// away for a pause, which grows until another holder is seen: up to 50 ms, or to a tenth of the time for which the
-    /// name was held here (500 ms at most). A waiter that needs longer than that from the release to its request may wait
-    /// for many chains.
+    /// away for a pause. It grows until another holder is seen, up to a tenth of the time for which the name was held
+    /// here. This limit is at least 50 ms and at most 500 ms. A waiter that needs longer from the release to its request
+    /// may wait for many chains.
     ///
     /// A higher value gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
-    /// another process, of which a chain that has begun knows nothing. Each grant reserves one fencing token more than
+    /// another manager, of which a chain that has begun knows nothing. Each grant reserves one fencing token more than
     /// this value, on Redis 64 at most; later holders of the chain get a token from the microseconds that have passed
     /// since.
     pub fn max_local_handoffs(mut self, count: u32) -> Self {
@@ -202,11 +202,12 @@ impl Builder {
     /// `tracing` before the manager is created. Another logger that blocks there delays renewals. Spans of `tracing` are
     /// off on these threads.
     ///
-    /// With `false`, both run on the runtime that connects. This is the default in memory, where time is tokio's, which
-    /// a test can pause. When that runtime ends, the next caller on another runtime that waits for a lock, runs work
-    /// under a lease or locks takes over, and leases live on. A lease for which no caller does so in time is lost: its
-    /// token fires before the store lets go, as always. What a store has bound to the runtime that has ended, such as
-    /// its connections, does not come back.
+    /// With `false`, both run on the runtime on which the manager is made, or, if it is made outside of one, on that
+    /// of the first call. This is the default in memory, where time is tokio's, which a test can pause. When that
+    /// runtime ends, the next caller on another runtime that waits for a lock, runs work under a lease or locks takes
+    /// over, and leases live on. A lease for which no caller does so in time is lost: its token fires before the
+    /// store lets go, as always. What a store has bound to the runtime that has ended, such as its connections, does
+    /// not come back.
     pub fn dedicated_thread(mut self, on: bool) -> Self {
         self.dedicated_thread = Some(on);
         self
@@ -226,8 +227,9 @@ impl Builder {
     /// in a failover rarer and is no guarantee: see [`redis`](crate::guide::redis#replicas). Only the
     /// [fencing token](crate::Lease::fence) catches the remaining cases.
     ///
-    /// `count` is at least 1. `timeout` is at least 1 ms and at most half the time that an attempt may take, which is
-    /// T/10 (at least 250 ms, at most T/6). The user needs permission for `WAIT`.
+    /// `count` is at least 1. `timeout` is at least 1 ms and at most half of an
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl): 1.5 s with a TTL of 30 s. The user needs
+    /// permission for `WAIT`.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
         self
@@ -262,77 +264,8 @@ impl Builder {
         self
     }
 
-    /// Connects to the store at `url`, as [`LeaseManager::connect`] describes.
-    ///
-    /// # Errors
-    ///
-    /// - All errors of [`LeaseManager::connect`].
-    /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
-    /// - [`Unsupported`](ErrorKind::Unsupported): the store does not have a setting, or has no fencing tokens although
-    ///   [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is set.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside a tokio runtime.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe. If it is dropped, what was connected is disconnected.
-    pub async fn connect(self, url: impl AsRef<str>) -> Result<LeaseManager> {
-        runtime::need();
-        let (timing, settings) = self.checked()?;
-        let needed = self.needs_fencing();
-        let common = Common { ttl: timing.ttl, attempt: timing.attempt, remote: self.remote };
-        let target = Target::parse(url.as_ref(), &common)?;
-        let timing = match target.lease_time() {
-            Some(lease_time) => Timing::new(lease_time)?,
-            None => timing,
-        };
-        let remote = target.dedicated_thread();
-        let engine = if self.dedicated_thread.unwrap_or(remote) {
-            Engine::on_own_threads(async move || {
-                let store = open(target, Clock::system(), needed, timing.attempt).await?;
-                Ok(Core::new(store, timing, settings, false))
-            })
-            .await?
-        } else {
-            // A server's time goes on during a suspend; what is in memory may follow a paused clock.
-            let clock = if remote { Clock::system() } else { Clock::tokio() };
-            let store = in_task(open(target, clock, needed, timing.attempt)).await?;
-            Engine::on_caller(Core::new(store, timing, settings, true))
-        };
-        Ok(LeaseManager::new(engine))
-    }
-
-    /// Builds a manager on `store`: a store of your own, a [`Quorum`](crate::store::Quorum), or a [`MemoryStore`] that
-    /// several managers share.
-    ///
-    /// The work runs on the caller's runtime if the store uses tokio's clock, otherwise on threads of its own.
-    ///
-    /// # Errors
-    ///
-    /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
-    /// - [`Unsupported`](ErrorKind::Unsupported): a setting is for stores with a URL, such as
-    ///   [`prefix`](Builder::prefix), or `store` has no fencing tokens although
-    ///   [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is set.
-    /// - [`Unavailable`](ErrorKind::Unavailable): a thread could not be started.
-    pub fn build(self, store: impl Store) -> Result<LeaseManager> {
-        let (timing, settings) = self.checked()?;
-        self.remote.refuse("a store that is given to `build`")?;
-        check_fencing(&store, self.needs_fencing())?;
-        let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
-        let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
-        Ok(LeaseManager::new(Engine::new(core)?))
-    }
-
-    /// Creates the engine of the default settings, in memory.
-    pub(crate) fn default_in_memory() -> Arc<Engine> {
-        let timing = Timing::DEFAULT;
-        let settings = Self::default().settings(&timing);
-        Engine::on_caller(Core::new(Arc::new(MemoryStore::new()), timing, settings, true))
-    }
-
-    fn checked(&self) -> Result<(Timing, Settings)> {
+    /// Checks that all settings are in range and agree with each other.
+    pub(super) fn checked(&self) -> Result<(Timing, Settings)> {
         let timing = Timing::new(self.ttl)?;
         if let Some(bound) = self.max_poll_interval
             && !(POLL_INTERVALS.0..=POLL_INTERVALS.1).contains(&bound)
@@ -374,7 +307,7 @@ impl Builder {
     }
 
     /// Returns the name of a setting that a store without fencing tokens cannot have, if one is set.
-    fn needs_fencing(&self) -> Option<&'static str> {
+    pub(super) fn needs_fencing(&self) -> Option<&'static str> {
         let retention = self.fence_retention.map(|_| "fence_retention");
         self.require_fencing.then_some("require_fencing").or(retention)
     }
@@ -383,7 +316,7 @@ impl Builder {
         self.fence_retention.unwrap_or(Some(DEFAULT_FENCE_RETENTION.max(timing.ttl * 2)))
     }
 
-    fn settings(&self, timing: &Timing) -> Settings {
+    pub(super) fn settings(&self, timing: &Timing) -> Settings {
         Settings {
             max_hold: self.max_hold,
             poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
@@ -395,29 +328,4 @@ impl Builder {
             seed: self.seed,
         }
     }
-}
-
-/// Connects, and checks that the store has what the settings need.
-async fn open(
-    target: Target,
-    clock: Clock,
-    needed: Option<&'static str>,
-    timeout: Duration,
-) -> Result<Arc<dyn Store>> {
-    let store = target.open(clock).await?;
-    let checked = check_fencing(&*store, needed);
-    if checked.is_err() {
-        store.close(timeout).await;
-    }
-    checked.map(|()| store)
-}
-
-fn check_fencing(store: &dyn Store, needed: Option<&str>) -> Result<()> {
-    let Some(setting) = needed.filter(|_| !store.capabilities().fencing) else { return Ok(()) };
-    Err(Error::new(
-        ErrorKind::Unsupported,
-        format!(
-            "{setting} is set, but this store has no fencing tokens; leave it out, or use a store that has them"
-        ),
-    ))
 }

@@ -1,4 +1,4 @@
-//! Who this is to the servers.
+//! Credentials for the servers.
 
 use crate::error::{Error, Result};
 use crate::store::percent::decode;
@@ -6,21 +6,21 @@ use std::fmt;
 
 const HINT: &str = "write zookeeper://user:password@host and percent-encode odd characters";
 
-/// A user and a password, for the scheme `digest`. Never shown.
+/// A user and a password for the scheme `digest`. Never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct User(String);
 
 impl User {
     pub(super) const SCHEME: &'static str = "digest";
 
-    /// From a URL's `user:password`, percent-encoded.
+    /// Parses the percent-encoded `user:password` of a URL.
     pub(super) fn parse(text: &str) -> Result<Self> {
         // Errors never echo it.
         let invalid = |what: &str| Error::invalid(format!("the URL's {what}; {HINT}"));
         let Some((user, password)) = text.split_once(':') else {
             return Err(invalid("user has no password"));
         };
-        // Else a user for each server would make a password of all but the last.
+        // Otherwise, with a user for each server, the password would contain all servers but the last.
         if text.contains(['@', ',']) {
             return Err(invalid("credentials cannot be read"));
         }
@@ -29,14 +29,14 @@ impl User {
         if user.is_empty() || password.is_empty() {
             return Err(invalid("user or password is empty"));
         }
-        // The servers take what is before the first one for the user.
+        // The servers take the text before the first colon for the user.
         if user.contains(':') {
             return Err(invalid("user has a colon, which ZooKeeper does not allow"));
         }
         Ok(Self(format!("{user}:{password}")))
     }
 
-    /// What the servers are told.
+    /// Returns the bytes that the servers get.
     pub(super) fn secret(&self) -> &[u8] {
         self.0.as_bytes()
     }

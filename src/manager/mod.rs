@@ -1,10 +1,14 @@
-//! The manager, which creates locks.
+//! The manager, which creates locks. `builder.rs` has its settings, `connect.rs` the ways to make one.
 
-use crate::builder::Builder;
+mod builder;
+mod connect;
+
+pub use builder::Builder;
+
 use crate::engine::{Closed, Engine};
 use crate::error::{Error, Result};
 use crate::lock::{Holder, Lock};
-use crate::store::{Holding, Name};
+use crate::store::{HolderInfo, Name};
 use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -13,9 +17,10 @@ use tokio::task::coop::consume_budget;
 ///
 /// # What is promised
 ///
-/// While the [cancellation token](crate::Lease::cancellation_token) of a lease has not fired, no other holder can believe
-/// it has the name. This holds if the store keeps a key for its TTL by a clock that runs within 1 % of ours and is never
-/// stepped. The token fires before the TTL can have passed.
+/// While the [cancellation token](crate::Lease::cancellation_token) of a lease has not fired and
+/// [`check`](crate::Lease::check) returns `Ok`, no other holder can believe it has the name. This holds as long as
+/// the store keeps a key for its whole TTL, by a clock that runs within 1 % of the local clock and is not stepped.
+/// The token fires before the TTL can have passed.
 ///
 /// # What is not promised
 ///
@@ -57,77 +62,6 @@ pub struct LeaseManager {
 }
 
 impl LeaseManager {
-    /// Connects to the store at `url` with the default settings.
-    ///
-    /// | URL | connects to |
-    /// |---|---|
-    /// | `memory:` | a new store in this process, as [`in_memory`](LeaseManager::in_memory) |
-    /// | `redis://user:password@host:6379/0` | one Redis server; `rediss://` with TLS, `redis+unix://` for a socket |
-    /// | `redis-sentinel://..`, `redis-cluster://..` | a fleet of Redis servers |
-    /// | `redis://a,redis://b,redis://c` | a [`Quorum`](crate::store::Quorum) of independent servers |
-    /// | `zookeeper://host:2181,host:2181/path` | ZooKeeper, with the feature `zookeeper` |
-    ///
-    /// [`stores`](crate::guide::stores#urls) has all parts of these URLs. Use the [builder](LeaseManager::builder) for
-    /// settings that do not fit in a URL. [`redis`](crate::guide::redis) lists the permissions that a Redis user needs,
-    /// and what happens in a failover.
-    ///
-    /// Connecting runs a probe on a temporary key, so bad credentials or a command that is not allowed fail here rather
-    /// than at the first lock. A key that the user may not touch does not fail here, because other names may be
-    /// allowed: check that the prefix fits the user's permissions.
-    ///
-    /// # Errors
-    ///
-    /// - [`Invalid`](crate::ErrorKind::Invalid): the URL cannot be read.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the URL needs a feature that is off.
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers.
-    /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, or a permission is missing.
-    /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
-    /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.
-    ///
-    /// The URL never appears in an error.
-    ///
-    /// # Panics
-    ///
-    /// Panics outside a tokio runtime.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe. If it is dropped, what was connected is disconnected.
-    ///
-    /// ```
-    /// use leasehold::{ErrorKind, LeaseManager};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> leasehold::Result<()> {
-    /// let leases = LeaseManager::connect("memory:").await?;
-    /// let error = LeaseManager::connect("localhost:6379").await.unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::Invalid);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
-        Self::builder().connect(url).await
-    }
-
-    /// Creates a manager whose leases are in the memory of this process, for tests, tools and one-process services.
-    ///
-    /// It uses tokio's clock. It runs on the runtime that first uses it (which must keep running), and moves to the next
-    /// caller's runtime if that one shuts down (see [`dedicated_thread`](Builder::dedicated_thread)). Runtimes that share
-    /// it must share a clock too: if one of them pauses its time, it must be the only one.
-    #[must_use]
-    pub fn in_memory() -> Self {
-        Self::new(Builder::default_in_memory())
-    }
-
-    pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine }
-    }
-
-    /// Returns a builder, for settings other than the defaults.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     /// Creates a handle on `name` for one flow of control, without I/O.
     ///
     /// A name has 1 to 512 bytes, and its braces are balanced and not empty. An invalid name is reported by the first
@@ -153,6 +87,10 @@ impl LeaseManager {
     ///
     /// As [`Lock::try_lock`], and [`Unsupported`](crate::ErrorKind::Unsupported) if the store does not know the holder.
     ///
+    /// # Panics
+    ///
+    /// May panic outside a tokio runtime.
+    ///
     /// # Cancel safety
     ///
     /// Safe. It changes nothing.
@@ -162,13 +100,13 @@ impl LeaseManager {
     /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("orders:42").lock().await?;
-    /// let holding = leases.inspect("orders:42").await?.expect("held");
-    /// assert_eq!(holding.hold_count, 1);
+    /// let holder = leases.inspect("orders:42").await?.expect("held");
+    /// assert_eq!(holder.hold_count, 1);
     /// # drop(lease);
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<Holding>> {
+    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<HolderInfo>> {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
@@ -185,6 +123,10 @@ impl LeaseManager {
     /// # Errors
     ///
     /// As [`Lock::try_lock`]. The tokens in this manager have fired even then.
+    ///
+    /// # Panics
+    ///
+    /// May panic outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
@@ -212,16 +154,20 @@ impl LeaseManager {
     /// The cancellation tokens of all leases fire first, with [`Loss::Closed`](crate::Loss::Closed), and waiters get
     /// [`Closed`](crate::ErrorKind::Closed). Each name is released when its leases are dropped, or after the grace (a
     /// tenth of the [TTL](Builder::ttl), from 10 ms to 2 s), never before. The call takes at most the grace and four
-    /// attempts (a tenth of the TTL each), in which it also waits until the log is written.
+    /// [attempts](crate::guide::settings#what-follows-from-the-ttl), in which it also waits until the log is written.
     ///
     /// # Errors
     ///
     /// [`CloseError`] lists the names that could not be released; they expire within one TTL.
     ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime, and in one without timers.
+    ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the manager is closed nevertheless, and the releases continue in the background; only the report
-    /// is lost.
+    /// Once it has been polled, the manager is closed: if the call is dropped, all tokens have fired, and the releases
+    /// continue in the background. Only the report is lost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -1,6 +1,6 @@
-//! From an address to connections.
+//! Makes connections to an address.
 
-use super::link::sorted;
+use super::errors::classify;
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,18 +17,18 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// fred's default of 32 loses messages in a burst.
+/// The capacity for messages. fred's default of 32 loses some in a burst.
 const MESSAGES: usize = 4096;
 const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 
-/// A checked URL, and how long things may take. Its secrets are never shown.
+/// A checked URL and its time limits. Its secrets are never shown.
 #[derive(Clone)]
 pub(crate) struct Address {
-    /// Of one server; in a fleet, of each.
+    /// The configuration for one server; in a fleet, for each.
     config: Config,
     pub(super) topology: Topology,
     pub(super) prefix: String,
-    /// How long one attempt may take.
+    /// The time limit of one attempt.
     pub(super) attempt: Duration,
     pub(super) ttl: Duration,
     pub(super) replicas: Option<Replicas>,
@@ -49,7 +49,7 @@ impl Address {
         Ok(Self { config, topology, prefix, ttl, attempt, replicas: None, plain_pubsub: false })
     }
 
-    /// With what a URL cannot say.
+    /// Adds the settings that a URL cannot have.
     pub(crate) fn with(mut self, remote: &Remote) -> Result<Self> {
         let cluster = matches!(self.topology, Topology::Cluster(_));
         if remote.sharded_pubsub == Some(true) && !cluster {
@@ -70,7 +70,7 @@ impl Address {
         matches!(self.topology, Topology::Single)
     }
 
-    /// Whether two addresses of single servers lead to the same one, by their words.
+    /// Returns whether two addresses of single servers name the same host and port.
     pub(crate) fn is_same_server(&self, other: &Self) -> bool {
         use ServerConfig::Centralized;
         match (&self.config.server, &other.config.server) {
@@ -81,7 +81,7 @@ impl Address {
         }
     }
 
-    /// The address of one server of a fleet.
+    /// Returns the address of one server of a fleet.
     pub(super) fn of(&self, server: &Server) -> Self {
         let mut address = self.clone();
         address.config.server = ServerConfig::Centralized { server: server.clone() };
@@ -89,7 +89,7 @@ impl Address {
         address
     }
 
-    /// The address of a sentinel, which knows no databases and has users of its own.
+    /// Returns the address of a sentinel, which has no databases, and users of its own.
     pub(super) fn of_sentinel(&self, sentinels: &Sentinels, server: &Server) -> Self {
         let mut address = self.of(server);
         address.config.database = None;
@@ -106,11 +106,11 @@ impl Address {
             internal_command_timeout: self.connect_timeout(),
             // A script whose reply was lost must not be sent again behind our back.
             max_command_attempts: 1,
-            // Its look for silence takes a stall of this process for one; see `link.rs` and `wakeups.rs` for ours.
+            // fred's check takes a stall of this process for silence; `node.rs` and `subscriber.rs` have our own.
             unresponsive: UnresponsiveConfig { max_timeout: None, ..UnresponsiveConfig::default() },
             tcp: TcpConfig {
                 nodelay: Some(true),
-                // What was not sent when a connection is given up must not arrive later.
+                // Data that was not sent when a connection is closed must not arrive later.
                 linger: Some(Duration::ZERO),
                 ..TcpConfig::default()
             },
@@ -133,13 +133,13 @@ impl Address {
     }
 
     pub(super) async fn client(&self) -> Result<Client> {
-        let client = self.builder().build().map_err(|error| sorted(&error))?;
+        let client = self.builder().build().map_err(|error| classify(&error))?;
         self.init(&client).await?;
         Ok(client)
     }
 
     pub(super) async fn subscriber(&self) -> Result<SubscriberClient> {
-        let client = self.builder().build_subscriber_client().map_err(|error| sorted(&error))?;
+        let client = self.builder().build_subscriber_client().map_err(|error| classify(&error))?;
         self.init(&client).await?;
         Ok(client)
     }
@@ -148,9 +148,9 @@ impl Address {
         match timeout(self.connect_timeout() * 2, client.init()).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => {
-                // It would go on trying to connect.
+                // Otherwise the client would go on trying to connect.
                 let _ = timeout(self.attempt, client.quit()).await;
-                Err(sorted(&error))
+                Err(classify(&error))
             }
             Err(_) => {
                 let _ = timeout(self.attempt, client.quit()).await;
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_shows_nothing() {
+    fn address_shows_nothing() {
         let t = Duration::from_secs(1);
         let address = Address::parse("redis://u:hunter2@host", "app:", t, t).unwrap();
         assert!(!format!("{address:?}").contains("hunter2"));

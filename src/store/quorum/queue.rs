@@ -1,0 +1,340 @@
+//! Sends the requests for a name to a node one at a time, and records the tokens that this process may have left there.
+
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Acquired, HolderId, Name, Release, Released, Store, StoreFuture, Target};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::time::timeout;
+
+/// The queues of requests to a node, by name.
+pub(super) struct NameQueues {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    queues: Mutex<HashMap<Name, Queue>>,
+}
+
+type Queue = Arc<AsyncMutex<Vec<OrphanToken>>>;
+
+/// A token of this process that may be at the node without a hold that relies on it.
+pub(super) struct OrphanToken {
+    token: HolderId,
+    /// The number of acquires without an answer. Each may still run.
+    unanswered: u32,
+    /// Whether it must be released. The token of a living hold must not, though an acquire of it may still run.
+    owed: bool,
+    /// When it has surely expired.
+    pub(super) until: Instant,
+}
+
+/// Bounds the time of a call. Returns a call that has not answered in time as well, for its late answer.
+pub(super) async fn bounded<T>(
+    limit: Duration,
+    mut call: StoreFuture<T>,
+) -> (Result<T>, Option<StoreFuture<T>>) {
+    match timeout(limit, &mut call).await {
+        Ok(verdict) => (verdict, None),
+        Err(_) => (Err(timed_out()), Some(call)),
+    }
+}
+
+pub(super) fn timed_out() -> Error {
+    Error::new(ErrorKind::Unavailable, "no answer in time")
+}
+
+impl NameQueues {
+    pub(super) fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
+        Self { store, clock, queues: Mutex::default() }
+    }
+
+    /// Waits until no other request for `name` is under way.
+    pub(super) async fn head(self: &Arc<Self>, name: &Name) -> QueueHead {
+        let queue = Arc::clone(self.lock().entry(name.clone()).or_default());
+        let queue = Some(queue.lock_owned().await);
+        QueueHead { queues: Arc::clone(self), name: name.clone(), queue }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Queue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The head of the queue of a name. Its owner alone sends requests for the name.
+pub(super) struct QueueHead {
+    queues: Arc<NameQueues>,
+    name: Name,
+    /// `None` only while it is dropped.
+    queue: Option<OwnedMutexGuard<Vec<OrphanToken>>>,
+}
+
+impl Drop for QueueHead {
+    fn drop(&mut self) {
+        let empty = self.queue.take().is_none_or(|queue| queue.is_empty());
+        let mut queues = self.queues.lock();
+        // Each waiting request has a clone.
+        if empty && queues.get(&self.name).is_some_and(|queue| Arc::strong_count(queue) == 1) {
+            queues.remove(&self.name);
+        }
+    }
+}
+
+impl QueueHead {
+    fn orphans(&mut self) -> &mut Vec<OrphanToken> {
+        match &mut self.queue {
+            Some(queue) => queue,
+            None => unreachable!("a head has its queue until it is dropped"),
+        }
+    }
+
+    pub(super) fn find(&mut self, token: HolderId) -> Option<&mut OrphanToken> {
+        self.orphans().iter_mut().find(|orphan| orphan.token == token)
+    }
+
+    pub(super) fn forget(&mut self, token: HolderId) {
+        self.orphans().retain(|orphan| orphan.token != token);
+    }
+
+    /// Returns whether a release is still unconfirmed.
+    pub(super) fn owes(&mut self) -> bool {
+        self.orphans().iter().any(|orphan| orphan.owed)
+    }
+
+    /// Records that a token must be released; at `until` it has expired.
+    pub(super) fn owe(&mut self, token: HolderId, until: Instant) {
+        match self.find(token) {
+            Some(orphan) => {
+                orphan.owed = true;
+                orphan.until = orphan.until.max(until);
+            }
+            None => {
+                self.orphans().push(OrphanToken { token, unanswered: 0, owed: true, until });
+            }
+        }
+    }
+
+    /// Records that the tokens of all attempts of a hold must be released.
+    pub(super) fn owe_all(&mut self, token: HolderId) {
+        for orphan in self.orphans() {
+            orphan.owed |= orphan.token.in_attempt(0) == token.in_attempt(0);
+        }
+    }
+
+    /// Records that an acquire is about to be sent. Its token must be released unless it is [kept](Self::keep).
+    pub(super) fn sending(&mut self, token: HolderId, until: Instant) {
+        self.owe(token, until);
+        if let Some(orphan) = self.find(token) {
+            orphan.unanswered += 1;
+        }
+    }
+
+    /// Records the answer to an acquire.
+    pub(super) fn answered(&mut self, token: HolderId, verdict: &Result<Acquired>) {
+        let Some(orphan) = self.find(token) else { return };
+        match verdict {
+            Err(error) if error.fate() != Fate::NotExecuted => return,
+            _ => orphan.unanswered = orphan.unanswered.saturating_sub(1),
+        }
+        if orphan.unanswered == 0 && !matches!(verdict, Ok(Acquired::Granted { .. })) {
+            self.forget(token);
+        }
+    }
+
+    /// Records that a living hold relies on the token.
+    pub(super) fn keep(&mut self, token: HolderId) {
+        if let Some(orphan) = self.find(token) {
+            orphan.owed = false;
+            if orphan.unanswered == 0 {
+                self.forget(token);
+            }
+        }
+    }
+
+    /// Releases a token once. It stays an orphan if it may still be at the node, or arrive there later.
+    pub(super) async fn release(&mut self, token: HolderId, limit: Duration) -> Result<Released> {
+        let request = Release::new(Target::exclusive(self.name.clone()), token, 0, limit);
+        let call = self.queues.store.release(request);
+        let verdict = bounded(limit, call).await.0;
+        let unanswered = self.find(token).map_or(0, |orphan| orphan.unanswered);
+        let over = match &verdict {
+            // With several acquires in flight, it is unknown which of them the release undid.
+            Ok(Released::Done { .. }) => unanswered <= 1,
+            Ok(Released::NotYours(_)) => unanswered == 0,
+            Err(_) => false,
+        };
+        if over {
+            self.forget(token);
+        }
+        verdict
+    }
+
+    /// Releases all tokens that must be released, before the name is acquired again.
+    pub(super) async fn flush(&mut self, limit: Duration) {
+        let now = self.queues.clock.now();
+        self.orphans().retain(|orphan| orphan.until > now);
+        let owed: Vec<HolderId> =
+            self.orphans().iter().filter(|left| left.owed).map(|left| left.token).collect();
+        for token in owed {
+            let _ = self.release(token, limit).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Acquire, Inspect, MemoryStore};
+    use uuid::Uuid;
+
+    const T: Duration = Duration::from_secs(30);
+
+    fn queues() -> (Arc<NameQueues>, Name) {
+        let store = Arc::new(MemoryStore::new());
+        let clock = store.clock();
+        (Arc::new(NameQueues::new(store, clock)), Name::new("job").unwrap())
+    }
+
+    /// Polls once.
+    async fn waits<T>(future: impl Future<Output = T>) -> bool {
+        timeout(Duration::ZERO, future).await.is_err()
+    }
+
+    fn token(number: u64) -> HolderId {
+        HolderId::new(Uuid::from_u128(7), number)
+    }
+
+    fn error(fate: Fate) -> Result<Acquired> {
+        Err(Error::new(ErrorKind::Unavailable, "out of order").with_fate(fate))
+    }
+
+    fn granted(clock: &Clock) -> Result<Acquired> {
+        Ok(Acquired::granted(clock.now(), None))
+    }
+
+    async fn take(queues: &NameQueues, name: &Name, token: HolderId) {
+        let request = Acquire::new(Target::exclusive(name.clone()), token, T, T);
+        assert!(matches!(queues.store.acquire(request).await, Ok(Acquired::Granted { .. })));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_request_at_a_time_and_empty_queues_are_dropped() {
+        let (queues, name) = queues();
+        let first = queues.head(&name).await;
+        let mut second = Box::pin(queues.head(&name));
+        assert!(waits(&mut second).await);
+        drop(first);
+        assert_eq!(queues.lock().len(), 1, "a request is in it");
+        let mut second = second.await;
+        let mut third = Box::pin(queues.head(&name));
+        assert!(waits(&mut third).await, "two requests at once");
+        second.owe(token(1), queues.clock.now() + T);
+        drop(second);
+        let mut third = third.await;
+        assert!(third.owes());
+        drop(third);
+        assert_eq!(queues.lock().len(), 1, "something is owed");
+        let mut last = queues.head(&name).await;
+        last.forget(token(1));
+        assert!(!last.owes());
+        drop(last);
+        assert!(queues.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hold_that_may_be_at_the_node_is_owed_until_one_keeps_it() {
+        let (queues, name) = queues();
+        let until = queues.clock.now() + T;
+        let mut head = queues.head(&name).await;
+        let held = Ok(Acquired::held(None));
+        for answer in [error(Fate::NotExecuted), held] {
+            head.sending(token(1), until);
+            head.answered(token(1), &answer);
+            assert!(head.find(token(1)).is_none(), "{answer:?}: nothing is there");
+        }
+        for answer in [error(Fate::Unknown), granted(&queues.clock)] {
+            head.sending(token(1), until);
+            head.answered(token(1), &answer);
+            assert!(head.owes(), "{answer:?}: it is there, perhaps");
+            head.keep(token(1));
+            assert!(!head.owes());
+            // An acquire without an answer may still run, even after a release.
+            assert_eq!(head.find(token(1)).is_some(), answer.is_err(), "{answer:?}");
+            head.forget(token(1));
+        }
+        // An answer to the second of two leaves the first.
+        head.sending(token(1), until);
+        head.sending(token(1), until);
+        head.answered(token(1), &error(Fate::NotExecuted));
+        assert!(head.find(token(1)).is_some());
+        head.answered(token(1), &error(Fate::NotExecuted));
+        assert!(head.find(token(1)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_attempts_of_one_hold_are_owed_together() {
+        let (queues, name) = queues();
+        let until = queues.clock.now() + T;
+        let mut head = queues.head(&name).await;
+        for kept in [token(1), token(1).in_attempt(1), token(2)] {
+            head.sending(kept, until);
+            head.answered(kept, &error(Fate::Unknown));
+            head.keep(kept);
+        }
+        head.owe(token(3), until);
+        head.owe_all(token(1).in_attempt(2));
+        let mut owed = |token| head.find(token).unwrap().owed;
+        assert_eq!([1, 2, 3].map(|number| owed(token(number))), [true, false, true]);
+        assert!(owed(token(1).in_attempt(1)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_release_undoes_one_acquire() {
+        let (queues, name) = queues();
+        let until = queues.clock.now() + T;
+        for (sent, there, over) in [
+            (0, true, true),
+            (0, false, true),
+            (1, true, true),
+            (1, false, false),
+            (2, true, false),
+            (2, false, false),
+        ] {
+            let mut head = queues.head(&name).await;
+            head.owe(token(1), until);
+            for _ in 0..sent {
+                head.sending(token(1), until);
+            }
+            if there {
+                take(&queues, &name, token(1)).await;
+            }
+            let released = head.release(token(1), T).await;
+            assert_eq!(matches!(released, Ok(Released::Done { .. })), there, "{released:?}");
+            assert_eq!(head.find(token(1)).is_none(), over, "{sent} sent, there: {there}");
+            head.forget(token(1));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn owed_release_is_done_or_expired_before_the_next_acquire() {
+        let (queues, name) = queues();
+        let now = queues.clock.now();
+        let mut head = queues.head(&name).await;
+        take(&queues, &name, token(1)).await;
+        head.owe(token(1), now + T);
+        head.sending(token(2), now + T);
+        head.sending(token(3), now);
+        head.flush(T).await;
+        assert!(
+            queues
+                .store
+                .inspect(Inspect::new(Target::exclusive(name), T))
+                .await
+                .unwrap()
+                .holders
+                .is_empty()
+        );
+        assert!(head.find(token(1)).is_none() && head.find(token(3)).is_none());
+        assert!(head.find(token(2)).is_some(), "it may still come");
+    }
+}

@@ -1,0 +1,270 @@
+//! The calls of batchers: their items, their replies, and the verdicts.
+
+use super::connection::Connection;
+use super::defer::defer_to_driver;
+use super::errors::is_unsent;
+use super::keys::Keys;
+use super::replies::{self, Element};
+use super::requests::{Batch, Codec, Request, confirmed};
+use super::scripts::{Call, Script};
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, Fate, Result};
+use crate::store::{Acquire, Release, StoreFuture};
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// The most items of one call. 100 keep the server's stall near a quarter of a millisecond.
+pub(super) const BATCH_SIZE: usize = 100;
+
+/// Sends calls and reads their replies.
+pub(super) struct CallContext {
+    pub(super) connection: Connection,
+    pub(super) codec: Codec,
+    clock: Clock,
+    /// Fires when the connection is closed, or its runtime has gone.
+    pub(super) ended: CancellationToken,
+}
+
+impl CallContext {
+    pub(super) fn new(connection: Connection, codec: Codec, clock: Clock) -> Self {
+        Self { connection, codec, clock, ended: CancellationToken::new() }
+    }
+}
+
+/// A request that waits for the batcher's task. `P` counts it as pending for as long as it lives.
+pub(super) enum Item<P> {
+    Acquire(Waiting<Acquire, P>),
+    Release(Waiting<Release, P>),
+}
+
+/// A request, and where its verdict goes.
+pub(super) struct Waiting<R: Request, P> {
+    request: R,
+    reply_tx: oneshot::Sender<Result<R::Verdict>>,
+    verdict: Option<Result<R::Verdict>>,
+    pending: P,
+}
+
+/// The reply to one item of a call.
+struct ItemReply<'a> {
+    sent: Instant,
+    element: Result<&'a Element>,
+    /// Whether enough replicas have what the call did.
+    confirmed: &'a Result<()>,
+}
+
+/// Returns the element of a reply that belongs to one item.
+fn element_at(reply: &Result<Vec<Element>>, index: usize) -> Result<&Element> {
+    reply.as_ref().map_err(Error::clone)?.get(index).ok_or_else(replies::malformed_reply)
+}
+
+/// Boxes a future and writes it in its final place. The future of a call takes six kilobytes, which `Box::pin` would
+/// copy.
+pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    Box::into_pin(Box::write(Box::new_uninit(), make()))
+}
+
+/// Runs a lone request in the caller's future. The future may move to another runtime half way, and outlive its own.
+/// `pending` counts the request.
+pub(super) async fn run_alone<R: Request>(
+    request: R,
+    pending: impl AsRef<CallContext>,
+) -> Result<R::Verdict> {
+    let context = pending.as_ref();
+    let mut call = pin!(context.call_alone(&request));
+    // The call must not be polled once its runtime has ended, because its timers have ended too. Checking here is cheaper
+    // than waiting for `ended`, which would cost as much as a timer: the client ends with the runtime and wakes us.
+    poll_fn(|task| match context.ended.is_cancelled() {
+        true => Poll::Ready(Err(replies::connection_closed())),
+        false => call.as_mut().poll(task),
+    })
+    .await
+}
+
+impl CallContext {
+    pub(super) async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
+        let (script, call) = self.codec.lone_call(request);
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let mut reply = self.connection.run(script, call, request.timeout()).await?;
+        let confirmed = confirmed(wait, &mut reply);
+        let [element] = &reply[..] else { return Err(replies::malformed_reply()) };
+        self.read(request, ItemReply { sent, element: Ok(element), confirmed: &confirmed })
+    }
+
+    fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Verdict> {
+        let verdict = request.read(&self.codec, reply.sent, reply.element?)?;
+        match reply.confirmed {
+            Ok(()) => Ok(verdict),
+            Err(error) => request.unconfirmed(verdict, error),
+        }
+    }
+
+    /// Sends items as one call and gives each its verdict. Returns an error if the call did not run and a call with later
+    /// items would not run either.
+    pub(super) async fn call<P>(&self, mut items: Vec<Item<P>>) -> Result<()>
+    where
+        P: AsRef<CallContext> + Send + Sync + 'static,
+    {
+        // A request without a caller was never sent, so there is nothing to undo, and a release is sent again if it is
+        // still needed.
+        items.retain(|item| !item.is_given_up());
+        if items.is_empty() {
+            return Ok(());
+        }
+        let (sent, reply, confirmed) = self.run(&items).await;
+        let failure = match &reply {
+            Err(error)
+                if self.connection.is_split(error)
+                    || items.len() > 1 && replies::is_key_out_of_reach(error) =>
+            {
+                items.into_iter().for_each(Item::go_alone);
+                return Ok(());
+            }
+            Err(error)
+                if error.is_unavailable() && error.fate() == Fate::NotExecuted
+                    || is_unsent(error) =>
+            {
+                Err(error.clone())
+            }
+            _ => Ok(()),
+        };
+        for (index, item) in items.iter_mut().enumerate() {
+            let element = element_at(&reply, index);
+            item.read(self, ItemReply { sent, element, confirmed: &confirmed });
+        }
+        defer_to_driver(|| items.into_iter().for_each(Item::answer));
+        failure
+    }
+
+    /// Runs items as one call. Returns the instant before it was sent, the reply with one element per item, and whether
+    /// enough replicas confirmed it.
+    async fn run<P>(&self, items: &[Item<P>]) -> (Instant, Result<Vec<Element>>, Result<()>) {
+        let (script, mut call) = match items {
+            [one] => one.lone_call(&self.codec),
+            _ => {
+                let mut batch = Batch::of(items.len());
+                items.iter().for_each(|item| item.write(&self.codec.keys, &mut batch));
+                (&self.codec.scripts.batch, batch.finish(self.codec.replicas))
+            }
+        };
+        call.divisible = true;
+        let timeout = items.iter().map(Item::timeout).max().unwrap_or_default();
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let mut reply = self.connection.run(script, call, timeout).await;
+        let confirmed = match &mut reply {
+            Ok(reply) => confirmed(wait, reply),
+            Err(_) => Ok(()),
+        };
+        let reply = match reply {
+            Ok(reply) if reply.len() != items.len() => Err(replies::malformed_reply()),
+            reply => reply,
+        };
+        (sent, reply, confirmed)
+    }
+}
+
+impl<R: Request, P> Waiting<R, P> {
+    /// Returns a waiting request, and the future of its verdict.
+    pub(super) fn new(request: R, pending: P) -> (Self, StoreFuture<R::Verdict>) {
+        let (reply_tx, verdict) = oneshot::channel();
+        let verdict =
+            Box::pin(
+                async move { verdict.await.unwrap_or_else(|_| Err(replies::connection_closed())) },
+            );
+        (Self { request, reply_tx, verdict: None, pending }, verdict)
+    }
+
+    fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
+        self.verdict = Some(context.read(&self.request, reply));
+    }
+
+    fn answer(self) {
+        // Before the verdict: the caller may send its next request at once, and that one should count as alone.
+        drop(self.pending);
+        if let Some(verdict) = self.verdict {
+            // If the receiver is gone, the verdict is dropped: the contract of `Store` allows it.
+            drop(self.reply_tx.send(verdict));
+        }
+    }
+
+    /// Answers a request that was not sent.
+    fn refuse(mut self, error: &Error) {
+        self.verdict = Some(Err(error.clone()));
+        self.answer();
+    }
+}
+
+impl<R: Request, P: AsRef<CallContext> + Send + Sync + 'static> Waiting<R, P> {
+    async fn alone(mut self) {
+        self.verdict = Some(self.pending.as_ref().call_alone(&self.request).await);
+        self.answer();
+    }
+}
+
+impl<P: AsRef<CallContext> + Send + Sync + 'static> Item<P> {
+    /// Sends the item in a call of its own, because one of the items of its batch cannot share a call. Only its caller
+    /// waits for it, so it may take its whole time limit.
+    fn go_alone(self) {
+        match self {
+            Item::Acquire(one) => drop(tokio::spawn(one.alone())),
+            Item::Release(one) => drop(tokio::spawn(one.alone())),
+        }
+    }
+}
+
+impl<P> Item<P> {
+    /// Returns whether the caller has gone.
+    fn is_given_up(&self) -> bool {
+        match self {
+            Item::Acquire(one) => one.reply_tx.is_closed(),
+            Item::Release(one) => one.reply_tx.is_closed(),
+        }
+    }
+
+    /// Answers a request that was not sent.
+    pub(super) fn refuse(self, error: &Error) {
+        match self {
+            Item::Acquire(one) => one.refuse(error),
+            Item::Release(one) => one.refuse(error),
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        match self {
+            Item::Acquire(one) => one.request.timeout(),
+            Item::Release(one) => one.request.timeout(),
+        }
+    }
+
+    fn lone_call(&self, codec: &Codec) -> (&'static Script, Call) {
+        match self {
+            Item::Acquire(one) => codec.lone_call(&one.request),
+            Item::Release(one) => codec.lone_call(&one.request),
+        }
+    }
+
+    fn write(&self, keys: &Keys, batch: &mut Batch) {
+        match self {
+            Item::Acquire(one) => one.request.write(keys, batch),
+            Item::Release(one) => one.request.write(keys, batch),
+        }
+    }
+
+    fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
+        match self {
+            Item::Acquire(one) => one.read(context, reply),
+            Item::Release(one) => one.read(context, reply),
+        }
+    }
+
+    fn answer(self) {
+        match self {
+            Item::Acquire(one) => one.answer(),
+            Item::Release(one) => one.answer(),
+        }
+    }
+}

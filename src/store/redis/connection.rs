@@ -1,0 +1,77 @@
+//! Runs scripts on one server or in a fleet.
+
+use super::address::Address;
+use super::errors::classify;
+use super::fleet::Fleet;
+use super::node::Node;
+use super::replies::{self, Element};
+use super::routes::Routes;
+use super::scripts::{Call, Script};
+use crate::error::{Error, Result};
+use crate::store::Signal;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Runs scripts on one server, or on the server of a fleet that has their keys.
+#[derive(Clone)]
+pub(super) enum Connection {
+    One(Node),
+    Fleet(Arc<Fleet>),
+}
+
+impl Connection {
+    pub(super) async fn run(
+        &self,
+        script: &'static Script,
+        call: Call,
+        timeout: Duration,
+    ) -> Result<Vec<Element>> {
+        match self {
+            Connection::One(node) => {
+                let reply = node.run(script, &call.finish(), timeout, false).await;
+                reply.map_err(|error| classify(&error))
+            }
+            // Boxed, so that the future stays small where there is one server.
+            Connection::Fleet(fleet) => Box::pin(fleet.run(script, call.finish(), timeout)).await,
+        }
+    }
+
+    /// Returns whether names belong to slots. Then one call takes keys of one slot only.
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Connection::Fleet(fleet) if fleet.is_cluster())
+    }
+
+    /// Returns whether a call was refused because its slot is being moved and only some of its keys have moved.
+    pub(super) fn is_split(&self, error: &Error) -> bool {
+        self.is_cluster() && replies::is_split(error)
+    }
+
+    pub(super) async fn close(&self) {
+        match self {
+            Connection::One(node) => node.close().await,
+            Connection::Fleet(fleet) => fleet.close().await,
+        }
+    }
+}
+
+/// Makes connections on the current runtime.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) address: Address,
+    /// `None` for a single server.
+    pub(super) routes: Option<Arc<Routes>>,
+    /// Is set at each reconnect.
+    pub(super) reconnects: Signal,
+}
+
+impl Connector {
+    pub(super) async fn connect(&self) -> Result<Connection> {
+        let Self { address, routes, reconnects } = self;
+        Ok(match routes {
+            None => {
+                Connection::One(Node::new(address.client().await?, address.attempt, reconnects))
+            }
+            Some(routes) => Connection::Fleet(Fleet::connect(address, routes, reconnects).await?),
+        })
+    }
+}

@@ -1,0 +1,185 @@
+//! Subscriptions in a fleet. Each server has a connection of its own for its channels, made when a waiter first needs it.
+//! A channel follows its slot.
+
+use super::address::Address;
+use super::routes::Routes;
+use super::scripts::slot;
+use super::subscriber::{Channels, Command, Subscriber, lock, run, wake};
+use crate::trace;
+use fred::types::config::Server;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Level;
+
+/// Sends commands to the subscriber of a server.
+type SubscriberHandle = mpsc::UnboundedSender<Command>;
+
+/// The subscribers of a fleet.
+pub(super) struct FleetSubscribers {
+    address: Address,
+    routes: Arc<Routes>,
+    channels: Channels,
+    /// `None` after the end.
+    subscribers: Mutex<Option<HashMap<Server, SubscriberHandle>>>,
+    /// The runtime of the connections.
+    runtime: Handle,
+    _end: DropGuard,
+}
+
+impl FleetSubscribers {
+    pub(super) fn start(address: &Address, routes: &Arc<Routes>, channels: &Channels) -> Arc<Self> {
+        let end = CancellationToken::new();
+        let subscribers = Arc::new(Self {
+            address: address.clone(),
+            routes: Arc::clone(routes),
+            channels: Arc::clone(channels),
+            subscribers: Mutex::new(Some(HashMap::new())),
+            runtime: Handle::current(),
+            _end: end.clone().drop_guard(),
+        });
+        tokio::spawn(follow(Arc::downgrade(&subscribers), Arc::clone(routes), end));
+        subscribers
+    }
+
+    /// Sends a command to the subscriber of the server. Returns false if there is none.
+    pub(super) fn send(self: &Arc<Self>, command: Command) -> bool {
+        match &command {
+            Command::Subscribe(channel, _) => {
+                let Some(server) = self.routes.owner(slot(channel.as_bytes())) else {
+                    self.routes.request_refresh();
+                    return false;
+                };
+                let before = lock(&self.channels)
+                    .get_mut(channel)
+                    .and_then(|entry| entry.server.replace(server.clone()));
+                if let Some(before) = before.filter(|before| *before != server) {
+                    self.send_to(&before, Command::Idle(channel.clone()));
+                }
+                self.subscriber(server).is_some_and(|subscriber| subscriber.send(command).is_ok())
+            }
+            Command::Idle(channel) => {
+                let server =
+                    lock(&self.channels).get(channel).and_then(|entry| entry.server.clone());
+                server.is_some_and(|server| self.send_to(&server, command))
+            }
+            Command::Close(_) => false,
+        }
+    }
+
+    /// Sends a command to a subscriber that exists. Returns whether it was sent.
+    fn send_to(&self, server: &Server, command: Command) -> bool {
+        let subscribers = lock(&self.subscribers);
+        let subscriber = subscribers.as_ref().and_then(|subscribers| subscribers.get(server));
+        subscriber.is_some_and(|subscriber| subscriber.send(command).is_ok())
+    }
+
+    /// Returns the subscriber of a server, made now if need be.
+    fn subscriber(self: &Arc<Self>, server: Server) -> Option<SubscriberHandle> {
+        let mut subscribers = lock(&self.subscribers);
+        let subscribers = subscribers.as_mut()?;
+        if let Some(subscriber) =
+            subscribers.get(&server).filter(|subscriber| !subscriber.is_closed())
+        {
+            return Some(subscriber.clone());
+        }
+        let (subscriber, commands) = mpsc::unbounded_channel();
+        subscribers.insert(server.clone(), subscriber.clone());
+        let address = self.address.of(&server);
+        let (channels, routes) = (Arc::clone(&self.channels), Arc::clone(&self.routes));
+        self.runtime.spawn(async move {
+            match address.subscriber().await {
+                Ok(client) => {
+                    let subscriber = Subscriber::new(
+                        client,
+                        &channels,
+                        &address,
+                        Some((server, routes.sharded)),
+                    );
+                    run(subscriber, commands).await;
+                }
+                // The commands are dropped here, and with them the senders that their callers wait for.
+                Err(error) => {
+                    trace::later(
+                        Level::DEBUG,
+                        || move || tracing::debug!(%error, "no connection for wake-ups"),
+                    );
+                    routes.request_refresh();
+                }
+            }
+        });
+        Some(subscriber)
+    }
+
+    /// Moves the channels to the servers that have their slots now.
+    fn rebalance(self: &Arc<Self>) {
+        let servers = self.routes.servers();
+        if let Some(subscribers) = lock(&self.subscribers).as_mut() {
+            // A subscriber without a handle disconnects.
+            subscribers.retain(|server, _| servers.contains(server));
+        }
+        let mut channels = lock(&self.channels);
+        // A channel without waiters may belong to a subscriber that has disconnected, so it is removed here.
+        channels.retain(|channel, entry| {
+            let owner = self.routes.owner(slot(channel.as_bytes()));
+            entry.is_awaited() || owner.is_none() || entry.server == owner
+        });
+        let moved: Vec<String> = channels
+            .iter_mut()
+            .filter(|(channel, entry)| {
+                let owner = self.routes.owner(slot(channel.as_bytes()));
+                owner.is_some() && entry.server != owner
+            })
+            .map(|(channel, entry)| {
+                entry.subscribed = false;
+                channel.clone()
+            })
+            .collect();
+        drop(channels);
+        for channel in moved {
+            let (done, subscribed) = oneshot::channel();
+            if self.send(Command::Subscribe(channel.clone(), done)) {
+                let channels = Arc::clone(&self.channels);
+                self.runtime.spawn(async move {
+                    let _ = subscribed.await;
+                    // Messages of the gap are lost.
+                    wake(&channels, Some(&channel));
+                });
+            }
+        }
+    }
+
+    pub(super) async fn close(&self, limit: Duration) {
+        let subscribers = lock(&self.subscribers).take().unwrap_or_default();
+        let closing: Vec<_> = subscribers
+            .into_values()
+            .filter_map(|subscriber| {
+                let (done, closed) = oneshot::channel();
+                subscriber.send(Command::Close(done)).ok().map(|()| closed)
+            })
+            .collect();
+        let all = async {
+            for closed in closing {
+                let _ = closed.await;
+            }
+        };
+        let _ = timeout(limit, all).await;
+    }
+}
+
+/// Follows the routes until the end.
+async fn follow(subscribers: Weak<FleetSubscribers>, routes: Arc<Routes>, end: CancellationToken) {
+    let mut changes = routes.changes();
+    loop {
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            () = end.cancelled() => return,
+        }
+        let Some(subscribers) = subscribers.upgrade() else { return };
+        subscribers.rebalance();
+    }
+}

@@ -1,0 +1,367 @@
+//! A connection that receives wake-ups: it subscribes, listens, and checks that it is alive.
+//!
+//! It has two tasks on the engine's runtime. The listener forwards messages and never waits for anything else. The
+//! subscriber subscribes and unsubscribes, one channel per command and one command at a time, because otherwise fred mixes
+//! up replies. In a fleet each server has such a pair; see `fleet_subscribers`.
+//!
+//! fred expects no reply to an unsubscribe, since Redis usually answers it with a message. But a node of a cluster refuses
+//! to unsubscribe a channel that has moved with its slot, and fred would take the refusal for the reply to the next
+//! command. So after an unsubscribe the subscriber pings the server until the reply is that to its ping. Replies left over
+//! from before are dropped.
+//!
+//! A subscription is silent by nature, so a dead connection would go unnoticed. While channels are subscribed, the
+//! subscriber pings the server from time to time.
+//!
+//! Nothing is given to fred while it has no connection: it would keep everything until the end of the outage. After a
+//! reconnect the subscriber subscribes all awaited channels again. A new connection has nothing to unsubscribe.
+
+use super::address::Address;
+use super::errors::classify;
+use super::node::{is_connected, until_in_use};
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::Signal;
+use crate::trace;
+use fred::clients::SubscriberClient;
+use fred::error::ErrorKind as Silence;
+use fred::interfaces::{ClientLike, EventInterface, FredResult, PubsubInterface};
+use fred::types::config::Server;
+use fred::types::{ClusterHash, CustomCommand, Value};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::Level;
+
+/// How long a subscription outlives its last waiter: the next one is often there at once.
+const LINGER: Duration = Duration::from_secs(1);
+/// The bounds of the time between two pings.
+const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// The most unsubscribes at a time, with one ping after them.
+const BATCH: usize = 100;
+/// The bounds of the time in which fred drops replies that are left over.
+const DRAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+/// The channels with waiters, and those that are still subscribed.
+pub(super) type Channels = Arc<Mutex<HashMap<String, Channel>>>;
+
+/// A channel, its waiters and its subscription.
+#[derive(Default)]
+pub(super) struct Channel {
+    pub(super) waiters: Vec<Signal>,
+    /// Whether it is subscribed, as far as the client knows.
+    pub(super) subscribed: bool,
+    /// The server of a fleet that has the channel.
+    pub(super) server: Option<Server>,
+}
+
+impl Channel {
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+}
+
+/// A command to a subscriber.
+pub(super) enum Command {
+    /// Subscribes; answered when the subscription is there.
+    Subscribe(String, oneshot::Sender<Result<()>>),
+    /// Unsubscribes after a while: the last waiter has gone.
+    Idle(String),
+    Close(oneshot::Sender<()>),
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Wakes the waiters of one channel, or of all. Each of them is the first in this process to wait for its name, though two
+/// names may share a channel, so no wake-up is for nothing.
+pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
+    let waiters: Vec<Signal> = {
+        let channels = lock(channels);
+        match channel {
+            Some(channel) => channels
+                .get(channel)
+                .into_iter()
+                .flat_map(|entry| &entry.waiters)
+                .cloned()
+                .collect(),
+            None => channels.values().flat_map(|entry| &entry.waiters).cloned().collect(),
+        }
+    };
+    // Wakers run with no lock held.
+    waiters.iter().for_each(Signal::set);
+}
+
+/// A connection that receives messages.
+pub(super) struct Subscriber {
+    client: SubscriberClient,
+    /// Whether channels belong to slots.
+    sharded: bool,
+    /// The server of a fleet whose channels it has; `None` for a single server.
+    server: Option<Server>,
+    channels: Channels,
+    /// The channels that were subscribed on this connection and not unsubscribed.
+    here: HashSet<String>,
+    attempt: Duration,
+    /// The time between two pings. With the time limit of an attempt it is less than T/3 and a second.
+    ping_interval: Duration,
+    /// The number of pings so far.
+    pings: u64,
+    /// Whether there may be replies to commands for which fred expects none.
+    in_doubt: bool,
+}
+
+/// Runs a subscriber until it is closed.
+pub(super) async fn run(subscriber: Subscriber, commands: mpsc::UnboundedReceiver<Command>) {
+    tokio::spawn(forward_messages(subscriber.client.clone(), Arc::clone(&subscriber.channels)));
+    process_commands(subscriber, commands).await;
+}
+
+/// Forwards messages until the client ends.
+async fn forward_messages(client: SubscriberClient, channels: Channels) {
+    let mut messages = client.message_rx();
+    loop {
+        match messages.recv().await {
+            Ok(message) => wake(&channels, Some(&message.channel)),
+            // This task was too slow, and the channels are lost, so it wakes all waiters.
+            Err(RecvError::Lagged(_)) => wake(&channels, None),
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Subscribes, unsubscribes channels that have been idle for a while, and subscribes again after a reconnect. While any
+/// channel is subscribed, checks that the connection is alive.
+async fn process_commands(
+    mut subscriber: Subscriber,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+) {
+    let mut reconnects = subscriber.client.reconnect_rx();
+    let mut idle: VecDeque<(Instant, String)> = VecDeque::new();
+    let mut alive = Instant::now();
+    loop {
+        let next = idle.front().map(|(at, _)| *at);
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(Command::Subscribe(channel, done)) => {
+                    // An earlier waiter's command may have done it.
+                    let there = lock(&subscriber.channels).get(&channel).is_none_or(|entry| entry.subscribed);
+                    let result = if there { Ok(()) } else { subscriber.subscribe(&channel).await };
+                    let _ = done.send(result);
+                }
+                Some(Command::Idle(channel)) => idle.push_back((Instant::now() + LINGER, channel)),
+                Some(Command::Close(done)) => {
+                    let _ = timeout(subscriber.attempt, subscriber.client.quit()).await;
+                    let _ = done.send(());
+                    return;
+                }
+                None => break,
+            },
+            () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {
+                let now = Instant::now();
+                let due = idle.iter().take(BATCH).take_while(|(at, _)| *at <= now).count();
+                for _ in 0..due {
+                    let Some((_, channel)) = idle.pop_front() else { break };
+                    if !subscriber.unsubscribe(&channel).await {
+                        break;
+                    }
+                }
+                if subscriber.in_doubt {
+                    subscriber.probe().await;
+                    alive = Instant::now();
+                }
+            }
+            () = sleep_until(alive + subscriber.ping_interval), if !subscriber.here.is_empty() => {
+                subscriber.probe().await;
+                alive = Instant::now();
+            }
+            event = reconnects.recv() => {
+                if let Err(RecvError::Closed) = event {
+                    break;
+                }
+                until_in_use(&subscriber.client).await;
+                for channel in subscriber.mark_unsubscribed() {
+                    let _ = subscriber.subscribe(&channel).await;
+                }
+                // Messages of the gap are lost.
+                wake(&subscriber.channels, None);
+            }
+        }
+    }
+    let _ = timeout(subscriber.attempt, subscriber.client.quit()).await;
+}
+
+impl Subscriber {
+    pub(super) fn new(
+        client: SubscriberClient,
+        channels: &Channels,
+        address: &Address,
+        fleet: Option<(Server, bool)>,
+    ) -> Self {
+        let (server, sharded) = fleet.map_or((None, false), |(server, is)| (Some(server), is));
+        let (channels, here) = (Arc::clone(channels), HashSet::new());
+        let (attempt, ping_interval) =
+            (address.attempt, (address.ttl / 4).clamp(PING_INTERVAL.0, PING_INTERVAL.1));
+        Self {
+            client,
+            sharded,
+            server,
+            channels,
+            here,
+            attempt,
+            ping_interval,
+            pings: 0,
+            in_doubt: false,
+        }
+    }
+
+    /// Pings the server, and replaces the connection if there is no reply. A refusal is a reply, too. After the reply to
+    /// another command it pings again.
+    async fn probe(&mut self) {
+        let mut drain = DRAIN.0;
+        self.in_doubt = false;
+        while is_connected(&self.client) {
+            self.pings += 1;
+            let question = self.pings.to_string();
+            let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
+            match self.client.custom(ping, vec![question.as_str()]).await {
+                Err(error) if *error.kind() == Silence::Timeout => return self.reconnect().await,
+                reply if !answers_another(&reply, &question) => return,
+                _ if drain > DRAIN.1 => return self.reconnect().await,
+                _ => {
+                    // While no command is in flight, fred drops replies.
+                    sleep(drain).await;
+                    drain *= 2;
+                }
+            }
+        }
+    }
+
+    /// Replaces the connection. Without one, fred is making one already.
+    async fn reconnect(&self) {
+        if is_connected(&self.client) {
+            trace::later(Level::DEBUG, || {
+                || {
+                    tracing::debug!(
+                        "the connection for wake-ups is silent, or its replies are out of step"
+                    )
+                }
+            });
+            // On a stalled server this itself hangs.
+            let _ = timeout(self.attempt * 2, self.client.force_reconnection()).await;
+        }
+    }
+
+    /// Records that nothing is subscribed after a reconnect. Returns the channels with waiters. The event may come late,
+    /// when a channel is already subscribed on the new connection, so channels without waiters are still unsubscribed.
+    fn mark_unsubscribed(&self) -> Vec<String> {
+        let mut channels = lock(&self.channels);
+        let ours = channels.iter_mut().filter(|(_, channel)| channel.server == self.server);
+        ours.filter_map(|(name, channel)| {
+            channel.subscribed = false;
+            channel.is_awaited().then(|| name.clone())
+        })
+        .collect()
+    }
+
+    async fn subscribe(&mut self, channel: &str) -> Result<()> {
+        if !is_connected(&self.client) {
+            let error = Error::new(ErrorKind::Unavailable, "there is no connection for wake-ups");
+            return Err(error.with_fate(Fate::NotExecuted));
+        }
+        self.here.insert(channel.to_owned());
+        let confirmed = async {
+            match self.sharded {
+                true => self.client.ssubscribe(channel).await,
+                false => self.client.subscribe(channel).await,
+            }
+        };
+        // fred's own time limit, of one attempt, ends first: a command that we drop would still be sent.
+        match timeout(self.attempt * 2, confirmed).await {
+            Ok(Ok(())) => {
+                if let Some(entry) = lock(&self.channels).get_mut(channel)
+                    && entry.server == self.server
+                {
+                    entry.subscribed = true;
+                }
+                Ok(())
+            }
+            Ok(Err(error)) => Err(classify(&error)),
+            Err(_) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the subscription was not confirmed in time",
+            )),
+        }
+    }
+
+    /// Unsubscribes, unless the channel has a waiter again. Returns whether the server accepts commands.
+    async fn unsubscribe(&mut self, channel: &str) -> bool {
+        {
+            let mut channels = lock(&self.channels);
+            let ours = channels.get(channel).filter(|entry| entry.server == self.server);
+            if ours.is_some_and(Channel::is_awaited) {
+                return true;
+            }
+            if ours.is_some() {
+                // A new waiter requests a new subscription from here on, which comes after this command.
+                channels.remove(channel);
+            }
+        }
+        // A server unsubscribes a sharded channel by itself when its slot leaves, but our map may be ahead of it.
+        if !self.here.remove(channel) || !is_connected(&self.client) {
+            return true;
+        }
+        self.in_doubt |= self.sharded;
+        let given_up = async {
+            match self.sharded {
+                true => self.client.sunsubscribe(channel).await,
+                false => self.client.unsubscribe(channel).await,
+            }
+        };
+        matches!(timeout(self.attempt * 2, given_up).await, Ok(Ok(())))
+    }
+}
+
+/// Returns whether a reply is not that to a `PING` with this word, but to an earlier one or to a command for which fred
+/// expects no reply.
+fn answers_another(reply: &FredResult<Value>, question: &str) -> bool {
+    match reply {
+        // On a connection with subscriptions it is `pong` and the word.
+        Ok(Value::Array(words)) => {
+            words.last().and_then(Value::as_str).as_deref() != Some(question)
+        }
+        Ok(word) => word.as_str().as_deref() != Some(question),
+        Err(error) => {
+            let text = error.details();
+            text.starts_with("MOVED") || text.contains("unsubscribe")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reply_to_a_ping_is_not_taken_for_that_to_another_command() {
+        let refused =
+            |text: &'static str| Err::<Value, _>(fred::error::Error::new(Silence::Unknown, text));
+        let pong = |word: &'static str| Ok(Value::Array(vec!["pong".into(), word.into()]));
+        for (reply, is) in [
+            (pong("7"), false),
+            (Ok("7".into()), false),
+            // Without the permission to ping, the refusal shows that the connection is alive.
+            (refused("NOPERM User a has no permissions to run the 'ping' command"), false),
+            (refused("MISCONF Errors writing to the AOF file"), false),
+            (pong("6"), true),
+            (Ok("6".into()), true),
+            (Ok(Value::Array(vec!["ssubscribe".into(), "c".into(), 1.into()])), true),
+            (refused("MOVED 7 127.0.0.1:6379"), true),
+            (refused("NOPERM User a has no permissions to run the 'sunsubscribe' command"), true),
+        ] {
+            assert_eq!(answers_another(&reply, "7"), is, "{reply:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Wake-ups over pub/sub.
+//!
+//! They are hints only. A name with waiters has one subscription, whatever their number.
+
+use super::connection::Connector;
+use super::fleet_subscribers::FleetSubscribers;
+use super::subscriber::{Channel, Channels, Command, Subscriber, lock, run};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Signal, Wakeups};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+/// Subscribes waiters to the channels of their names.
+#[derive(Clone)]
+pub(super) struct Subscriptions {
+    channels: Channels,
+    backend: Backend,
+}
+
+/// The receiver of commands.
+#[derive(Clone)]
+enum Backend {
+    One(mpsc::UnboundedSender<Command>),
+    Each(Arc<FleetSubscribers>),
+}
+
+impl Subscriptions {
+    /// Connects on the current runtime.
+    pub(super) async fn start(connector: &Connector) -> Result<Self> {
+        let (address, channels) = (&connector.address, Channels::default());
+        let backend = match &connector.routes {
+            None => {
+                let client = address.subscriber().await?;
+                let (commands, inbox) = mpsc::unbounded_channel();
+                let subscriber = Subscriber::new(client, &channels, address, None);
+                tokio::spawn(run(subscriber, inbox));
+                Backend::One(commands)
+            }
+            Some(routes) => Backend::Each(FleetSubscribers::start(address, routes, &channels)),
+        };
+        Ok(Self { channels, backend })
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
+        let sent = match &self.backend {
+            Backend::One(commands) => commands.send(command).is_ok(),
+            Backend::Each(fleet) => fleet.send(command),
+        };
+        sent.then_some(())
+            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the subscriber has gone"))
+    }
+
+    /// Returns whether a message to `channel` reaches this process too, as far as it knows.
+    pub(super) fn is_subscribed(&self, channel: &str) -> bool {
+        lock(&self.channels).get(channel).is_some_and(|entry| entry.subscribed)
+    }
+
+    /// Closes the connections.
+    pub(super) async fn close(&self, attempt: Duration) {
+        if let Backend::Each(fleet) = &self.backend {
+            return fleet.close(attempt * 2).await;
+        }
+        let (done, closed) = oneshot::channel();
+        if self.send(Command::Close(done)).is_ok() {
+            let _ = timeout(attempt * 2, closed).await;
+        }
+    }
+
+    /// Subscribes a waiter. Returns when the subscription has been sent: except in a cluster, fred does not wait for
+    /// its reply.
+    pub(super) async fn subscribe(&self, channel: String) -> Result<Wakeups> {
+        let signal = Signal::new();
+        let guard =
+            Guard { subscriptions: self.clone(), channel: channel.clone(), signal: signal.clone() };
+        let subscribed = {
+            let mut channels = lock(&self.channels);
+            let entry = channels.entry(channel.clone()).or_default();
+            entry.waiters.push(signal.clone());
+            entry.subscribed
+        };
+        if !subscribed {
+            let (done, confirmed) = oneshot::channel();
+            self.send(Command::Subscribe(channel, done))?;
+            confirmed.await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Unavailable, "the subscriber has gone"))
+            })?;
+        }
+        Ok(Wakeups::new(signal, guard))
+    }
+}
+
+/// Removes a waiter when it is dropped.
+struct Guard {
+    subscriptions: Subscriptions,
+    channel: String,
+    signal: Signal,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut channels = lock(&self.subscriptions.channels);
+        let Some(channel) = channels.get_mut(&self.channel) else {
+            return;
+        };
+        channel.waiters.retain(|waiter| !waiter.is(&self.signal));
+        if channel.is_awaited() {
+            return;
+        }
+        drop(channels);
+        if self.subscriptions.send(Command::Idle(self.channel.clone())).is_err() {
+            // No connection is left to unsubscribe on.
+            let mut channels = lock(&self.subscriptions.channels);
+            if !channels.get(&self.channel).is_none_or(Channel::is_awaited) {
+                channels.remove(&self.channel);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Subscriptions {
+    /// Makes subscriptions without a connection, and returns the commands that they send.
+    pub(super) fn detached() -> (Self, mpsc::UnboundedReceiver<Command>) {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        (Self { channels: Channels::default(), backend: Backend::One(commands) }, inbox)
+    }
+
+    /// Takes the next command and confirms it.
+    pub(super) async fn confirm(&self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+        let Some(Command::Subscribe(channel, done)) = commands.recv().await else {
+            panic!("another command");
+        };
+        lock(&self.channels).get_mut(&channel).unwrap().subscribed = true;
+        drop(done.send(Ok(())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::subscriber::wake;
+    use tokio::time::Instant;
+
+    fn waits(channels: &Channels) -> usize {
+        lock(channels).values().filter(|channel| channel.is_awaited()).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn channel_is_subscribed_once_and_idle_after_its_last_waiter() {
+        let (subscriptions, mut commands) = Subscriptions::detached();
+        let (first, ()) = tokio::join!(
+            subscriptions.subscribe("c".to_owned()),
+            subscriptions.confirm(&mut commands)
+        );
+        let (first, second) =
+            (first.unwrap(), subscriptions.subscribe("c".to_owned()).await.unwrap());
+        assert!(commands.try_recv().is_err(), "it is subscribed");
+        assert!(subscriptions.is_subscribed("c") && !subscriptions.is_subscribed("d"));
+        drop(first);
+        assert!(commands.try_recv().is_err(), "one waiter is left");
+        assert_eq!(waits(&subscriptions.channels), 1);
+        drop(second);
+        assert!(matches!(commands.try_recv(), Ok(Command::Idle(channel)) if channel == "c"));
+        assert_eq!((waits(&subscriptions.channels), lock(&subscriptions.channels).len()), (0, 1));
+        assert!(subscriptions.is_subscribed("c"), "until it is unsubscribed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn backend_without_a_subscriber_keeps_nothing() {
+        let (subscriptions, commands) = Subscriptions::detached();
+        let entry = Channel { subscribed: true, ..Channel::default() };
+        lock(&subscriptions.channels).insert("c".to_owned(), entry);
+        let (first, second) = (
+            subscriptions.subscribe("c".to_owned()).await.unwrap(),
+            subscriptions.subscribe("c".to_owned()).await.unwrap(),
+        );
+        drop(commands);
+        drop(first);
+        assert_eq!(waits(&subscriptions.channels), 1);
+        drop(second);
+        assert!(lock(&subscriptions.channels).is_empty());
+        let Err(error) = subscriptions.subscribe("c".to_owned()).await else {
+            panic!("no subscriber is left")
+        };
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(lock(&subscriptions.channels).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_wakes_the_waiters_of_its_channel() {
+        let (subscriptions, mut commands) = Subscriptions::detached();
+        let mut waiters = Vec::new();
+        for channel in ["c", "d"] {
+            let (waiter, ()) = tokio::join!(
+                subscriptions.subscribe(channel.to_owned()),
+                subscriptions.confirm(&mut commands)
+            );
+            waiters.push(waiter.unwrap());
+        }
+        let [c, d] = &mut waiters[..] else { unreachable!() };
+        let moment = Duration::from_millis(1);
+        wake(&subscriptions.channels, Some("c"));
+        timeout(moment, c.recv()).await.expect("woken");
+        timeout(moment, d.recv()).await.expect_err("not meant");
+        wake(&subscriptions.channels, None);
+        timeout(moment, c.recv()).await.expect("woken");
+        timeout(moment, d.recv()).await.expect("woken");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closing_waits_for_the_subscriber_but_not_forever() {
+        let (subscriptions, mut commands) = Subscriptions::detached();
+        let attempt = Duration::from_millis(100);
+        let start = Instant::now();
+        let answer = async {
+            let Some(Command::Close(done)) = commands.recv().await else {
+                panic!("another command")
+            };
+            tokio::time::sleep(attempt).await;
+            done.send(()).unwrap();
+        };
+        tokio::join!(subscriptions.close(attempt), answer);
+        assert_eq!(start.elapsed(), attempt);
+        subscriptions.close(attempt).await;
+        assert_eq!(start.elapsed(), attempt * 3);
+    }
+}

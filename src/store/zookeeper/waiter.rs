@@ -1,0 +1,290 @@
+//! Keeps a waiter's node in the queue of a lock. It watches the node directly before it, and no other.
+//!
+//! # Invariants
+//!
+//! 1. A waiter's node belongs to its task, until an acquire of this process takes it over as a hold
+//!    ([`Waiter::take`]) or the waiter leaves. Its owner deletes it.
+//! 2. A waiter that leaves, at any moment, leaves no node behind: the task sweeps until it has succeeded or the session
+//!    is over.
+//! 3. At most one node of a waiter stays: after a creation of unknown outcome, all but the first are deleted.
+//! 4. Only the node directly before it is watched, so a release wakes one waiter.
+//! 5. A waiter that was found to be first stays first, because numbers only grow. But a first waiter that does not take
+//!    its turn while another waits goes to the end of the queue: a future that is not polled delays the others only
+//!    briefly.
+//! 6. A waiter that waits again after its node was taken over, because the hold came to nothing, gets a new node:
+//!    otherwise nothing would wake it. The new node has another name, so that the waiter does not find the old node and
+//!    have it taken over twice.
+//! 7. A waiter whose node was lost (its session ended, or another client deleted it) goes to the end of the queue. A node
+//!    of an old session may still exist for a while. It does not count, because it ends with that session.
+
+use super::errors::{Found, find, in_time, no_session};
+use super::link::Pauses;
+use super::names::NodeOwner;
+use super::session::Session;
+use super::sessions::Sessions;
+use crate::error::{ErrorKind, Result};
+use crate::store::Signal;
+use crate::trace;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::Level;
+use uuid::Uuid;
+use zookeeper_client::EventType;
+
+/// The node of a waiter.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) session: Arc<Session>,
+    pub(super) path: String,
+    pub(super) czxid: u64,
+}
+
+/// A waiter in the queue of a lock.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    directory: String,
+    /// The time limit of one step.
+    attempt: Duration,
+    /// Wakes the waiter.
+    pub(super) signal: Signal,
+    state: Mutex<State>,
+    /// Is notified when the hold that took over the node came to nothing.
+    requeued: Notify,
+    /// Fires when the waiter leaves.
+    pub(super) left: CancellationToken,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The id in the names of its nodes.
+    id: Uuid,
+    node: Option<Node>,
+    /// Whether its node was found to be the first.
+    first: bool,
+}
+
+impl State {
+    fn new(id: Uuid) -> Self {
+        Self { id, node: None, first: false }
+    }
+
+    fn is_taken(&self) -> bool {
+        self.first && self.node.is_none()
+    }
+}
+
+impl Waiter {
+    pub(super) fn new(directory: String, attempt: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            directory,
+            attempt,
+            signal: Signal::new(),
+            state: Mutex::new(State::new(Uuid::new_v4())),
+            requeued: Notify::new(),
+            left: CancellationToken::new(),
+        })
+    }
+
+    /// Takes the node if it is the first in the queue. It belongs to the caller then.
+    pub(super) fn take(&self) -> Option<Node> {
+        let mut state = self.lock();
+        if state.first && !self.left.is_cancelled() { state.node.take() } else { None }
+    }
+
+    /// Sends the waiter to the end of the queue, if its node was taken over: the hold came to nothing.
+    pub(super) fn requeue(&self) {
+        if self.lock().is_taken() {
+            self.requeued.notify_one();
+        }
+    }
+
+    /// Forgets its node. Returns the state before.
+    fn reset(&self) -> State {
+        let mut state = self.lock();
+        // A node that was taken over belongs to a hold. This waiter must not find it again.
+        let id = if state.is_taken() { Uuid::new_v4() } else { state.id };
+        std::mem::replace(&mut *state, State::new(id))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits in the queue until the waiter leaves.
+    pub(super) async fn run(&self, sessions: &Sessions) {
+        let mut session = None;
+        let mut pauses = Pauses::new(self.attempt / 8, self.attempt);
+        let waiting = async {
+            loop {
+                let current = sessions.next().await;
+                let current: &Arc<Session> = session.insert(current);
+                tokio::select! {
+                    result = self.wait_in(current) => {
+                        let Err(error) = result;
+                        if error.kind() == ErrorKind::WrongType {
+                            // The waiter asks, and is told.
+                            self.signal.set();
+                        }
+                        trace::later(Level::DEBUG, || {
+                            move || tracing::debug!(%error, "queueing the waiter again after an error")
+                        });
+                        tokio::time::sleep(pauses.next()).await;
+                    }
+                    () = current.until_over() => drop(self.reset()),
+                    () = self.requeued.notified() => drop(self.reset()),
+                }
+            }
+        };
+        tokio::select! {
+            () = waiting => {}
+            () = self.left.cancelled() => {}
+        }
+        if let Some(session) = session {
+            self.leave(&session).await;
+        }
+    }
+
+    /// Enters the queue, if it is not in it yet, and waits there.
+    async fn wait_in(&self, session: &Arc<Session>) -> Result<std::convert::Infallible> {
+        loop {
+            let node = self.lock().node.clone();
+            let node = match node {
+                Some(node) if Arc::ptr_eq(&node.session, session) => node,
+                // There is no node yet, or its session ended in a pause after an error, so that it no longer counts.
+                _ => {
+                    drop(self.reset());
+                    let node = self.find_or_create(session).await?;
+                    self.lock().node = Some(node.clone());
+                    node
+                }
+            };
+            let Some(predecessor) = self.predecessor(session, &node).await? else {
+                drop(self.reset());
+                continue;
+            };
+            match predecessor {
+                Predecessor::None => {
+                    self.lock().first = true;
+                    self.signal.set();
+                    self.until_turn_missed(session).await?;
+                }
+                Predecessor::Node(path) => self.until_gone(session, &path).await?,
+            }
+        }
+    }
+
+    /// Finds the node that an earlier try has made, or makes one.
+    async fn find_or_create(&self, session: &Arc<Session>) -> Result<Node> {
+        let owner = NodeOwner::Waiter(self.lock().id);
+        let queue = in_time(self.attempt, session.synced_children(&self.directory)).await?;
+        let mut found = None;
+        for child in queue.alone()?.iter().filter(|child| child.is_of(owner)) {
+            let path = format!("{}/{}", self.directory, child.name);
+            if found.is_none()
+                && let Some(czxid) = in_time(self.attempt, session.has_made(&path)).await?
+            {
+                found = Some((path, czxid));
+                continue;
+            }
+            in_time(self.attempt, session.delete(&path)).await?;
+        }
+        let (path, czxid) = match found {
+            Some(found) => found,
+            None => in_time(self.attempt, session.enqueue(&self.directory, owner, "")).await?,
+        };
+        Ok(Node { session: Arc::clone(session), path, czxid })
+    }
+
+    /// Returns what is before the node, or `None` if the node is gone.
+    async fn predecessor(&self, session: &Session, node: &Node) -> Result<Option<Predecessor>> {
+        let queue = in_time(self.attempt, session.children(&self.directory)).await?;
+        let queue = queue.alone()?;
+        let own = node.path.rsplit('/').next();
+        let Some(position) = queue.iter().position(|child| Some(child.name.as_str()) == own) else {
+            return Ok(None);
+        };
+        Ok(Some(match position.checked_sub(1) {
+            None => Predecessor::None,
+            Some(before) => Predecessor::Node(format!("{}/{}", self.directory, queue[before].name)),
+        }))
+    }
+
+    /// Waits until the waiter has missed its turn: it was woken as the first, but no acquire took its node over while
+    /// another waiter is in the queue, so its future is not polled. Then deletes the node.
+    async fn until_turn_missed(&self, session: &Session) -> Result<()> {
+        loop {
+            tokio::time::sleep(self.attempt).await;
+            if self.lock().is_taken() {
+                // The acquire decides: it keeps the node, or requeues this waiter.
+                return std::future::pending().await;
+            }
+            let queue = in_time(self.attempt, session.children(&self.directory)).await;
+            if queue.is_ok_and(|queue| queue.own.len() > 1)
+                && let Some(node) = self.give_up_turn()
+            {
+                trace::later(Level::DEBUG, || {
+                    let directory = self.directory.clone();
+                    move || tracing::debug!(%directory, "a turn was not taken")
+                });
+                return in_time(self.attempt, session.delete(&node.path)).await.map(drop);
+            }
+        }
+    }
+
+    /// Forgets its node, unless it was taken over. Returns it.
+    fn give_up_turn(&self) -> Option<Node> {
+        let mut state = self.lock();
+        let node = state.node.take()?;
+        state.first = false;
+        Some(node)
+    }
+
+    /// Waits until the node at `path` is deleted.
+    async fn until_gone(&self, session: &Session, path: &str) -> Result<()> {
+        loop {
+            let link = in_time(self.attempt, session.link()).await?;
+            let watch = find(link.client.get_and_watch_data(path));
+            let Found::Yes((_, _, watcher)) = in_time(self.attempt, watch).await? else {
+                return Ok(());
+            };
+            let event = tokio::select! {
+                biased;
+                // The next link does not have this watch.
+                () = link.gone() => return Err(no_session()),
+                event = watcher.changed() => event,
+            };
+            // A change of its data is a new hold count.
+            if event.event_type != EventType::NodeDataChanged {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Deletes its node, if it still has one.
+    async fn leave(&self, session: &Arc<Session>) {
+        let State { id, node, first } = self.reset();
+        match node {
+            Some(node) => {
+                session
+                    .retry_until_done(|| async { session.delete(&node.path).await.map(drop) })
+                    .await;
+            }
+            // An acquire took it over.
+            None if first => {}
+            // A creation may be in flight.
+            None => {
+                let owner = NodeOwner::Waiter(id);
+                let sweep = || async { session.sweep(&self.directory, owner).await.map(drop) };
+                session.retry_until_done(sweep).await;
+            }
+        }
+    }
+}
+
+/// The node directly before a node.
+enum Predecessor {
+    None,
+    Node(String),
+}

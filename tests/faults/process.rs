@@ -179,6 +179,8 @@ async fn stopped_too_long(after: Duration) {
 
         tokio::time::sleep(after).await;
         let stopped = holder.stop();
+        // After 375 ms of 450: a renewal may stand between its decision and the socket, and be written afterwards.
+        let due = server.command(&["PTTL", "job"]).int() < 1_125;
         let about_it = || {
             let requests = proxy.requests().into_iter();
             requests.filter(|text| text.contains(&token)).collect::<Vec<_>>()
@@ -211,7 +213,8 @@ async fn stopped_too_long(after: Duration) {
         holder.event(&["refused-unlock", "job", "Lost"]).await;
         holder.tell("close");
         holder.event(&["closed", "0"]).await;
-        assert_eq!(renewals(), sent, "a lease whose time is over was renewed");
+        let late = renewals() - sent;
+        assert!(late <= usize::from(due), "a lease whose time is over was renewed {late} times");
         next.check().expect("the next holder's");
         assert_eq!(server.command(&["HEXISTS", "job", &token]).int(), 0);
         renewal(&server, "job").await;

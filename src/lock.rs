@@ -4,8 +4,7 @@ use crate::engine::{Engine, Hold, WaitLimit, acquire};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::runtime;
-use crate::store::{Mode, Name};
-use std::collections::HashMap;
+use crate::store::{Mode, Name, NameMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +81,7 @@ pub struct Lock {
 /// ```
 pub struct Holder {
     engine: Arc<Engine>,
-    holds: HashMap<Name, Option<Arc<Hold>>>,
+    holds: NameMap<Option<Arc<Hold>>>,
     /// At how many names the ended ones are swept out next.
     sweep_at: usize,
 }
@@ -274,7 +273,7 @@ type Place<'a> = (&'a Arc<Engine>, Name, &'a mut Option<Arc<Hold>>);
 
 impl Holder {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, holds: HashMap::new(), sweep_at: 16 }
+        Self { engine, holds: NameMap::default(), sweep_at: 16 }
     }
 
     /// Waits until this handle holds `name`, as [`Lock::lock`] does.

@@ -162,15 +162,17 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         core.check_open()?;
         core.ensure_running();
+        let mut now = self.start;
         // Most of the time the handle's last hold is over.
         if let Some(hold) = current.clone().filter(|hold| !hold.is_finished()) {
             // Boxed, like all rare paths, so that the future of the other calls stays small.
             if let Some(claim) = Box::pin(self.reenter(hold)).await? {
                 return Ok(Some(claim));
             }
+            now = core.now();
         }
         *current = None;
-        let Some(hold) = self.outermost().await? else {
+        let Some(hold) = self.outermost(now).await? else {
             return Ok(None);
         };
         let claim = Claim::new(core, hold);
@@ -186,20 +188,21 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Acquires the name outermost: from the store, or by a hand-off, after waiting in the queue.
-    async fn outermost(&self) -> Result<Option<Arc<Hold>>> {
+    async fn outermost(&self, mut now: Instant) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         if self.once {
-            return match core.queue.try_turn(self.name, self.mode, self.start) {
+            return match core.queue.try_turn(self.name, self.mode, now) {
                 Some(turn) => self.begin(turn).await,
                 None => Box::pin(self.wait_out_silence()).await,
             };
         }
         let mut ticket = core.queue.ticket(self.name, self.mode);
         loop {
-            let admission = self.wait_in_line(&mut ticket).await?;
+            let admission = self.wait_in_line(&mut ticket, now).await?;
             if let Some(hold) = self.admitted(admission).await? {
                 return Ok(Some(hold));
             }
+            now = core.now();
         }
     }
 

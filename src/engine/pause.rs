@@ -21,8 +21,7 @@
 //!    removed.
 
 use crate::clock::Instant;
-use crate::store::Name;
-use std::collections::HashMap;
+use crate::store::{Name, NameMap};
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ pub(crate) struct Heard {
 
 /// The pauses of all names that waiters elsewhere have heard released lately.
 pub(super) struct Pauses {
-    names: HashMap<Name, Pause>,
+    names: NameMap<Pause>,
     /// The time for which an expired entry is kept.
     keep: Duration,
     /// The number of releases since old entries were last removed.
@@ -77,7 +76,7 @@ struct Pause {
 
 impl Pauses {
     pub(super) fn new(keep: Duration) -> Self {
-        Self { names: HashMap::new(), keep, releases: 0 }
+        Self { names: NameMap::default(), keep, releases: 0 }
     }
 
     /// Begins a pause.

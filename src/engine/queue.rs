@@ -21,9 +21,8 @@ use super::slot::{HandedOff, Offer, Removed, Slot, Stage};
 use super::timing::Timing;
 use super::wake::wake;
 use crate::clock::{Clock, Instant};
-use crate::store::Name;
+use crate::store::{Name, NameMap};
 use crate::sync::Mutex;
-use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -38,7 +37,7 @@ pub(crate) struct Queue {
 }
 
 pub(super) struct QueueState {
-    pub(super) slots: HashMap<Name, Slot>,
+    pub(super) slots: NameMap<Slot>,
     /// The last number drawn for a waiter, a turn or a seat.
     pub(super) numbers: u64,
     pub(super) pauses: Pauses,
@@ -98,7 +97,7 @@ impl Ended {
 impl Queue {
     pub(crate) fn new(clock: Clock, timing: &Timing) -> Self {
         let (attempt, patience) = (timing.attempt, timing.ttl / 4);
-        let (slots, pauses) = (HashMap::new(), Pauses::new(timing.ttl));
+        let (slots, pauses) = (NameMap::default(), Pauses::new(timing.ttl));
         let state = Mutex::new(QueueState { slots, numbers: 0, pauses, forced: None });
         Self { state, clock, attempt, patience }
     }

@@ -29,6 +29,8 @@ pub(crate) struct Ticket {
     name: Name,
     mode: Mode,
     number: Option<u64>,
+    /// Whether it may be in the queue.
+    queued: bool,
     /// Created when it has to wait.
     notify: Option<Arc<Notify>>,
 }
@@ -36,7 +38,8 @@ pub(crate) struct Ticket {
 impl Queue {
     /// Returns a ticket for a name. It enters the queue at its first [`Ticket::check_in`].
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
-        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number: None, notify: None }
+        let (number, queued, notify) = (None, false, None);
+        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number, queued, notify }
     }
 }
 
@@ -77,13 +80,20 @@ impl Ticket {
             let notify = self.notify.get_or_insert_default();
             let waiter = || Waiter { mode, notify: Arc::clone(notify), checked_in: now };
             slot.rivals_or_default().waiters.entry(ticket).or_insert_with(waiter).checked_in = now;
-            // It may be allowed to ask beside the present members.
-            ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
+            self.queued = true;
+            if slot.members.may_ask(mode) {
+                ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
+            }
             let rivals = slot.rivals_or_default();
-            match rivals.offers.remove(&ticket) {
+            let offer = rivals.offers.remove(&ticket);
+            if offer.is_some() {
+                // If the offer brings no hold, the next check-in is at the same place.
+                rivals.waiters.remove(&ticket);
+                self.queued = false;
+            }
+            match offer {
                 Some(Offer::Hold(offered)) => break Ok(Admission::Hold(offered)),
                 Some(Offer::Turn(number)) => {
-                    rivals.waiters.remove(&ticket);
                     let turn = queue.turn(state, name, mode, number, now);
                     break Ok(Admission::Turn(turn));
                 }
@@ -101,7 +111,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let Some(ticket) = self.number else { return };
+        let Some(ticket) = self.number.filter(|_| self.queued) else { return };
         let mut state = self.queue.lock();
         let Some(slot) = state.slots.get_mut(&self.name) else { return };
         let Some(rivals) = slot.rivals_mut() else { return };

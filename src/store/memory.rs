@@ -2,14 +2,13 @@
 
 use super::{
     Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Name, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Target,
-    Wait, Wakeups, failed,
+    Inspection, Name, NameMap, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture,
+    Target, Wait, Wakeups, failed,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::sync::Mutex;
 use async_trait::async_trait;
-use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -43,12 +42,12 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct State {
-    holds: HashMap<Name, Entry>,
+    holds: NameMap<Entry>,
     /// The last reserved fencing token of each name, until the clock has passed it.
-    fences: HashMap<Name, u64>,
+    fences: NameMap<u64>,
     /// The last one that was forgotten before its time.
     forgotten: u64,
-    waiters: HashMap<Name, Vec<Signal>>,
+    waiters: NameMap<Vec<Signal>>,
     to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,

@@ -26,6 +26,7 @@ pub(crate) mod zookeeper;
 
 pub use capabilities::Capabilities;
 pub use memory::MemoryStore;
+pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
 pub use options::ConnectOptions;
 pub(crate) use quorum::NodeOpener;

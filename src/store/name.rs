@@ -1,8 +1,11 @@
 //! What is locked, and who holds it.
 
 use crate::error::{Error, Result};
+use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 use uuid::Uuid;
 
 /// The longest name in bytes, so that keys stay cheap to compare and to log.
@@ -12,8 +15,55 @@ const LONGEST_NAME: usize = 512;
 ///
 /// 1 to 512 bytes; braces balanced and never empty, because Redis Cluster and Redisson derive
 /// the slot from them.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Name(Arc<str>);
+#[derive(Clone, PartialEq, Eq)]
+pub struct Name {
+    /// The hash of the text, computed once: a lock and its release look the name up a dozen times.
+    hash: u64,
+    text: Arc<str>,
+}
+
+/// The keys of the hash, drawn once in a process, so that no user can choose names that collide.
+static HASH_KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+/// A map whose keys are names.
+pub(crate) type NameMap<V> = HashMap<Name, V, BuildHasherDefault<NameHasher>>;
+
+/// Returns the hash that a name has.
+#[derive(Default)]
+pub(crate) struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    /// A name writes its hash only.
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = HASH_KEYS.hash_one(bytes);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Name {
     /// Checks a name.
@@ -39,12 +89,12 @@ impl Name {
             )));
         }
         check_braces("name", name)?;
-        Ok(Self(name.into()))
+        Ok(Self { hash: HASH_KEYS.hash_one(name), text: name.into() })
     }
 
     /// Returns the name as it was given.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
@@ -90,13 +140,13 @@ fn braces(what: &str, name: &str, fault: &str) -> Error {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.text.fmt(f)
     }
 }
 
@@ -185,6 +235,18 @@ mod tests {
     fn name_shows_itself() {
         let name = Name::new("a b").unwrap();
         assert_eq!((name.to_string(), format!("{name:?}")), ("a b".into(), "\"a b\"".into()));
+    }
+
+    #[test]
+    fn names_are_told_apart_and_sorted_by_their_text() {
+        let name = |text: &str| Name::new(text).unwrap();
+        assert!(name("a") == name("a") && name("a") != name("b"));
+        let mut names = ["b", "c", "a"].map(name);
+        names.sort();
+        assert_eq!(names, ["a", "b", "c"].map(name));
+        let map: NameMap<usize> = (0..1000).map(|i| (name(&format!("n{i}")), i)).collect();
+        assert!((0..1000).all(|i| map.get(&name(&format!("n{i}"))) == Some(&i)));
+        assert_eq!(map.get(&name("n")), None);
     }
 
     #[test]

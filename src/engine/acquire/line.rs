@@ -52,7 +52,11 @@ impl AcquireLoop<'_, '_> {
 
     /// Waits in the queue until an offer comes, or fails once the store counts as silent: the first
     /// waiter may get no answer either.
-    pub(super) async fn wait_in_line(&self, ticket: &mut Ticket) -> Result<Admission> {
+    pub(super) async fn wait_in_line(
+        &self,
+        ticket: &mut Ticket,
+        mut now: Instant,
+    ) -> Result<Admission> {
         let core = self.core;
         let limit = self.silence_limit();
         let mut hints = Hints::NotSubscribed;
@@ -61,7 +65,6 @@ impl AcquireLoop<'_, '_> {
         // Waiting needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
-            let now = core.now();
             let Waits { silent_since } = match ticket.check_in(now) {
                 Ok(admission) => return Ok(admission),
                 Err(waits) => waits,
@@ -92,6 +95,7 @@ impl AcquireLoop<'_, '_> {
             if woken.is_err() {
                 gap = gap.saturating_mul(2);
             }
+            now = core.now();
         }
     }
 

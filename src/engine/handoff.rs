@@ -22,10 +22,10 @@ use super::hold::Hold;
 use super::job::Job;
 use super::slot::{HandedOff, TakesBack};
 use super::state::Phase;
-use super::wake::wake;
+use super::wake::{wake, wake_waiter};
 use crate::clock::Instant;
 use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 impl Hold {
     /// Ends one lease; the last one ends the hold for its holder. Returns the phase before that, or
@@ -48,7 +48,7 @@ impl Hold {
     fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
         let Some((waiter, hold)) = self.prepare_handoff(core, now) else { return false };
         hold.start(core, now);
-        wake(|| waiter.notify_one());
+        waiter.into_iter().for_each(wake_waiter);
         true
     }
 
@@ -58,7 +58,7 @@ impl Hold {
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
-    ) -> Option<(Arc<Notify>, Arc<Self>)> {
+    ) -> Option<(Option<oneshot::Sender<()>>, Arc<Self>)> {
         let mut inner = self.lock();
         let Settings { max_hold, handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);

@@ -19,13 +19,13 @@ use super::pause::{Heard, Pauses};
 use super::seat::Seats;
 use super::slot::{HandedOff, Offer, Removed, Slot, Stage};
 use super::timing::Timing;
-use super::wake::wake;
+use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};
 use crate::store::{Name, NameMap};
 use crate::sync::Mutex;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 pub(crate) struct Queue {
     state: Mutex<QueueState>,
@@ -62,7 +62,7 @@ impl QueueState {
 
     /// Admits the waiters that may ask now, and removes a slot without members. Returns the waiters
     /// to wake.
-    fn advance(&mut self, name: &Name, due: Instant) -> Vec<Arc<Notify>> {
+    fn advance(&mut self, name: &Name, due: Instant) -> Vec<oneshot::Sender<()>> {
         let Some(slot) = self.slots.get_mut(name) else { return Vec::new() };
         let woken = slot.advance(&mut self.numbers, due);
         if slot.members.all().is_empty() {
@@ -76,7 +76,7 @@ impl QueueState {
 /// held.
 #[derive(Default)]
 pub(super) struct Ended {
-    pub(super) woken: Vec<Arc<Notify>>,
+    pub(super) woken: Vec<oneshot::Sender<()>>,
     _removed: Removed,
 }
 
@@ -88,9 +88,7 @@ impl Ended {
 
     /// Wakes the waiters. Call it with no lock held.
     pub(super) fn wake_all(self) {
-        for waiter in &self.woken {
-            wake(|| waiter.notify_one());
-        }
+        self.woken.into_iter().for_each(wake_waiter);
     }
 }
 
@@ -120,10 +118,10 @@ impl Queue {
         name: &Name,
         early: bool,
         next: impl FnOnce() -> (Arc<Hold>, HandedOff),
-    ) -> Option<(Arc<Notify>, Arc<Hold>)> {
+    ) -> Option<(Option<oneshot::Sender<()>>, Arc<Hold>)> {
         let mut state = self.lock();
         let slot = state.slots.get_mut(name)?;
-        let (ticket, notify) = slot.handoff_target()?;
+        let ticket = slot.handoff_target()?;
         let rivals = slot.rivals_mut()?;
         if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;
@@ -131,13 +129,14 @@ impl Queue {
         let (next, offered) = next();
         // An earlier offer to this waiter is void. It is dropped without the lock.
         let offer = rivals.offers.insert(ticket, Offer::Hold(offered));
+        let waiter = rivals.waiters.get_mut(&ticket).and_then(|waiter| waiter.wake.take());
         // Dropping the old hold here drops no seat: the caller still owns it.
         for member in slot.members.all_mut() {
             member.stage = Stage::Holding(Some(Arc::clone(&next)));
         }
         drop(state);
         drop(offer);
-        Some((notify, next))
+        Some((waiter, next))
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
@@ -148,11 +147,10 @@ impl Queue {
         };
         let missed =
             rivals.take_offers(|offer| matches!(offer, Offer::Hold(offered) if offered.is(hold)));
-        for (ticket, _) in &missed {
-            rivals.waiters.remove(ticket);
-        }
+        let waiters: Vec<_> =
+            missed.iter().filter_map(|(ticket, _)| rivals.waiters.remove(ticket)).collect();
         drop(state);
-        drop(missed);
+        drop((missed, waiters));
     }
 
     /// Puts a hold into the seat of this number. Returns whether the name was forced open after the

@@ -5,7 +5,7 @@ use crate::clock::Instant;
 use crate::store::Mode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 /// The owner of hand-offs, which takes back a hold that its waiter did not accept.
 pub(super) trait TakesBack: Send + Sync {
@@ -178,7 +178,8 @@ pub(super) struct Rivals {
 /// A waiter in the queue.
 pub(super) struct Waiter {
     pub(super) mode: Mode,
-    pub(super) notify: Arc<Notify>,
+    /// Wakes it for an offer. `None` while it has not checked in since it was woken.
+    pub(super) wake: Option<oneshot::Sender<()>>,
     /// The time of its last check-in.
     pub(super) checked_in: Instant,
 }
@@ -246,10 +247,10 @@ impl Slot {
 
     /// Offers turns to waiters in FIFO order, up to the first that may not ask. Returns the waiters
     /// to wake.
-    pub(super) fn advance(&mut self, numbers: &mut u64, due: Instant) -> Vec<Arc<Notify>> {
+    pub(super) fn advance(&mut self, numbers: &mut u64, due: Instant) -> Vec<oneshot::Sender<()>> {
         let mut woken = Vec::new();
         let Some(rivals) = self.rivals.as_deref_mut() else { return woken };
-        for (ticket, waiter) in &rivals.waiters {
+        for (ticket, waiter) in &mut rivals.waiters {
             if rivals.offers.contains_key(ticket) {
                 continue;
             }
@@ -259,7 +260,7 @@ impl Slot {
             *numbers += 1;
             self.members.push(Member::asking(*numbers, waiter.mode, due));
             rivals.offers.insert(*ticket, Offer::Turn(*numbers));
-            woken.push(Arc::clone(&waiter.notify));
+            woken.extend(waiter.wake.take());
         }
         woken
     }
@@ -306,11 +307,10 @@ impl Slot {
         Removed { _waiters: waiters, ..removed }
     }
 
-    /// Returns the first waiter, if the only hold can be handed off to it.
-    pub(super) fn handoff_target(&self) -> Option<(u64, Arc<Notify>)> {
+    /// Returns the ticket of the first waiter, if the only hold can be handed off to it.
+    pub(super) fn handoff_target(&self) -> Option<u64> {
         let [member] = self.members.all() else { return None };
         let (ticket, waiter) = self.rivals()?.waiters.first_key_value()?;
-        (can_hand_off(member.mode) && waiter.mode == member.mode)
-            .then(|| (*ticket, Arc::clone(&waiter.notify)))
+        (can_hand_off(member.mode) && waiter.mode == member.mode).then_some(*ticket)
     }
 }

@@ -7,7 +7,7 @@ use super::turn::Turn;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 /// An offer that a waiter took up.
 pub(crate) enum Admission {
@@ -31,22 +31,26 @@ pub(crate) struct Ticket {
     number: Option<u64>,
     /// Whether it may be in the queue.
     queued: bool,
-    /// Created when it has to wait.
-    notify: Option<Arc<Notify>>,
+    /// Is sent to when an offer comes. Created when it has to wait.
+    woken: Option<oneshot::Receiver<()>>,
 }
 
 impl Queue {
     /// Returns a ticket for a name. It enters the queue at its first [`Ticket::check_in`].
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
-        let (number, queued, notify) = (None, false, None);
-        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number, queued, notify }
+        let (number, queued, woken) = (None, false, None);
+        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number, queued, woken }
     }
 }
 
 impl Ticket {
-    /// Waits until it is woken for an offer.
+    /// Waits until it is woken for an offer, after a check-in that found none.
     pub(crate) async fn woken(&mut self) {
-        self.notify.get_or_insert_default().notified().await;
+        if let Some(woken) = &mut self.woken {
+            // It is dropped without a message when the waiter is passed over. A check-in is due then as well.
+            let _ = woken.await;
+            self.woken = None;
+        }
     }
 
     /// Returns whether it waits behind a hold of this process and is the first waiter that is
@@ -66,6 +70,7 @@ impl Ticket {
     /// turn or an offered hold that brought no hold: it keeps its place.
     pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
+        let (mut replaced, mut removed) = (None, None);
         let mut guard = queue.lock();
         let state = &mut *guard;
         let mut ended = Ended::default();
@@ -77,18 +82,26 @@ impl Ticket {
                 break Ok(Admission::Turn(queue.turn(state, name, mode, number, now)));
             };
             let ticket = *self.number.get_or_insert(number);
-            let notify = self.notify.get_or_insert_default();
-            let waiter = || Waiter { mode, notify: Arc::clone(notify), checked_in: now };
-            slot.rivals_or_default().waiters.entry(ticket).or_insert_with(waiter).checked_in = now;
-            self.queued = true;
-            if slot.members.may_ask(mode) {
-                ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
-            }
             let rivals = slot.rivals_or_default();
-            let offer = rivals.offers.remove(&ticket);
+            let mut offer = rivals.offers.remove(&ticket);
+            if offer.is_none() {
+                let new = || Waiter { mode, wake: None, checked_in: now };
+                let waiter = rivals.waiters.entry(ticket).or_insert_with(new);
+                waiter.checked_in = now;
+                if waiter.wake.is_none() {
+                    let (wake, woken) = oneshot::channel();
+                    waiter.wake = Some(wake);
+                    replaced = self.woken.replace(woken);
+                }
+                self.queued = true;
+                if slot.members.may_ask(mode) {
+                    ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
+                    offer = slot.rivals_or_default().offers.remove(&ticket);
+                }
+            }
             if offer.is_some() {
                 // If the offer brings no hold, the next check-in is at the same place.
-                rivals.waiters.remove(&ticket);
+                removed = slot.rivals_or_default().waiters.remove(&ticket);
                 self.queued = false;
             }
             match offer {
@@ -104,6 +117,7 @@ impl Ticket {
             ended = queue.reclaim(state, name, now);
         };
         drop(guard);
+        drop((replaced, removed));
         ended.wake_all();
         admission
     }

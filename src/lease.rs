@@ -105,7 +105,7 @@ impl Lease {
     /// # }
     /// ```
     pub fn holder_id(&self) -> HolderId {
-        self.hold.token
+        self.hold.holder
     }
 
     /// Returns a token that fires when this lease ends: lost, unlocked or dropped.
@@ -368,7 +368,7 @@ impl Lease {
     #[doc(alias = "release")]
     pub async fn unlock(mut self) -> Result<()> {
         let engine = Arc::clone(&self.engine);
-        let _call = engine.core.call();
+        let _call = engine.core.begin_call();
         self.end();
         let result = self.hold.unlock(&engine.core).await;
         // Only now: what is begun must not wait for a turn of this task.
@@ -418,7 +418,7 @@ impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("name", &self.hold.name)
-            .field("holder", &self.hold.token)
+            .field("holder", &self.hold.holder)
             .field("fence", &self.hold.fence)
             .field("state", &self.state())
             .finish_non_exhaustive()

@@ -74,7 +74,7 @@ pub(crate) async fn acquire<'a>(
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
     let name = name.as_ref().map_err(Error::clone)?;
-    let _call = core.call();
+    let _call = core.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
     let span = QuietSpan::new(tracing::debug_span!(
@@ -223,16 +223,16 @@ impl<'core> AcquireLoop<'_, 'core> {
         Target::new(self.name.clone(), self.mode)
     }
 
-    fn request(&self, token: HolderId, count: u32) -> Acquire {
+    fn request(&self, holder: HolderId, count: u32) -> Acquire {
         let core = self.core;
-        Acquire::new(self.target(), token, core.timing.ttl, core.timing.attempt)
+        Acquire::new(self.target(), holder, core.timing.ttl, core.timing.attempt)
             .with_count(count)
             .with_fencing(core.settings.fencing.filter(|_| count == 1))
     }
 
     /// Returns a nested request, which must not outlive `C`.
     fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
-        let request = self.request(hold.token, count);
+        let request = self.request(hold.holder, count);
         Acquire { timeout: request.timeout.min(hold.remaining(self.core)), ..request }
     }
 
@@ -290,7 +290,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// asks only once, or if the turn was reclaimed because its steps took too long.
     async fn ask_store(&self, turn: Turn) -> Result<Option<Grant>> {
         let core = self.core;
-        let mut attempt = Attempt::new(core, self.target(), core.draw_token());
+        let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
@@ -309,7 +309,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             let Some(since) = turn.asked(now) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
-            let request = self.request(attempt.token(), 1);
+            let request = self.request(attempt.holder(), 1);
             let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
             let Some(verdict) = verdict else {
                 return Err(Error::silent());
@@ -322,18 +322,18 @@ impl<'core> AcquireLoop<'_, 'core> {
                     if kept == Kept::Forced {
                         tracing::debug!("granted too late; released");
                         attempt.undo(sent);
-                        attempt = Attempt::new(core, self.target(), core.draw_token());
+                        attempt = Attempt::new(core, self.target(), core.draw_holder());
                         continue;
                     }
                     if kept == Kept::Excluded {
                         attempt.undo(sent);
                         return Ok(None);
                     }
-                    let token = attempt.token();
+                    let holder = attempt.holder();
                     let unsure_until = attempt.accept_grant();
                     return Ok(Some(Grant {
                         target: self.target(),
-                        token,
+                        holder,
                         fence,
                         reached,
                         sent,
@@ -349,7 +349,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                     (unanswered, failures) = (None, 0);
                     core.queue.saw_another(self.name);
-                    self.wait_to_retry(&turn, &mut hints, attempt.token(), remaining).await;
+                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), remaining).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::protocol(

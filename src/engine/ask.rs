@@ -139,13 +139,14 @@ mod tests {
         for mode in [Mode::Read, Mode::Write, Mode::Permits { size: 2, take: 1 }] {
             let target = Target::new(Name::new("n").unwrap(), mode);
             let ttl = core.timing.ttl;
-            let request = Acquire::new(target, core.draw_token(), ttl, core.timing.attempt);
+            let request = Acquire::new(target, core.draw_holder(), ttl, core.timing.attempt);
             let error = core.acquire(request).await.unwrap_err();
             assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
         }
         assert_eq!(faults.calls(Call::Acquire), 0);
         let target = Target::exclusive(Name::new("n").unwrap());
-        let request = Acquire::new(target, core.draw_token(), core.timing.ttl, core.timing.attempt);
+        let request =
+            Acquire::new(target, core.draw_holder(), core.timing.ttl, core.timing.attempt);
         core.acquire(request).await.unwrap();
         assert_eq!(faults.calls(Call::Acquire), 1);
     }

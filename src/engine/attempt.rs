@@ -15,7 +15,7 @@ use crate::store::{Absence, Acquire, Acquired, HolderId, StoreFuture, Target};
 use std::future::Future;
 use std::sync::Arc;
 
-/// An outermost acquire: all requests of one token, until it is granted or given up. Dropping it
+/// An outermost acquire: all requests of one holder id, until it is granted or given up. Dropping it
 /// leaves cleanup to the engine.
 pub(crate) struct Attempt<'a> {
     core: &'a Arc<Core>,
@@ -24,8 +24,8 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>, target: Target, token: HolderId) -> Self {
-        Self { core, sweep: Sweep::new(target, token), flight: None }
+    pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
+        Self { core, sweep: Sweep::new(target, holder), flight: None }
     }
 
     /// Takes over a request that another future has sent.
@@ -54,8 +54,8 @@ impl<'a> Attempt<'a> {
         verdict
     }
 
-    pub(crate) fn token(&self) -> HolderId {
-        self.sweep.token
+    pub(crate) fn holder(&self) -> HolderId {
+        self.sweep.holder
     }
 
     /// Accepts the grant. Returns the time until which earlier requests may still arrive.

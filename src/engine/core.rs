@@ -88,7 +88,7 @@ pub(crate) struct Core {
     pub(super) panicked: AtomicBool,
     clock: Clock,
     manager: Uuid,
-    tokens: AtomicU64,
+    holders: AtomicU64,
     random: AtomicU64,
     jobs: mpsc::UnboundedSender<Job>,
     calls: mpsc::UnboundedSender<Vec<Call>>,
@@ -105,7 +105,7 @@ pub(super) struct Inbox {
 }
 
 /// A call in progress, which may still send a request or leave a job to the reaper; see
-/// [`Core::call`].
+/// [`Core::begin_call`].
 pub(crate) struct CallGuard<'a>(&'a Core);
 
 impl Drop for CallGuard<'_> {
@@ -161,7 +161,7 @@ impl Core {
             sweeps: AtomicU32::new(0),
             closing_until: OnceLock::new(),
             manager,
-            tokens: AtomicU64::new(1),
+            holders: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
             jobs,
             calls,
@@ -180,9 +180,9 @@ impl Core {
         &self.clock
     }
 
-    /// Returns a token that was never used before.
-    pub(crate) fn draw_token(&self) -> HolderId {
-        HolderId::new(self.manager, self.tokens.fetch_add(1, Ordering::Relaxed))
+    /// Returns a holder id that was never used before.
+    pub(crate) fn draw_holder(&self) -> HolderId {
+        HolderId::new(self.manager, self.holders.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Returns a number in [0, 1) that keeps processes apart: splitmix64 over a counter.
@@ -206,7 +206,7 @@ impl Core {
     }
 
     /// Begins a call. Drop the guard after everything else that the call owns.
-    pub(crate) fn call(&self) -> CallGuard<'_> {
+    pub(crate) fn begin_call(&self) -> CallGuard<'_> {
         self.callers.fetch_add(1, Ordering::AcqRel);
         CallGuard(self)
     }

@@ -20,7 +20,7 @@
 use super::core::{Core, Settings};
 use super::hold::Hold;
 use super::job::Job;
-use super::slot::{HandedOff, TakesBack};
+use super::name_entry::{HandedOff, TakesBack};
 use super::state::Phase;
 use super::wake::{wake, wake_waiter};
 use crate::clock::Instant;
@@ -73,7 +73,7 @@ impl Hold {
                 inner.state.hand_off(max_hold.map(|max| now + max), now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
-            let hold = Self::new(self.target(), self.token, fence, state, seat);
+            let hold = Self::new(self.target(), self.holder, fence, state, seat);
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         })?;

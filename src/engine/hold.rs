@@ -24,7 +24,7 @@ pub(crate) struct HoldNo(u64);
 pub(crate) struct Hold {
     pub(crate) name: Name,
     pub(crate) mode: Mode,
-    pub(crate) token: HolderId,
+    pub(crate) holder: HolderId,
     /// The process's own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
     pub(super) number: HoldNo,
@@ -49,7 +49,7 @@ impl Hold {
     /// Creates a hold that is neither in the queue nor in the schedule yet.
     pub(super) fn new(
         Target { name, mode }: Target,
-        token: HolderId,
+        holder: HolderId,
         fence: Option<u64>,
         state: State,
         seat: Option<Seat>,
@@ -57,7 +57,7 @@ impl Hold {
         Arc::new(Self {
             name,
             mode,
-            token,
+            holder,
             fence,
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),

@@ -16,15 +16,15 @@ pub(crate) enum Job {
     FinishNested { hold: Arc<Hold>, count: u32, verdict: StoreFuture<Acquired> },
     /// Await an outermost acquire that no caller waits for, and release its grant.
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
-    /// Release a token that may have been granted, or may still be.
+    /// Release a holder id that may have been granted, or may still be.
     Sweep(Sweep),
 }
 
-/// The possible grants of one token that no hold stands for.
+/// The possible grants of one holder id that no hold stands for.
 #[derive(Clone, Debug)]
 pub(crate) struct Sweep {
     pub(super) target: Target,
-    pub(super) token: HolderId,
+    pub(super) holder: HolderId,
     /// The number of requests that may have been granted, or may still be.
     pub(super) unknown: u32,
     /// The time before which no release is sent.
@@ -34,14 +34,14 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    pub(crate) fn new(target: Target, token: HolderId) -> Self {
-        Self { target, token, unknown: 0, from: None, until: None }
+    pub(crate) fn new(target: Target, holder: HolderId) -> Self {
+        Self { target, holder, unknown: 0, from: None, until: None }
     }
 
     /// Returns a sweep for a hold that is over and whose grant was requested more than once.
-    pub(crate) fn late(target: Target, token: HolderId, from: Instant, until: Instant) -> Self {
+    pub(crate) fn late(target: Target, holder: HolderId, from: Instant, until: Instant) -> Self {
         // One release cannot know which of several requests it undid.
-        Self { target, token, unknown: 2, from: Some(from), until: Some(until) }
+        Self { target, holder, unknown: 2, from: Some(from), until: Some(until) }
     }
 
     /// Adds a request that may have been granted and may keep the name until `until`.

@@ -18,7 +18,7 @@ use tracing::Level;
 /// A grant of the store.
 pub(crate) struct Grant {
     pub(crate) target: Target,
-    pub(crate) token: HolderId,
+    pub(crate) holder: HolderId,
     pub(crate) fence: Option<u64>,
     /// True if the store's clock has reached the fencing token.
     pub(crate) reached: bool,
@@ -33,14 +33,14 @@ pub(crate) struct Grant {
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant { target, token, fence, reached, sent, now, unsure_until, seat } = grant;
+        let Grant { target, holder, fence, reached, sent, now, unsure_until, seat } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
         // How far the token is ahead of the clock is unknown, so only the reserved block counts.
         state.reached(if reached { now } else { Instant::MAX });
         let number = seat.number;
-        let hold = Self::new(target, token, fence, state, Some(seat));
+        let hold = Self::new(target, holder, fence, state, Some(seat));
         let forced = core.queue.install(&hold, number, sent);
         hold.start(core, now);
         if forced {
@@ -115,7 +115,7 @@ impl Hold {
             wake(|| lost.cancel());
         }
         if let Some((from, until)) = sweep {
-            let sweep = Sweep::late(self.target(), self.token, from, until);
+            let sweep = Sweep::late(self.target(), self.holder, from, until);
             core.submit(Job::Sweep(sweep));
         }
         drop(seat);
@@ -291,10 +291,10 @@ mod tests {
     fn begun(core: &Arc<Core>) -> Arc<Hold> {
         let name = Name::new("n").unwrap();
         let turn = core.queue.try_turn(&name, Mode::Exclusive, core.now()).unwrap();
-        let (now, token) = (core.now(), core.draw_token());
+        let (now, holder) = (core.now(), core.draw_holder());
         let grant = Grant {
             target: Target::exclusive(name),
-            token,
+            holder,
             fence: None,
             reached: false,
             sent: now,

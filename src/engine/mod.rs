@@ -7,7 +7,7 @@
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`alarm`]) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
-//! | [`queue`], [`slot`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
+//! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
 //! | [`handoff`] | hands off a hold to the next local waiter |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
@@ -67,6 +67,7 @@ mod hints;
 mod hold;
 mod job;
 mod life;
+mod name_entry;
 mod pause;
 mod queue;
 mod reaper;
@@ -76,8 +77,7 @@ mod revoke;
 mod schedule;
 mod seat;
 #[cfg(test)]
-mod shared;
-mod slot;
+mod shared_mode_tests;
 mod spare;
 mod state;
 mod thread;

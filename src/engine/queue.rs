@@ -3,8 +3,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A name has a slot exactly as long as it has a turn, an offered turn or a seat.
-//! 2. [`Members::may_ask`](super::slot::Members::may_ask) alone decides which waiter asks next. The
+//! 1. A name has an entry exactly as long as it has a turn, an offered turn or a seat.
+//! 2. [`Members::may_ask`](super::name_entry::Members::may_ask) alone decides which waiter asks next. The
 //!    end of a turn or seat admits the waiters that it blocked, in FIFO order. A turn that was
 //!    reclaimed ends without effect.
 //! 3. Nothing is dropped, woken or sent while the map is locked.
@@ -15,9 +15,9 @@
 //!    queue; at its next check-in it is back at its place.
 
 use super::hold::Hold;
+use super::name_entry::{HandedOff, NameEntry, Offer, Removed, Stage};
 use super::pause::{Heard, Pauses};
 use super::seat::Seats;
-use super::slot::{HandedOff, Offer, Removed, Slot, Stage};
 use super::timing::Timing;
 use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};
@@ -37,7 +37,7 @@ pub(crate) struct Queue {
 }
 
 pub(super) struct QueueState {
-    pub(super) slots: NameMap<Slot>,
+    pub(super) names: NameMap<NameEntry>,
     /// The last number drawn for a waiter, a turn or a seat.
     pub(super) numbers: u64,
     pub(super) pauses: Pauses,
@@ -55,18 +55,18 @@ impl QueueState {
 
     /// Records that the store answered a request for a name.
     fn answered(&mut self, name: &Name) {
-        if let Some(slot) = self.slots.get_mut(name) {
-            slot.silent_since = None;
+        if let Some(entry) = self.names.get_mut(name) {
+            entry.silent_since = None;
         }
     }
 
-    /// Admits the waiters that may ask now, and removes a slot without members. Returns the waiters
+    /// Admits the waiters that may ask now, and removes an entry without members. Returns the waiters
     /// to wake.
     fn advance(&mut self, name: &Name, due: Instant) -> Vec<oneshot::Sender<()>> {
-        let Some(slot) = self.slots.get_mut(name) else { return Vec::new() };
-        let woken = slot.advance(&mut self.numbers, due);
-        if slot.members.all().is_empty() {
-            self.slots.remove(name);
+        let Some(entry) = self.names.get_mut(name) else { return Vec::new() };
+        let woken = entry.advance(&mut self.numbers, due);
+        if entry.members.all().is_empty() {
+            self.names.remove(name);
         }
         woken
     }
@@ -95,8 +95,8 @@ impl Ended {
 impl Queue {
     pub(crate) fn new(clock: Clock, timing: &Timing) -> Self {
         let (attempt, patience) = (timing.attempt, timing.ttl / 4);
-        let (slots, pauses) = (NameMap::default(), Pauses::new(timing.ttl));
-        let state = Mutex::new(QueueState { slots, numbers: 0, pauses, forced: None });
+        let (names, pauses) = (NameMap::default(), Pauses::new(timing.ttl));
+        let state = Mutex::new(QueueState { names, numbers: 0, pauses, forced: None });
         Self { state, clock, attempt, patience }
     }
 
@@ -120,9 +120,9 @@ impl Queue {
         next: impl FnOnce() -> (Arc<Hold>, HandedOff),
     ) -> Option<(Option<oneshot::Sender<()>>, Arc<Hold>)> {
         let mut state = self.lock();
-        let slot = state.slots.get_mut(name)?;
-        let ticket = slot.handoff_target()?;
-        let rivals = slot.rivals_mut()?;
+        let entry = state.names.get_mut(name)?;
+        let ticket = entry.handoff_target()?;
+        let rivals = entry.rivals_mut()?;
         if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;
         }
@@ -131,7 +131,7 @@ impl Queue {
         let offer = rivals.offers.insert(ticket, Offer::Hold(offered));
         let waiter = rivals.waiters.get_mut(&ticket).and_then(|waiter| waiter.wake.take());
         // Dropping the old hold here drops no seat: the caller still owns it.
-        for member in slot.members.all_mut() {
+        for member in entry.members.all_mut() {
             member.stage = Stage::Holding(Some(Arc::clone(&next)));
         }
         drop(state);
@@ -142,7 +142,7 @@ impl Queue {
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
     pub(crate) fn missed(&self, hold: &Arc<Hold>) {
         let mut state = self.lock();
-        let Some(rivals) = state.slots.get_mut(&hold.name).and_then(Slot::rivals_mut) else {
+        let Some(rivals) = state.names.get_mut(&hold.name).and_then(NameEntry::rivals_mut) else {
             return;
         };
         let missed =
@@ -157,27 +157,27 @@ impl Queue {
     /// request was sent at `sent`.
     pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
         let mut state = self.lock();
-        let Some(slot) = state.slots.get_mut(&hold.name) else { return false };
-        if let Some(member) = slot.members.get(number) {
+        let Some(entry) = state.names.get_mut(&hold.name) else { return false };
+        if let Some(member) = entry.members.get(number) {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
         }
-        slot.silent_since = None;
-        slot.rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
+        entry.silent_since = None;
+        entry.rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
     }
 
     /// Records that this process forced a name open, at the latest at `now`.
     pub(crate) fn forced(&self, name: &Name, now: Instant) {
         let mut state = self.lock();
         state.forced = Some(now);
-        if let Some(slot) = state.slots.get_mut(name) {
-            slot.rivals_or_default().forced = Some(now);
+        if let Some(entry) = state.names.get_mut(name) {
+            entry.rivals_or_default().forced = Some(now);
         }
     }
 
     /// Records a request at `now` that the store has not answered.
     pub(crate) fn asked(&self, name: &Name, now: Instant) {
-        if let Some(slot) = self.lock().slots.get_mut(name) {
-            slot.silent_since.get_or_insert(now);
+        if let Some(entry) = self.lock().names.get_mut(name) {
+            entry.silent_since.get_or_insert(now);
         }
     }
 
@@ -195,30 +195,30 @@ impl Queue {
 
     /// Returns the time of the first request for this name that the store has not answered.
     pub(crate) fn silent_since(&self, name: &Name) -> Option<Instant> {
-        self.lock().slots.get(name).and_then(|slot| slot.silent_since)
+        self.lock().names.get(name).and_then(|entry| entry.silent_since)
     }
 
     /// Returns the holds that this process has of a name.
     pub(crate) fn holds_of(&self, name: &Name) -> Vec<Arc<Hold>> {
         let state = self.lock();
-        state.slots.get(name).into_iter().flat_map(Slot::holds).cloned().collect()
+        state.names.get(name).into_iter().flat_map(NameEntry::holds).cloned().collect()
     }
 
     /// Returns all holds of this process, in the order in which they were requested.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let state = self.lock();
         let mut holds: Vec<Arc<Hold>> =
-            state.slots.values().flat_map(Slot::holds).cloned().collect();
+            state.names.values().flat_map(NameEntry::holds).cloned().collect();
         drop(state);
-        holds.sort_unstable_by_key(|hold| hold.token.number());
+        holds.sort_unstable_by_key(|hold| hold.holder.number());
         holds
     }
 
     /// Removes all names, with their holds and waiters.
     pub(crate) fn clear(&self) {
-        let slots = std::mem::take(&mut self.lock().slots);
+        let names = std::mem::take(&mut self.lock().names);
         // Dropped without the lock, because their turns lock the map.
-        drop(slots);
+        drop(names);
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -233,7 +233,7 @@ impl Queue {
     /// Reclaims turns from futures that are not polled.
     pub(super) fn reclaim(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
         let since = self.checked_in_since(now);
-        let removed = state.slots.get_mut(name).map(|slot| slot.reclaim(now, since));
+        let removed = state.names.get_mut(name).map(|entry| entry.reclaim(now, since));
         let woken = state.advance(name, now + self.attempt);
         Ended { woken, _removed: removed.unwrap_or_default() }
     }
@@ -243,12 +243,12 @@ impl Seats for Queue {
     fn leave(&self, name: &Name, number: u64) {
         let now = self.clock.now();
         let mut state = self.lock();
-        let Some(slot) = state.slots.get_mut(name) else { return };
-        if slot.members.get(number).is_none() {
+        let Some(entry) = state.names.get_mut(name) else { return };
+        if entry.members.get(number).is_none() {
             // It was reclaimed.
             return;
         }
-        let removed = slot.remove(|member| member.number != number);
+        let removed = entry.remove(|member| member.number != number);
         let woken = state.advance(name, now + self.attempt);
         drop(state);
         Ended { woken, _removed: removed }.wake_all();

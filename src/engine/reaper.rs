@@ -89,7 +89,7 @@ impl Drop for Sweeping<'_> {
 }
 
 impl Sweep {
-    /// Releases the token now, after every reconnect and every T/10, or sooner after a failure,
+    /// Releases the name now, after every reconnect and every T/10, or sooner after a failure,
     /// until a late grant would have expired by itself. A release that finds no grant does not end
     /// the sweep: the grant may still arrive.
     async fn run(&self, core: &Arc<Core>) {
@@ -105,7 +105,7 @@ impl Sweep {
             let mut reconnected = std::pin::pin!(core.reconnected.notified());
             reconnected.as_mut().enable();
             let target = self.target.clone();
-            let request = Release::new(target, self.token, 0, core.timing.attempt);
+            let request = Release::new(target, self.holder, 0, core.timing.attempt);
             // A grant may still arrive after a release that was sent before `until`.
             let last = core.now() >= until;
             let mut request = core.release(request);

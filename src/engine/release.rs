@@ -41,7 +41,7 @@ impl Flush<'_> {
             Op::Release => 0,
         };
         let Flush { core, hold, .. } = self;
-        let request = Release::new(hold.target(), hold.token, count, core.timing.attempt);
+        let request = Release::new(hold.target(), hold.holder, count, core.timing.attempt);
         self.flight = Some((op, self.core.release(request)));
     }
 

@@ -258,8 +258,8 @@ mod tests {
 
     fn hold(number: u64) -> Arc<Hold> {
         let state = State::granted(at(0), at(1), None, None);
-        let (name, token) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), number));
-        Hold::new(Target::exclusive(name), token, None, state, None)
+        let (name, holder) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), number));
+        Hold::new(Target::exclusive(name), holder, None, state, None)
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn numbers(taken: &[(Instant, Arc<Hold>)]) -> Vec<u64> {
-        taken.iter().map(|(_, hold)| hold.token.number()).collect()
+        taken.iter().map(|(_, hold)| hold.holder.number()).collect()
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A place in the queue of a name, and the offers made to it.
 
+use super::name_entry::{HandedOff, Member, NameEntry, Offer, Waiter};
 use super::queue::{Ended, Queue};
 use super::seat::Seats;
-use super::slot::{HandedOff, Member, Offer, Slot, Waiter};
 use super::turn::Turn;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
@@ -58,8 +58,8 @@ impl Ticket {
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
         let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
-        let slot = state.slots.get(&self.name).filter(|slot| slot.holds().next().is_some());
-        let rivals = slot.and_then(Slot::rivals);
+        let entry = state.names.get(&self.name).filter(|entry| entry.holds().next().is_some());
+        let rivals = entry.and_then(NameEntry::rivals);
         let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
         let first = waiters.find(|(_, waiter)| waiter.checked_in >= since);
         first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
@@ -76,13 +76,13 @@ impl Ticket {
         let mut ended = Ended::default();
         let admission = loop {
             let number = state.number();
-            let Some(slot) = state.slots.get_mut(name) else {
+            let Some(entry) = state.names.get_mut(name) else {
                 let member = Member::asking(number, mode, now + queue.attempt);
-                state.slots.insert(name.clone(), Slot::new(member));
+                state.names.insert(name.clone(), NameEntry::new(member));
                 break Ok(Admission::Turn(queue.turn(state, name, mode, number, now)));
             };
             let ticket = *self.number.get_or_insert(number);
-            let rivals = slot.rivals_or_default();
+            let rivals = entry.rivals_or_default();
             let mut offer = rivals.offers.remove(&ticket);
             if offer.is_none() {
                 let new = || Waiter { mode, wake: None, checked_in: now };
@@ -94,14 +94,14 @@ impl Ticket {
                     replaced = self.woken.replace(woken);
                 }
                 self.queued = true;
-                if slot.members.may_ask(mode) {
-                    ended.woken.extend(slot.advance(&mut state.numbers, now + queue.attempt));
-                    offer = slot.rivals_or_default().offers.remove(&ticket);
+                if entry.members.may_ask(mode) {
+                    ended.woken.extend(entry.advance(&mut state.numbers, now + queue.attempt));
+                    offer = entry.rivals_or_default().offers.remove(&ticket);
                 }
             }
             if offer.is_some() {
                 // If the offer brings no hold, the next check-in is at the same place.
-                removed = slot.rivals_or_default().waiters.remove(&ticket);
+                removed = entry.rivals_or_default().waiters.remove(&ticket);
                 self.queued = false;
             }
             match offer {
@@ -111,8 +111,8 @@ impl Ticket {
                     break Ok(Admission::Turn(turn));
                 }
                 // Only once: an offer made after that is not overdue.
-                None if ended.is_empty() && slot.is_overdue(now) => {}
-                None => break Err(Waits { silent_since: slot.silent_since }),
+                None if ended.is_empty() && entry.is_overdue(now) => {}
+                None => break Err(Waits { silent_since: entry.silent_since }),
             }
             ended = queue.reclaim(state, name, now);
         };
@@ -127,8 +127,8 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let Some(ticket) = self.number.filter(|_| self.queued) else { return };
         let mut state = self.queue.lock();
-        let Some(slot) = state.slots.get_mut(&self.name) else { return };
-        let Some(rivals) = slot.rivals_mut() else { return };
+        let Some(entry) = state.names.get_mut(&self.name) else { return };
+        let Some(rivals) = entry.rivals_mut() else { return };
         let waiter = rivals.waiters.remove(&ticket);
         let offer = rivals.offers.remove(&ticket);
         drop(state);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_is_removed_with_its_last_waiter_and_turn() {
+    fn entry_is_removed_with_its_last_waiter_and_turn() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let mut waiters: Vec<_> = (0..10_000).map(|_| Box::pin(enter(&queue, &name))).collect();
@@ -225,7 +225,7 @@ mod tests {
         }
         drop(waiters);
         drop(first);
-        assert!(queue.lock().slots.is_empty());
+        assert!(queue.lock().names.is_empty());
         assert!(try_enter(&queue, &name).is_some());
     }
 
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_is_kept_even_when_its_slot_is_gone() {
+    fn turn_is_kept_even_when_its_entry_is_gone() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();
         let late = queue.clock.now() + Timing::DEFAULT.ttl;
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(first.keep(late), Kept::Yes);
         assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
-        assert!(queue.lock().slots.is_empty());
+        assert!(queue.lock().names.is_empty());
     }
 
     #[test]

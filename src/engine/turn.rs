@@ -1,8 +1,8 @@
 //! The permission to ask the store for a name.
 
+use super::name_entry::{Member, NameEntry, Stage, can_share};
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;
-use super::slot::{Member, Slot, Stage, can_share};
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
@@ -40,13 +40,13 @@ impl Queue {
         let number = state.number();
         let member = Member::asking(number, mode, now + self.attempt);
         let turn = loop {
-            match state.slots.get_mut(name) {
-                None => drop(state.slots.insert(name.clone(), Slot::new(member))),
-                Some(slot) if !slot.has_waiters() && slot.members.may_ask(mode) => {
-                    slot.members.push(member);
+            match state.names.get_mut(name) {
+                None => drop(state.names.insert(name.clone(), NameEntry::new(member))),
+                Some(entry) if !entry.has_waiters() && entry.members.may_ask(mode) => {
+                    entry.members.push(member);
                 }
                 // Only once: a turn that is offered now is not overdue.
-                Some(slot) if ended.is_none() && slot.is_overdue(now) => {
+                Some(entry) if ended.is_none() && entry.is_overdue(now) => {
                     ended = Some(self.reclaim(&mut state, name, now));
                     continue;
                 }
@@ -61,7 +61,7 @@ impl Queue {
         turn
     }
 
-    /// Returns the turn of a number that is a member of its slot.
+    /// Returns the turn of a number that is a member of its entry.
     pub(super) fn turn(
         self: &Arc<Self>,
         state: &QueueState,
@@ -85,8 +85,8 @@ impl Turn {
 
     /// Sets the time by which the next step follows. After that, waiters may reclaim the turn.
     pub(crate) fn set_due(&self, time: Instant) {
-        self.with_slot(|slot, number| {
-            if let Some(Member { stage: Stage::Asking { due }, .. }) = slot.members.get(number) {
+        self.with_entry(|entry, number| {
+            if let Some(Member { stage: Stage::Asking { due }, .. }) = entry.members.get(number) {
                 *due = time;
             }
         });
@@ -95,16 +95,16 @@ impl Turn {
     /// Records a request to the store at `now`. Returns the time of the first unanswered request,
     /// or `None` if the turn was reclaimed.
     pub(crate) fn asked(&self, now: Instant) -> Option<Instant> {
-        self.with_slot(|slot, number| {
-            slot.members.get(number)?;
-            Some(*slot.silent_since.get_or_insert(now))
+        self.with_entry(|entry, number| {
+            entry.members.get(number)?;
+            Some(*entry.silent_since.get_or_insert(now))
         })
         .flatten()
     }
 
-    fn with_slot<R>(&self, change: impl FnOnce(&mut Slot, u64) -> R) -> Option<R> {
+    fn with_entry<R>(&self, change: impl FnOnce(&mut NameEntry, u64) -> R) -> Option<R> {
         let mut state = self.queue.lock();
-        state.slots.get_mut(&self.seat.name).map(|slot| change(slot, self.seat.number))
+        state.names.get_mut(&self.seat.name).map(|entry| change(entry, self.seat.number))
     }
 
     /// Keeps the turn after a grant of the request sent at `sent`, even if the turn was reclaimed
@@ -116,28 +116,30 @@ impl Turn {
         let served_at = state.pauses.is_heard(name).then_some(state.numbers);
         let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
         let is_reclaimed =
-            state.slots.get_mut(name).is_none_or(|slot| slot.members.get(*number).is_none());
+            state.names.get_mut(name).is_none_or(|entry| entry.members.get(*number).is_none());
         if is_reclaimed && state.forced >= Some(sent) {
             return Kept::Forced;
         }
-        let slot = state.slots.entry(name.clone()).or_insert_with(|| Slot::new(own()));
+        let entry = state.names.entry(name.clone()).or_insert_with(|| NameEntry::new(own()));
         let excludes =
             |member: &Member| member.number != *number && !can_share(member.mode, self.mode);
         let is_held = |member: &Member| matches!(member.stage, Stage::Holding(_));
-        if slot.members.all().iter().any(|member| is_held(member) && excludes(member)) {
+        if entry.members.all().iter().any(|member| is_held(member) && excludes(member)) {
             return Kept::Excluded;
         }
-        if slot.rivals_mut().is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some())
+        if entry
+            .rivals_mut()
+            .is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some())
         {
             return Kept::Forced;
         }
-        let removed = slot.remove(|member| !excludes(member));
-        match slot.members.get(*number) {
+        let removed = entry.remove(|member| !excludes(member));
+        match entry.members.get(*number) {
             Some(member) => member.stage = Stage::Holding(None),
-            None => slot.members.push(own()),
+            None => entry.members.push(own()),
         }
-        if served_at.is_some() || slot.rivals().is_some() {
-            slot.rivals_or_default().served_at = served_at;
+        if served_at.is_some() || entry.rivals().is_some() {
+            entry.rivals_or_default().served_at = served_at;
         }
         drop(state);
         drop(removed);

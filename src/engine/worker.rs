@@ -96,7 +96,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
         return;
     }
     let request = |renewing: &Renewing| {
-        Renewal::new(renewing.hold.target(), renewing.hold.token)
+        Renewal::new(renewing.hold.target(), renewing.hold.holder)
             .with_keep_fence(keeps_fence(core, renewing, now))
     };
     let items = batch.iter().map(request).collect();

@@ -6,7 +6,7 @@ use crate::engine::{Core, Engine, Timing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
 use crate::store::options::{Common, in_task};
-use crate::store::url::Target;
+use crate::store::url::Backend;
 use crate::store::{MemoryStore, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,22 +106,22 @@ impl Builder {
         let (timing, settings) = self.checked()?;
         let needed = self.needs_fencing();
         let common = Common { ttl: timing.ttl, attempt: timing.attempt, remote: self.remote };
-        let target = Target::parse(url.as_ref(), &common)?;
-        let timing = match target.lease_time() {
+        let backend = Backend::parse(url.as_ref(), &common)?;
+        let timing = match backend.lease_time() {
             Some(lease_time) => Timing::new(lease_time)?,
             None => timing,
         };
-        let remote = target.dedicated_thread();
+        let remote = backend.dedicated_thread();
         let engine = if self.dedicated_thread.unwrap_or(remote) {
             Engine::on_own_threads(async move || {
-                let store = open(target, Clock::system(), needed, timing.attempt).await?;
+                let store = open(backend, Clock::system(), needed, timing.attempt).await?;
                 Ok(Core::new(store, timing, settings, false))
             })
             .await?
         } else {
             // A server's time goes on during a suspend; what is in memory may follow a paused clock.
             let clock = if remote { Clock::system() } else { Clock::tokio() };
-            let store = in_task(open(target, clock, needed, timing.attempt)).await?;
+            let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
             Engine::on_caller(Core::new(store, timing, settings, true))
         };
         Ok(LeaseManager { engine })
@@ -152,12 +152,12 @@ impl Builder {
 
 /// Connects, and checks that the store has what the settings need.
 async fn open(
-    target: Target,
+    backend: Backend,
     clock: Clock,
     needed: Option<&'static str>,
     timeout: Duration,
 ) -> Result<Arc<dyn Store>> {
-    let store = target.open(clock).await?;
+    let store = backend.open(clock).await?;
     let checked = check_fencing(&*store, needed);
     if checked.is_err() {
         store.close(timeout).await;

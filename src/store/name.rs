@@ -277,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn token_shows_four_digits_in_debug_and_all_on_the_wire() {
-        let token = HolderId::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
-        assert_eq!(token.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
-        assert_eq!(format!("{token:?}"), "9abc…:7");
-        let rest = |token: HolderId| token.to_string().split_off(37);
-        assert_eq!(rest(token.at_node(15)), "7.15");
-        assert_eq!(rest(token.at_node(2).in_attempt(3)), "7.2.3");
+    fn holder_id_shows_four_digits_in_debug_and_all_on_the_wire() {
+        let holder = HolderId::new(Uuid::from_u128(0x1234_5678_9abc_4def_8123_4567_89ab_cdef), 7);
+        assert_eq!(holder.to_string(), "12345678-9abc-4def-8123-456789abcdef:7");
+        assert_eq!(format!("{holder:?}"), "9abc…:7");
+        let rest = |holder: HolderId| holder.to_string().split_off(37);
+        assert_eq!(rest(holder.at_node(15)), "7.15");
+        assert_eq!(rest(holder.at_node(2).in_attempt(3)), "7.2.3");
     }
 
     proptest! {

@@ -17,23 +17,23 @@ const SECURE_ZOOKEEPER: [&str; 4] =
 
 /// A checked URL. Its secrets are never shown.
 #[derive(Clone, Debug)]
-pub(crate) enum Target {
+pub(crate) enum Backend {
     Memory,
     #[cfg(feature = "redis")]
     Redis(Box<Address>),
     #[cfg(feature = "zookeeper")]
     ZooKeeper(ZooKeeperAddress),
-    Quorum(Vec<Target>),
+    Quorum(Vec<Backend>),
 }
 
-impl Target {
+impl Backend {
     /// Checks a URL, or a list of them, without connecting.
     pub(crate) fn parse(url: &str, common: &Common) -> Result<Self> {
         match &list(url)[..] {
             [url] => Self::one(url, common),
             urls => {
                 let nodes: Result<_> = urls.iter().map(|url| Self::one(url, common)).collect();
-                let nodes: Vec<Target> = nodes?;
+                let nodes: Vec<Backend> = nodes?;
                 Quorum::check(nodes.len())?;
                 if !nodes.iter().all(Self::is_one_server) {
                     return Err(Error::invalid(
@@ -178,8 +178,8 @@ impl Target {
     }
 }
 
-async fn open_quorum(nodes: Vec<Target>, clock: Clock) -> Result<Quorum> {
-    let opener = |node: Target| -> NodeOpener {
+async fn open_quorum(nodes: Vec<Backend>, clock: Clock) -> Result<Quorum> {
+    let opener = |node: Backend| -> NodeOpener {
         let clock = clock.clone();
         Box::new(move || {
             let (node, clock) = (node.clone(), clock.clone());
@@ -227,10 +227,10 @@ impl Quorum {
     ///
     /// Safe: what was connected is disconnected.
     pub async fn connect_with(urls: &str, options: &ConnectOptions) -> Result<Self> {
-        let target = Target::parse(urls, &options.common()?)?;
-        let clock = if target.dedicated_thread() { Clock::system() } else { Clock::tokio() };
-        match target {
-            Target::Quorum(nodes) => in_task(open_quorum(nodes, clock)).await,
+        let backend = Backend::parse(urls, &options.common()?)?;
+        let clock = if backend.dedicated_thread() { Clock::system() } else { Clock::tokio() };
+        match backend {
+            Backend::Quorum(nodes) => in_task(open_quorum(nodes, clock)).await,
             _ => Err(Error::invalid(
                 "one URL is no quorum; write 3 to 15 of them with a comma between two",
             )),
@@ -239,7 +239,7 @@ impl Quorum {
 }
 
 /// The places of two that are one server.
-fn twice(nodes: &[Target]) -> Option<[usize; 2]> {
+fn twice(nodes: &[Backend]) -> Option<[usize; 2]> {
     nodes.iter().enumerate().find_map(|(at, node)| {
         let first = nodes[..at].iter().position(|before| before.is_same_server(node))?;
         Some([first + 1, at + 1])
@@ -280,10 +280,10 @@ mod tests {
     use super::super::remote::Remote;
     use super::*;
 
-    fn parsed(url: &str) -> Result<Target> {
+    fn parsed(url: &str) -> Result<Backend> {
         let second = Duration::from_secs(1);
         let remote = Remote::default();
-        Target::parse(url, &Common { ttl: second, attempt: second, remote })
+        Backend::parse(url, &Common { ttl: second, attempt: second, remote })
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
             ("zookeepers://me:hunter2@zk1", ca()),
             ("zookeeper://me:hunter2@zk1", identity),
         ] {
-            let error = Target::parse(url, &common(remote)).unwrap_err();
+            let error = Backend::parse(url, &common(remote)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             let text = error.to_string();
             assert!(text.contains("a tunnel") && !text.contains("hunter2"), "{url}: {text}");
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn quorum_has_three_nodes_at_least() {
         let three = parsed("memory:,memory:,memory:").unwrap();
-        assert!(matches!(three, Target::Quorum(nodes) if nodes.len() == 3));
+        assert!(matches!(three, Backend::Quorum(nodes) if nodes.len() == 3));
         let error = parsed("memory:,memory:").unwrap_err();
         assert!(error.to_string().contains("3 to 15 nodes"), "{error}");
     }
@@ -334,11 +334,11 @@ mod tests {
     #[test]
     fn scheme_in_capitals_and_spaces_around_a_url_are_accepted() {
         for url in ["memory:", "Memory:", " memory:", "memory:\n"] {
-            assert!(matches!(parsed(url), Ok(Target::Memory)), "{url:?}");
+            assert!(matches!(parsed(url), Ok(Backend::Memory)), "{url:?}");
         }
         #[cfg(feature = "redis")]
         for url in ["Redis://Host", " redis://host", "REDIS://host \n", "Valkey://host"] {
-            assert!(matches!(parsed(url), Ok(Target::Redis(_))), "{url:?}");
+            assert!(matches!(parsed(url), Ok(Backend::Redis(_))), "{url:?}");
         }
         for url in ["memory://", "memory:///x", "Memory:x"] {
             let error = parsed(url).unwrap_err();
@@ -372,8 +372,8 @@ mod tests {
     fn each_url_of_a_list_is_checked_and_no_secret_shown() {
         let error = parsed("redis://a,redis://u:hunter2@b/x,redis://c").unwrap_err();
         assert!(error.to_string().contains("database is not a number"), "{error}");
-        let target = parsed("redis://a,redis://u:hunter2@b,redis://c").unwrap();
-        assert!(target.dedicated_thread());
-        assert!(!format!("{target:?} {error:?}").contains("hunter2"));
+        let backend = parsed("redis://a,redis://u:hunter2@b,redis://c").unwrap();
+        assert!(backend.dedicated_thread());
+        assert!(!format!("{backend:?} {error:?}").contains("hunter2"));
     }
 }

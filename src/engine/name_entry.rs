@@ -67,7 +67,7 @@ impl Member {
     }
 }
 
-/// The members of a slot. Most names have one.
+/// The members of an entry. Most names have one.
 #[derive(Default)]
 pub(super) enum Members {
     #[default]
@@ -154,7 +154,7 @@ fn can_hand_off(mode: Mode) -> bool {
 }
 
 /// A name that this process asks for or holds.
-pub(super) struct Slot {
+pub(super) struct NameEntry {
     pub(super) members: Members,
     /// The time of the first request for this name that the store has not answered.
     pub(super) silent_since: Option<Instant>,
@@ -206,7 +206,7 @@ impl Rivals {
     }
 }
 
-/// Everything that was removed from a slot. Drop it with no lock held.
+/// Everything that was removed from an entry. Drop it with no lock held.
 #[derive(Default)]
 pub(super) struct Removed {
     _members: Members,
@@ -214,7 +214,7 @@ pub(super) struct Removed {
     _waiters: Vec<Waiter>,
 }
 
-impl Slot {
+impl NameEntry {
     pub(super) fn new(member: Member) -> Self {
         Self { members: Members::One(member), silent_since: None, rivals: None }
     }

@@ -36,7 +36,7 @@ impl SharedStore {
     }
 
     fn renewals(&self, hold: &Hold) -> u32 {
-        self.renewed.lock().unwrap().get(&hold.token).copied().unwrap_or_default()
+        self.renewed.lock().unwrap().get(&hold.holder).copied().unwrap_or_default()
     }
 
     fn absence(&self, holder: HolderId) -> Option<Absence> {
@@ -165,7 +165,7 @@ impl Setup {
 async fn read_holds_of_one_name_are_renewed_each_by_itself() {
     let setup = Setup::new();
     let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
-    assert_ne!(one.token, other.token);
+    assert_ne!(one.holder, other.holder);
     assert_ne!(one.number, other.number);
     for _ in 0..4 {
         advance(T / 3).await;
@@ -181,7 +181,7 @@ async fn read_hold_that_is_lost_leaves_the_other_as_it_is() {
     let setup = Setup::new();
     let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
     let tokens = [one.lost_token(), other.lost_token()];
-    setup.store.holders().remove(&one.token);
+    setup.store.holders().remove(&one.holder);
     tokens[0].cancelled().await;
     assert_eq!(one.loss(), Some(Loss::Gone));
     assert!(!tokens[1].is_cancelled() && setup.is_held(&other));
@@ -194,7 +194,7 @@ async fn read_holds_are_released_one_by_one_and_a_writer_enters() {
     let setup = Setup::new();
     let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
     one.unlock(setup.core()).await.unwrap();
-    assert_eq!(setup.store.holders().keys().collect::<Vec<_>>(), [&other.token]);
+    assert_eq!(setup.store.holders().keys().collect::<Vec<_>>(), [&other.holder]);
     assert!(setup.is_held(&other));
     let writer = setup.lock(Mode::Write);
     let last = async {

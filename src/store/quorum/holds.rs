@@ -2,9 +2,10 @@
 
 use crate::clock::Instant;
 use crate::store::HolderId;
+use crate::sync::Mutex;
 use std::collections::HashMap;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -84,7 +85,7 @@ impl Holds {
     }
 
     fn lock(&self) -> MutexGuard<'_, Map> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        self.map.lock()
     }
 }
 

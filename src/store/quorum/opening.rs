@@ -11,10 +11,11 @@ use crate::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
     RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups, failed,
 };
+use crate::sync::Mutex;
 use crate::trace;
 use async_trait::async_trait;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
@@ -153,14 +154,14 @@ impl PendingNode {
 
     fn get(&self) -> Result<&Arc<dyn Store>> {
         self.store.get().ok_or_else(|| {
-            let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let refused = self.refused.lock().clone();
             let down = || Error::new(ErrorKind::Unavailable, "not reached yet");
             refused.unwrap_or_else(down).with_fate(Fate::NotExecuted)
         })
     }
 
     fn refuse(&self, error: Error) {
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *self.refused.lock() = Some(error);
     }
 }
 

@@ -5,8 +5,9 @@ use super::same::find_shared_servers;
 use super::tally::Tally;
 use crate::error::Result;
 use crate::store::{Signal, Wait, Wakeups};
+use crate::sync::Mutex;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -105,7 +106,7 @@ impl Reconnects {
         if reconnected.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return None;
         }
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.lock();
         *listeners = JoinSet::new();
         let changed = Arc::new(Notify::new());
         for reconnected in reconnected {

@@ -1,10 +1,11 @@
 //! Asks several servers at once, of which some may be silent.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 use fred::types::config::Server;
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -27,7 +28,7 @@ struct Status {
 
 impl Panel {
     fn lock(&self) -> MutexGuard<'_, HashMap<Server, Status>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Asks all these servers, and waits for those that are not known to be silent, or for one if all are, but no longer

@@ -5,9 +5,10 @@
 //! distributes the tasks that its drivers wake once, when all of them are awake. So answers are given from there, by a
 //! waker that is left with the runtime the way `yield_now` leaves its own.
 
+use crate::sync::Mutex;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use tokio::task::yield_now;
 
@@ -24,7 +25,7 @@ struct Deferred<F: FnOnce()>(Mutex<Option<F>>);
 
 impl<F: FnOnce()> Deferred<F> {
     fn take(&self) {
-        let work = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let work = self.0.lock().take();
         if let Some(work) = work {
             work();
         }

@@ -13,13 +13,14 @@ use super::sentinels::{Succession, ask_sentinels};
 use super::slot_map::SlotMap;
 use super::url::Topology;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
@@ -62,7 +63,7 @@ impl Discovery {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Server, Instant>> {
-        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.distrusted.lock()
     }
 
     fn distrusted(&self) -> Vec<Server> {

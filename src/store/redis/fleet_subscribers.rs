@@ -4,11 +4,12 @@
 use super::address::Address;
 use super::routes::Routes;
 use super::scripts::slot;
-use super::subscriber::{Channels, Command, Subscriber, lock, run, wake};
+use super::subscriber::{Channels, Command, Subscriber, run, wake};
+use crate::sync::Mutex;
 use crate::trace;
 use fred::types::config::Server;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -54,7 +55,9 @@ impl FleetSubscribers {
                     self.routes.request_refresh();
                     return false;
                 };
-                let before = lock(&self.channels)
+                let before = self
+                    .channels
+                    .lock()
                     .get_mut(channel)
                     .and_then(|entry| entry.server.replace(server.clone()));
                 if let Some(before) = before.filter(|before| *before != server) {
@@ -64,7 +67,7 @@ impl FleetSubscribers {
             }
             Command::Idle(channel) => {
                 let server =
-                    lock(&self.channels).get(channel).and_then(|entry| entry.server.clone());
+                    self.channels.lock().get(channel).and_then(|entry| entry.server.clone());
                 server.is_some_and(|server| self.send_to(&server, command))
             }
             Command::Close(_) => false,
@@ -73,14 +76,14 @@ impl FleetSubscribers {
 
     /// Sends a command to a subscriber that exists. Returns whether it was sent.
     fn send_to(&self, server: &Server, command: Command) -> bool {
-        let subscribers = lock(&self.subscribers);
+        let subscribers = self.subscribers.lock();
         let subscriber = subscribers.as_ref().and_then(|subscribers| subscribers.get(server));
         subscriber.is_some_and(|subscriber| subscriber.send(command).is_ok())
     }
 
     /// Returns the subscriber of a server, made now if need be.
     fn subscriber(self: &Arc<Self>, server: Server) -> Option<SubscriberHandle> {
-        let mut subscribers = lock(&self.subscribers);
+        let mut subscribers = self.subscribers.lock();
         let subscribers = subscribers.as_mut()?;
         if let Some(subscriber) =
             subscribers.get(&server).filter(|subscriber| !subscriber.is_closed())
@@ -118,11 +121,11 @@ impl FleetSubscribers {
     /// Moves the channels to the servers that have their slots now.
     fn rebalance(self: &Arc<Self>) {
         let servers = self.routes.servers();
-        if let Some(subscribers) = lock(&self.subscribers).as_mut() {
+        if let Some(subscribers) = self.subscribers.lock().as_mut() {
             // A subscriber without a handle disconnects.
             subscribers.retain(|server, _| servers.contains(server));
         }
-        let mut channels = lock(&self.channels);
+        let mut channels = self.channels.lock();
         // A channel without waiters may belong to a subscriber that has disconnected, so it is removed here.
         channels.retain(|channel, entry| {
             let owner = self.routes.owner(slot(channel.as_bytes()));
@@ -154,7 +157,7 @@ impl FleetSubscribers {
     }
 
     pub(super) async fn close(&self, limit: Duration) {
-        let subscribers = lock(&self.subscribers).take().unwrap_or_default();
+        let subscribers = self.subscribers.lock().take().unwrap_or_default();
         let closing: Vec<_> = subscribers
             .into_values()
             .filter_map(|subscriber| {

@@ -5,12 +5,13 @@ use super::replies::Element;
 use super::scripts::{Failure, Ready, Script};
 use crate::error::Result;
 use crate::store::Signal;
+use crate::sync::Mutex;
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::{ClientLike, EventInterface};
 use fred::types::ClientState;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
@@ -48,7 +49,7 @@ struct Health {
 
 impl Health {
     fn failure(&self) -> MutexGuard<'_, Option<Failure>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failure.lock()
     }
 
     /// Returns whether a call that reached its time limit shows that the server is silent. If that is noticed late, this
@@ -60,7 +61,7 @@ impl Health {
             return true;
         }
         let answers = self.answers.load(Ordering::Relaxed);
-        let mut stalled = self.stalled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stalled = self.stalled.lock();
         match *stalled {
             Some((at, before)) if before == answers => sent > at,
             _ => {

@@ -5,9 +5,10 @@ use super::node::Node;
 use super::replies;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::Signal;
+use crate::sync::Mutex;
 use fred::types::config::Server;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
@@ -47,7 +48,7 @@ pub(super) struct NodeSlot {
 impl NodeSlot {
     /// Connects. Concurrent callers share one attempt.
     async fn connect(&self, address: &Address, reconnects: &Signal) -> Result<Node> {
-        let failed = || self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = || self.failed.lock();
         let connect = async || {
             if let Some((at, error)) = &*failed()
                 && at.elapsed() < RECENT
@@ -67,7 +68,7 @@ impl NodeSlot {
     }
 
     fn redirected(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.redirected.lock().unwrap_or_else(PoisonError::into_inner)
+        self.redirected.lock()
     }
 
     /// Returns whether a call was redirected to it recently.
@@ -80,7 +81,7 @@ impl NodeSlot {
 
 impl Nodes {
     fn lock(&self) -> MutexGuard<'_, HashMap<Server, Arc<NodeSlot>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn redirected(&self, server: &Server) {

@@ -9,11 +9,12 @@ use super::slot_map::SlotMap;
 use super::url::{Sentinels, Topology};
 use crate::error::Result;
 use crate::store::Signal;
+use crate::sync::Mutex;
 use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::interfaces::{ClientLike, EventInterface, PubsubInterface};
 use fred::types::config::Server;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -28,7 +29,7 @@ const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 /// The slot map of a fleet, and what keeps it up to date.
 pub(super) struct Routes {
     address: Address,
-    map: RwLock<SlotMap>,
+    map: Mutex<SlotMap>,
     /// Counts the changes of the map.
     changes: watch::Sender<u64>,
     /// Counts the refreshes.
@@ -54,7 +55,7 @@ impl Routes {
         let (map, sharded) = discovery.discover(address, &SlotMap::default()).await?;
         let routes = Arc::new(Self {
             address: address.clone(),
-            map: RwLock::new(map),
+            map: Mutex::new(map),
             changes: watch::Sender::new(0),
             refreshes: watch::Sender::new(0),
             refresh_requested: Signal::new(),
@@ -81,16 +82,16 @@ impl Routes {
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<Server> {
-        self.read().owner(slot).cloned()
+        self.map.lock().owner(slot).cloned()
     }
 
     /// Returns the index of the slot's server among all.
     pub(super) fn shard(&self, slot: u16) -> usize {
-        self.read().index(slot)
+        self.map.lock().index(slot)
     }
 
     pub(super) fn servers(&self) -> Vec<Server> {
-        self.read().servers.clone()
+        self.map.lock().servers.clone()
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -100,7 +101,7 @@ impl Routes {
     /// Records that a server has redirected a slot to another.
     pub(super) fn moved(&self, slot: u16, server: &Server) {
         if self.is_cluster() && self.owner(slot).as_ref() != Some(server) {
-            let mut map = self.read().clone();
+            let mut map = self.map.lock().clone();
             map.assign(slot.into()..=slot.into(), server);
             self.set(map);
         }
@@ -121,7 +122,7 @@ impl Routes {
 
     fn set(&self, map: SlotMap) -> bool {
         let failed_over = {
-            let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
+            let mut current = self.map.lock();
             if *current == map {
                 return false;
             }
@@ -136,10 +137,6 @@ impl Routes {
         }
         true
     }
-
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Asks the fleet for its map when a refresh is requested, and from time to time.
@@ -152,7 +149,7 @@ async fn keep_map(routes: Arc<Routes>) {
             () = routes.refresh_requested.recv() => {}
             () = sleep(interval) => {}
         }
-        let known = routes.read().clone();
+        let known = routes.map.lock().clone();
         let changed = match routes.discovery.discover(&routes.address, &known).await {
             Ok((map, _)) => routes.set(map),
             Err(error) => {
@@ -224,7 +221,7 @@ impl Routes {
         let t = Duration::from_secs(3);
         Self {
             address: Address::parse(url, "", t, t).unwrap(),
-            map: RwLock::new(map),
+            map: Mutex::new(map),
             changes: watch::Sender::new(0),
             refreshes: watch::Sender::new(0),
             refresh_requested: Signal::new(),

@@ -11,10 +11,11 @@ use super::requests::Codec;
 use super::slot_batcher::SlotBatcher;
 use crate::clock::Clock;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use crate::sync::Mutex;
 use crate::trace;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::time::{sleep, timeout};
@@ -158,7 +159,7 @@ impl Drop for RuntimeBatchers {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock()
     }
 
     /// Makes the batcher of a runtime and opens it for requests. Returns the work that serves it.

@@ -11,12 +11,12 @@ use super::scripts::Failure;
 use super::slot_map::SlotMap;
 use super::url::Sentinels;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::cmp::Reverse;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -35,7 +35,7 @@ impl Succession {
     /// that were not chosen in it before, then the current primary.
     fn order(&self, mut named: Vec<Named>, known: &SlotMap) -> Vec<Server> {
         let newest = named.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         if last.0 != newest {
             *last = (newest, Vec::new());
         }
@@ -57,7 +57,7 @@ impl Succession {
     }
 
     fn chosen(&self, server: &Server) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         if !last.1.contains(server) {
             last.1.push(server.clone());
         }

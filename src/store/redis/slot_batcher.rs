@@ -8,9 +8,10 @@ use super::calls::{BATCH_SIZE, CallContext, Item, Waiting, in_place, run_alone};
 use super::requests::Request;
 use super::scripts::slot;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use crate::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -65,7 +66,7 @@ impl AsRef<CallContext> for Pending {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, HashMap<u16, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 }
 

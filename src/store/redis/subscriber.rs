@@ -20,6 +20,7 @@ use super::errors::classify;
 use super::node::{is_connected, until_in_use};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::Signal;
+use crate::sync::Mutex;
 use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::error::ErrorKind as Silence;
@@ -27,7 +28,7 @@ use fred::interfaces::{ClientLike, EventInterface, FredResult, PubsubInterface};
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, oneshot};
@@ -71,15 +72,11 @@ pub(super) enum Command {
     Close(oneshot::Sender<()>),
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Wakes the waiters of one channel, or of all. Each of them is the first in this process to wait for its name, though two
 /// names may share a channel, so no wake-up is for nothing.
 pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
     let waiters: Vec<Signal> = {
-        let channels = lock(channels);
+        let channels = channels.lock();
         match channel {
             Some(channel) => channels
                 .get(channel)
@@ -147,7 +144,7 @@ async fn process_commands(
             command = commands.recv() => match command {
                 Some(Command::Subscribe(channel, done)) => {
                     // An earlier waiter's command may have done it.
-                    let there = lock(&subscriber.channels).get(&channel).is_none_or(|entry| entry.subscribed);
+                    let there = subscriber.channels.lock().get(&channel).is_none_or(|entry| entry.subscribed);
                     let result = if there { Ok(()) } else { subscriber.subscribe(&channel).await };
                     let _ = done.send(result);
                 }
@@ -257,7 +254,7 @@ impl Subscriber {
     /// Records that nothing is subscribed after a reconnect. Returns the channels with waiters. The event may come late,
     /// when a channel is already subscribed on the new connection, so channels without waiters are still unsubscribed.
     fn mark_unsubscribed(&self) -> Vec<String> {
-        let mut channels = lock(&self.channels);
+        let mut channels = self.channels.lock();
         let ours = channels.iter_mut().filter(|(_, channel)| channel.server == self.server);
         ours.filter_map(|(name, channel)| {
             channel.subscribed = false;
@@ -281,7 +278,7 @@ impl Subscriber {
         // fred's own time limit, of one attempt, ends first: a command that we drop would still be sent.
         match timeout(self.attempt * 2, confirmed).await {
             Ok(Ok(())) => {
-                if let Some(entry) = lock(&self.channels).get_mut(channel)
+                if let Some(entry) = self.channels.lock().get_mut(channel)
                     && entry.server == self.server
                 {
                     entry.subscribed = true;
@@ -299,7 +296,7 @@ impl Subscriber {
     /// Unsubscribes, unless the channel has a waiter again. Returns whether the server accepts commands.
     async fn unsubscribe(&mut self, channel: &str) -> bool {
         {
-            let mut channels = lock(&self.channels);
+            let mut channels = self.channels.lock();
             let ours = channels.get(channel).filter(|entry| entry.server == self.server);
             if ours.is_some_and(Channel::is_awaited) {
                 return true;

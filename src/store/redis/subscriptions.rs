@@ -4,7 +4,7 @@
 
 use super::connection::Connector;
 use super::fleet_subscribers::FleetSubscribers;
-use super::subscriber::{Channel, Channels, Command, Subscriber, lock, run};
+use super::subscriber::{Channel, Channels, Command, Subscriber, run};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Signal, Wakeups};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Subscriptions {
 
     /// Returns whether a message to `channel` reaches this process too, as far as it knows.
     pub(super) fn is_subscribed(&self, channel: &str) -> bool {
-        lock(&self.channels).get(channel).is_some_and(|entry| entry.subscribed)
+        self.channels.lock().get(channel).is_some_and(|entry| entry.subscribed)
     }
 
     /// Closes the connections.
@@ -75,7 +75,7 @@ impl Subscriptions {
         let guard =
             Guard { subscriptions: self.clone(), channel: channel.clone(), signal: signal.clone() };
         let subscribed = {
-            let mut channels = lock(&self.channels);
+            let mut channels = self.channels.lock();
             let entry = channels.entry(channel.clone()).or_default();
             entry.waiters.push(signal.clone());
             entry.subscribed
@@ -100,7 +100,7 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let mut channels = lock(&self.subscriptions.channels);
+        let mut channels = self.subscriptions.channels.lock();
         let Some(channel) = channels.get_mut(&self.channel) else {
             return;
         };
@@ -111,7 +111,7 @@ impl Drop for Guard {
         drop(channels);
         if self.subscriptions.send(Command::Idle(self.channel.clone())).is_err() {
             // No connection is left to unsubscribe on.
-            let mut channels = lock(&self.subscriptions.channels);
+            let mut channels = self.subscriptions.channels.lock();
             if !channels.get(&self.channel).is_none_or(Channel::is_awaited) {
                 channels.remove(&self.channel);
             }
@@ -132,7 +132,7 @@ impl Subscriptions {
         let Some(Command::Subscribe(channel, done)) = commands.recv().await else {
             panic!("another command");
         };
-        lock(&self.channels).get_mut(&channel).unwrap().subscribed = true;
+        self.channels.lock().get_mut(&channel).unwrap().subscribed = true;
         drop(done.send(Ok(())));
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     use tokio::time::Instant;
 
     fn waits(channels: &Channels) -> usize {
-        lock(channels).values().filter(|channel| channel.is_awaited()).count()
+        channels.lock().values().filter(|channel| channel.is_awaited()).count()
     }
 
     #[tokio::test(start_paused = true)]
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(waits(&subscriptions.channels), 1);
         drop(second);
         assert!(matches!(commands.try_recv(), Ok(Command::Idle(channel)) if channel == "c"));
-        assert_eq!((waits(&subscriptions.channels), lock(&subscriptions.channels).len()), (0, 1));
+        assert_eq!((waits(&subscriptions.channels), subscriptions.channels.lock().len()), (0, 1));
         assert!(subscriptions.is_subscribed("c"), "until it is unsubscribed");
     }
 
@@ -171,7 +171,7 @@ mod tests {
     async fn backend_without_a_subscriber_keeps_nothing() {
         let (subscriptions, commands) = Subscriptions::detached();
         let entry = Channel { subscribed: true, ..Channel::default() };
-        lock(&subscriptions.channels).insert("c".to_owned(), entry);
+        subscriptions.channels.lock().insert("c".to_owned(), entry);
         let (first, second) = (
             subscriptions.subscribe("c".to_owned()).await.unwrap(),
             subscriptions.subscribe("c".to_owned()).await.unwrap(),
@@ -180,12 +180,12 @@ mod tests {
         drop(first);
         assert_eq!(waits(&subscriptions.channels), 1);
         drop(second);
-        assert!(lock(&subscriptions.channels).is_empty());
+        assert!(subscriptions.channels.lock().is_empty());
         let Err(error) = subscriptions.subscribe("c".to_owned()).await else {
             panic!("no subscriber is left")
         };
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(lock(&subscriptions.channels).is_empty());
+        assert!(subscriptions.channels.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -115,8 +115,9 @@ async fn roam(
     }
 }
 
-/// Asks until it is let in: there may be no session at the moment.
-async fn hold(leases: &LeaseManager, name: &str) -> Lease {
+/// Acquires a name. Asks again while there is no session: a member may take longer than a lease lasts to join the others
+/// again.
+pub(super) async fn hold(leases: &LeaseManager, name: &str) -> Lease {
     loop {
         match leases.lock(name).lock().await {
             Ok(lease) => return lease,

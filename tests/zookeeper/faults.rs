@@ -1,6 +1,7 @@
 //! Leases on ZooKeeper when connections, members or the quorum fail: no holder is granted a name while the one before
 //! believes to hold it.
 
+use super::ensemble::hold;
 use kit::relay::{Flow, Relay};
 use kit::zookeeper::{Look, ZooKeeper};
 use kit::{connect_in_the_end, within};
@@ -201,24 +202,24 @@ async fn holder_on_a_frozen_member_is_told_before_the_next_enters() {
         (connect(&servers.url_of(frozen), T).await, connect(&servers.url_of(leader), T).await);
     contest(&holder, &rival, "job", async || servers.freeze(frozen)).await;
     servers.thaw(frozen);
-    let lease = within(LONG, holder.lock("job").lock()).await.expect("free");
+    let lease = within(LONG, hold(&holder, "job")).await;
     lease.unlock().await.expect("released");
 }
 
 /// Its member goes on answering reads and pings for as long as it does not notice.
 #[tokio::test]
 async fn holder_on_a_cut_off_member_is_told_before_the_next_enters() {
-    let (servers, links) = ZooKeeper::linked();
-    for round in 0..2 {
+    for _ in 0..2 {
+        // A fresh ensemble: after an election, the member that is not cut off may not be back yet, and then there is no
+        // majority without the one that is.
+        let (servers, links) = ZooKeeper::linked();
         let leader = servers.leader();
         let cut = (leader + 1) % 3;
         let (holder, rival) =
             (connect(&servers.url_of(cut), T).await, connect(&servers.url_of(leader), T).await);
-        let name = format!("job:{round}");
-        contest(&holder, &rival, &name, async || links.set(cut, Flow::Hold)).await;
+        contest(&holder, &rival, "job", async || links.set(cut, Flow::Hold)).await;
         links.heal();
-        assert!(servers.wait_for(&[0, 1, 2]));
-        let lease = within(LONG, holder.lock(&name).lock()).await.expect("free");
+        let lease = within(LONG, hold(&holder, "job")).await;
         lease.unlock().await.expect("released");
     }
 }

@@ -79,7 +79,10 @@ impl Links {
         }
     }
 
-    /// All links work again; what was open and silent is closed.
+    /// Closes all connections between members and makes all links work again, so an election follows: a member calls only
+    /// those with a lower number, and only in an election.
+    ///
+    /// Until a member notices, it tells its mode as before, so [`ZooKeeper::wait_for`] may return too soon.
     pub fn heal(&self) {
         for flow in [Flow::Refuse, Flow::Pass] {
             self.0.iter().for_each(|link| link.set(flow));

@@ -4,8 +4,8 @@
 //! Names that are used again and again keep their directories: one is due after a whole [`PERIOD`] without a release.
 //! Deleting a directory that is not empty fails and does no harm. The servers delete those that are forgotten here.
 
+use crate::sync::Mutex;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 pub(super) const PERIOD: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ struct Periods {
 impl Directories {
     /// Records that a directory may be empty now.
     pub(super) fn mark_unused(&self, directory: &str) {
-        let mut periods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut periods = self.0.lock();
         if periods.this.len() < MOST && !periods.this.contains(directory) {
             periods.this.insert(directory.to_owned());
         }
@@ -32,7 +32,7 @@ impl Directories {
 
     /// Ends a period. Returns the directories that are due.
     pub(super) fn due(&self) -> Vec<String> {
-        let mut periods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut periods = self.0.lock();
         let this = std::mem::take(&mut periods.this);
         let mut due = std::mem::take(&mut periods.last);
         due.retain(|directory| !this.contains(directory));

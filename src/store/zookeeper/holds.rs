@@ -8,9 +8,10 @@ use super::names::{Names, NodeOwner};
 use super::session::Session;
 use crate::clock::{Clock, Instant};
 use crate::store::{HolderId, Name};
+use crate::sync::Mutex;
 use crate::trace;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::Level;
@@ -68,11 +69,11 @@ impl Holds {
     }
 
     pub(super) fn find(&self, name: &Name, token: HolderId) -> Option<OwnNode> {
-        self.lock().own.get(&(name.clone(), token)).cloned()
+        self.entries.lock().own.get(&(name.clone(), token)).cloned()
     }
 
     pub(super) fn put(&self, name: &Name, token: HolderId, own: OwnNode) {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let earlier = entries.hasten(own.expires);
         entries.own.insert((name.clone(), token), own);
         drop(entries);
@@ -88,7 +89,7 @@ impl Holds {
         token: HolderId,
         change: impl FnOnce(&mut OwnNode),
     ) -> bool {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let Some(entry) = entries.own.get_mut(&(name.clone(), token)) else { return false };
         change(entry);
         let expires = entry.expires;
@@ -101,21 +102,16 @@ impl Holds {
     }
 
     pub(super) fn remove(&self, name: &Name, token: HolderId) {
-        self.lock().own.remove(&(name.clone(), token));
+        self.entries.lock().own.remove(&(name.clone(), token));
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lock().own.is_empty()
+        self.entries.lock().own.is_empty()
     }
 
     /// Forgets all entries without deleting any node.
     pub(super) fn forget(&self) {
-        self.lock().own.clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        // No code between lock and unlock can leave the map half changed.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().own.clear();
     }
 
     /// Deletes the nodes of expired entries, forever.
@@ -131,7 +127,7 @@ impl Holds {
             }
             self.clock.sleep_until(now + self.rest).await;
             loop {
-                let due = self.lock().due;
+                let due = self.entries.lock().due;
                 tokio::select! {
                     () = self.clock.sleep_until(due) => break,
                     () = self.earlier.notified() => {}
@@ -142,7 +138,7 @@ impl Holds {
 
     /// Takes the expired entries, in one pass over all.
     fn take_expired(&self, now: Instant) -> Vec<(Key, OwnNode)> {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let mut due = Instant::MAX;
         let expired = entries.own.extract_if(|_, own| {
             let expired = own.expires <= now;

@@ -14,10 +14,11 @@
 
 use super::address::Address;
 use super::auth::User;
+use crate::sync::Mutex;
 use spawns_core::{Spawn, Task, enter};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::task::AbortHandle;
@@ -68,7 +69,7 @@ pub(super) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if lock(&self.anchor).is_some() {
+        if self.anchor.lock().is_some() {
             self.cut();
         }
     }
@@ -120,7 +121,7 @@ impl Link {
         let client =
             tokio::time::timeout(limit, connecting).await.map_err(|_| ZkError::Timeout)??;
         let Spawner { gone, anchor, task } = spawner;
-        let Some(task) = lock(&task).take() else {
+        let Some(task) = task.lock().take() else {
             return Err(ZkError::UnexpectedError("the client has no task".to_owned()));
         };
         Ok(Self { client, host: host.to_owned(), gone, anchor, task })
@@ -128,7 +129,7 @@ impl Link {
 
     /// Makes the session outlive the link from now on.
     pub(super) fn keep_session(&self) {
-        *lock(&self.anchor) = Some(self.client.clone());
+        *self.anchor.lock() = Some(self.client.clone());
     }
 
     /// Waits until the connection is lost.
@@ -158,7 +159,7 @@ impl Link {
     /// Ends the connection and the session, as soon as no other task has the link.
     pub(super) async fn close(self: Arc<Self>) {
         let gone = self.gone.clone();
-        drop(lock(&self.anchor).take());
+        drop(self.anchor.lock().take());
         drop(self);
         gone.cancelled().await;
     }
@@ -177,7 +178,7 @@ impl Spawn for Spawner {
         let gone = self.gone.clone().drop_guard();
         let future = Box::into_pin(task.future);
         let serving = Serving { _gone: gone, future, _anchor: Arc::clone(&self.anchor) };
-        *lock(&self.task) = Some(tokio::spawn(serving).abort_handle());
+        *self.task.lock() = Some(tokio::spawn(serving).abort_handle());
     }
 }
 
@@ -194,10 +195,6 @@ impl Future for Serving {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         self.future.as_mut().poll(context)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the servers in random order, but the one that was just lost as the last.

@@ -31,6 +31,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 use async_trait::async_trait;
 use errors::{in_time, no_session};
 use holds::Holds;
@@ -38,7 +39,7 @@ use recipe::Recipe;
 use sessions::Sessions;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -169,10 +170,6 @@ impl ZooKeeperStore {
             })
         })
     }
-
-    fn busy(&self) -> std::sync::MutexGuard<'_, Option<mpsc::Sender<()>>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl fmt::Debug for ZooKeeperStore {
@@ -242,9 +239,9 @@ impl Store for ZooKeeperStore {
         }
         let name = request.target.name;
         self.recipe.sessions.current()?;
-        let Some(busy) = self.busy().clone() else { return Err(no_session()) };
+        let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
         let waiter = Waiter::new(self.recipe.names.lock(&name), self.attempt);
-        self.recipe.waiters().entry(name.clone()).or_default().push(Arc::clone(&waiter));
+        self.recipe.waiters.lock().entry(name.clone()).or_default().push(Arc::clone(&waiter));
         let kept = WaiterGuard { recipe: Arc::clone(&self.recipe), name, waiter };
         let (waiter, recipe) = (Arc::clone(&kept.waiter), Arc::clone(&self.recipe));
         self.runtime.spawn(async move {
@@ -270,10 +267,10 @@ impl Store for ZooKeeperStore {
 
     /// Closes the session. Without that, the session of remaining holds ends by its timeout.
     async fn close(&self, timeout: Duration) {
-        for waiter in self.recipe.waiters().values().flatten() {
+        for waiter in self.recipe.waiters.lock().values().flatten() {
             waiter.left.cancel();
         }
-        self.busy().take();
+        self.busy.lock().take();
         let mut idle = self.idle.lock().await;
         let _ = tokio::time::timeout(timeout, idle.recv()).await;
         self.recipe.sessions.close(self.recipe.holds.is_empty());
@@ -291,7 +288,7 @@ struct WaiterGuard {
 
 impl Drop for WaiterGuard {
     fn drop(&mut self) {
-        let mut waiters = self.recipe.waiters();
+        let mut waiters = self.recipe.waiters.lock();
         if let Some(of_name) = waiters.get_mut(&self.name) {
             of_name.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
             if of_name.is_empty() {

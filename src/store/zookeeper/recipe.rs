@@ -21,8 +21,9 @@ use super::waiter::Waiter;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
 use crate::store::{Acquire, Acquired, HolderId, HolderInfo, Inspection, Name, Release, Released};
+use crate::sync::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs the requests of a store.
@@ -45,10 +46,6 @@ impl Drop for Recipe {
 }
 
 impl Recipe {
-    pub(super) fn waiters(&self) -> MutexGuard<'_, HashMap<Name, Vec<Arc<Waiter>>>> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
         request.target.require_exclusive()?;
         self.check_ttl(request.ttl)?;
@@ -261,7 +258,7 @@ impl AcquireAttempt<'_> {
         let Acquire { target, holder: token, count, .. } = self.request;
         let name = &target.name;
         let taken = {
-            let waiters = self.recipe.waiters();
+            let waiters = self.recipe.waiters.lock();
             let waiters = waiters.get(name).into_iter().flatten();
             waiters.filter_map(|waiter| Some((Arc::clone(waiter), waiter.take()?))).next()
         };
@@ -342,7 +339,7 @@ impl AcquireAttempt<'_> {
     /// Returns a refusal. Requeues this process's waiters whose node was taken over for a grant that came too late, or was
     /// deleted.
     fn refused(&self) -> Acquired {
-        let waiters = self.recipe.waiters();
+        let waiters = self.recipe.waiters.lock();
         waiters
             .get(&self.request.target.name)
             .into_iter()

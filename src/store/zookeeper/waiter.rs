@@ -24,8 +24,9 @@ use super::session::Session;
 use super::sessions::Sessions;
 use crate::error::{ErrorKind, Result};
 use crate::store::Signal;
+use crate::sync::Mutex;
 use crate::trace;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -89,27 +90,23 @@ impl Waiter {
 
     /// Takes the node if it is the first in the queue. It belongs to the caller then.
     pub(super) fn take(&self) -> Option<Node> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.first && !self.left.is_cancelled() { state.node.take() } else { None }
     }
 
     /// Sends the waiter to the end of the queue, if its node was taken over: the hold came to nothing.
     pub(super) fn requeue(&self) {
-        if self.lock().is_taken() {
+        if self.state.lock().is_taken() {
             self.requeued.notify_one();
         }
     }
 
     /// Forgets its node. Returns the state before.
     fn reset(&self) -> State {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // A node that was taken over belongs to a hold. This waiter must not find it again.
         let id = if state.is_taken() { Uuid::new_v4() } else { state.id };
         std::mem::replace(&mut *state, State::new(id))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits in the queue until the waiter leaves.
@@ -149,14 +146,14 @@ impl Waiter {
     /// Enters the queue, if it is not in it yet, and waits there.
     async fn wait_in(&self, session: &Arc<Session>) -> Result<std::convert::Infallible> {
         loop {
-            let node = self.lock().node.clone();
+            let node = self.state.lock().node.clone();
             let node = match node {
                 Some(node) if Arc::ptr_eq(&node.session, session) => node,
                 // There is no node yet, or its session ended in a pause after an error, so that it no longer counts.
                 _ => {
                     drop(self.reset());
                     let node = self.find_or_create(session).await?;
-                    self.lock().node = Some(node.clone());
+                    self.state.lock().node = Some(node.clone());
                     node
                 }
             };
@@ -166,7 +163,7 @@ impl Waiter {
             };
             match predecessor {
                 Predecessor::None => {
-                    self.lock().first = true;
+                    self.state.lock().first = true;
                     self.signal.set();
                     self.until_turn_missed(session).await?;
                 }
@@ -177,7 +174,7 @@ impl Waiter {
 
     /// Finds the node that an earlier try has made, or makes one.
     async fn find_or_create(&self, session: &Arc<Session>) -> Result<Node> {
-        let owner = NodeOwner::Waiter(self.lock().id);
+        let owner = NodeOwner::Waiter(self.state.lock().id);
         let queue = in_time(self.attempt, session.synced_children(&self.directory)).await?;
         let mut found = None;
         for child in queue.alone()?.iter().filter(|child| child.is_of(owner)) {
@@ -216,7 +213,7 @@ impl Waiter {
     async fn until_turn_missed(&self, session: &Session) -> Result<()> {
         loop {
             tokio::time::sleep(self.attempt).await;
-            if self.lock().is_taken() {
+            if self.state.lock().is_taken() {
                 // The acquire decides: it keeps the node, or requeues this waiter.
                 return std::future::pending().await;
             }
@@ -235,7 +232,7 @@ impl Waiter {
 
     /// Forgets its node, unless it was taken over. Returns it.
     fn give_up_turn(&self) -> Option<Node> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let node = state.node.take()?;
         state.first = false;
         Some(node)

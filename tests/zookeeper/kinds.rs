@@ -1,8 +1,8 @@
-//! Locks of another kind under the name of a lease: they are told, and left alone.
+//! Nodes of another kind under the name of a lease, such as those of other locks: they are reported, and left alone.
 
 use kit::zookeeper::{Look, ZooKeeper, directory};
 use kit::{connect_in_the_end, within};
-use leasehold::{Error, ErrorKind, LeaseManager};
+use leasehold::{Error, ErrorKind, LeaseManager, Loss};
 use std::time::Duration;
 use zookeeper_client::{Acls, CreateMode};
 
@@ -34,14 +34,14 @@ async fn remove(look: &Look, node: &str) {
 }
 
 #[track_caller]
-fn tells_of(error: &Error, node: &str) {
+fn reports_node(error: &Error, node: &str) {
     assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
     let text = error.to_string();
     assert!(text.contains(node) && text.contains("Delete it, or choose another name"), "{text}");
 }
 
 #[tokio::test]
-async fn node_of_another_kind_is_told_and_left_alone() {
+async fn node_of_another_kind_is_reported_and_left_alone() {
     use CreateMode::{EphemeralSequential, Persistent};
     let server = ZooKeeper::start();
     let (leases, look) = (connect(&server.url()).await, Look::at(&server.hosts()).await);
@@ -55,11 +55,11 @@ async fn node_of_another_kind_is_told_and_left_alone() {
     ] {
         let node = intrude(&look, node, mode).await;
         let mut lock = leases.lock("job");
-        tells_of(&lock.try_lock().await.expect_err("not granted"), &node);
-        tells_of(&lock.lock_timeout(LONG).await.expect_err("not granted"), &node);
-        tells_of(&within(LONG, lock.lock()).await.expect_err("not granted"), &node);
-        tells_of(&leases.inspect("job").await.expect_err("not ours"), &node);
-        tells_of(&leases.force_unlock("job").await.expect_err("not ours"), &node);
+        reports_node(&lock.try_lock().await.expect_err("not granted"), &node);
+        reports_node(&lock.lock_timeout(LONG).await.expect_err("not granted"), &node);
+        reports_node(&within(LONG, lock.lock()).await.expect_err("not granted"), &node);
+        reports_node(&leases.inspect("job").await.expect_err("not ours"), &node);
+        reports_node(&leases.force_unlock("job").await.expect_err("not ours"), &node);
         assert_eq!(look.nodes("job").await, std::slice::from_ref(&node));
         let other = leases.lock("job-2").try_lock().await.expect("an answer");
         assert!(other.is_some(), "the name beside it is free");
@@ -70,7 +70,7 @@ async fn node_of_another_kind_is_told_and_left_alone() {
 }
 
 #[tokio::test]
-async fn node_of_another_kind_that_comes_later_is_told_to_waiters() {
+async fn node_of_another_kind_that_comes_later_refuses_waiters() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let (holder, leases) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -79,13 +79,35 @@ async fn node_of_another_kind_that_comes_later_is_told_to_waiters() {
     let waiter = tokio::spawn(async move { lock.lock().await });
     look.until_nodes("job", 2).await;
     let node = intrude(&look, "read-", CreateMode::EphemeralSequential).await;
-    // Who was first stays so, and is renewed.
+    // The holder stays the holder, and is renewed.
     let mut last = Duration::MAX;
     kit::eventually(LONG, || lease.remaining() > std::mem::replace(&mut last, lease.remaining()))
         .await;
     lease.unlock().await.expect("released");
     let waited = within(LONG, waiter).await.expect("it runs");
-    tells_of(&waited.expect_err("not granted"), &node);
+    reports_node(&waited.expect_err("not granted"), &node);
     look.until_nodes("job", 1).await;
+    assert_eq!(look.nodes("job").await, [node]);
+}
+
+#[tokio::test]
+async fn holder_beside_another_kind_is_inspected_and_forced() {
+    let server = ZooKeeper::start();
+    let look = Look::at(&server.hosts()).await;
+    let (holder, other) = (connect(&server.url()).await, connect(&server.url()).await);
+    let mut lock = holder.lock("job");
+    let lease = lock.lock().await.expect("free");
+    let node = intrude(&look, "_c_2a5f9f6e-lock-", CreateMode::EphemeralSequential).await;
+    let nested = lock.lock().await.expect("still held");
+    let seen = other.inspect("job").await.expect("an answer").expect("held");
+    assert_eq!((seen.holder, seen.hold_count), (lease.holder_id().to_string(), 2));
+    nested.unlock().await.expect("released");
+    lease.check().expect("still held");
+    assert!(other.force_unlock("job").await.expect("an answer"));
+    assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
+    assert_eq!(look.nodes("job").await, std::slice::from_ref(&node));
+    // There is no hold any more, so only the node can be reported.
+    reports_node(&other.inspect("job").await.expect_err("not ours"), &node);
+    reports_node(&other.force_unlock("job").await.expect_err("not ours"), &node);
     assert_eq!(look.nodes("job").await, [node]);
 }

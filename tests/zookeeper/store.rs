@@ -384,6 +384,42 @@ async fn creation_beside_a_node_of_another_kind_is_undone() {
     assert_eq!(party.release(0).await, Released::NotYours(Absence::Taken));
 }
 
+#[tokio::test]
+async fn first_waiter_beside_a_node_of_another_kind_is_refused() {
+    let server = ZooKeeper::start();
+    let (waiter, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
+    let mut wakeups = waiter.store.subscribe(wait()).await.expect("in the line").expect("woken");
+    within(LONG, wakeups.recv()).await;
+    let intruder = forge(&look, &format!("{}/_c_2a5f9f6e-lock-", directory("job"))).await;
+    let error = waiter.acquire().await.expect_err("not granted");
+    assert_eq!((error.kind(), error.fate()), (ErrorKind::WrongType, Fate::NotExecuted), "{error}");
+    let left = look.nodes("job").await;
+    assert!(left.len() == 1 && intruder.ends_with(&left[0]), "{left:?}");
+    // The subscription stays, and gets a new node when the name is free again.
+    look.0.delete(&intruder, None).await.expect("deleted");
+    look.until_nodes("job", 1).await;
+    within(LONG, async {
+        while waiter.acquire().await.is_err() {
+            wakeups.recv().await;
+        }
+    })
+    .await;
+    assert_eq!(look.nodes("job").await.len(), 1);
+}
+
+#[tokio::test]
+async fn waiter_beside_a_node_of_another_kind_is_no_holder() {
+    let server = ZooKeeper::start();
+    let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
+    forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
+    forge(&look, &format!("{}/read-", directory("job"))).await;
+    let error = inspect(&*party.store).await.expect_err("the other kind may hold");
+    assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+    let error = force(&*party.store).await.expect_err("nothing is held here");
+    assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+    assert_eq!(look.nodes("job").await.len(), 2);
+}
+
 /// Should the creation of unknown outcome have come twice.
 #[tokio::test]
 async fn all_nodes_of_a_token_go_when_its_hold_does() {

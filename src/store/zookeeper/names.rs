@@ -8,7 +8,8 @@
 //! ```
 //!
 //! All nodes of a lock are one queue. The one with the lowest sequence number holds the lock, unless the directory has a
-//! node of another kind, such as one of a Curator lock: then no new acquire is granted.
+//! node of another kind, such as one of a Curator lock: then no acquire is granted, and only a hold that was granted before
+//! stays. Curator's recipes do not respect these nodes either: they sort them behind their own, whatever the numbers.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{HolderId, Name};

@@ -11,6 +11,8 @@
 //! 4. **A refused acquire leaves at once.** An acquire that finds itself behind another node deletes its own. Only a
 //!    subscription ([`Waiter`]) keeps a node in the queue, and the next acquire of this process takes that over.
 //! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
+//! 6. **No grant beside a node of another kind** that was there before that write: the directory is listed after it. A
+//!    node that comes later changes nothing about a hold.
 
 use super::errors::{Found, find, in_time, no_session};
 use super::holds::{Holds, OwnNode};
@@ -144,7 +146,8 @@ impl Recipe {
         Ok(Inspection::new(held.map(|(holder, count)| HolderInfo::new(holder, count, None))))
     }
 
-    /// Deletes the first node, even if its owner does not know yet that it is the first. Returns whether there was one.
+    /// Deletes the first node, even if its owner does not know yet that it is the first, but never one of another kind.
+    /// Returns whether there was one.
     pub(super) async fn force(&self, name: &Name) -> Result<bool> {
         let session = self.sessions.current()?;
         match self.first(&session, name).await? {
@@ -153,16 +156,20 @@ impl Recipe {
         }
     }
 
-    /// Returns the path and the data of the first node.
+    /// Returns the path and the data of the first node. Beside a node of another kind it must be a holder's: a waiter is
+    /// not granted there.
     async fn first(&self, session: &Session, name: &Name) -> Result<Option<(String, Vec<u8>)>> {
         let directory = self.names.lock(name);
         loop {
             let queue = session.synced_children(&directory).await?;
-            let Some(first) = queue.alone()?.first() else { return Ok(None) };
+            let Some(first) = queue.own.first() else { return queue.alone().map(|_| None) };
             let path = format!("{directory}/{}", first.name);
             if let Found::Yes((data, _)) =
                 find(session.link().await?.client.get_data(&path)).await?
             {
+                if parse_record(&data).is_none() {
+                    queue.alone()?;
+                }
                 return Ok(Some((path, data)));
             }
         }
@@ -244,10 +251,11 @@ impl AcquireAttempt<'_> {
             return Ok(verdict);
         }
         let directory = self.directory();
-        if !self.session.children(&directory).await?.alone()?.is_empty() {
-            return Ok(self.refused());
+        let queue = self.session.children(&directory).await?;
+        match queue.alone() {
+            Ok([]) => self.create(&directory).await,
+            _ => self.refused(&queue),
         }
-        self.create(&directory).await
     }
 
     /// Takes over the node of a waiter of this process that is the first in the queue: it becomes the node of the hold.
@@ -269,8 +277,12 @@ impl AcquireAttempt<'_> {
         let own =
             OwnNode { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
         self.recipe.holds.put(name, *token, own.clone());
-        if own.session.write(&node.path, &record(*token, *count)).await? {
-            return self.granted(own).map(Some);
+        let (directory, data) = (self.directory(), record(*token, *count));
+        let write = own.session.write(&node.path, &data);
+        // Both are sent together.
+        let (written, queue) = tokio::join!(biased; write, own.session.children(&directory));
+        if written? {
+            return self.decide(own, &queue?).await.map(Some);
         }
         self.recipe.holds.remove(name, *token);
         waiter.requeue();
@@ -322,8 +334,7 @@ impl AcquireAttempt<'_> {
     async fn decide(&self, own: OwnNode, queue: &Queue) -> Result<Acquired> {
         let Acquire { target, holder: token, .. } = self.request;
         let name = &target.name;
-        let alone = queue.alone();
-        if alone.as_ref().is_ok_and(|queue| position(queue, &own) == Some(0)) {
+        if queue.alone().is_ok_and(|queue| position(queue, &own) == Some(0)) {
             return self.granted(own);
         }
         if let Some(path) = &own.path {
@@ -333,19 +344,19 @@ impl AcquireAttempt<'_> {
             self.recipe.sweep(&own.session, name, *token).await?;
         }
         self.recipe.holds.remove(name, *token);
-        alone.map(|_| self.refused())
+        self.refused(queue)
     }
 
     /// Returns a refusal. Requeues this process's waiters whose node was taken over for a grant that came too late, or was
     /// deleted.
-    fn refused(&self) -> Acquired {
+    fn refused(&self, queue: &Queue) -> Result<Acquired> {
         let waiters = self.recipe.waiters.lock();
         waiters
             .get(&self.request.target.name)
             .into_iter()
             .flatten()
             .for_each(|waiter| waiter.requeue());
-        Acquired::held(None)
+        queue.alone().map(|_| Acquired::held(None))
     }
 }
 

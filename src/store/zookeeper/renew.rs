@@ -1,4 +1,7 @@
 //! Renews leases: proves the session alive once for all of them, and checks that each node exists.
+//!
+//! A node of another kind does not end a lease, so renewals do not look for one: the lease was granted first, and its node
+//! is still there. To end it would be a loss that the store did not report.
 
 use super::errors::{Found, classify, find, in_time};
 use super::holds::OwnNode;

@@ -1,5 +1,5 @@
-//! What the store for ZooKeeper answers to the engine, where a lock alone would not show it: late, after answers
-//! that were lost, and when others have a hand in its nodes.
+//! The answers of the ZooKeeper store where a lock alone would not show them: late answers, answers after a lost reply, and
+//! answers when other clients change its nodes.
 
 use kit::pipe::{Pace, Pipe};
 use kit::relay::{Flow, Relay, request};
@@ -9,7 +9,7 @@ use kit::zookeeper::{Look, ZooKeeper, directory};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Name,
-    Release, Released, RenewBatch, Renewal, Renewed, Store, Target, Wait,
+    Release, Released, RenewBatch, Renewal, Renewed, Store, Target, Wait, Wakeups,
 };
 use leasehold::testing::zookeeper_store;
 use leasehold::{ErrorKind, Fate, Result};
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 
-/// Of the session; a lease is believed for three quarters of it.
+/// The timeout of the session. A lease is valid for three quarters of it.
 const SESSION: Duration = Duration::from_secs(4);
 const LEASE: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(15);
 const SESSIONS: &str = "/leasehold/sessions";
-/// A request for the nodes in a directory.
+/// The kind of a request that lists a directory.
 const LIST: i32 = 8;
 
 async fn store(url: &str) -> Arc<dyn Store> {
-    zookeeper_store(url, LEASE).await.expect("the server is there")
+    zookeeper_store(url, LEASE).await.expect("the server runs")
 }
 
-/// One who asks for `job`.
+/// A holder id that asks for `job`.
 struct Party {
     store: Arc<dyn Store>,
     token: HolderId,
@@ -71,20 +71,24 @@ impl Party {
         self.store.renew(RenewBatch::new(items, ttl, limit)).await
     }
 
-    /// A node that this one could have made, made by somebody else.
+    async fn subscribe(&self) -> Wakeups {
+        subscribe(&*self.store).await
+    }
+
+    /// Creates a node that bears the name of this party, with another session.
     async fn forge(&self, look: &Look) {
         let path = format!("{}/h~{}~", directory("job"), self.token);
         forge(look, &path).await;
     }
 }
 
-/// Puts a node at the end of the line; returns its path.
+/// Creates a node at the end of the queue. Returns its path.
 async fn forge(look: &Look, path: &str) -> String {
     let open = Acls::anyone_all();
     let mode = CreateMode::Container.with_acls(open);
-    look.0.mkdir(&directory("job"), &mode).await.expect("made");
+    look.0.mkdir(&directory("job"), &mode).await.expect("created");
     let mode = CreateMode::EphemeralSequential.with_acls(open);
-    let (_, sequence) = look.0.create(path, b"", &mode).await.expect("made");
+    let (_, sequence) = look.0.create(path, b"", &mode).await.expect("created");
     format!("{path}{sequence}")
 }
 
@@ -92,8 +96,9 @@ fn job() -> Target {
     Target::exclusive(Name::new("job").expect("a name"))
 }
 
-fn wait() -> Wait {
-    Wait::new(job(), Some(HolderId::new(Uuid::new_v4(), 2)), LONG)
+async fn subscribe(store: &dyn Store) -> Wakeups {
+    let wait = Wait::new(job(), Some(HolderId::new(Uuid::new_v4(), 2)), LONG);
+    store.subscribe(wait).await.expect("an answer").expect("wake-ups")
 }
 
 async fn inspect(store: &dyn Store) -> Result<Option<HolderInfo>> {
@@ -117,7 +122,7 @@ fn held(verdict: Result<Acquired>) {
     assert!(matches!(verdict, Ok(Acquired::Held { remaining: None, .. })), "{verdict:?}");
 }
 
-/// The sessions of the nodes in the line.
+/// Returns the sessions of the nodes in the queue.
 async fn owners(look: &Look) -> Vec<i64> {
     let mut owners = Vec::new();
     for node in look.nodes("job").await {
@@ -128,15 +133,15 @@ async fn owners(look: &Look) -> Vec<i64> {
     owners
 }
 
-/// Deletes all nodes in a directory, as an operator may.
+/// Deletes all nodes in a directory, as an operator can.
 async fn clear(look: &Look, directory: &str) {
-    for node in look.0.list_children(directory).await.expect("it is there") {
+    for node in look.0.list_children(directory).await.expect("the directory exists") {
         look.0.delete(&format!("{directory}/{node}"), None).await.expect("deleted");
     }
 }
 
 #[tokio::test]
-async fn who_only_listens_gets_no_place_in_the_line() {
+async fn listener_without_a_holder_gets_no_place_in_the_queue() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let party = Party::at(&server.url()).await;
@@ -154,7 +159,7 @@ async fn requests_to_a_silent_server_end_with_the_connection() {
     relay.set(Flow::Hold);
     let start = Instant::now();
     let timed = |result: Result<()>| {
-        let error = result.expect_err("nobody answers");
+        let error = result.expect_err("no answer");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
         let passed = start.elapsed();
         assert!(passed >= SESSION / 8 && passed < SESSION / 2, "{passed:?}");
@@ -168,58 +173,56 @@ async fn requests_to_a_silent_server_end_with_the_connection() {
 }
 
 #[tokio::test]
-async fn connection_that_was_made_anew_is_told() {
+async fn reconnect_is_signalled() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let store = store(&relay.url()).await;
-    let reconnects = store.reconnects().expect("it tells");
+    let reconnects = store.reconnects().expect("the store signals reconnects");
     relay.set(Flow::Refuse);
     relay.set(Flow::Pass);
     within(LONG, reconnects.recv()).await;
 }
 
 #[tokio::test]
-async fn of_two_who_subscribed_the_one_who_stays_is_let_in() {
+async fn waiter_that_stays_is_granted_after_another_has_left() {
     let server = ZooKeeper::start();
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
     let look = Look::at(&server.hosts()).await;
     granted(holder.acquire().await);
-    let subscribed = async || waiter.store.subscribe(wait()).await.expect("in the line");
-    let (first, second) = (subscribed().await, subscribed().await);
+    let (first, mut second) = (waiter.subscribe().await, waiter.subscribe().await);
     drop(first);
     look.until_nodes("job", 2).await;
     assert_eq!(holder.release(0).await, Released::done(0));
-    let mut second = second.expect("it is woken");
     within(LONG, second.recv()).await;
     granted(waiter.acquire().await);
 }
 
-/// The old session's nodes are there for a while, and go with it.
+/// The nodes of the old session exist until the servers end it.
 #[tokio::test]
-async fn place_of_an_ended_session_is_found_again_in_the_new_one() {
+async fn waiter_of_an_ended_session_queues_again_in_the_new_one() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let waiter = Party::at(&server.url()).await;
-    let mut wakeups = waiter.store.subscribe(wait()).await.expect("in the line").expect("woken");
+    let mut wakeups = waiter.subscribe().await;
     within(LONG, wakeups.recv()).await;
     let old = owners(&look).await;
     let other = forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
     clear(&look, SESSIONS).await;
-    // Only a node of the new session is beside the other.
+    // Beside the other node there is only one of the new session.
     let start = Instant::now();
     loop {
         let owners = owners(&look).await;
         if owners.len() == 2 && !owners.contains(&old[0]) {
             break;
         }
-        assert!(start.elapsed() < LONG, "{old:?} and then {owners:?}");
+        assert!(start.elapsed() < LONG, "first {old:?}, then {owners:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     held(waiter.acquire().await);
     look.0.delete(&other, None).await.expect("deleted");
     within(LONG, wakeups.recv()).await;
     granted(waiter.acquire().await);
-    // Longer than the old session lasts.
+    // This takes longer than the old session lasts.
     for _ in 0..6 {
         tokio::time::sleep(SESSION / 4).await;
         let renewed = waiter.renew(LEASE, LONG).await.expect("an answer");
@@ -227,17 +230,17 @@ async fn place_of_an_ended_session_is_found_again_in_the_new_one() {
     }
 }
 
-/// Its node is the holder's from then on.
+/// The node belongs to the holder from then on.
 #[tokio::test]
-async fn place_that_was_taken_over_is_not_taken_over_again() {
+async fn node_of_a_waiter_is_taken_over_only_once() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     let holder = Party::at(&server.url()).await;
     let next = Party::of(&holder.store);
-    let mut wakeups = holder.store.subscribe(wait()).await.expect("in the line").expect("woken");
+    let mut wakeups = holder.subscribe().await;
     within(LONG, wakeups.recv()).await;
     let (_, first) = granted(holder.acquire().await);
-    // Who still listens is back in the line.
+    // The waiter still listens, so it queues again.
     held(next.acquire().await);
     look.until_nodes("job", 2).await;
     held(next.acquire().await);
@@ -264,14 +267,14 @@ async fn hold_of_an_ended_session_is_not_renewed_despite_its_node() {
 }
 
 #[tokio::test]
-async fn place_left_before_its_creation_is_known_leaves_no_node() {
+async fn waiter_that_leaves_during_its_creation_leaves_no_node() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let look = Look::at(&server.hosts()).await;
     let waiter = store(&relay.url()).await;
     forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
     relay.lose_reply_and_refuse(request::CREATE);
-    let wakeups = waiter.subscribe(wait()).await.expect("on its way");
+    let wakeups = subscribe(&*waiter).await;
     kit::eventually(LONG, || relay.lost() == 1).await;
     assert_eq!(look.nodes("job").await.len(), 2);
     drop(wakeups);
@@ -280,7 +283,7 @@ async fn place_left_before_its_creation_is_known_leaves_no_node() {
 }
 
 #[tokio::test]
-async fn closed_store_leaves_no_node_but_of_what_is_held() {
+async fn closed_store_leaves_only_the_nodes_of_its_holds() {
     let server = ZooKeeper::start();
     let look = Look::at(&server.hosts()).await;
     for holds in [false, true] {
@@ -289,11 +292,11 @@ async fn closed_store_leaves_no_node_but_of_what_is_held() {
             granted(party.acquire().await);
         }
         party.store.close(LONG).await;
-        let nodes = look.0.list_children(SESSIONS).await.expect("it is there");
+        let nodes = look.0.list_children(SESSIONS).await.expect("the directory exists");
         assert_eq!(nodes.len(), usize::from(holds), "{nodes:?}");
-        let error = party.acquire().await.expect_err("no more");
+        let error = party.acquire().await.expect_err("closed");
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Closed, Fate::NotExecuted));
-        // Its handle keeps nothing alive.
+        // The handle does not keep the session alive.
         look.until_children(SESSIONS, 0).await;
         look.until_nodes("job", 0).await;
     }
@@ -311,7 +314,7 @@ async fn session_of_a_dropped_store_ends() {
 }
 
 #[tokio::test]
-async fn time_to_live_beyond_the_sessions_is_refused() {
+async fn ttl_longer_than_the_session_allows_is_refused() {
     let server = ZooKeeper::start();
     let party = Party::at(&server.url()).await;
     let longer = LEASE + Duration::from_millis(1);
@@ -326,7 +329,7 @@ async fn time_to_live_beyond_the_sessions_is_refused() {
 }
 
 #[tokio::test]
-async fn grant_asked_for_again_has_a_new_time_to_live() {
+async fn grant_that_is_repeated_has_a_new_ttl() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     let short = LEASE / 3;
@@ -338,7 +341,7 @@ async fn grant_asked_for_again_has_a_new_time_to_live() {
 }
 
 #[tokio::test]
-async fn grant_that_was_deleted_is_granted_again() {
+async fn hold_whose_node_was_deleted_is_granted_again() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     let (_, first) = granted(party.acquire().await);
@@ -349,7 +352,7 @@ async fn grant_that_was_deleted_is_granted_again() {
 }
 
 #[tokio::test]
-async fn hold_with_an_unheard_grant_is_released_and_reported() {
+async fn hold_whose_grant_was_lost_is_released_and_reported() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
@@ -378,7 +381,7 @@ async fn creation_beside_a_node_of_another_kind_is_undone() {
     assert_eq!((error.kind(), error.fate()), (ErrorKind::WrongType, Fate::NotExecuted), "{error}");
     let left = look.nodes("job").await;
     assert!(left.len() == 1 && intruder.ends_with(&left[0]), "{left:?}");
-    // What is to be swept is swept beside it.
+    // A release sweeps its nodes beside it.
     party.forge(&look).await;
     assert_eq!(party.release(0).await, Released::done(0));
     assert_eq!(party.release(0).await, Released::NotYours(Absence::Taken));
@@ -388,14 +391,14 @@ async fn creation_beside_a_node_of_another_kind_is_undone() {
 async fn first_waiter_beside_a_node_of_another_kind_is_refused() {
     let server = ZooKeeper::start();
     let (waiter, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
-    let mut wakeups = waiter.store.subscribe(wait()).await.expect("in the line").expect("woken");
+    let mut wakeups = waiter.subscribe().await;
     within(LONG, wakeups.recv()).await;
     let intruder = forge(&look, &format!("{}/_c_2a5f9f6e-lock-", directory("job"))).await;
     let error = waiter.acquire().await.expect_err("not granted");
     assert_eq!((error.kind(), error.fate()), (ErrorKind::WrongType, Fate::NotExecuted), "{error}");
     let left = look.nodes("job").await;
     assert!(left.len() == 1 && intruder.ends_with(&left[0]), "{left:?}");
-    // The subscription stays, and gets a new node when the name is free again.
+    // The waiter queues again when the name is free.
     look.0.delete(&intruder, None).await.expect("deleted");
     look.until_nodes("job", 1).await;
     within(LONG, async {
@@ -420,9 +423,9 @@ async fn waiter_beside_a_node_of_another_kind_is_no_holder() {
     assert_eq!(look.nodes("job").await.len(), 2);
 }
 
-/// Should the creation of unknown outcome have come twice.
+/// A creation of unknown outcome may have run twice.
 #[tokio::test]
-async fn all_nodes_of_a_token_go_when_its_hold_does() {
+async fn hold_that_ends_leaves_no_node_of_its_token() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
@@ -442,9 +445,9 @@ async fn all_nodes_of_a_token_go_when_its_hold_does() {
     }
 }
 
-/// The directory may have been closed to those who list it: what was deleted before that is not there any more.
+/// The user may delete the node, but not list the directory for others of the same token.
 #[tokio::test]
-async fn release_that_is_refused_halfway_is_told_as_unknown() {
+async fn release_that_is_refused_halfway_is_unknown() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, look) = (Party::at(&relay.url()).await, Look::at(&server.hosts()).await);
@@ -460,7 +463,7 @@ async fn release_that_is_refused_halfway_is_told_as_unknown() {
         let request = Release::new(job(), party.token, 0, LONG);
         let released = party.store.release(request).await;
         if refused {
-            let error = released.expect_err("it may not look for others");
+            let error = released.expect_err("the list is denied");
             assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::Unknown));
         } else {
             assert_eq!(released.expect("an answer"), Released::NotYours(Absence::Gone));
@@ -469,9 +472,9 @@ async fn release_that_is_refused_halfway_is_told_as_unknown() {
     assert_eq!(look.nodes("job").await.len(), 0);
 }
 
-/// As one of a session that has ended may be.
+/// It can be a node of a session that has ended.
 #[tokio::test]
-async fn node_unknown_here_is_deleted_by_its_tokens_last_release() {
+async fn node_unknown_to_the_store_is_deleted_by_its_last_release() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     party.forge(&look).await;
@@ -483,7 +486,7 @@ async fn node_unknown_here_is_deleted_by_its_tokens_last_release() {
 }
 
 #[tokio::test]
-async fn hold_that_is_gone_is_told_whatever_is_there_instead() {
+async fn hold_that_is_gone_is_reported_even_if_the_list_fails() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (party, rival) = (Party::at(&relay.url()).await, Party::at(&server.url()).await);
@@ -495,18 +498,18 @@ async fn hold_that_is_gone_is_told_whatever_is_there_instead() {
 }
 
 #[tokio::test]
-async fn waiter_first_but_unaware_is_deleted_by_force_and_told() {
+async fn waiter_that_does_not_know_it_is_first_is_deleted_by_force() {
     let server = ZooKeeper::start();
     let (party, look) = (Party::at(&server.url()).await, Look::at(&server.hosts()).await);
     forge(&look, &format!("{}/w~{}~", directory("job"), Uuid::new_v4())).await;
     assert_eq!(inspect(&*party.store).await.expect("an answer"), None);
     assert!(force(&*party.store).await.expect("an answer"));
     assert_eq!(look.nodes("job").await.len(), 0);
-    assert!(!force(&*party.store).await.expect("an answer"), "nobody was left");
+    assert!(!force(&*party.store).await.expect("an answer"), "the queue is empty");
 }
 
 #[tokio::test]
-async fn renewal_counts_from_the_write_before_the_last_at_most() {
+async fn renewal_counts_at_most_from_the_write_before_the_last() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
@@ -516,7 +519,7 @@ async fn renewal_counts_from_the_write_before_the_last_at_most() {
     for _ in 0..40 {
         let renewed = party.renew(LEASE, LONG).await.expect("an answer");
         assert!(matches!(renewed.verdicts[..], [Ok(None)]), "{renewed:?}");
-        // It passed the relay after it was sent.
+        // The relay saw it after it was sent.
         let writes = writes();
         let one_before = writes[writes.len() - 2];
         let session_ends = one_before + SESSION;
@@ -531,22 +534,22 @@ async fn grant_after_a_pause_waits_for_a_proof_of_the_session() {
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
     relay.set(Flow::Hold);
-    // Longer than a proof is new enough, shorter than the session.
+    // A proof is too old by then, but the session is still alive.
     tokio::time::sleep(SESSION * 3 / 5).await;
     relay.set(Flow::Pass);
     let asked = Clock::system().now();
     let (sent, _) = granted(party.acquire().await);
     let late = asked.saturating_duration_since(sent);
-    assert!(late <= SESSION / 3, "it counts from {late:?} before it was asked for");
+    assert!(late <= SESSION / 3, "the grant counts from {late:?} before the request");
 }
 
 #[tokio::test]
-async fn leases_are_renewed_also_while_the_server_answers_slowly() {
+async fn leases_are_renewed_while_the_server_answers_slowly() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
     granted(party.acquire().await);
-    // The last write but one is never new then.
+    // The write before the last is never recent then.
     pipe.set(Pace { latency: SESSION / 20, ..Pace::default() });
     let start = Instant::now();
     while start.elapsed() < SESSION * 3 / 2 {
@@ -556,34 +559,34 @@ async fn leases_are_renewed_also_while_the_server_answers_slowly() {
 }
 
 #[tokio::test]
-async fn renewal_leaves_time_for_its_look_at_a_distant_server_too() {
+async fn renewal_at_a_distant_server_leaves_time_for_its_read() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
     granted(party.acquire().await);
     pipe.set(Pace { latency: SESSION * 7 / 200, ..Pace::default() });
-    // It is known after the next write.
+    // The round trip is known after the next write.
     tokio::time::sleep(SESSION / 2).await;
     let (start, mut renewed, mut late) = (Instant::now(), 0, 0);
     while start.elapsed() < SESSION * 2 {
-        // As much as the engine gives it, and less than two round trips.
+        // The engine gives it this much, which is less than two round trips.
         match party.renew(LEASE, SESSION / 10).await {
             Ok(_) => renewed += 1,
             Err(_) => late += 1,
         }
     }
-    // Without the time for the look, more are late than not.
+    // If no time were left for the read, most would be late.
     assert!(renewed > late, "{renewed} in time, {late} late");
 }
 
 #[tokio::test]
-async fn proof_that_came_to_nothing_is_tried_again_soon() {
+async fn proof_that_failed_is_tried_again_soon() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let _store = store(&relay.url()).await;
     let writes = || relay.times_of(request::SET_DATA).len();
-    // The next write is a quarter of the session away. It is given up after as long, and the connection soon
-    // after that: it must be the same one that goes on.
+    // The next write is due after a quarter of the session, and is given up after another quarter. The connection is given
+    // up soon after that, so the writes must go on before.
     kit::eventually(LONG, || writes() == 1).await;
     let start = Instant::now();
     let until = async |at| tokio::time::sleep_until((start + at).into()).await;
@@ -595,23 +598,23 @@ async fn proof_that_came_to_nothing_is_tried_again_soon() {
     kit::eventually(SESSION, || writes() >= before + 2).await;
 }
 
-/// It is told once, however long it lasts, and the session that has ended meanwhile is followed by another.
+/// The outage is logged once, however long it lasts, and a new session follows the one that has ended.
 #[tokio::test]
-async fn connection_that_is_not_to_be_had_is_asked_for_again_soon() {
+async fn connection_is_made_soon_after_an_outage() {
     let (trace, _guard) = Trace::of_this_thread();
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let store = zookeeper_store(&relay.url(), Duration::from_millis(750)).await;
-    let store = store.expect("the server is there");
+    let store = store.expect("the server runs");
     let look = Look::at(&server.hosts()).await;
-    let told = || {
+    let logged = || {
         let events = trace.events();
         events.iter().filter(|event| event.message().contains("no connection to ZooKeeper")).count()
     };
     relay.set(Flow::Refuse);
-    kit::eventually(LONG, || told() == 1).await;
+    kit::eventually(LONG, || logged() == 1).await;
     look.until_children(SESSIONS, 0).await;
-    assert_eq!(told(), 1);
+    assert_eq!(logged(), 1);
     relay.set(Flow::Pass);
     look.until_children(SESSIONS, 1).await;
     let ready = async {
@@ -622,9 +625,9 @@ async fn connection_that_is_not_to_be_had_is_asked_for_again_soon() {
     within(LONG, ready).await;
 }
 
-/// Nobody needs to sweep what was never made, however many have asked.
+/// So the engine sweeps nothing, however many acquires have failed.
 #[tokio::test]
-async fn acquire_that_made_nothing_is_told_that_nothing_was_done() {
+async fn acquire_that_created_nothing_is_not_executed() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let party = Party::at(&relay.url()).await;
@@ -632,11 +635,11 @@ async fn acquire_that_made_nothing_is_told_that_nothing_was_done() {
         let error = party.acquire_within(SESSION / 40).await.expect_err("no answer");
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::NotExecuted));
     };
-    // It is asked whether the name is free, and does not answer.
+    // The server is asked whether the name is free, and does not answer.
     relay.set(Flow::Hold);
     asked().await;
-    // It is not asked.
-    let reconnects = party.store.reconnects().expect("it tells");
+    // Without a connection the server is not asked.
+    let reconnects = party.store.reconnects().expect("the store signals reconnects");
     relay.set(Flow::Refuse);
     let before = relay.times_of(LIST).len();
     for _ in 0..10 {
@@ -646,18 +649,18 @@ async fn acquire_that_made_nothing_is_told_that_nothing_was_done() {
     within(LONG, reconnects.recv()).await;
     granted(party.acquire().await);
     let lists = relay.times_of(LIST).len() - before;
-    assert!(lists <= 4, "{lists} lists for one lock");
+    assert!(lists <= 4, "{lists} lists for one grant");
 }
 
 #[tokio::test]
-async fn request_outlives_the_runtime_that_asked() {
+async fn request_outlives_the_runtime_of_its_caller() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let url = relay.url();
-    let party = runtime.spawn(async move { Party::at(&url).await }).await.expect("it runs");
+    let party = runtime.spawn(async move { Party::at(&url).await }).await.expect("the task ends");
     relay.set(Flow::Hold);
     let mut request = party.store.acquire(party.request(LEASE, LONG));
     let asking = std::thread::spawn(move || {
@@ -665,66 +668,66 @@ async fn request_outlives_the_runtime_that_asked() {
         let other = other.expect("a runtime");
         other.block_on(async {
             tokio::select! {
-                _ = &mut request => panic!("nobody answers"),
+                _ = &mut request => panic!("an answer from a silent server"),
                 () = tokio::time::sleep(SESSION / 40) => {}
             }
         });
         drop(other);
         request
     });
-    let request = asking.join().expect("it has asked");
+    let request = asking.join().expect("the thread ends");
     relay.set(Flow::Pass);
     granted(within(LONG, request).await);
     runtime.shutdown_background();
 }
 
 #[tokio::test]
-async fn acquire_refused_halfway_is_told_that_there_may_be_a_node() {
+async fn acquire_that_is_refused_halfway_may_have_a_node() {
     let server = ZooKeeper::start_with("enforceQuota=true");
     let look = Look::at(&server.hosts()).await;
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&server.url()).await);
     granted(holder.acquire().await);
-    let mut wakeups = waiter.store.subscribe(wait()).await.expect("in the line").expect("woken");
+    let mut wakeups = waiter.subscribe().await;
     look.until_nodes("job", 2).await;
     let quota = "/zookeeper/quota/leasehold/locks";
     let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
-    look.0.mkdir(quota, &open).await.expect("made");
+    look.0.mkdir(quota, &open).await.expect("created");
     let limits = b"count=-1,bytes=-1=;byteHardLimit=10;countHardLimit=-1";
-    look.0.create(&format!("{quota}/zookeeper_limits"), limits, &open).await.expect("made");
+    look.0.create(&format!("{quota}/zookeeper_limits"), limits, &open).await.expect("created");
     let stats = format!("{quota}/zookeeper_stats");
-    look.0.create(&stats, b"count=0,bytes=0", &open).await.expect("made");
+    look.0.create(&stats, b"count=0,bytes=0", &open).await.expect("created");
     assert_eq!(holder.release(0).await, Released::done(0));
     within(LONG, wakeups.recv()).await;
     let error = waiter.acquire().await.expect_err("over quota");
     assert_eq!((error.kind(), error.fate()), (ErrorKind::Rejected, Fate::Unknown));
     drop(wakeups);
-    // As the engine does then.
+    // The engine does this then.
     assert_eq!(waiter.release(0).await, Released::done(0));
     look.until_nodes("job", 0).await;
 }
 
 #[tokio::test]
-async fn acquire_has_room_for_two_round_trips_to_a_distant_server() {
+async fn acquire_at_a_distant_server_has_time_for_two_round_trips() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
     granted(party.acquire().await);
     party.release(0).await;
     pipe.set(Pace { latency: Duration::from_millis(60), ..Pace::default() });
-    // It is known after the next write.
+    // The round trip is known after the next write.
     tokio::time::sleep(SESSION / 2).await;
     granted(party.acquire_within(Duration::from_millis(200)).await);
 }
 
 #[tokio::test]
-async fn subscriber_need_not_wait_for_the_place_in_the_line() {
+async fn subscription_returns_before_the_waiter_is_in_the_queue() {
     let server = ZooKeeper::start();
     let relay = Relay::to_server(server.port(0));
     let (holder, waiter) = (Party::at(&server.url()).await, Party::at(&relay.url()).await);
     let look = Look::at(&server.hosts()).await;
     granted(holder.acquire().await);
     relay.set(Flow::Hold);
-    let mut wakeups = waiter.store.subscribe(wait()).await.expect("on its way").expect("woken");
+    let mut wakeups = waiter.subscribe().await;
     relay.set(Flow::Pass);
     look.until_nodes("job", 2).await;
     assert_eq!(holder.release(0).await, Released::done(0));
@@ -733,7 +736,7 @@ async fn subscriber_need_not_wait_for_the_place_in_the_line() {
 }
 
 #[tokio::test]
-async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
+async fn many_lost_holds_do_not_delay_the_verdicts_of_others() {
     let server = ZooKeeper::start();
     let pipe = Pipe::start(server.port(0));
     let party = Party::at(&pipe.url().replace("redis", "zookeeper")).await;
@@ -744,7 +747,7 @@ async fn many_that_are_lost_do_not_hold_up_what_the_others_are_told() {
         Renewal::new(Target::exclusive(name), HolderId::new(Uuid::new_v4(), number))
     }));
     let count = items.len();
-    // One after the other, their answers take 8 s.
+    // One after the other, their answers would take 8 s.
     pipe.set(Pace { latency: SESSION / 200, ..Pace::default() });
     let renewed =
         party.store.renew(RenewBatch::new(items, LEASE, SESSION * 5 / 8)).await.expect("in time");

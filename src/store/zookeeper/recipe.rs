@@ -11,8 +11,8 @@
 //! 4. **A refused acquire leaves at once.** An acquire that finds itself behind another node deletes its own. Only a
 //!    subscription ([`Waiter`]) keeps a node in the queue, and the next acquire of this process takes that over.
 //! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
-//! 6. **No grant beside a node of another kind** that was there before that write: the directory is listed after it. A
-//!    node that comes later changes nothing about a hold.
+//! 6. **No grant beside a node of another kind**, as far as a list shows that was requested with that write, or at most
+//!    [`RECENT`] before it. A node that comes later changes nothing about a hold.
 
 use super::errors::{Found, find, in_time, no_session};
 use super::holds::{Holds, OwnNode};
@@ -27,6 +27,9 @@ use crate::sync::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The age up to which the list in which a waiter was the first need not be repeated.
+const RECENT: Duration = Duration::from_millis(20);
 
 /// Runs the requests of a store.
 #[derive(Debug)]
@@ -270,7 +273,7 @@ impl AcquireAttempt<'_> {
             let waiters = waiters.get(name).into_iter().flatten();
             waiters.filter_map(|waiter| Some((Arc::clone(waiter), waiter.take()?))).next()
         };
-        let Some((waiter, node)) = taken else { return Ok(None) };
+        let Some((waiter, (node, listed))) = taken else { return Ok(None) };
         if node.session.is_over() {
             return Ok(None);
         }
@@ -278,11 +281,18 @@ impl AcquireAttempt<'_> {
             OwnNode { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
         self.recipe.holds.put(name, *token, own.clone());
         let (directory, data) = (self.directory(), record(*token, *count));
+        let recent = self.recipe.clock.now().saturating_duration_since(listed) <= RECENT;
         let write = own.session.write(&node.path, &data);
-        // Both are sent together.
-        let (written, queue) = tokio::join!(biased; write, own.session.children(&directory));
+        // A node of another kind may have come since the list. Both are sent together.
+        let list = async {
+            if recent { Ok(None) } else { own.session.children(&directory).await.map(Some) }
+        };
+        let (written, queue) = tokio::join!(biased; write, list);
         if written? {
-            return self.decide(own, &queue?).await.map(Some);
+            return match queue? {
+                Some(queue) => self.decide(own, &queue).await.map(Some),
+                None => self.granted(own).map(Some),
+            };
         }
         self.recipe.holds.remove(name, *token);
         waiter.requeue();

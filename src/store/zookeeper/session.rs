@@ -295,6 +295,10 @@ impl Session {
         }
     }
 
+    pub(super) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.over.is_cancelled()
     }

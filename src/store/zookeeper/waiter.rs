@@ -22,6 +22,7 @@ use super::link::Pauses;
 use super::names::NodeOwner;
 use super::session::Session;
 use super::sessions::Sessions;
+use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::Signal;
 use crate::sync::Mutex;
@@ -62,17 +63,17 @@ struct State {
     /// The id in the names of its nodes.
     id: Uuid,
     node: Option<Node>,
-    /// Whether its node was found to be the first.
-    first: bool,
+    /// When the list was requested in which its node was the first.
+    first: Option<Instant>,
 }
 
 impl State {
     fn new(id: Uuid) -> Self {
-        Self { id, node: None, first: false }
+        Self { id, node: None, first: None }
     }
 
     fn is_taken(&self) -> bool {
-        self.first && self.node.is_none()
+        self.first.is_some() && self.node.is_none()
     }
 }
 
@@ -88,10 +89,12 @@ impl Waiter {
         })
     }
 
-    /// Takes the node if it is the first in the queue. It belongs to the caller then.
-    pub(super) fn take(&self) -> Option<Node> {
+    /// Takes the node if it is the first in the queue. It belongs to the caller then. Returns also when the list was
+    /// requested in which it was the first.
+    pub(super) fn take(&self) -> Option<(Node, Instant)> {
         let mut state = self.state.lock();
-        if state.first && !self.left.is_cancelled() { state.node.take() } else { None }
+        let listed = state.first.filter(|_| !self.left.is_cancelled())?;
+        Some((state.node.take()?, listed))
     }
 
     /// Sends the waiter to the end of the queue, if its node was taken over: the hold came to nothing.
@@ -157,13 +160,14 @@ impl Waiter {
                     node
                 }
             };
+            let listed = session.now();
             let Some(predecessor) = self.predecessor(session, &node).await? else {
                 drop(self.reset());
                 continue;
             };
             match predecessor {
                 Predecessor::None => {
-                    self.state.lock().first = true;
+                    self.state.lock().first = Some(listed);
                     self.signal.set();
                     self.until_turn_missed(session).await?;
                 }
@@ -234,7 +238,7 @@ impl Waiter {
     fn give_up_turn(&self) -> Option<Node> {
         let mut state = self.state.lock();
         let node = state.node.take()?;
-        state.first = false;
+        state.first = None;
         Some(node)
     }
 
@@ -269,7 +273,7 @@ impl Waiter {
                     .await;
             }
             // An acquire took it over.
-            None if first => {}
+            None if first.is_some() => {}
             // A creation may be in flight.
             None => {
                 let owner = NodeOwner::Waiter(id);

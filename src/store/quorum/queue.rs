@@ -441,4 +441,34 @@ mod tests {
         assert!(head.find(token(1)).is_none() && head.find(token(3)).is_none());
         assert!(head.find(token(2)).is_some(), "it may still come");
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_task_sweeps_what_requests_have_left() {
+        let (queues, name) = queues();
+        let until = queues.clock.now() + T;
+        drop(queues.head(&name).await);
+        assert!(queues.begin_sweep().is_none(), "nothing is left");
+        let mut head = queues.head(&name).await;
+        head.owe(token(1), until);
+        assert!(queues.begin_sweep().is_none(), "the request is under way");
+        drop(head);
+        let mut sweeping = queues.begin_sweep().unwrap();
+        assert!(queues.begin_sweep().is_none(), "one does");
+        assert_eq!(sweeping.owed(), [name.clone()]);
+        drop(sweeping);
+        sweeping = queues.begin_sweep().expect("its runtime has ended");
+        let mut head = queues.head(&name).await;
+        assert_eq!(sweeping.owed(), [], "a request for it is under way");
+        head.keep(token(1));
+        head.sending(token(2), until);
+        head.keep(token(2));
+        drop(head);
+        assert_eq!(sweeping.owed(), [], "a hold relies on it");
+        assert!(!sweeping.is_over(), "it may still arrive");
+        tokio::time::advance(T).await;
+        assert_eq!(sweeping.owed(), []);
+        assert!(sweeping.is_over() && queues.lock().by_name.is_empty(), "it has expired");
+        drop(sweeping);
+        assert!(queues.begin_sweep().is_none());
+    }
 }

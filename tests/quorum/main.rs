@@ -2,6 +2,7 @@
 
 mod fates;
 mod nodes;
+mod outage;
 mod redis;
 mod splits;
 mod store;

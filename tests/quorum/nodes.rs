@@ -3,7 +3,7 @@
 use super::*;
 use leasehold::store::{Inspect, Target};
 use leasehold::testing::Call;
-use leasehold::{LeaseState, Loss};
+use leasehold::{Fate, LeaseState, Loss};
 
 #[tokio::test(start_paused = true)]
 async fn lease_survives_exactly_while_a_majority_holds_it() {
@@ -66,6 +66,19 @@ async fn grant_that_comes_too_late_is_released() {
     assert!(nodes.free(), "{:?}", nodes.keys());
 }
 
+/// The hold was released meanwhile, and the release found nothing at the node.
+#[tokio::test(start_paused = true)]
+async fn grant_that_comes_after_the_unlock_is_released() {
+    let nodes = Nodes::new(3);
+    let (leases, faults) = nodes.process();
+    // Longer than the time limit of a node.
+    faults[2].add(Rule::new(Fault::Delay(Duration::from_secs(2))).on(Call::Acquire));
+    let lease = leases.lock("job").lock().await.expect("two of three grant");
+    lease.unlock().await.expect("two of three release");
+    sleep(Duration::from_secs(2) + MOMENT).await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
+}
+
 #[tokio::test(start_paused = true)]
 async fn grants_without_a_majority_are_released_on_every_node() {
     let nodes = Nodes::new(3);
@@ -115,6 +128,21 @@ async fn node_that_comes_back_empty_gets_the_key_and_the_count_back() {
     outer.unlock().await.expect("held");
     settle().await;
     assert!(nodes.free());
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_was_down_for_the_grant_gets_the_key_and_the_release() {
+    let nodes = Nodes::new(3);
+    let (leases, faults) = nodes.process();
+    let unsent = Error::new(ErrorKind::Unavailable, "no way there").with_fate(Fate::NotExecuted);
+    faults[0].add(Rule::new(Fault::Fail(unsent)));
+    let lease = leases.lock("job").lock().await.expect("two of three grant");
+    faults[0].heal();
+    sleep(PERIOD + MOMENT).await;
+    assert_eq!(nodes.keys(), [1, 1, 1]);
+    lease.unlock().await.expect("held");
+    settle().await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,11 +1,12 @@
 //! Acquires names, in ballots in which all nodes are asked at once.
 
 use super::holds::Held;
+use super::load::refused;
 use super::same::abstain;
 use super::tally::{Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture, failed};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,15 +102,19 @@ impl Inner {
     }
 
     async fn ballot(self: &Arc<Self>, request: &Acquire) -> Outcome {
-        let token = self.holds.token_for(request.holder);
         let limit = node_limit(request.timeout);
+        if let Some(error) = self.refuse(limit) {
+            return Outcome::Over(Err(error));
+        }
+        let token = self.holds.token_for(request.holder);
+        let places = self.holds.living(request.holder).map(|held| held.places).unwrap_or_default();
         let (decision, decided) = watch::channel(None);
         // Before the first send: the deadline counts from here.
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
             let holder = node.token(token);
             let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
-            node.acquire(request, sent, decided.clone(), answers)
+            node.acquire(request, (sent, places.clone()), decided.clone(), answers)
         });
         let majority = tally.majority();
         let clear = |tally: &Tally<Acquired>| {
@@ -130,7 +135,7 @@ impl Inner {
         let now = self.clock.now();
         if votes.yes >= majority && !stale(request.ttl, sent, now) {
             let (ttl, until) = (request.ttl, sent + request.ttl);
-            let held = Held { token, count: 1, ttl, until, releasing: false };
+            let held = Held { token, count: 1, ttl, until, releasing: false, places };
             self.holds.insert(request.holder, held, now);
             decision.send_replace(Some(true));
             return Outcome::Over(Ok(Acquired::granted(sent, None)));
@@ -146,7 +151,28 @@ impl Inner {
             let held = Acquired::held(remaining(&tally));
             return if votes.yes > 0 { Outcome::Split(held) } else { Outcome::Over(Ok(held)) };
         }
-        Outcome::Over(Err(tally.no_majority(describe_acquired)))
+        // Whatever single nodes grant is released here.
+        Outcome::Over(Err(tally.no_majority(describe_acquired).with_fate(Fate::NotExecuted)))
+    }
+
+    /// Returns an error if a majority is out of reach because too many nodes refuse. Then the others are not asked either,
+    /// and have nothing to release.
+    fn refuse(self: &Arc<Self>, limit: Duration) -> Option<Error> {
+        let now = self.clock.now();
+        let silent: Vec<bool> =
+            self.nodes.iter().map(|node| node.load.refuses(now, limit)).collect();
+        if silent.iter().filter(|silent| !**silent).count() >= self.majority() {
+            return None;
+        }
+        let (mut tally, _) = Tally::<Acquired>::new(self.nodes.len());
+        for (node, silent) in self.nodes.iter().zip(silent) {
+            let error = if silent { refused() } else { not_needed() };
+            tally.answers[node.index] = Some(Err(error));
+            if let Some(sweeping) = node.queues.begin_sweep() {
+                self.spawn(Arc::clone(node).sweep_to_the_end(sweeping, limit));
+            }
+        }
+        Some(tally.no_majority(describe_acquired))
     }
 
     /// Acquires re-entrantly: makes no key, and keeps the existing ones.
@@ -184,6 +210,12 @@ impl Inner {
         }
         Err(tally.no_majority(describe_acquired))
     }
+}
+
+/// Returns the error of a node that was not asked, because a majority refuses.
+fn not_needed() -> Error {
+    let message = "not asked, because a majority answers nothing";
+    Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted)
 }
 
 /// Returns when a majority of the nodes may be free, as far as is known.

@@ -4,13 +4,13 @@ use crate::clock::Instant;
 use crate::store::HolderId;
 use crate::sync::Mutex;
 use std::collections::HashMap;
-use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use uuid::Uuid;
 
 /// A hold that a majority granted.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Held {
     /// Its token at the nodes.
     pub(super) token: HolderId,
@@ -20,6 +20,21 @@ pub(super) struct Held {
     pub(super) until: Instant,
     /// Whether its release was begun. Then its token must not be sent again to make a key.
     pub(super) releasing: bool,
+    pub(super) places: Places,
+}
+
+/// The nodes that may have the key of a hold, or may still get it.
+#[derive(Clone, Default)]
+pub(super) struct Places(Arc<AtomicU16>);
+
+impl Places {
+    pub(super) fn add(&self, node: usize) {
+        self.0.fetch_or(1 << node, Ordering::Relaxed);
+    }
+
+    pub(super) fn contain(&self, node: usize) -> bool {
+        self.0.load(Ordering::Relaxed) & (1 << node) != 0
+    }
 }
 
 #[derive(Default)]
@@ -60,7 +75,7 @@ impl Holds {
     }
 
     pub(super) fn living(&self, token: HolderId) -> Option<Held> {
-        self.lock().holds.get(&token).filter(|held| !held.releasing).copied()
+        self.lock().holds.get(&token).filter(|held| !held.releasing).cloned()
     }
 
     pub(super) fn insert(&self, token: HolderId, held: Held, now: Instant) {
@@ -77,7 +92,7 @@ impl Holds {
         let mut map = self.lock();
         let held = map.holds.get_mut(&token)?;
         change(held);
-        Some(*held)
+        Some(held.clone())
     }
 
     pub(super) fn remove(&self, token: HolderId) {
@@ -95,7 +110,8 @@ mod tests {
     use crate::clock::Clock;
 
     fn held(token: HolderId, until: Instant) -> Held {
-        Held { token, count: 1, ttl: Duration::from_secs(1), until, releasing: false }
+        let (ttl, places) = (Duration::from_secs(1), Places::default());
+        Held { token, count: 1, ttl, until, releasing: false, places }
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 mod acquire;
 mod holds;
+mod load;
 mod node;
 mod opening;
 mod queue;
 mod release;
 mod renew;
 mod same;
+mod sweep;
 mod tally;
 mod wake;
 

@@ -4,14 +4,14 @@
 //! this process that must be released is released before the name is acquired again. So its own keys never vote against
 //! it.
 
-use super::holds::Holds;
+use super::holds::{Holds, Places};
+use super::load::{Load, Permit, refused};
 use super::queue::{NameQueues, bounded, timed_out};
 use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, HolderId, Name, Release, Released, RenewBatch, Renewed, Store,
-    StoreFuture, Target,
+    Absence, Acquire, Acquired, HolderId, Release, Released, RenewBatch, Renewed, Store, Target,
 };
 use crate::trace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
@@ -28,21 +28,22 @@ pub(super) struct Node {
     pub(super) index: usize,
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: Clock,
-    queues: Arc<NameQueues>,
+    pub(super) queues: Arc<NameQueues>,
+    pub(super) load: Arc<Load>,
     /// The number of requests for the age that were begun.
     asked: AtomicU64,
-    age: AsyncMutex<Option<Age>>,
-    closing: CancellationToken,
+    /// The last answer, and the number of its request.
+    age: AsyncMutex<(u64, Option<Result<Age>>)>,
+    pub(super) closing: CancellationToken,
     /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
     silent: AtomicBool,
     /// The id of its server when it was last requested.
     pub(super) server: Mutex<Option<String>>,
 }
 
-/// The age that a node reported: the `number`th answer, which came at `at`.
+/// The age that a node reported at `at`.
 #[derive(Clone, Copy)]
 struct Age {
-    number: u64,
     at: Instant,
     /// `None` if the node never forgets.
     age: Option<Duration>,
@@ -63,10 +64,11 @@ impl Node {
         clock: Clock,
         closing: CancellationToken,
     ) -> Self {
-        let queues = Arc::new(NameQueues::new(Arc::clone(&store), clock.clone()));
-        let (asked, age) = (AtomicU64::new(0), AsyncMutex::new(None));
-        let (silent, server) = Default::default();
-        Self { index, store, clock, queues, asked, age, closing, silent, server }
+        let load = Arc::default();
+        let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&load));
+        let queues = Arc::new(queues);
+        let (asked, age, silent, server) = Default::default();
+        Self { index, store, clock, queues, load, asked, age, closing, silent, server }
     }
 
     /// Returns the token of a hold at this node. Each node has its own, so that a server behind the addresses of two nodes
@@ -79,25 +81,60 @@ impl Node {
         self.silent.load(Ordering::Relaxed)
     }
 
+    fn refuses(&self, limit: Duration) -> bool {
+        self.load.refuses(self.clock.now(), limit)
+    }
+
     /// Acquires a name here. Releases it unless the decision is to keep it.
     pub(super) async fn acquire(
         self: Arc<Self>,
         request: Acquire,
-        sent: Instant,
+        (sent, places): (Instant, Places),
+        decision: Decision<bool>,
+        answers: Answers<Acquired>,
+    ) {
+        let limit = request.timeout;
+        match self.load.admit(self.clock.now(), limit) {
+            Some(permit) => {
+                self.ask(request, (sent, places, permit), decision, answers).await;
+            }
+            None => {
+                self.silent.store(true, Ordering::Relaxed);
+                answers.send(self.index, Err(refused()));
+            }
+        }
+        self.sweep(limit).await;
+    }
+
+    /// Acquires a name here when its turn comes, unless the decision was made by then.
+    async fn ask(
+        &self,
+        request: Acquire,
+        (sent, places, permit): (Instant, Places, Permit),
         mut decision: Decision<bool>,
         answers: Answers<Acquired>,
     ) {
         let (name, token, limit) = (request.target.name.clone(), request.holder, request.timeout);
         let (ttl, until) = (request.ttl, sent + request.ttl);
+        let over = |decision: &Decision<bool>| {
+            decision.borrow().is_some() || decision.has_changed().is_err()
+        };
         let mut head = self.queues.head(&name).await;
+        if over(&decision) {
+            return;
+        }
         head.flush(limit).await;
-        if decision.borrow().is_some() || decision.has_changed().is_err() {
+        if over(&decision) {
             return;
         }
         let own_left = head.owes();
         head.sending(token, until);
-        let (verdict, late) = bounded(limit, self.store.acquire(request)).await;
+        head.keep_open(token, permit);
+        let (verdict, late) = head.acquire(request).await;
         head.answered(token, &verdict);
+        if head.find(token).is_some() {
+            places.add(self.index);
+        }
         let vote = match verdict {
             Ok(Acquired::Granted { .. }) => self.check_uptime(ttl, sent, limit).await.and(verdict),
             Ok(Acquired::Held { .. }) if own_left => {
@@ -112,24 +149,23 @@ impl Node {
         if head.find(token).is_none() {
             return;
         }
-        let keep = decided(&mut decision).await == Some(true);
-        if keep {
+        if decided(&mut decision).await == Some(true) {
             head.keep(token);
-        } else {
+        } else if !self.refuses(limit) {
             let _ = head.release(token, limit).await;
         }
         drop(head);
-        match late {
-            Some(call) if keep => {
-                let left = until.saturating_duration_since(self.clock.now());
-                if let Ok(verdict) = timeout(left, call).await {
-                    let mut head = self.queues.head(&name).await;
-                    head.answered(token, &verdict);
-                    head.keep(token);
-                }
+        // A call that does not keep its time limit is given up in the end. Its token is swept.
+        if let Some(call) = late
+            && let Ok(verdict) = timeout(limit, call).await
+        {
+            let mut head = self.queues.head(&name).await;
+            head.answered(token, &verdict);
+            match head.find(token).map(|orphan| orphan.owed) {
+                Some(true) => _ = head.release(token, limit).await,
+                Some(false) => head.keep(token),
+                None => {}
             }
-            _ if keep => {}
-            late => self.sweep(&name, token, (limit, ttl / 20), late).await,
         }
     }
 
@@ -156,65 +192,36 @@ impl Node {
         answers.send(self.index, verdict);
     }
 
-    /// Releases a name; if `owed`, again and again until the node has confirmed it or the key has expired.
+    /// Releases a name. `owed` is set for a hold: when its key has surely expired, and where it may be. Then it is released
+    /// again and again until the node has confirmed it or the key has expired.
     pub(super) async fn release(
         self: Arc<Self>,
         request: Release,
-        owed: Option<(Instant, Duration)>,
+        owed: Option<(Instant, Places)>,
         answers: Answers<Released>,
     ) {
         let (name, token, limit) = (request.target.name, request.holder, request.timeout);
         let mut head = self.queues.head(&name).await;
+        let is_hold = owed.is_some();
         match owed {
+            Some((_, places)) if !places.contain(self.index) && head.find(token).is_none() => {
+                // It never got there.
+                return answers.send(self.index, Ok(Released::NotYours(Absence::Gone)));
+            }
             Some((until, _)) => head.owe(token, until),
             // The tokens of attempts that came to nothing.
             None => head.owe_all(token),
         }
-        let verdict = head.release(token, limit).await;
-        answers.send(self.index, verdict);
-        if owed.is_none() {
-            head.flush(limit).await;
+        if self.refuses(limit) {
+            answers.send(self.index, Err(refused()));
+        } else {
+            answers.send(self.index, head.release(token, limit).await);
+            if !is_hold {
+                head.flush(limit).await;
+            }
         }
         drop(head);
-        if let Some((_, ttl)) = owed {
-            self.sweep(&name, token, (limit, ttl / 20), None).await;
-        }
-    }
-
-    /// Releases a token again and again, also when a late answer grants it after all.
-    async fn sweep(
-        self: &Arc<Self>,
-        name: &Name,
-        token: HolderId,
-        (limit, gap): (Duration, Duration),
-        mut late: Option<StoreFuture<Acquired>>,
-    ) {
-        loop {
-            match self.queues.head(name).await.find(token).map(|orphan| orphan.until) {
-                None => return,
-                Some(until) if until <= self.clock.now() => break,
-                Some(_) => {}
-            }
-            let answer = async {
-                match &mut late {
-                    Some(call) => call.await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                verdict = answer => {
-                    late = None;
-                    self.queues.head(name).await.answered(token, &verdict);
-                }
-                () = sleep(gap.max(Duration::from_millis(1))) => {}
-                () = self.closing.cancelled() => {}
-            }
-            let _ = self.queues.head(name).await.release(token, limit).await;
-            if self.closing.is_cancelled() {
-                return;
-            }
-        }
-        self.queues.head(name).await.forget(token);
+        self.sweep(limit).await;
     }
 
     /// Renews the holds that are here. Makes those again that are gone here, but that a majority has.
@@ -251,6 +258,7 @@ impl Node {
             }
         }
         while heals.join_next().await.is_some() {}
+        self.sweep(limit).await;
     }
 
     /// Returns the verdicts of this node. Renewals count only if its uptime is sufficient.
@@ -289,8 +297,9 @@ impl Node {
         let token = self.token(hold.token);
         let until = self.clock.now() + ttl;
         let request = Acquire::new(target, token, ttl, limit);
+        hold.places.add(self.index);
         head.sending(token, until);
-        let verdict = bounded(limit, self.store.acquire(request.clone())).await.0;
+        let verdict = head.acquire(request.clone()).await.0;
         head.answered(token, &verdict);
         head.keep(token);
         trace::later(Level::DEBUG, || {
@@ -307,7 +316,7 @@ impl Node {
     /// operation that is to be counted.
     async fn check_uptime(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
         let before = self.asked.load(Ordering::Acquire);
-        let Age { at, age, .. } = timeout(limit, self.age_after(before, limit))
+        let Age { at, age } = timeout(limit, self.age_after(before, limit))
             .await
             .unwrap_or_else(|_| Err(timed_out()))?;
         let needed = ttl + at.saturating_duration_since(sent);
@@ -321,16 +330,18 @@ impl Node {
         }
     }
 
-    /// Returns the answer to a request that was begun after the first `before` ones. Concurrent callers share one.
+    /// Returns the answer to a request that was begun after the first `before` ones. Concurrent callers share one, also if
+    /// it is an error.
     async fn age_after(&self, before: u64, limit: Duration) -> Result<Age> {
         let mut last = self.age.lock().await;
-        if let Some(age) = *last
-            && age.number > before
+        if let (number, Some(age)) = &*last
+            && *number > before
         {
-            return Ok(age);
+            return age.clone();
         }
         let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        let age = self.store.age(limit).await?;
-        Ok(*last.insert(Age { number, at: self.clock.now(), age }))
+        let age = self.store.age(limit).await.map(|age| Age { at: self.clock.now(), age });
+        *last = (number, Some(age.clone()));
+        age
     }
 }

@@ -1,8 +1,11 @@
 //! Sends the requests for a name to a node one at a time, and records the tokens that this process may have left there.
 
+use super::load::{Load, Permit};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Acquired, HolderId, Name, Release, Released, Store, StoreFuture, Target};
+use crate::store::{
+    Acquire, Acquired, HolderId, Name, Release, Released, Store, StoreFuture, Target,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +16,17 @@ use tokio::time::timeout;
 pub(super) struct NameQueues {
     store: Arc<dyn Store>,
     clock: Clock,
-    queues: Mutex<HashMap<Name, Queue>>,
+    load: Arc<Load>,
+    queues: Mutex<Queues>,
+}
+
+#[derive(Default)]
+struct Queues {
+    by_name: HashMap<Name, Queue>,
+    /// Whether a request has left a token to be swept.
+    left: bool,
+    /// Whether a task sweeps.
+    swept: bool,
 }
 
 type Queue = Arc<AsyncMutex<Vec<OrphanToken>>>;
@@ -24,9 +37,11 @@ pub(super) struct OrphanToken {
     /// The number of acquires without an answer. Each may still run.
     unanswered: u32,
     /// Whether it must be released. The token of a living hold must not, though an acquire of it may still run.
-    owed: bool,
+    pub(super) owed: bool,
     /// When it has surely expired.
-    pub(super) until: Instant,
+    until: Instant,
+    /// Keeps the acquire open.
+    permit: Option<Permit>,
 }
 
 /// Bounds the time of a call. Returns a call that has not answered in time as well, for its late answer.
@@ -45,19 +60,74 @@ pub(super) fn timed_out() -> Error {
 }
 
 impl NameQueues {
-    pub(super) fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock, queues: Mutex::default() }
+    pub(super) fn new(store: Arc<dyn Store>, clock: Clock, load: Arc<Load>) -> Self {
+        Self { store, clock, load, queues: Mutex::default() }
     }
 
     /// Waits until no other request for `name` is under way.
     pub(super) async fn head(self: &Arc<Self>, name: &Name) -> QueueHead {
-        let queue = Arc::clone(self.lock().entry(name.clone()).or_default());
+        let queue = Arc::clone(self.lock().by_name.entry(name.clone()).or_default());
         let queue = Some(queue.lock_owned().await);
         QueueHead { queues: Arc::clone(self), name: name.clone(), queue }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Queue>> {
+    /// Begins to sweep, unless a task does already or nothing is left.
+    pub(super) fn begin_sweep(self: &Arc<Self>) -> Option<Sweeping> {
+        let mut queues = self.lock();
+        if queues.swept || !queues.left {
+            return None;
+        }
+        queues.swept = true;
+        Some(Sweeping { queues: Arc::clone(self), over: false })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Held by the task that sweeps. When it is dropped, another may begin.
+pub(super) struct Sweeping {
+    queues: Arc<NameQueues>,
+    over: bool,
+}
+
+impl Sweeping {
+    /// Ends if nothing is left but what requests under way have, which begin again when they end.
+    pub(super) fn is_over(&mut self) -> bool {
+        let mut queues = self.queues.lock();
+        let left = |queue: &Queue| queue.try_lock().is_ok_and(|orphans| !orphans.is_empty());
+        self.over = !queues.by_name.values().any(left);
+        if self.over {
+            (queues.left, queues.swept) = (false, false);
+        }
+        self.over
+    }
+
+    /// Forgets the tokens that have expired. Returns the names of those that must be released and have no request under
+    /// way.
+    pub(super) fn owed(&self) -> Vec<Name> {
+        let now = self.queues.clock.now();
+        let mut owed = Vec::new();
+        self.queues.lock().by_name.retain(|name, queue| {
+            // Each waiting request has a clone.
+            let waits = Arc::strong_count(queue) > 1;
+            let Ok(mut orphans) = queue.try_lock() else { return true };
+            orphans.retain(|orphan| orphan.until > now);
+            if orphans.iter().any(|orphan| orphan.owed) {
+                owed.push(name.clone());
+            }
+            waits || !orphans.is_empty()
+        });
+        owed
+    }
+}
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        if !self.over {
+            self.queues.lock().swept = false;
+        }
     }
 }
 
@@ -74,8 +144,10 @@ impl Drop for QueueHead {
         let empty = self.queue.take().is_none_or(|queue| queue.is_empty());
         let mut queues = self.queues.lock();
         // Each waiting request has a clone.
-        if empty && queues.get(&self.name).is_some_and(|queue| Arc::strong_count(queue) == 1) {
-            queues.remove(&self.name);
+        queues.left |= !empty;
+        let queue = queues.by_name.get(&self.name);
+        if empty && queue.is_some_and(|queue| Arc::strong_count(queue) == 1) {
+            queues.by_name.remove(&self.name);
         }
     }
 }
@@ -109,7 +181,14 @@ impl QueueHead {
                 orphan.until = orphan.until.max(until);
             }
             None => {
-                self.orphans().push(OrphanToken { token, unanswered: 0, owed: true, until });
+                let permit = None;
+                self.orphans().push(OrphanToken {
+                    token,
+                    unanswered: 0,
+                    owed: true,
+                    until,
+                    permit,
+                });
             }
         }
     }
@@ -127,6 +206,26 @@ impl QueueHead {
         if let Some(orphan) = self.find(token) {
             orphan.unanswered += 1;
         }
+    }
+
+    /// Keeps an acquire that was [sent](Self::sending) open until its token is forgotten.
+    pub(super) fn keep_open(&mut self, token: HolderId, permit: Permit) {
+        if let Some(orphan) = self.find(token) {
+            orphan.permit = Some(permit);
+        }
+    }
+
+    /// Acquires a name as [`bounded`] does.
+    pub(super) async fn acquire(
+        &self,
+        request: Acquire,
+    ) -> (Result<Acquired>, Option<StoreFuture<Acquired>>) {
+        let NameQueues { store, clock, load, .. } = &*self.queues;
+        load.sent(clock.now());
+        let (limit, call) = (request.timeout, store.acquire(request));
+        let (verdict, late) = bounded(limit, call).await;
+        load.answered(&verdict);
+        (verdict, late)
     }
 
     /// Records the answer to an acquire.
@@ -154,8 +253,10 @@ impl QueueHead {
     /// Releases a token once. It stays an orphan if it may still be at the node, or arrive there later.
     pub(super) async fn release(&mut self, token: HolderId, limit: Duration) -> Result<Released> {
         let request = Release::new(Target::exclusive(self.name.clone()), token, 0, limit);
-        let call = self.queues.store.release(request);
-        let verdict = bounded(limit, call).await.0;
+        let NameQueues { store, clock, load, .. } = &*self.queues;
+        load.sent(clock.now());
+        let verdict = bounded(limit, store.release(request)).await.0;
+        load.answered(&verdict);
         let unanswered = self.find(token).map_or(0, |orphan| orphan.unanswered);
         let over = match &verdict {
             // With several acquires in flight, it is unknown which of them the release undid.
@@ -169,22 +270,25 @@ impl QueueHead {
         verdict
     }
 
-    /// Releases all tokens that must be released, before the name is acquired again.
-    pub(super) async fn flush(&mut self, limit: Duration) {
+    /// Releases all tokens that must be released, before the name is acquired again. Returns whether the node answered.
+    pub(super) async fn flush(&mut self, limit: Duration) -> bool {
         let now = self.queues.clock.now();
         self.orphans().retain(|orphan| orphan.until > now);
         let owed: Vec<HolderId> =
             self.orphans().iter().filter(|left| left.owed).map(|left| left.token).collect();
+        let mut answered = true;
         for token in owed {
-            let _ = self.release(token, limit).await;
+            let verdict = self.release(token, limit).await;
+            answered &= !verdict.is_err_and(|error| error.is_unavailable());
         }
+        answered
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Acquire, Inspect, MemoryStore};
+    use crate::store::{Inspect, MemoryStore};
     use uuid::Uuid;
 
     const T: Duration = Duration::from_secs(30);
@@ -192,7 +296,7 @@ mod tests {
     fn queues() -> (Arc<NameQueues>, Name) {
         let store = Arc::new(MemoryStore::new());
         let clock = store.clock();
-        (Arc::new(NameQueues::new(store, clock)), Name::new("job").unwrap())
+        (Arc::new(NameQueues::new(store, clock, Arc::default())), Name::new("job").unwrap())
     }
 
     /// Polls once.
@@ -224,7 +328,7 @@ mod tests {
         let mut second = Box::pin(queues.head(&name));
         assert!(waits(&mut second).await);
         drop(first);
-        assert_eq!(queues.lock().len(), 1, "a request is in it");
+        assert_eq!(queues.lock().by_name.len(), 1, "a request is in it");
         let mut second = second.await;
         let mut third = Box::pin(queues.head(&name));
         assert!(waits(&mut third).await, "two requests at once");
@@ -233,12 +337,12 @@ mod tests {
         let mut third = third.await;
         assert!(third.owes());
         drop(third);
-        assert_eq!(queues.lock().len(), 1, "something is owed");
+        assert_eq!(queues.lock().by_name.len(), 1, "something is owed");
         let mut last = queues.head(&name).await;
         last.forget(token(1));
         assert!(!last.owes());
         drop(last);
-        assert!(queues.lock().is_empty());
+        assert!(queues.lock().by_name.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -336,5 +440,35 @@ mod tests {
         );
         assert!(head.find(token(1)).is_none() && head.find(token(3)).is_none());
         assert!(head.find(token(2)).is_some(), "it may still come");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_task_sweeps_what_requests_have_left() {
+        let (queues, name) = queues();
+        let until = queues.clock.now() + T;
+        drop(queues.head(&name).await);
+        assert!(queues.begin_sweep().is_none(), "nothing is left");
+        let mut head = queues.head(&name).await;
+        head.owe(token(1), until);
+        assert!(queues.begin_sweep().is_none(), "the request is under way");
+        drop(head);
+        let mut sweeping = queues.begin_sweep().unwrap();
+        assert!(queues.begin_sweep().is_none(), "one does");
+        assert_eq!(sweeping.owed(), [name.clone()]);
+        drop(sweeping);
+        sweeping = queues.begin_sweep().expect("its runtime has ended");
+        let mut head = queues.head(&name).await;
+        assert_eq!(sweeping.owed(), [], "a request for it is under way");
+        head.keep(token(1));
+        head.sending(token(2), until);
+        head.keep(token(2));
+        drop(head);
+        assert_eq!(sweeping.owed(), [], "a hold relies on it");
+        assert!(!sweeping.is_over(), "it may still arrive");
+        tokio::time::advance(T).await;
+        assert_eq!(sweeping.owed(), []);
+        assert!(sweeping.is_over() && queues.lock().by_name.is_empty(), "it has expired");
+        drop(sweeping);
+        assert!(queues.begin_sweep().is_none());
     }
 }

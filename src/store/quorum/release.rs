@@ -16,11 +16,12 @@ impl Inner {
             0 => held.releasing = true,
             count => held.count = count,
         });
-        let token = held.map_or(outer, |held| held.token);
-        let owed = held.map(|held| (self.clock.now() + held.ttl, held.ttl));
+        let token = held.as_ref().map_or(outer, |held| held.token);
+        let owed = held.map(|held| (self.clock.now() + held.ttl, held.places));
         let mut tally = self.ask(|node, answers| {
             let holder = node.token(token);
             let request = Release { holder, timeout: limit, ..request.clone() };
+            let owed = owed.clone();
             async move {
                 if is_last {
                     node.release(request, owed, answers).await;

@@ -1,0 +1,173 @@
+//! Outages under a flood of calls: what is kept for nodes that answer nothing is bounded, and is over soon after them.
+
+use super::*;
+use leasehold::Fate;
+use leasehold::store::{Acquire, Acquired, HolderId, Target};
+use tokio::runtime::{Builder, Handle};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+/// The time limit of a request to a node.
+const LIMIT: Duration = Duration::from_millis(1_500);
+/// The time from one call of a flood to the next.
+const PAUSE: Duration = Duration::from_millis(3);
+/// Tasks for the acquires that a silent node may have, for their callers, and for the releases behind them.
+const MOST: usize = 5_000;
+
+/// The ways in which a node answers nothing.
+fn outages() -> [Rule; 4] {
+    let unsent = Error::new(ErrorKind::Unavailable, "no way there").with_fate(Fate::NotExecuted);
+    [
+        Rule::new(Fault::Hang),
+        Rule::new(Fault::HoldReply),
+        Rule::new(Fault::Fail(unsent)),
+        Rule::new(Fault::Fail(Error::new(ErrorKind::Unavailable, "out of order"))),
+    ]
+}
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+/// One process, which has locked before. Returns the number of tasks as well.
+async fn process(nodes: &Nodes) -> (LeaseManager, Vec<Faults>, usize) {
+    let (leases, faults) = nodes.process();
+    drop(leases.lock("job").lock().await.expect("granted"));
+    settle().await;
+    (leases, faults, tasks())
+}
+
+/// Calls `try_lock` for new names again and again, for so long.
+async fn flood(leases: &LeaseManager, time: Duration, calls: &mut JoinSet<bool>) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        let mut lock = leases.lock(format!("job:{}", Uuid::new_v4()));
+        calls.spawn(async move {
+            let (time, lease) = timed(lock.try_lock()).await;
+            let granted = matches!(lease, Ok(Some(_)));
+            assert!(!granted || time == Duration::ZERO, "it waited for {time:?}");
+            granted
+        });
+        sleep(PAUSE).await;
+        while calls.try_join_next().is_some() {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_of_a_majority_is_bounded_under_a_flood() {
+    for outage in outages() {
+        let label = format!("{outage:?}");
+        let nodes = Nodes::new(3);
+        let (leases, faults, base) = process(&nodes).await;
+        faults[..2].iter().for_each(|node| node.add(outage.clone()));
+        let mut calls = JoinSet::new();
+        flood(&leases, T / 3, &mut calls).await;
+        let before = tasks() - base;
+        flood(&leases, T / 2, &mut calls).await;
+        let after = tasks() - base;
+        assert!(before < MOST && after <= before, "{label}: {before} tasks, then {after}");
+        while let Some(granted) = calls.join_next().await {
+            assert!(!granted.expect("no panic"), "{label}: one of three");
+        }
+
+        faults.iter().for_each(Faults::heal);
+        sleep(2 * LIMIT).await;
+        assert!(nodes.free(), "{label}: {:?}", nodes.keys());
+        let lease = leases.lock("job").try_lock().await.expect("all answer").expect("free");
+        drop(lease);
+        settle().await;
+        assert!(nodes.free(), "{label}: {:?}", nodes.keys());
+        // What may still come is swept until it would have expired.
+        sleep(T).await;
+        assert_eq!(tasks(), base, "{label}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_of_one_node_is_bounded_and_slows_nobody_down() {
+    for outage in outages() {
+        let label = format!("{outage:?}");
+        let nodes = Nodes::new(3);
+        let (leases, faults, base) = process(&nodes).await;
+        faults[1].add(outage);
+        let mut calls = JoinSet::new();
+        flood(&leases, T / 3, &mut calls).await;
+        let before = tasks() - base;
+        flood(&leases, T / 2, &mut calls).await;
+        let after = tasks() - base;
+        assert!(before < MOST && after <= before, "{label}: {before} tasks, then {after}");
+        while let Some(granted) = calls.join_next().await {
+            assert!(granted.expect("no panic"), "{label}: two of three");
+        }
+
+        faults[1].heal();
+        sleep(2 * LIMIT).await;
+        assert!(nodes.free(), "{label}: {:?}", nodes.keys());
+        let _lease = leases.lock("job").lock().await.expect("granted");
+        assert_eq!(nodes.keys(), [1; 3], "{label}");
+        sleep(T).await;
+        drop(_lease);
+        settle().await;
+        assert_eq!(tasks(), base, "{label}");
+    }
+}
+
+/// A name that is locked again and again keeps nothing at the silent node either.
+#[tokio::test(start_paused = true)]
+async fn name_locked_again_and_again_piles_up_nothing() {
+    for outage in outages() {
+        let label = format!("{outage:?}");
+        let nodes = Nodes::new(3);
+        let (leases, faults, base) = process(&nodes).await;
+        faults[1].add(outage);
+        let mut most = 0;
+        let mut lock = leases.lock("job");
+        for _ in 0..T.as_millis() / PAUSE.as_millis() {
+            let (time, lease) = timed(lock.lock()).await;
+            lease.expect("two of three grant").unlock().await.expect("two of three release");
+            assert_eq!(time, Duration::ZERO, "{label}");
+            most = most.max(tasks().saturating_sub(base));
+            sleep(PAUSE).await;
+        }
+        assert!(most < MOST, "{label}: {most} tasks");
+        faults[1].heal();
+        sleep(2 * LIMIT).await;
+        assert!(nodes.free(), "{label}: {:?}", nodes.keys());
+    }
+}
+
+/// Calls of one runtime fill what the silent nodes may have, and no task of it is left to sweep.
+#[test]
+fn runtime_that_ends_in_an_outage_leaves_its_sweep_to_others() {
+    const CALLS: u64 = 1_100;
+    const TTL: Duration = Duration::from_secs(60);
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let limit = Duration::from_millis(100);
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Arc::new(Quorum::new(stores).expect("enough nodes"));
+    let manager = Uuid::new_v4();
+    let ask = |number: u64| {
+        let target = Target::exclusive(name(&format!("job:{number}")));
+        quorum.acquire(Acquire::new(target, HolderId::new(manager, number), TTL, 2 * limit))
+    };
+    faults[..2].iter().for_each(|node| node.add(Rule::new(Fault::HoldReply)));
+    let first = runtime();
+    first.block_on(async {
+        let mut calls = JoinSet::new();
+        (1..=CALLS).for_each(|number| drop(calls.spawn(ask(number))));
+        while let Some(verdict) = calls.join_next().await {
+            verdict.expect("no panic").expect_err("one of three");
+        }
+    });
+    drop(first);
+    runtime().block_on(async {
+        let refused = ask(CALLS + 1).await.expect_err("one of three");
+        assert!(refused.to_string().contains("not asked"), "{refused}");
+        assert_eq!(refused.fate(), Fate::NotExecuted);
+        faults[..2].iter().for_each(Faults::heal);
+        kit::eventually(TTL / 2, || nodes.free()).await;
+        let verdict = ask(CALLS + 2).await;
+        assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+    });
+}

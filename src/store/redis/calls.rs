@@ -70,19 +70,24 @@ pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
 
 /// Runs a lone request in the caller's future. The future may move to another runtime half way, and outlive its own.
 /// `pending` counts the request.
-pub(super) async fn run_alone<R: Request>(
+///
+/// Not an `async fn`: its future would have space for the request twice.
+pub(super) fn run_alone<R: Request>(
     request: R,
-    pending: impl AsRef<CallContext>,
-) -> Result<R::Verdict> {
-    let context = pending.as_ref();
-    let mut call = pin!(context.call_alone(&request));
-    // The call must not be polled once its runtime has ended, because its timers have ended too. Checking here is cheaper
-    // than waiting for `ended`, which would cost as much as a timer: the client ends with the runtime and wakes us.
-    poll_fn(|task| match context.ended.is_cancelled() {
-        true => Poll::Ready(Err(replies::connection_closed())),
-        false => call.as_mut().poll(task),
-    })
-    .await
+    pending: impl AsRef<CallContext> + Send,
+) -> impl Future<Output = Result<R::Verdict>> + Send {
+    async move {
+        let context = pending.as_ref();
+        let mut call = pin!(context.call_alone(&request));
+        // The call must not be polled once its runtime has ended, because its timers have ended too. Checking here is
+        // cheaper than waiting for `ended`, which would cost as much as a timer: the client ends with the runtime and
+        // wakes us.
+        poll_fn(|task| match context.ended.is_cancelled() {
+            true => Poll::Ready(Err(replies::connection_closed())),
+            false => call.as_mut().poll(task),
+        })
+        .await
+    }
 }
 
 impl CallContext {

@@ -9,6 +9,7 @@ use super::routes::Routes;
 use super::scripts::{Call, Script};
 use crate::error::{Error, Result};
 use crate::store::Signal;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,19 +21,23 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    pub(super) async fn run(
+    /// Runs a script. Not an `async fn`: its future would have space for the call twice.
+    pub(super) fn run(
         &self,
         script: &'static Script,
         call: Call,
         timeout: Duration,
-    ) -> Result<Vec<Element>> {
-        match self {
-            Connection::One(node) => {
-                let reply = node.run(script, &call.finish(), timeout, false).await;
-                reply.map_err(|error| classify(&error))
+    ) -> impl Future<Output = Result<Vec<Element>>> + Send {
+        let call = call.finish();
+        async move {
+            match self {
+                Connection::One(node) => {
+                    let reply = node.run(script, &call, timeout, false).await;
+                    reply.map_err(|error| classify(&error))
+                }
+                // Boxed, so that the future stays small where there is one server.
+                Connection::Fleet(fleet) => Box::pin(fleet.run(script, call, timeout)).await,
             }
-            // Boxed, so that the future stays small where there is one server.
-            Connection::Fleet(fleet) => Box::pin(fleet.run(script, call.finish(), timeout)).await,
         }
     }
 

@@ -9,6 +9,7 @@ use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Resp3Frame, Value};
 use std::fmt::{Display, Write};
+use std::future::Future;
 use std::ops::Range;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -198,17 +199,10 @@ impl Script {
             // Boxed, so that the usual call's future stays small.
             return Box::pin(self.run_among(client, call, timeout, asking)).await;
         }
-        let Ready { text, keys, args, .. } = call;
-        let options = options(timeout);
-        let client = client.with_options(&options);
-        let by_name = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-        // The raw frame: fred's values would be only half way to our elements.
-        let reply = client.custom_raw(by_name, words(&self.sha, text, keys, args)).await;
-        match elements(reply?) {
+        match send(client, "EVALSHA", &self.sha, call, timeout).await {
+            // Boxed, too.
             Err(error) if is_unknown(&error) => {
-                let by_text = CustomCommand::new_static("EVAL", ClusterHash::Offset(2), false);
-                let words = words(self.source, text, keys, args);
-                elements(client.custom_raw(by_text, words).await?)
+                Box::pin(send(client, "EVAL", self.source, call, timeout)).await
             }
             reply => reply,
         }
@@ -266,6 +260,23 @@ impl Script {
             Err(error) if is_unknown(&error) => attempt("EVAL", self.source).await,
             reply => reply,
         }
+    }
+}
+
+/// Sends a call of a script once. Not an `async fn`: its future would have space for each argument twice.
+fn send(
+    client: &Client,
+    verb: &'static str,
+    script: &'static str,
+    call: &Ready,
+    timeout: Duration,
+) -> impl Future<Output = Result<Vec<Element>, Failure>> {
+    let words = words(script, &call.text, &call.keys, &call.args);
+    let client = client.with_options(&options(timeout));
+    async move {
+        let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);
+        // The raw frame: fred's values would be only half way to our elements.
+        elements(client.custom_raw(command, words).await?)
     }
 }
 

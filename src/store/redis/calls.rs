@@ -70,8 +70,10 @@ pub(super) fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
 
 /// Runs a lone request in the caller's future. The future may move to another runtime half way, and outlive its own.
 /// `pending` counts the request.
-///
-/// Not an `async fn`: its future would have space for the request twice.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "the future of an async fn has space for the request twice"
+)]
 pub(super) fn run_alone<R: Request>(
     request: R,
     pending: impl AsRef<CallContext> + Send,

@@ -131,7 +131,7 @@ async fn node_that_comes_back_empty_gets_the_key_and_the_count_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn node_that_was_down_for_the_grant_gets_the_key_and_the_release() {
+async fn node_down_for_the_grant_gets_the_key_and_the_release() {
     let nodes = Nodes::new(3);
     let (leases, faults) = nodes.process();
     let unsent = Error::new(ErrorKind::Unavailable, "no way there").with_fate(Fate::NotExecuted);

@@ -454,7 +454,7 @@ mod tests {
         drop(head);
         let mut sweeping = queues.begin_sweep().unwrap();
         assert!(queues.begin_sweep().is_none(), "one does");
-        assert_eq!(sweeping.owed(), [name.clone()]);
+        assert_eq!(sweeping.owed(), std::slice::from_ref(&name));
         drop(sweeping);
         sweeping = queues.begin_sweep().expect("its runtime has ended");
         let mut head = queues.head(&name).await;

@@ -60,7 +60,7 @@ impl Hold {
         now: Instant,
     ) -> Option<(Option<oneshot::Sender<()>>, Arc<Self>)> {
         let mut inner = self.lock();
-        let Settings { max_hold, handoff_bound, fencing, .. } = core.settings;
+        let Settings { handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
         if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
@@ -69,8 +69,7 @@ impl Hold {
             return None;
         }
         let next = core.queue.hand_off(&self.name, inner.state.is_young(now), || {
-            let state =
-                inner.state.hand_off(max_hold.map(|max| now + max), now + core.timing.attempt);
+            let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
             let hold = Self::new(self.target(), self.holder, fence, state, seat);
@@ -91,7 +90,10 @@ impl HandedOff {
     /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
     /// stopped meanwhile, or the hold may have been taken back.
     pub(crate) fn accept(mut self, core: &Arc<Core>) -> Option<Arc<Hold>> {
-        self.hold.take_if(|hold| hold.update(core, |state, now| state.accept(&core.timing, now)))
+        let max_hold = core.settings.max_hold;
+        self.hold.take_if(|hold| {
+            hold.update(core, |state, now| state.accept(&core.timing, now, max_hold))
+        })
     }
 }
 

@@ -794,17 +794,17 @@ mod tests {
 
     #[test]
     fn handoff_not_accepted_is_taken_back_at_its_renewal() {
-        let mut state = held().hand_off(None, at(400));
+        let mut state = held().hand_off(at(400));
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
         assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
         assert_eq!(state.next_op(at(400)), Next::Op(Op::Release));
-        assert!(!state.accept(&timing(), at(400)));
+        assert!(!state.accept(&timing(), at(400), None));
         // After a reconnect it is not sure any more.
-        let mut state = held().hand_off(None, at(0));
+        let mut state = held().hand_off(at(0));
         assert_eq!(state.verify(&timing(), at(1)), Due::TakenBack);
-        let mut state = held().hand_off(None, at(0));
-        assert!(!state.accept(&timing(), at(600)), "too little is left");
+        let mut state = held().hand_off(at(0));
+        assert!(!state.accept(&timing(), at(600), None), "too little is left");
     }
 
     #[test]
@@ -817,7 +817,7 @@ mod tests {
         // The first after it needs three microseconds, by a clock that is 1 % slower.
         assert!(!state.has_fence(micros(1_004), 1));
         assert!(state.has_fence(micros(1_005), 1));
-        let next = state.hand_off(None, at(0));
+        let next = state.hand_off(at(0));
         assert!(next.has_fence(micros(1_000), 3));
         assert!(!next.has_fence(micros(1_000), 2));
         assert!(!next.has_fence(micros(1_005), 2));
@@ -874,13 +874,13 @@ mod tests {
         };
         assert!(!state.may_hand_off(&timing(), at(21), 1), "a renewal is in flight");
         state.renewed(&timing(), at(30), 0.0, (attempt, at(20), false), Ok(None));
-        let mut next = state.hand_off(None, at(0));
+        let mut next = state.hand_off(at(0));
         assert_eq!(state.phase(), Phase::Released);
         assert!(!next.may_hand_off(&timing(), at(40), 1), "handed off once");
         assert!(next.may_hand_off(&timing(), at(40), 2));
         assert!(!next.may_hand_off(&timing(), Instant::ZERO + chain, 2));
         assert_eq!(next.renew_early(&timing(), at(40)), Due::Nothing, "not accepted yet");
-        assert!(next.accept(&timing(), at(40)));
+        assert!(next.accept(&timing(), at(40), None));
         match next.renew_early(&timing(), at(40)) {
             Due::Renew(attempt) => assert_eq!(attempt.fence_kept, at(0), "since the grant"),
             due => panic!("{due:?}"),
@@ -888,6 +888,17 @@ mod tests {
         let ends = State::granted(at(0), at(333), Some(at(50)), None);
         assert!(ends.may_hand_off(&timing(), at(49), 1));
         assert!(!ends.may_hand_off(&timing(), at(50), 1), "max_hold ends it");
+    }
+
+    #[test]
+    fn max_hold_counts_from_the_acceptance_of_a_handoff() {
+        let mut state = State::granted(at(0), at(333), Some(at(50)), None);
+        let mut next = state.hand_off(at(0));
+        next.expire(&timing(), at(60));
+        assert!(next.accept(&timing(), at(60), Some(Duration::from_millis(50))));
+        assert_eq!(next.max_until(), Some(at(110)));
+        next.expire(&timing(), at(110));
+        assert_eq!(next.phase(), Phase::Lost(Loss::MaxHold));
     }
 
     #[test]

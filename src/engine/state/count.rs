@@ -158,11 +158,7 @@ impl State {
 
     /// Ends the hold for its holder. Returns the state of the next hold, which must be accepted
     /// before its renewal is due, at `earliest` or later.
-    pub(in crate::engine) fn hand_off(
-        &mut self,
-        max_until: Option<Instant>,
-        earliest: Instant,
-    ) -> Self {
+    pub(in crate::engine) fn hand_off(&mut self, earliest: Instant) -> Self {
         let unsure_until = self.unsure_until.take();
         let renewal = match self.renewal {
             Renewal::Due(at) => Renewal::Due(at.max(earliest)),
@@ -175,7 +171,7 @@ impl State {
             reached: self.reached,
             handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
-            ..Self::granted(self.confirmed, self.confirmed, max_until, unsure_until)
+            ..Self::granted(self.confirmed, self.confirmed, None, unsure_until)
         };
         self.live = 0;
         self.phase = Phase::Released;
@@ -184,11 +180,19 @@ impl State {
     }
 
     /// Accepts the hold, if its waiter can rely on it for as long as on a new grant. Returns
-    /// whether it did.
-    pub(in crate::engine) fn accept(&mut self, timing: &Timing, now: Instant) -> bool {
+    /// whether it did. `max_hold` counts from here.
+    pub(in crate::engine) fn accept(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        max_hold: Option<Duration>,
+    ) -> bool {
         self.expire(timing, now);
         let accepted = self.phase == Phase::Held && !timing.stale(self.confirmed, now);
-        self.offered &= !accepted;
+        if accepted {
+            self.offered = false;
+            self.max_until = max_hold.map(|max| now + max);
+        }
         accepted
     }
 

@@ -575,7 +575,14 @@ async fn refused_unsubscribe_answers_no_subscription_of_another_name() {
         let slots = format!("{:?}", node.command(&["CLUSTER", "SLOTS"]));
         slots.contains(&format!("Int({port})"))
     };
+    // It tells the others in a ping, which each of them gets once in half of this time.
+    let timeout = |millis: &str| {
+        let config = ["CONFIG", "SET", "cluster-node-timeout", millis];
+        assert_eq!(cluster.nodes[2].command(&config).text(), "OK");
+    };
+    timeout("2000");
     eventually(LONG, || cluster.nodes.iter().all(announced)).await;
+    timeout("60000");
     let patient = || {
         // A waiter without a subscription tries again after a quarter of it.
         let builder = LeaseManager::builder().ttl(Duration::from_secs(600));

@@ -2,7 +2,7 @@
 
 use kit::look::others;
 use kit::resp::Resp;
-use kit::{Proxy, Server, eventually};
+use kit::{Mode, Proxy, Server, eventually};
 use leasehold::{ErrorKind, LeaseManager};
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -85,7 +85,7 @@ fn request_ends_with_the_runtime_of_its_connection() {
     let mut connection = server.connection();
     let home = others(&mut connection);
     works_with(&first, &leases, &mut connection, home + 1);
-    proxy.drop_reply_of(1, "slow");
+    proxy.set(Mode::HoldReplies);
     let mut lock = leases.lock("slow");
     let mut request = Box::pin(async move { lock.try_lock().await.map(|lease| lease.is_some()) });
     first.block_on(async {
@@ -93,7 +93,8 @@ fn request_ends_with_the_runtime_of_its_connection() {
         assert!(once.await, "it waits");
     });
     let waiting = second.spawn(request);
-    first.block_on(eventually(LONG, || proxy.dropped() == 1));
+    let sent = || proxy.requests().iter().any(|request| request.contains("slow"));
+    first.block_on(eventually(LONG, sent));
     drop(first);
     let gone = Instant::now();
     let error = second.block_on(waiting).expect("no panic").expect_err("nobody knows");

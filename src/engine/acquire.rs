@@ -96,15 +96,8 @@ pub(crate) async fn acquire<'a>(
     // space there again.
     let acquiring = AcquireLoop { core, name, mode, once, pause, start, answered: &answered };
     let mut acquiring = pin!(acquiring.run(current));
-    let acquiring = poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx)));
-    let open = pin!(async {
-        tokio::select! {
-            biased;
-            result = acquiring => result,
-            () = core.closed.cancelled() => Err(core.closed_error()),
-        }
-    });
-    let attended = core.attend(open);
+    let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
+    let attended = core.attend(acquiring);
     let result = match limit {
         WaitLimit::For(limit) if !once => match timeout(limit, attended).await {
             Ok(result) => result,
@@ -166,7 +159,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         // Most of the time the handle's last hold is over.
         if let Some(hold) = current.clone().filter(|hold| !hold.is_finished()) {
             // Boxed, like all rare paths, so that the future of the other calls stays small.
-            if let Some(claim) = Box::pin(self.reenter(hold)).await? {
+            let mut reentering = Box::pin(self.reenter(hold));
+            if let Some(claim) = Box::pin(core.unless_closed(reentering.as_mut())).await? {
                 return Ok(Some(claim));
             }
             now = core.now();
@@ -208,7 +202,8 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Asks the store for the name and begins a hold with its grant.
     async fn begin(&self, turn: Turn) -> Result<Option<Arc<Hold>>> {
-        let grant = self.ask_store(turn).await?;
+        let asking = pin!(self.ask_store(turn));
+        let grant = self.core.unless_closed(asking).await?;
         Ok(grant.map(|grant| Hold::begin(self.core, grant)))
     }
 

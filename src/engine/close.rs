@@ -21,7 +21,7 @@ impl Core {
     /// Fires all tokens, waits for the releases, and ends the engine.
     pub(crate) async fn close(self: &Arc<Self>) -> Closed {
         self.ensure_running();
-        self.closed.cancel();
+        self.set_closed();
         // Before the first await: a close that is dropped there has fired all tokens.
         let holds = self.lose_everything();
         consume_budget().await;

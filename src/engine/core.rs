@@ -8,6 +8,8 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Capabilities, Fencing, HolderId, Store};
 use crate::sync::Mutex;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -57,8 +59,10 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) schedule: Schedule,
     pub(crate) queue: Arc<Queue>,
-    /// Fires when no lock can be acquired any more.
-    pub(crate) closed: CancellationToken,
+    /// Set when no lock can be acquired any more.
+    is_closed: AtomicBool,
+    /// Fires then.
+    closed: CancellationToken,
     /// Fires when the engine is no longer needed.
     pub(crate) stop: CancellationToken,
     /// Fires when the engine's work is done and its connections are closed.
@@ -110,7 +114,7 @@ pub(crate) struct CallGuard<'a>(&'a Core);
 
 impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
-        if self.0.callers.fetch_sub(1, Ordering::AcqRel) == 1 && self.0.is_closed() {
+        if self.0.callers.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_closed() {
             self.0.no_call.notify_waiters();
         }
     }
@@ -146,6 +150,7 @@ impl Core {
             timing,
             settings,
             schedule: Schedule::default(),
+            is_closed: AtomicBool::new(false),
             closed: CancellationToken::new(),
             stop: CancellationToken::new(),
             stopped: CancellationToken::new(),
@@ -207,17 +212,17 @@ impl Core {
 
     /// Begins a call. Drop the guard after everything else that the call owns.
     pub(crate) fn begin_call(&self) -> CallGuard<'_> {
-        self.callers.fetch_add(1, Ordering::AcqRel);
+        self.callers.fetch_add(1, Ordering::SeqCst);
         CallGuard(self)
     }
 
-    /// Waits until no call is in progress. Call it after `closed` has fired: only then does the
+    /// Waits until no call is in progress. Call it after [`set_closed`](Self::set_closed): only then does the
     /// last guard notify.
     pub(crate) async fn until_no_call(&self) {
         loop {
             let mut none = std::pin::pin!(self.no_call.notified());
             none.as_mut().enable();
-            if self.callers.load(Ordering::Acquire) == 0 {
+            if self.callers.load(Ordering::SeqCst) == 0 {
                 return;
             }
             none.await;
@@ -229,8 +234,28 @@ impl Core {
         self.inbox.lock()
     }
 
+    /// Lets no lock be acquired any more, and ends all calls that wait for one.
+    pub(crate) fn set_closed(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.closed.cancel();
+        self.queue.wake_all();
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.is_cancelled()
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Ends `work` with an error when the manager is closed. A waiter in the queue needs none of this, because it is
+    /// woken.
+    pub(crate) async fn unless_closed<T>(
+        &self,
+        work: Pin<&mut impl Future<Output = Result<T>>>,
+    ) -> Result<T> {
+        tokio::select! {
+            biased;
+            result = work => result,
+            () = self.closed.cancelled() => Err(self.closed_error()),
+        }
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -251,7 +276,7 @@ impl Core {
     /// Closes the engine after a panic in a part of it: no lock can be acquired any more.
     pub(super) fn panicked(&self) {
         self.panicked.store(true, Ordering::Release);
-        self.closed.cancel();
+        self.set_closed();
     }
 
     /// Returns whether a task runs watchdog and worker, on any runtime.

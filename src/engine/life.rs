@@ -52,8 +52,8 @@ impl Hold {
     /// Puts the hold into the schedule. It is in the queue already.
     pub(super) fn start(self: &Arc<Self>, core: &Arc<Core>, now: Instant) {
         self.update_at(core, now, |_, _| ());
-        // Race with `close`: it cancels `closed` first and then scans the queue, so either it finds
-        // this hold or this line sees the cancellation.
+        // Race with `close`: it sets `is_closed` first and then scans the queue, so either it finds
+        // this hold or this line sees that.
         if core.is_closed() {
             self.lose(core, Loss::Closed);
         }
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn hold_begun_while_the_manager_closes_is_lost_at_once() {
         let core = core_in_memory();
-        core.closed.cancel();
+        core.set_closed();
         let hold = begun(&core);
         assert_eq!(hold.loss(), Some(Loss::Closed));
         assert!(!hold.is_over(), "its release is owed");

@@ -49,7 +49,7 @@
 //!
 //! # Shutdown order
 //!
-//! `close` cancels `closed`: no call gets a lease any more. It fires all tokens, waits for the
+//! `close` sets `is_closed`: no call gets a lease any more. It fires all tokens, waits for the
 //! releases and for the calls in progress, and cancels `stop`. The worker finishes its tasks within
 //! bounds, ends the store's connections, gives up the remaining releases, and cancels `stopped`.
 //! Dropping the last manager cancels `stop` alone.

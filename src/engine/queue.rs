@@ -214,6 +214,16 @@ impl Queue {
         holds
     }
 
+    /// Wakes all waiters.
+    pub(crate) fn wake_all(&self) {
+        let mut state = self.lock();
+        let rivals = state.names.values_mut().filter_map(NameEntry::rivals_mut);
+        let waiters = rivals.flat_map(|rivals| rivals.waiters.values_mut());
+        let woken: Vec<_> = waiters.filter_map(|waiter| waiter.wake.take()).collect();
+        drop(state);
+        woken.into_iter().for_each(wake_waiter);
+    }
+
     /// Removes all names, with their holds and waiters.
     pub(crate) fn clear(&self) {
         let names = std::mem::take(&mut self.lock().names);

@@ -216,6 +216,24 @@ mod tests {
     }
 
     #[test]
+    fn waiters_of_all_names_are_woken_at_once() {
+        let (queue, name) = queue();
+        let names = [name, Name::new("m").unwrap()];
+        let turns = names.each_ref().map(|name| try_enter(&queue, name).unwrap());
+        let mut waiting = names.each_ref().map(|name| queue.ticket(name, Mode::Exclusive));
+        for ticket in &mut waiting {
+            assert!(ticket.check_in(queue.clock.now()).is_err());
+            assert!(poll(pin!(ticket.woken())).is_pending());
+        }
+        queue.wake_all();
+        for ticket in &mut waiting {
+            assert!(poll(pin!(ticket.woken())).is_ready());
+            assert!(ticket.check_in(queue.clock.now()).is_err(), "it waits on");
+        }
+        drop(turns);
+    }
+
+    #[test]
     fn entry_is_removed_with_its_last_waiter_and_turn() {
         let (queue, name) = queue();
         let first = try_enter(&queue, &name).unwrap();

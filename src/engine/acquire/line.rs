@@ -23,6 +23,7 @@ impl AcquireLoop<'_, '_> {
         let mut ticket = core.queue.ticket(self.name, self.mode);
         loop {
             let now = core.now();
+            core.check_open()?;
             if !is_silent(core, self.name, None) {
                 return Ok(None);
             }
@@ -69,6 +70,8 @@ impl AcquireLoop<'_, '_> {
                 Ok(admission) => return Ok(admission),
                 Err(waits) => waits,
             };
+            // After the check-in: `close` wakes each waiter that it finds.
+            core.check_open()?;
             let mut pause = gap.min(core.timing.check_in_period());
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;

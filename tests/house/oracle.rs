@@ -539,6 +539,21 @@ fn takeover_from_a_living_primary_is_told_to_who_is_awake() {
     }
 }
 
+/// The older lease is the new primary's.
+#[test]
+fn grant_of_a_replaced_primary_after_a_standstill_is_excused() {
+    let history = |rival| replaced(2500, rival).replace("soak replaced", "soak succeeded");
+    let frozen = |rival| format!("{}\n2400 soak fault 3200ms p1.1 Freeze", history(rival));
+    accepts(&frozen(3210));
+    accepts(&frozen(4180));
+    finds("overlap", &frozen(4200));
+    finds("overlap", &history(3210));
+    // It stood still when the failover was over.
+    finds("overlap", &format!("{}\n3100 soak fault 3200ms p1.1 Freeze", history(3210)));
+    // Of a primary that is gone, nothing is granted.
+    finds("overlap", &frozen(4100).replace("succeeded", "replaced"));
+}
+
 /// Of two who wait until then for a name that another process has, one hears nothing.
 fn unheard(until: u64) -> String {
     format!(

@@ -53,7 +53,8 @@
 //! until then + T, as after a wipe. Of an older lease the new primary may lack the last renewal, so its key can expire up
 //! to T/3 early; a holder that is awake verifies that at once, and only one that stands still after the failover is
 //! excused. Where one *succeeded* another that goes on
-//! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it.
+//! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it. A
+//! process that stood still meanwhile may be granted a name by the old primary until a second after it wakes.
 //!
 //! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
 //! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and
@@ -299,12 +300,17 @@ impl Case<'_> {
         wipe.why == Excuse::Replaced && !wipe.told && self.asleep(lease, after) >= SECOND / 4
     }
 
-    /// Returns for how long the process of a lease stood still in a span.
-    fn asleep(&self, lease: &Lease, span: Span) -> u64 {
+    /// Returns when the process of a lease stood still.
+    fn standstills<'a>(&'a self, lease: &'a Lease) -> impl Iterator<Item = Span> + use<'a> {
         let stalls = self.stalls.get(lease.who.as_str()).into_iter().flatten();
         let freezes = self.faults_on(&lease.who).filter(|(kind, _)| *kind == "Freeze");
-        let all = stalls.copied().chain(freezes.map(|(_, freeze)| freeze));
-        all.filter_map(|part| overlap(part, span)).map(|part| part.1 - part.0).sum()
+        stalls.copied().chain(freezes.map(|(_, freeze)| freeze))
+    }
+
+    /// Returns for how long the process of a lease stood still in a span.
+    fn asleep(&self, lease: &Lease, span: Span) -> u64 {
+        let parts = self.standstills(lease).filter_map(|part| overlap(part, span));
+        parts.map(|part| part.1 - part.0).sum()
     }
 
     /// Returns the span that is excused: until the lease must have expired, or its holder has been told.
@@ -335,6 +341,17 @@ impl Case<'_> {
         }
         // What comes before the first excuse is not excused; what comes after the last neither.
         (from < span.1).then_some((from, span.1))
+    }
+
+    /// Returns the span in which a living primary that was replaced may have granted this lease, because its process
+    /// stood still and has not heard of the new one.
+    fn misled(&self, wipe: &Wipe, lease: &Lease) -> Option<Span> {
+        if !wipe.told || wipe.name != lease.name {
+            return None;
+        }
+        let asleep = self.standstills(lease).filter(|part| overlap(*part, wipe.span).is_some());
+        let woke = asleep.map(|part| part.1).max()?;
+        Some((wipe.span.0, woke + SECOND))
     }
 
     /// Whether the store told the loss, where that means no grace.
@@ -371,21 +388,24 @@ impl Case<'_> {
             for (belief, lease) in beliefs {
                 let both = last
                     .and_then(|(other, holder)| overlap(other, belief).map(|both| (both, holder)));
-                if let Some((both, holder)) = both {
-                    excused.extend(self.excuse(holder, both));
-                }
-                if let Some((both, holder)) = both
-                    && let Some(both) = self.unexcused(holder, both)
+                let mut misled = self.wipes.iter().filter_map(|wipe| self.misled(wipe, lease));
+                if let Some((both, _)) = both
+                    && misled.any(|span| span.0 <= both.0 && both.1 <= span.1)
                 {
-                    let text = format!(
-                        "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
-                        holder.who,
-                        holder.fence,
-                        lease.who,
-                        lease.fence,
-                        (both.1 - both.0) as f64 / 1e6
-                    );
-                    found.push(("overlap", both.0, text));
+                    excused.push(Excused { why: Excuse::Replaced, nanos: both.1 - both.0 });
+                } else if let Some((both, holder)) = both {
+                    excused.extend(self.excuse(holder, both));
+                    if let Some(both) = self.unexcused(holder, both) {
+                        let text = format!(
+                            "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
+                            holder.who,
+                            holder.fence,
+                            lease.who,
+                            lease.fence,
+                            (both.1 - both.0) as f64 / 1e6
+                        );
+                        found.push(("overlap", both.0, text));
+                    }
                 }
                 if last.is_none_or(|(other, _)| other.1 < belief.1) {
                     last = Some((belief, lease));

@@ -275,6 +275,17 @@ fn test_names_are_short_and_begin_with_the_thing_tested() {
     assert!(seen > 900, "{seen}: tests have another form now; mend this test");
 }
 
+/// A panic elsewhere must not end what a lock protects; `trace` waits on a condition variable as well.
+#[test]
+fn poison_is_dealt_with_in_one_place() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let other = |file: &&PathBuf| !file.ends_with("src/sync.rs") && !file.ends_with("src/trace.rs");
+    for file in sources(&root.join("src")).iter().filter(other) {
+        let text = fs::read_to_string(file).expect("readable");
+        assert!(!text.contains("PoisonError"), "{}: use crate::sync::Mutex", file.display());
+    }
+}
+
 /// The table of faults names its tests; a test that was renamed must not leave a claim behind.
 #[test]
 fn every_test_that_the_table_of_faults_names_is_there() {

@@ -7,7 +7,7 @@ use super::tally::{Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture, failed};
+use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture, failed, usable};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -35,10 +35,7 @@ fn granted(verdict: &Acquired) -> bool {
 
 /// Returns whether too little of the time to live is left for a grant to be of use.
 fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
-    // The margins of the engine: a clock that runs 1 % faster, and rounding.
-    let usable = ttl - ttl / 100;
-    let usable = usable.saturating_sub(Duration::from_millis(2));
-    usable.saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
+    usable(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
 }
 
 impl Inner {

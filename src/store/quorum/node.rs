@@ -13,9 +13,10 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Absence, Acquire, Acquired, HolderId, Release, Released, RenewBatch, Renewed, Store, Target,
 };
+use crate::sync::Mutex;
 use crate::trace;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;

@@ -6,8 +6,9 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Acquire, Acquired, HolderId, Name, Release, Released, Store, StoreFuture, Target,
 };
+use crate::sync::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::time::timeout;
@@ -82,7 +83,7 @@ impl NameQueues {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 }
 

@@ -9,14 +9,14 @@ use super::tally::Tally;
 use crate::error::{Error, ErrorKind, Fate};
 use crate::store::Acquired;
 use crate::trace;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::Level;
 
 impl Node {
     fn server(&self) -> Option<String> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.server.lock().clone()
     }
 
     fn is_same_server(&self, other: &Self) -> bool {
@@ -31,7 +31,7 @@ pub(super) async fn find_shared_servers(nodes: &[Arc<Node>]) {
         asked.spawn(async move {
             let id = timeout(QUERY_LIMIT, node.store.server_id(QUERY_LIMIT)).await;
             let id = id.ok().and_then(Result::ok).flatten();
-            *node.server.lock().unwrap_or_else(PoisonError::into_inner) = id;
+            *node.server.lock() = id;
         });
     }
     while asked.join_next().await.is_some() {}

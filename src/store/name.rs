@@ -220,7 +220,7 @@ impl fmt::Display for HolderId {
 }
 
 impl fmt::Debug for HolderId {
-    /// Four digits tell tokens apart in a log without giving them away.
+    /// Four digits tell holder ids apart in a log without giving them away.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}…:{}", self.manager.as_fields().1, self.number)
     }

@@ -51,17 +51,17 @@ impl Inner {
         let (answer, verdict) = oneshot::channel();
         let inner = Arc::clone(&self);
         self.spawn(async move {
-            let (target, token, timeout) =
+            let (target, holder, timeout) =
                 (request.target.clone(), request.holder, request.timeout);
             let verdict = if request.count > 1 {
                 inner.reenter(request).await
             } else {
                 inner.acquire_outermost(request).await
             };
-            let outermost = verdict.as_ref().is_ok_and(granted) && inner.is_outermost(token);
+            let outermost = verdict.as_ref().is_ok_and(granted) && inner.is_outermost(holder);
             if answer.send(verdict).is_err() && outermost {
                 // The caller is gone.
-                let _ = inner.release(Release::new(target, token, 0, timeout)).await;
+                let _ = inner.release(Release::new(target, holder, 0, timeout)).await;
             }
         });
         Box::pin(async move {
@@ -71,8 +71,8 @@ impl Inner {
         })
     }
 
-    fn is_outermost(&self, token: crate::store::HolderId) -> bool {
-        self.holds.living(token).is_some_and(|held| held.count == 1)
+    fn is_outermost(&self, holder: crate::store::HolderId) -> bool {
+        self.holds.living(holder).is_some_and(|held| held.count == 1)
     }
 
     /// Acquires a name that this process does not hold.
@@ -103,13 +103,13 @@ impl Inner {
         if let Some(error) = self.refuse(limit) {
             return Outcome::Over(Err(error));
         }
-        let token = self.holds.token_for(request.holder);
+        let holder = self.holds.holder_for(request.holder);
         let places = self.holds.living(request.holder).map(|held| held.places).unwrap_or_default();
         let (decision, decided) = watch::channel(None);
         // Before the first send: the deadline counts from here.
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
-            let holder = node.token(token);
+            let holder = node.holder_id(holder);
             let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
             node.acquire(request, (sent, places.clone()), decided.clone(), answers)
         });
@@ -132,7 +132,7 @@ impl Inner {
         let now = self.clock.now();
         if votes.yes >= majority && !stale(request.ttl, sent, now) {
             let (ttl, until) = (request.ttl, sent + request.ttl);
-            let held = Held { token, count: 1, ttl, until, releasing: false, places };
+            let held = Held { holder, count: 1, ttl, until, releasing: false, places };
             self.holds.insert(request.holder, held, now);
             decision.send_replace(Some(true));
             return Outcome::Over(Ok(Acquired::granted(sent, None)));
@@ -174,10 +174,10 @@ impl Inner {
 
     /// Acquires re-entrantly: makes no key, and keeps the existing ones.
     async fn reenter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
-        let (token, limit) = (self.holds.token_of(request.holder), node_limit(request.timeout));
+        let (holder, limit) = (self.holds.holder_of(request.holder), node_limit(request.timeout));
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
-            let holder = node.token(token);
+            let holder = node.holder_id(holder);
             let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
             node.reacquire(request, sent, answers)
         });

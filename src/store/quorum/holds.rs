@@ -1,4 +1,4 @@
-//! The holds of one handle on the quorum, and their tokens at the nodes.
+//! The holds of one handle on the quorum, and their holder ids at the nodes.
 
 use crate::clock::Instant;
 use crate::store::HolderId;
@@ -12,13 +12,13 @@ use uuid::Uuid;
 /// A hold that a majority granted.
 #[derive(Clone)]
 pub(super) struct Held {
-    /// Its token at the nodes.
-    pub(super) token: HolderId,
+    /// Its holder id at the nodes.
+    pub(super) holder: HolderId,
     pub(super) count: u32,
     pub(super) ttl: Duration,
     /// When it has expired at every node unless it is renewed.
     pub(super) until: Instant,
-    /// Whether its release was begun. Then its token must not be sent again to make a key.
+    /// Whether its release was begun. Then its holder id must not be sent again to make a key.
     pub(super) releasing: bool,
     pub(super) places: Places,
 }
@@ -46,57 +46,57 @@ pub(super) struct Holds {
 #[derive(Default)]
 struct Map {
     holds: HashMap<HolderId, Held>,
-    /// The highest number of each manager's tokens that was used; managers draw them in order.
+    /// The highest number of each manager's holder ids that was used; managers draw them in order.
     used: HashMap<Uuid, u64>,
     /// The number of holds at which expired ones are removed next.
     sweep_at: usize,
 }
 
 impl Holds {
-    /// Returns the token for an outermost acquire: that of the living hold, or one that was never used.
+    /// Returns the holder id for an outermost acquire: that of the living hold, or one that was never used.
     ///
     /// So a release of an earlier attempt that is still in flight cannot undo a later attempt.
-    pub(super) fn token_for(&self, token: HolderId) -> HolderId {
+    pub(super) fn holder_for(&self, holder: HolderId) -> HolderId {
         let mut map = self.lock();
-        if let Some(held) = map.holds.get(&token).filter(|held| !held.releasing) {
-            return held.token;
+        if let Some(held) = map.holds.get(&holder).filter(|held| !held.releasing) {
+            return held.holder;
         }
-        let used = map.used.entry(token.manager()).or_insert(0);
-        if token.number() > *used {
-            *used = token.number();
-            return token;
+        let used = map.used.entry(holder.manager()).or_insert(0);
+        if holder.number() > *used {
+            *used = holder.number();
+            return holder;
         }
-        token.in_attempt(self.attempts.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
+        holder.in_attempt(self.attempts.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
     }
 
-    /// Returns the token of a hold at the nodes, also of one that is being released.
-    pub(super) fn token_of(&self, token: HolderId) -> HolderId {
-        self.lock().holds.get(&token).map_or(token, |held| held.token)
+    /// Returns the holder id of a hold at the nodes, also of one that is being released.
+    pub(super) fn holder_of(&self, holder: HolderId) -> HolderId {
+        self.lock().holds.get(&holder).map_or(holder, |held| held.holder)
     }
 
-    pub(super) fn living(&self, token: HolderId) -> Option<Held> {
-        self.lock().holds.get(&token).filter(|held| !held.releasing).cloned()
+    pub(super) fn living(&self, holder: HolderId) -> Option<Held> {
+        self.lock().holds.get(&holder).filter(|held| !held.releasing).cloned()
     }
 
-    pub(super) fn insert(&self, token: HolderId, held: Held, now: Instant) {
+    pub(super) fn insert(&self, holder: HolderId, held: Held, now: Instant) {
         let mut map = self.lock();
         if map.holds.len() >= map.sweep_at.max(1024) {
             map.holds.retain(|_, held| held.until > now);
             map.sweep_at = 2 * map.holds.len();
         }
-        map.holds.insert(token, held);
+        map.holds.insert(holder, held);
     }
 
     /// Changes the record of a hold, if there is one. Returns it.
-    pub(super) fn update(&self, token: HolderId, change: impl FnOnce(&mut Held)) -> Option<Held> {
+    pub(super) fn update(&self, holder: HolderId, change: impl FnOnce(&mut Held)) -> Option<Held> {
         let mut map = self.lock();
-        let held = map.holds.get_mut(&token)?;
+        let held = map.holds.get_mut(&holder)?;
         change(held);
         Some(held.clone())
     }
 
-    pub(super) fn remove(&self, token: HolderId) {
-        self.lock().holds.remove(&token);
+    pub(super) fn remove(&self, holder: HolderId) {
+        self.lock().holds.remove(&holder);
     }
 
     fn lock(&self) -> MutexGuard<'_, Map> {
@@ -109,9 +109,9 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    fn held(token: HolderId, until: Instant) -> Held {
+    fn held(holder: HolderId, until: Instant) -> Held {
         let (ttl, places) = (Duration::from_secs(1), Places::default());
-        Held { token, count: 1, ttl, until, releasing: false, places }
+        Held { holder, count: 1, ttl, until, releasing: false, places }
     }
 
     #[test]
@@ -119,24 +119,24 @@ mod tests {
         let (holds, now) = (Holds::default(), Clock::system().now());
         let manager = Uuid::new_v4();
         let (first, second) = (HolderId::new(manager, 1), HolderId::new(manager, 2));
-        assert_eq!(holds.token_for(second), second, "never used");
-        let again = holds.token_for(second);
+        assert_eq!(holds.holder_for(second), second, "never used");
+        let again = holds.holder_for(second);
         assert!(again != second && again.in_attempt(0) == second, "{again:?}");
-        let third = holds.token_for(second);
+        let third = holds.holder_for(second);
         assert!(third != second && third != again, "{third:?}");
         // Drawn before the other, and perhaps used.
-        assert_ne!(holds.token_for(first), first);
+        assert_ne!(holds.holder_for(first), first);
         let other = HolderId::new(Uuid::new_v4(), 1);
-        assert_eq!(holds.token_for(other), other);
+        assert_eq!(holds.holder_for(other), other);
 
         holds.insert(second, held(again, now), now);
-        assert_eq!((holds.token_for(second), holds.token_of(second)), (again, again));
+        assert_eq!((holds.holder_for(second), holds.holder_of(second)), (again, again));
         holds.update(second, |held| held.releasing = true);
-        assert_ne!(holds.token_for(second), again, "its release is on the way");
-        assert_eq!(holds.token_of(second), again);
+        assert_ne!(holds.holder_for(second), again, "its release is on the way");
+        assert_eq!(holds.holder_of(second), again);
         assert!(holds.living(second).is_none());
         holds.remove(second);
-        assert_eq!(holds.token_of(second), second);
+        assert_eq!(holds.holder_of(second), second);
     }
 
     #[test]
@@ -148,8 +148,8 @@ mod tests {
         let mut add = |count: usize, until: Instant| {
             for _ in 0..count {
                 number += 1;
-                let token = HolderId::new(manager, number);
-                holds.insert(token, held(token, until), now);
+                let holder = HolderId::new(manager, number);
+                holds.insert(holder, held(holder, until), now);
             }
             holds.lock().holds.len()
         };

@@ -198,7 +198,7 @@ impl Store for Quorum {
         let all = || self.inner.nodes.iter().map(|node| node.store.capabilities());
         Capabilities::default()
             .with_fencing(false)
-            // There are no tokens to reserve.
+            // There are no fencing tokens to reserve.
             .with_longest_fence_block(1)
             .with_time_left(all().all(|node| node.time_left))
             .with_wakeups(all().any(|node| node.wakeups))

@@ -72,10 +72,10 @@ impl Node {
         Self { index, store, clock, queues, load, asked, age, closing, silent, server }
     }
 
-    /// Returns the token of a hold at this node. Each node has its own, so that a server behind the addresses of two nodes
-    /// grants only one of them, and votes once.
-    pub(super) fn token(&self, token: HolderId) -> HolderId {
-        token.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
+    /// Returns the holder id of a hold at this node. Each node has its own, so that a server behind the addresses of two
+    /// nodes grants only one of them, and votes once.
+    pub(super) fn holder_id(&self, holder: HolderId) -> HolderId {
+        holder.at_node(u8::try_from(self.index + 1).unwrap_or(u8::MAX))
     }
 
     pub(super) fn is_silent(&self) -> bool {
@@ -115,7 +115,7 @@ impl Node {
         mut decision: Decision<bool>,
         answers: Answers<Acquired>,
     ) {
-        let (name, token, limit) = (request.target.name.clone(), request.holder, request.timeout);
+        let (name, holder, limit) = (request.target.name.clone(), request.holder, request.timeout);
         let (ttl, until) = (request.ttl, sent + request.ttl);
         let over = |decision: &Decision<bool>| {
             decision.borrow().is_some() || decision.has_changed().is_err()
@@ -129,11 +129,11 @@ impl Node {
             return;
         }
         let own_left = head.owes();
-        head.sending(token, until);
-        head.keep_open(token, permit);
+        head.sending(holder, until);
+        head.keep_open(holder, permit);
         let (verdict, late) = head.acquire(request).await;
-        head.answered(token, &verdict);
-        if head.find(token).is_some() {
+        head.answered(holder, &verdict);
+        if head.find(holder).is_some() {
             places.add(self.index);
         }
         let vote = match verdict {
@@ -147,24 +147,24 @@ impl Node {
         let silent = vote.as_ref().is_err_and(Error::is_unavailable);
         self.silent.store(silent, Ordering::Relaxed);
         answers.send(self.index, vote);
-        if head.find(token).is_none() {
+        if head.find(holder).is_none() {
             return;
         }
         if decided(&mut decision).await == Some(true) {
-            head.keep(token);
+            head.keep(holder);
         } else if !self.refuses(limit) {
-            let _ = head.release(token, limit).await;
+            let _ = head.release(holder, limit).await;
         }
         drop(head);
-        // A call that does not keep its time limit is given up in the end. Its token is swept.
+        // A call that does not keep its time limit is given up in the end. Its holder id is swept.
         if let Some(call) = late
             && let Ok(verdict) = timeout(limit, call).await
         {
             let mut head = self.queues.head(&name).await;
-            head.answered(token, &verdict);
-            match head.find(token).map(|orphan| orphan.owed) {
-                Some(true) => _ = head.release(token, limit).await,
-                Some(false) => head.keep(token),
+            head.answered(holder, &verdict);
+            match head.find(holder).map(|orphan| orphan.owed) {
+                Some(true) => _ = head.release(holder, limit).await,
+                Some(false) => head.keep(holder),
                 None => {}
             }
         }
@@ -201,22 +201,22 @@ impl Node {
         owed: Option<(Instant, Places)>,
         answers: Answers<Released>,
     ) {
-        let (name, token, limit) = (request.target.name, request.holder, request.timeout);
+        let (name, holder, limit) = (request.target.name, request.holder, request.timeout);
         let mut head = self.queues.head(&name).await;
         let is_hold = owed.is_some();
         match owed {
-            Some((_, places)) if !places.contain(self.index) && head.find(token).is_none() => {
+            Some((_, places)) if !places.contain(self.index) && head.find(holder).is_none() => {
                 // It never got there.
                 return answers.send(self.index, Ok(Released::NotYours(Absence::Gone)));
             }
-            Some((until, _)) => head.owe(token, until),
-            // The tokens of attempts that came to nothing.
-            None => head.owe_all(token),
+            Some((until, _)) => head.owe(holder, until),
+            // The holder ids of attempts that came to nothing.
+            None => head.owe_all(holder),
         }
         if self.refuses(limit) {
             answers.send(self.index, Err(refused()));
         } else {
-            answers.send(self.index, head.release(token, limit).await);
+            answers.send(self.index, head.release(holder, limit).await);
             if !is_hold {
                 head.flush(limit).await;
             }
@@ -228,15 +228,15 @@ impl Node {
     /// Renews the holds that are here. Makes those again that are gone here, but that a majority has.
     pub(super) async fn renew(
         self: Arc<Self>,
-        (holds, batch, tokens): (Arc<Holds>, RenewBatch, Vec<HolderId>),
+        (holds, batch, holders): (Arc<Holds>, RenewBatch, Vec<HolderId>),
         (sent, limit): (Instant, Duration),
         mut decision: Decision<Arc<[bool]>>,
         answers: Answers<Vec<Result<Option<Absence>>>>,
     ) {
         let (ttl, count) = (batch.ttl, batch.items.len());
         let mut asked = RenewBatch { timeout: limit, ..batch.clone() };
-        for (item, token) in asked.items.iter_mut().zip(tokens) {
-            item.holder = self.token(token);
+        for (item, holder) in asked.items.iter_mut().zip(holders) {
+            item.holder = self.holder_id(holder);
         }
         let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
         let verdicts = self.renewal_votes(verdict, count, (ttl, sent, limit)).await;
@@ -289,20 +289,20 @@ impl Node {
     async fn heal(
         self: Arc<Self>,
         holds: Arc<Holds>,
-        (target, token, ttl): (Target, HolderId, Duration),
+        (target, holder, ttl): (Target, HolderId, Duration),
         limit: Duration,
     ) {
         let mut head = self.queues.head(&target.name).await;
         // A release that comes from here on waits behind this request.
-        let Some(hold) = holds.living(token) else { return };
-        let token = self.token(hold.token);
+        let Some(hold) = holds.living(holder) else { return };
+        let holder = self.holder_id(hold.holder);
         let until = self.clock.now() + ttl;
-        let request = Acquire::new(target, token, ttl, limit);
+        let request = Acquire::new(target, holder, ttl, limit);
         hold.places.add(self.index);
-        head.sending(token, until);
+        head.sending(holder, until);
         let verdict = head.acquire(request.clone()).await.0;
-        head.answered(token, &verdict);
-        head.keep(token);
+        head.answered(holder, &verdict);
+        head.keep(holder);
         trace::later(Level::DEBUG, || {
             let (node, verdict) = (self.index + 1, verdict.clone());
             move || tracing::debug!(node, ?verdict, "made again")

@@ -1,4 +1,4 @@
-//! Sends the requests for a name to a node one at a time, and records the tokens that this process may have left there.
+//! Sends the requests for a name to a node one at a time, and records the holder ids that this process may have left there.
 
 use super::load::{Load, Permit};
 use crate::clock::{Clock, Instant};
@@ -24,20 +24,20 @@ pub(super) struct NameQueues {
 #[derive(Default)]
 struct Queues {
     by_name: HashMap<Name, Queue>,
-    /// Whether a request has left a token to be swept.
+    /// Whether a request has left a holder id to be swept.
     left: bool,
     /// Whether a task sweeps.
     swept: bool,
 }
 
-type Queue = Arc<AsyncMutex<Vec<OrphanToken>>>;
+type Queue = Arc<AsyncMutex<Vec<Orphan>>>;
 
-/// A token of this process that may be at the node without a hold that relies on it.
-pub(super) struct OrphanToken {
-    token: HolderId,
+/// A holder id of this process that may be at the node without a hold that relies on it.
+pub(super) struct Orphan {
+    holder: HolderId,
     /// The number of acquires without an answer. Each may still run.
     unanswered: u32,
-    /// Whether it must be released. The token of a living hold must not, though an acquire of it may still run.
+    /// Whether it must be released. The holder id of a living hold must not, though an acquire of it may still run.
     pub(super) owed: bool,
     /// When it has surely expired.
     until: Instant,
@@ -105,7 +105,7 @@ impl Sweeping {
         self.over
     }
 
-    /// Forgets the tokens that have expired. Returns the names of those that must be released and have no request under
+    /// Forgets the holder ids that have expired. Returns the names of those that must be released and have no request under
     /// way.
     pub(super) fn owed(&self) -> Vec<Name> {
         let now = self.queues.clock.now();
@@ -137,7 +137,7 @@ pub(super) struct QueueHead {
     queues: Arc<NameQueues>,
     name: Name,
     /// `None` only while it is dropped.
-    queue: Option<OwnedMutexGuard<Vec<OrphanToken>>>,
+    queue: Option<OwnedMutexGuard<Vec<Orphan>>>,
 }
 
 impl Drop for QueueHead {
@@ -154,19 +154,19 @@ impl Drop for QueueHead {
 }
 
 impl QueueHead {
-    fn orphans(&mut self) -> &mut Vec<OrphanToken> {
+    fn orphans(&mut self) -> &mut Vec<Orphan> {
         match &mut self.queue {
             Some(queue) => queue,
             None => unreachable!("a head has its queue until it is dropped"),
         }
     }
 
-    pub(super) fn find(&mut self, token: HolderId) -> Option<&mut OrphanToken> {
-        self.orphans().iter_mut().find(|orphan| orphan.token == token)
+    pub(super) fn find(&mut self, holder: HolderId) -> Option<&mut Orphan> {
+        self.orphans().iter_mut().find(|orphan| orphan.holder == holder)
     }
 
-    pub(super) fn forget(&mut self, token: HolderId) {
-        self.orphans().retain(|orphan| orphan.token != token);
+    pub(super) fn forget(&mut self, holder: HolderId) {
+        self.orphans().retain(|orphan| orphan.holder != holder);
     }
 
     /// Returns whether a release is still unconfirmed.
@@ -174,44 +174,38 @@ impl QueueHead {
         self.orphans().iter().any(|orphan| orphan.owed)
     }
 
-    /// Records that a token must be released; at `until` it has expired.
-    pub(super) fn owe(&mut self, token: HolderId, until: Instant) {
-        match self.find(token) {
+    /// Records that a holder id must be released; at `until` it has expired.
+    pub(super) fn owe(&mut self, holder: HolderId, until: Instant) {
+        match self.find(holder) {
             Some(orphan) => {
                 orphan.owed = true;
                 orphan.until = orphan.until.max(until);
             }
             None => {
                 let permit = None;
-                self.orphans().push(OrphanToken {
-                    token,
-                    unanswered: 0,
-                    owed: true,
-                    until,
-                    permit,
-                });
+                self.orphans().push(Orphan { holder, unanswered: 0, owed: true, until, permit });
             }
         }
     }
 
-    /// Records that the tokens of all attempts of a hold must be released.
-    pub(super) fn owe_all(&mut self, token: HolderId) {
+    /// Records that the holder ids of all attempts of a hold must be released.
+    pub(super) fn owe_all(&mut self, holder: HolderId) {
         for orphan in self.orphans() {
-            orphan.owed |= orphan.token.in_attempt(0) == token.in_attempt(0);
+            orphan.owed |= orphan.holder.in_attempt(0) == holder.in_attempt(0);
         }
     }
 
-    /// Records that an acquire is about to be sent. Its token must be released unless it is [kept](Self::keep).
-    pub(super) fn sending(&mut self, token: HolderId, until: Instant) {
-        self.owe(token, until);
-        if let Some(orphan) = self.find(token) {
+    /// Records that an acquire is about to be sent. Its holder id must be released unless it is [kept](Self::keep).
+    pub(super) fn sending(&mut self, holder: HolderId, until: Instant) {
+        self.owe(holder, until);
+        if let Some(orphan) = self.find(holder) {
             orphan.unanswered += 1;
         }
     }
 
-    /// Keeps an acquire that was [sent](Self::sending) open until its token is forgotten.
-    pub(super) fn keep_open(&mut self, token: HolderId, permit: Permit) {
-        if let Some(orphan) = self.find(token) {
+    /// Keeps an acquire that was [sent](Self::sending) open until its holder id is forgotten.
+    pub(super) fn keep_open(&mut self, holder: HolderId, permit: Permit) {
+        if let Some(orphan) = self.find(holder) {
             orphan.permit = Some(permit);
         }
     }
@@ -230,35 +224,35 @@ impl QueueHead {
     }
 
     /// Records the answer to an acquire.
-    pub(super) fn answered(&mut self, token: HolderId, verdict: &Result<Acquired>) {
-        let Some(orphan) = self.find(token) else { return };
+    pub(super) fn answered(&mut self, holder: HolderId, verdict: &Result<Acquired>) {
+        let Some(orphan) = self.find(holder) else { return };
         match verdict {
             Err(error) if error.fate() != Fate::NotExecuted => return,
             _ => orphan.unanswered = orphan.unanswered.saturating_sub(1),
         }
         if orphan.unanswered == 0 && !matches!(verdict, Ok(Acquired::Granted { .. })) {
-            self.forget(token);
+            self.forget(holder);
         }
     }
 
-    /// Records that a living hold relies on the token.
-    pub(super) fn keep(&mut self, token: HolderId) {
-        if let Some(orphan) = self.find(token) {
+    /// Records that a living hold relies on the holder id.
+    pub(super) fn keep(&mut self, holder: HolderId) {
+        if let Some(orphan) = self.find(holder) {
             orphan.owed = false;
             if orphan.unanswered == 0 {
-                self.forget(token);
+                self.forget(holder);
             }
         }
     }
 
-    /// Releases a token once. It stays an orphan if it may still be at the node, or arrive there later.
-    pub(super) async fn release(&mut self, token: HolderId, limit: Duration) -> Result<Released> {
-        let request = Release::new(Target::exclusive(self.name.clone()), token, 0, limit);
+    /// Releases a holder id once. It stays an orphan if it may still be at the node, or arrive there later.
+    pub(super) async fn release(&mut self, holder: HolderId, limit: Duration) -> Result<Released> {
+        let request = Release::new(Target::exclusive(self.name.clone()), holder, 0, limit);
         let NameQueues { store, clock, load, .. } = &*self.queues;
         load.sent(clock.now());
         let verdict = bounded(limit, store.release(request)).await.0;
         load.answered(&verdict);
-        let unanswered = self.find(token).map_or(0, |orphan| orphan.unanswered);
+        let unanswered = self.find(holder).map_or(0, |orphan| orphan.unanswered);
         let over = match &verdict {
             // With several acquires in flight, it is unknown which of them the release undid.
             Ok(Released::Done { .. }) => unanswered <= 1,
@@ -266,20 +260,20 @@ impl QueueHead {
             Err(_) => false,
         };
         if over {
-            self.forget(token);
+            self.forget(holder);
         }
         verdict
     }
 
-    /// Releases all tokens that must be released, before the name is acquired again. Returns whether the node answered.
+    /// Releases all holder ids that must be released, before the name is acquired again. Returns whether the node answered.
     pub(super) async fn flush(&mut self, limit: Duration) -> bool {
         let now = self.queues.clock.now();
         self.orphans().retain(|orphan| orphan.until > now);
         let owed: Vec<HolderId> =
-            self.orphans().iter().filter(|left| left.owed).map(|left| left.token).collect();
+            self.orphans().iter().filter(|left| left.owed).map(|left| left.holder).collect();
         let mut answered = true;
-        for token in owed {
-            let verdict = self.release(token, limit).await;
+        for holder in owed {
+            let verdict = self.release(holder, limit).await;
             answered &= !verdict.is_err_and(|error| error.is_unavailable());
         }
         answered
@@ -305,7 +299,7 @@ mod tests {
         timeout(Duration::ZERO, future).await.is_err()
     }
 
-    fn token(number: u64) -> HolderId {
+    fn holder(number: u64) -> HolderId {
         HolderId::new(Uuid::from_u128(7), number)
     }
 
@@ -317,8 +311,8 @@ mod tests {
         Ok(Acquired::granted(clock.now(), None))
     }
 
-    async fn take(queues: &NameQueues, name: &Name, token: HolderId) {
-        let request = Acquire::new(Target::exclusive(name.clone()), token, T, T);
+    async fn take(queues: &NameQueues, name: &Name, holder: HolderId) {
+        let request = Acquire::new(Target::exclusive(name.clone()), holder, T, T);
         assert!(matches!(queues.store.acquire(request).await, Ok(Acquired::Granted { .. })));
     }
 
@@ -333,14 +327,14 @@ mod tests {
         let mut second = second.await;
         let mut third = Box::pin(queues.head(&name));
         assert!(waits(&mut third).await, "two requests at once");
-        second.owe(token(1), queues.clock.now() + T);
+        second.owe(holder(1), queues.clock.now() + T);
         drop(second);
         let mut third = third.await;
         assert!(third.owes());
         drop(third);
         assert_eq!(queues.lock().by_name.len(), 1, "something is owed");
         let mut last = queues.head(&name).await;
-        last.forget(token(1));
+        last.forget(holder(1));
         assert!(!last.owes());
         drop(last);
         assert!(queues.lock().by_name.is_empty());
@@ -353,27 +347,27 @@ mod tests {
         let mut head = queues.head(&name).await;
         let held = Ok(Acquired::held(None));
         for answer in [error(Fate::NotExecuted), held] {
-            head.sending(token(1), until);
-            head.answered(token(1), &answer);
-            assert!(head.find(token(1)).is_none(), "{answer:?}: nothing is there");
+            head.sending(holder(1), until);
+            head.answered(holder(1), &answer);
+            assert!(head.find(holder(1)).is_none(), "{answer:?}: nothing is there");
         }
         for answer in [error(Fate::Unknown), granted(&queues.clock)] {
-            head.sending(token(1), until);
-            head.answered(token(1), &answer);
+            head.sending(holder(1), until);
+            head.answered(holder(1), &answer);
             assert!(head.owes(), "{answer:?}: it is there, perhaps");
-            head.keep(token(1));
+            head.keep(holder(1));
             assert!(!head.owes());
             // An acquire without an answer may still run, even after a release.
-            assert_eq!(head.find(token(1)).is_some(), answer.is_err(), "{answer:?}");
-            head.forget(token(1));
+            assert_eq!(head.find(holder(1)).is_some(), answer.is_err(), "{answer:?}");
+            head.forget(holder(1));
         }
         // An answer to the second of two leaves the first.
-        head.sending(token(1), until);
-        head.sending(token(1), until);
-        head.answered(token(1), &error(Fate::NotExecuted));
-        assert!(head.find(token(1)).is_some());
-        head.answered(token(1), &error(Fate::NotExecuted));
-        assert!(head.find(token(1)).is_none());
+        head.sending(holder(1), until);
+        head.sending(holder(1), until);
+        head.answered(holder(1), &error(Fate::NotExecuted));
+        assert!(head.find(holder(1)).is_some());
+        head.answered(holder(1), &error(Fate::NotExecuted));
+        assert!(head.find(holder(1)).is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -381,16 +375,16 @@ mod tests {
         let (queues, name) = queues();
         let until = queues.clock.now() + T;
         let mut head = queues.head(&name).await;
-        for kept in [token(1), token(1).in_attempt(1), token(2)] {
+        for kept in [holder(1), holder(1).in_attempt(1), holder(2)] {
             head.sending(kept, until);
             head.answered(kept, &error(Fate::Unknown));
             head.keep(kept);
         }
-        head.owe(token(3), until);
-        head.owe_all(token(1).in_attempt(2));
-        let mut owed = |token| head.find(token).unwrap().owed;
-        assert_eq!([1, 2, 3].map(|number| owed(token(number))), [true, false, true]);
-        assert!(owed(token(1).in_attempt(1)));
+        head.owe(holder(3), until);
+        head.owe_all(holder(1).in_attempt(2));
+        let mut owed = |holder| head.find(holder).unwrap().owed;
+        assert_eq!([1, 2, 3].map(|number| owed(holder(number))), [true, false, true]);
+        assert!(owed(holder(1).in_attempt(1)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -406,17 +400,17 @@ mod tests {
             (2, false, false),
         ] {
             let mut head = queues.head(&name).await;
-            head.owe(token(1), until);
+            head.owe(holder(1), until);
             for _ in 0..sent {
-                head.sending(token(1), until);
+                head.sending(holder(1), until);
             }
             if there {
-                take(&queues, &name, token(1)).await;
+                take(&queues, &name, holder(1)).await;
             }
-            let released = head.release(token(1), T).await;
+            let released = head.release(holder(1), T).await;
             assert_eq!(matches!(released, Ok(Released::Done { .. })), there, "{released:?}");
-            assert_eq!(head.find(token(1)).is_none(), over, "{sent} sent, there: {there}");
-            head.forget(token(1));
+            assert_eq!(head.find(holder(1)).is_none(), over, "{sent} sent, there: {there}");
+            head.forget(holder(1));
         }
     }
 
@@ -425,10 +419,10 @@ mod tests {
         let (queues, name) = queues();
         let now = queues.clock.now();
         let mut head = queues.head(&name).await;
-        take(&queues, &name, token(1)).await;
-        head.owe(token(1), now + T);
-        head.sending(token(2), now + T);
-        head.sending(token(3), now);
+        take(&queues, &name, holder(1)).await;
+        head.owe(holder(1), now + T);
+        head.sending(holder(2), now + T);
+        head.sending(holder(3), now);
         head.flush(T).await;
         assert!(
             queues
@@ -439,8 +433,8 @@ mod tests {
                 .holders
                 .is_empty()
         );
-        assert!(head.find(token(1)).is_none() && head.find(token(3)).is_none());
-        assert!(head.find(token(2)).is_some(), "it may still come");
+        assert!(head.find(holder(1)).is_none() && head.find(holder(3)).is_none());
+        assert!(head.find(holder(2)).is_some(), "it may still come");
     }
 
     #[tokio::test(start_paused = true)]
@@ -450,7 +444,7 @@ mod tests {
         drop(queues.head(&name).await);
         assert!(queues.begin_sweep().is_none(), "nothing is left");
         let mut head = queues.head(&name).await;
-        head.owe(token(1), until);
+        head.owe(holder(1), until);
         assert!(queues.begin_sweep().is_none(), "the request is under way");
         drop(head);
         let mut sweeping = queues.begin_sweep().unwrap();
@@ -460,9 +454,9 @@ mod tests {
         sweeping = queues.begin_sweep().expect("its runtime has ended");
         let mut head = queues.head(&name).await;
         assert_eq!(sweeping.owed(), [], "a request for it is under way");
-        head.keep(token(1));
-        head.sending(token(2), until);
-        head.keep(token(2));
+        head.keep(holder(1));
+        head.sending(holder(2), until);
+        head.keep(holder(2));
         drop(head);
         assert_eq!(sweeping.owed(), [], "a hold relies on it");
         assert!(!sweeping.is_over(), "it may still arrive");

@@ -16,10 +16,10 @@ impl Inner {
             0 => held.releasing = true,
             count => held.count = count,
         });
-        let token = held.as_ref().map_or(outer, |held| held.token);
+        let holder = held.as_ref().map_or(outer, |held| held.holder);
         let owed = held.map(|held| (self.clock.now() + held.ttl, held.places));
         let mut tally = self.ask(|node, answers| {
-            let holder = node.token(token);
+            let holder = node.holder_id(holder);
             let request = Release { holder, timeout: limit, ..request.clone() };
             let owed = owed.clone();
             async move {

@@ -13,12 +13,12 @@ impl Inner {
     pub(super) async fn renew(self: Arc<Self>, batch: RenewBatch) -> Result<Renewed> {
         batch.require_exclusive()?;
         let limit = node_limit(batch.timeout);
-        let tokens: Vec<HolderId> =
-            batch.items.iter().map(|item| self.holds.token_of(item.holder)).collect();
+        let holders: Vec<HolderId> =
+            batch.items.iter().map(|item| self.holds.holder_of(item.holder)).collect();
         let (decision, decided) = watch::channel(None);
         let sent = self.clock.now();
         let mut tally = self.ask(|node, answers| {
-            let asked = (Arc::clone(&self.holds), batch.clone(), tokens.clone());
+            let asked = (Arc::clone(&self.holds), batch.clone(), holders.clone());
             node.renew(asked, (sent, limit), decided.clone(), answers)
         });
         let majority = tally.majority();

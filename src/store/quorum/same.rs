@@ -1,6 +1,6 @@
 //! Finds nodes whose addresses lead to one server.
 //!
-//! Such a server votes once in any case, because each node has tokens of its own. This module reports it to the log and
+//! Such a server votes once in any case, because each node has holder ids of its own. This module reports it to the log and
 //! in errors: otherwise a node that meets the key of its twin would seem to have another holder.
 
 use super::QUERY_LIMIT;

@@ -42,7 +42,7 @@ impl Node {
         }
     }
 
-    /// Releases the tokens of these names, until the node does not answer.
+    /// Releases the holder ids of these names, until the node does not answer.
     async fn sweep_once(self: &Arc<Self>, mut names: Vec<Name>, limit: Duration) {
         // A silent node is asked once.
         let mut count = 1;

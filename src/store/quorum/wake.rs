@@ -31,7 +31,7 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Opti
     listeners.spawn(gather(messages, tally.majority(), signal.clone()));
     for node in nodes {
         let (node, heard) = (Arc::clone(node), heard.clone());
-        let holder = request.holder.map(|holder| node.token(holder));
+        let holder = request.holder.map(|holder| node.holder_id(holder));
         let request = Wait { holder, ..request.clone() };
         let answers = answers.clone();
         listeners.spawn(async move {

@@ -13,9 +13,9 @@ macro_rules! compose {
             compose!($dir; "common", "check", $publish),
             // All acquires of a call share these: see `acquire.lua`.
             "local ttl, count, block, retention, now, newest\n",
-            "local function acquire(lock, fence, token)\n",
+            "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire"),
-            "end\nlocal function release(lock, token)\n",
+            "end\nlocal function release(lock, holder)\n",
             compose!($dir; "release", "wake"),
             "end\n",
             compose!($dir; "batch"),

@@ -1,6 +1,6 @@
 //! Keeps leases on a Redis server, or on a fleet of them, in the layout of Redisson's `RLock`.
 //!
-//! The key (prefix + name) is a hash of one field, token -> hold count, with a time to live. Acquires
+//! The key (prefix + name) is a hash of one field, holder id -> hold count, with a time to live. Acquires
 //! and releases go through one batcher for each runtime (in a cluster, also for each slot): requests that arrive while
 //! calls are in flight wait, and leave as one call. Renewals and subscriptions have connections of their own. In a fleet
 //! each server has its own connections, and the routes choose the server.

@@ -91,7 +91,8 @@ impl RedisStore {
     async fn probe_batch(&self, acquire: &Acquire) -> Result<()> {
         let Acquire { target, holder, timeout, .. } = acquire;
         let mut batch = Batch::of(5);
-        // A later acquire of the same token, and a release of a lock that is not there, use other commands than the first.
+        // A later acquire of the same holder id, and a release of a lock that is not there, use other commands than the
+        // first.
         for count in [1, 1, 2] {
             Acquire { count, ..acquire.clone() }.write(&self.keys, &mut batch);
         }

@@ -89,15 +89,15 @@ impl Batch {
     }
 }
 
-/// The steps of a script and their tokens.
+/// The steps of a script and their holder ids.
 struct Steps {
     letters: String,
-    tokens: Tokens,
+    holders: HolderIds,
 }
 
-enum Tokens {
+enum HolderIds {
     One(Option<HolderId>),
-    /// The prefix of tokens is sent only once. That pays, because an argument costs the client several times what its
+    /// The prefix of holder ids is sent only once. That pays, because an argument costs the client several times what its
     /// bytes cost.
     Many {
         rest: String,
@@ -107,38 +107,38 @@ enum Tokens {
 
 impl Steps {
     fn of(items: usize) -> Self {
-        let tokens = match items {
-            0 | 1 => Tokens::One(None),
-            _ => Tokens::Many { rest: String::with_capacity(items * 12), manager: None },
+        let holders = match items {
+            0 | 1 => HolderIds::One(None),
+            _ => HolderIds::Many { rest: String::with_capacity(items * 12), manager: None },
         };
-        Self { letters: String::with_capacity(items + 2), tokens }
+        Self { letters: String::with_capacity(items + 2), holders }
     }
 
     /// Adds an item.
-    fn item(&mut self, letter: char, token: HolderId, call: &mut Call) {
-        match &mut self.tokens {
-            Tokens::One(one) => *one = Some(token),
-            Tokens::Many { rest, manager } => {
-                if *manager != Some(token.manager()) {
+    fn item(&mut self, letter: char, holder: HolderId, call: &mut Call) {
+        match &mut self.holders {
+            HolderIds::One(one) => *one = Some(holder),
+            HolderIds::Many { rest, manager } => {
+                if *manager != Some(holder.manager()) {
                     self.letters.push('M');
-                    call.show(format_args!("{}:", token.manager()));
-                    *manager = Some(token.manager());
+                    call.show(format_args!("{}:", holder.manager()));
+                    *manager = Some(holder.manager());
                 }
                 if !rest.is_empty() {
                     rest.push(',');
                 }
                 // A String takes whatever is written to it.
-                let _ = token.write_rest(rest);
+                let _ = holder.write_rest(rest);
             }
         }
         self.letters.push(letter);
     }
 
     fn finish(self, call: &mut Call) {
-        match self.tokens {
-            Tokens::One(Some(token)) => call.show(token),
-            Tokens::One(None) => call.text(""),
-            Tokens::Many { rest, .. } => call.text(&rest),
+        match self.holders {
+            HolderIds::One(Some(holder)) => call.show(holder),
+            HolderIds::One(None) => call.text(""),
+            HolderIds::Many { rest, .. } => call.text(&rest),
         }
         call.text(&self.letters);
     }
@@ -391,7 +391,7 @@ mod tests {
         let all = [first.clone(), second, other.clone(), in_attempt];
         assert_eq!(said(&all[..2]), [&one, "7,8", "SMAA"]);
         assert_eq!(said(&all), [&one, &two, &one, "7,8,9,8.3", "SMAAMAMA"]);
-        // A single token is sent in full.
+        // A single holder id is sent in full.
         assert_eq!(said(&all[..1]), [&first.holder.to_string(), "SA"]);
         let items = [&first, &other].map(|ask| Renewal::new(ask.target.clone(), ask.holder));
         let batch = RenewBatch::new(items.into(), first.ttl, first.timeout);

@@ -81,7 +81,7 @@ enum Word {
     Number(i64),
 }
 
-/// The usual length of the keys of an item, and of a single token.
+/// The usual length of the keys of an item, and of a single holder id.
 const ITEM_SIZE: usize = 160;
 
 impl Call {
@@ -90,7 +90,7 @@ impl Call {
         Self {
             text: String::with_capacity(items * ITEM_SIZE),
             keys: Vec::with_capacity(items * 2),
-            // Settings, tokens and steps, which most calls have once.
+            // Settings, holder ids and steps, which most calls have once.
             args: Vec::with_capacity(8),
             wait: None,
             divisible: false,

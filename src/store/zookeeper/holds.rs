@@ -24,7 +24,7 @@ pub(super) struct OwnNode {
     pub(super) path: Option<String>,
     /// Whether it was found to be the first in the queue.
     pub(super) granted: bool,
-    /// Whether there may be nodes with its token besides `path`.
+    /// Whether there may be nodes with its holder id besides `path`.
     pub(super) doubtful: bool,
     pub(super) fence: Option<u64>,
     pub(super) expires: Instant,
@@ -68,14 +68,14 @@ impl Holds {
         Self { clock, rest: longest / PASSES, entries, earlier: Notify::new() }
     }
 
-    pub(super) fn find(&self, name: &Name, token: HolderId) -> Option<OwnNode> {
-        self.entries.lock().own.get(&(name.clone(), token)).cloned()
+    pub(super) fn find(&self, name: &Name, holder: HolderId) -> Option<OwnNode> {
+        self.entries.lock().own.get(&(name.clone(), holder)).cloned()
     }
 
-    pub(super) fn put(&self, name: &Name, token: HolderId, own: OwnNode) {
+    pub(super) fn put(&self, name: &Name, holder: HolderId, own: OwnNode) {
         let mut entries = self.entries.lock();
         let earlier = entries.hasten(own.expires);
-        entries.own.insert((name.clone(), token), own);
+        entries.own.insert((name.clone(), holder), own);
         drop(entries);
         if earlier {
             self.earlier.notify_one();
@@ -86,11 +86,11 @@ impl Holds {
     pub(super) fn change(
         &self,
         name: &Name,
-        token: HolderId,
+        holder: HolderId,
         change: impl FnOnce(&mut OwnNode),
     ) -> bool {
         let mut entries = self.entries.lock();
-        let Some(entry) = entries.own.get_mut(&(name.clone(), token)) else { return false };
+        let Some(entry) = entries.own.get_mut(&(name.clone(), holder)) else { return false };
         change(entry);
         let expires = entry.expires;
         let earlier = entries.hasten(expires);
@@ -101,8 +101,8 @@ impl Holds {
         true
     }
 
-    pub(super) fn remove(&self, name: &Name, token: HolderId) {
-        self.entries.lock().own.remove(&(name.clone(), token));
+    pub(super) fn remove(&self, name: &Name, holder: HolderId) {
+        self.entries.lock().own.remove(&(name.clone(), holder));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -118,12 +118,12 @@ impl Holds {
     pub(super) async fn expire(&self, names: &Names) {
         loop {
             let now = self.clock.now();
-            for ((name, token), own) in self.take_expired(now) {
+            for ((name, holder), own) in self.take_expired(now) {
                 let directory = names.lock(&name);
                 trace::later(Level::DEBUG, || {
                     move || tracing::debug!(name = name.as_str(), "not renewed; deleted")
                 });
-                tokio::spawn(async move { delete_node(&own, &directory, token).await });
+                tokio::spawn(async move { delete_node(&own, &directory, holder).await });
             }
             self.clock.sleep_until(now + self.rest).await;
             loop {
@@ -153,13 +153,13 @@ impl Holds {
     }
 }
 
-async fn delete_node(own: &OwnNode, directory: &str, token: HolderId) {
+async fn delete_node(own: &OwnNode, directory: &str, holder: HolderId) {
     let delete = || async move {
         if let Some(path) = &own.path {
             own.session.delete(path).await?;
         }
         if own.doubtful {
-            own.session.sweep(directory, NodeOwner::Acquire(token)).await?;
+            own.session.sweep(directory, NodeOwner::Acquire(holder)).await?;
         }
         Ok(())
     };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <chroot>/leasehold/locks/<name, percent-encoded>/   a container node, which the servers delete when empty
-//!     h~<token>~<sequence>                            of an acquire; data: token and hold count
+//!     h~<holder id>~<sequence>                        of an acquire; data: holder id and hold count
 //!     w~<uuid>~<sequence>                             of a waiter; data empty until it holds
 //! <chroot>/leasehold/sessions/<uuid>                  written to keep a session proven
 //! ```
@@ -74,7 +74,7 @@ impl NodeOwner {
 
     fn part(self) -> String {
         match self {
-            Self::Acquire(token) => format!("h~{token}~"),
+            Self::Acquire(holder) => format!("h~{holder}~"),
             Self::Waiter(id) => format!("w~{}~", id.as_hyphenated()),
         }
     }
@@ -144,14 +144,14 @@ impl Queue {
 }
 
 /// Returns the data of a holder's node.
-pub(super) fn record(token: HolderId, count: u32) -> String {
-    format!("{token} {count}")
+pub(super) fn record(holder: HolderId, count: u32) -> String {
+    format!("{holder} {count}")
 }
 
 /// Parses the holder id and hold count in the data of a node; `None` for a waiter.
 pub(super) fn parse_record(data: &[u8]) -> Option<(String, u64)> {
-    let (token, count) = std::str::from_utf8(data).ok()?.split_once(' ')?;
-    Some((token.to_owned(), count.parse().ok()?))
+    let (holder, count) = std::str::from_utf8(data).ok()?.split_once(' ')?;
+    Some((holder.to_owned(), count.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -172,17 +172,17 @@ mod tests {
 
     #[test]
     fn node_name_has_its_owner() {
-        let token = HolderId::new(Uuid::nil(), 7);
+        let holder = HolderId::new(Uuid::nil(), 7);
         let path = |owner: NodeOwner| owner.path("/locks/job");
-        assert_eq!(path(NodeOwner::Acquire(token)), format!("/locks/job/h~{token}~"));
+        assert_eq!(path(NodeOwner::Acquire(holder)), format!("/locks/job/h~{holder}~"));
         assert_eq!(path(NodeOwner::Waiter(Uuid::nil())), format!("/locks/job/w~{}~", Uuid::nil()));
     }
 
     #[test]
     fn queue_is_in_the_order_of_the_numbers_also_past_the_last() {
-        let token = HolderId::new(Uuid::nil(), 7);
+        let holder = HolderId::new(Uuid::nil(), 7);
         let name = |owner: NodeOwner, sequence: &str| format!("{}{sequence}", owner.part());
-        let (holder, waiter) = (NodeOwner::Acquire(token), NodeOwner::Waiter(Uuid::nil()));
+        let (holder, waiter) = (NodeOwner::Acquire(holder), NodeOwner::Waiter(Uuid::nil()));
         let children = vec![
             name(waiter, "-2147483648"),
             name(holder, "2147483646"),
@@ -218,9 +218,9 @@ mod tests {
 
     #[test]
     fn record_is_read_as_it_was_written() {
-        let token = HolderId::new(Uuid::nil(), 7);
-        let text = record(token, 3);
-        assert_eq!(parse_record(text.as_bytes()), Some((token.to_string(), 3)));
+        let holder = HolderId::new(Uuid::nil(), 7);
+        let text = record(holder, 3);
+        assert_eq!(parse_record(text.as_bytes()), Some((holder.to_string(), 3)));
         assert_eq!(parse_record(b""), None);
     }
 }

@@ -10,7 +10,7 @@
 //! 3. **A hold belongs to one session.** When that is over the hold is gone, whatever the next session finds.
 //! 4. **A refused acquire leaves at once.** An acquire that finds itself behind another node deletes its own. Only a
 //!    subscription ([`Waiter`]) keeps a node in the queue, and the next acquire of this process takes that over.
-//! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the token written to the node.
+//! 5. **A grant is a write that the ensemble has confirmed**: the creation, or the holder id written to the node.
 //! 6. **No grant beside a node of another kind**, as far as a list shows that was requested with that write, or at most
 //!    [`RECENT`] before it. A node that comes later changes nothing about a hold.
 
@@ -106,22 +106,22 @@ impl Recipe {
 
     /// Deletes the node, or writes a lower hold count. Returns whether the node existed.
     async fn delete_or_lower(&self, session: &Arc<Session>, request: &Release) -> Result<bool> {
-        let Release { target, holder: token, count, .. } = request;
+        let Release { target, holder, count, .. } = request;
         let name = &target.name;
-        let own = self.holds.find(name, *token).filter(|own| !own.session.is_over());
+        let own = self.holds.find(name, *holder).filter(|own| !own.session.is_over());
         let Some(own) = own else {
-            self.holds.remove(name, *token);
+            self.holds.remove(name, *holder);
             // There should be no node that this process does not know; make sure.
             let sweep = *count == 0;
-            return if sweep { self.sweep(session, name, *token).await } else { Ok(false) };
+            return if sweep { self.sweep(session, name, *holder).await } else { Ok(false) };
         };
         let mut there = false;
         if *count > 0 {
             if let (Some(path), true) = (&own.path, own.granted) {
-                there = own.session.write(path, &record(*token, *count)).await?;
+                there = own.session.write(path, &record(*holder, *count)).await?;
             }
             if !there {
-                self.holds.remove(name, *token);
+                self.holds.remove(name, *holder);
             }
             return Ok(there);
         }
@@ -130,16 +130,16 @@ impl Recipe {
         }
         if own.doubtful {
             // If this is refused halfway, the node above stays deleted.
-            let swept = self.sweep(&own.session, name, *token).await;
+            let swept = self.sweep(&own.session, name, *holder).await;
             there |= swept.map_err(|error| error.with_fate(Fate::Unknown))?;
         }
         own.session.directories.mark_unused(&self.names.lock(name));
-        self.holds.remove(name, *token);
+        self.holds.remove(name, *holder);
         Ok(there)
     }
 
-    async fn sweep(&self, session: &Session, name: &Name, token: HolderId) -> Result<bool> {
-        session.sweep(&self.names.lock(name), NodeOwner::Acquire(token)).await
+    async fn sweep(&self, session: &Session, name: &Name, holder: HolderId) -> Result<bool> {
+        session.sweep(&self.names.lock(name), NodeOwner::Acquire(holder)).await
     }
 
     pub(super) async fn inspect(&self, name: &Name) -> Result<Inspection> {
@@ -189,22 +189,22 @@ struct AcquireAttempt<'a> {
 
 impl AcquireAttempt<'_> {
     async fn run(self) -> Result<Acquired> {
-        let Acquire { target, holder: token, count, .. } = self.request;
+        let Acquire { target, holder, count, .. } = self.request;
         let name = &target.name;
         let holds = &self.recipe.holds;
-        let mut own = holds.find(name, *token);
+        let mut own = holds.find(name, *holder);
         if own.take_if(|own| own.session.is_over()).is_some() {
-            holds.remove(name, *token);
+            holds.remove(name, *holder);
         }
         if let Some(own) = &own
             && own.granted
         {
             if let Some(path) = &own.path
-                && self.session.write(path, &record(*token, *count)).await?
+                && self.session.write(path, &record(*holder, *count)).await?
             {
                 return self.granted(own.clone());
             }
-            holds.remove(name, *token);
+            holds.remove(name, *holder);
         }
         if *count > 1 {
             return Ok(Acquired::NotYours(self.recipe.absence(name).await));
@@ -235,14 +235,14 @@ impl AcquireAttempt<'_> {
     }
 
     fn granted(&self, own: OwnNode) -> Result<Acquired> {
-        let Acquire { target, holder: token, ttl, .. } = self.request;
+        let Acquire { target, holder, ttl, .. } = self.request;
         let name = &target.name;
         if own.session.is_over() {
             return Err(no_session());
         }
         let (sent, fence) = (own.session.confirmed(self.asked), own.fence);
         let expires = self.recipe.clock.now() + *ttl;
-        let known = self.recipe.holds.change(name, *token, |entry| {
+        let known = self.recipe.holds.change(name, *holder, |entry| {
             *entry = OwnNode { granted: true, expires, ..own };
         });
         // Without an entry, this took so long that the entry has expired and its node is deleted.
@@ -264,9 +264,9 @@ impl AcquireAttempt<'_> {
     /// Takes over the node of a waiter of this process that is the first in the queue: it becomes the node of the hold.
     ///
     /// With a new node, the hold would be behind its own waiter forever. The waiter's node cannot be that of the hold from
-    /// the start, with the token that subscribed: a waiter that goes on after a grant that came too late has another one.
+    /// the start, with the holder id that subscribed: a waiter that goes on after a grant that came too late has another one.
     async fn take_over_waiter(&self) -> Result<Option<Acquired>> {
-        let Acquire { target, holder: token, count, .. } = self.request;
+        let Acquire { target, holder, count, .. } = self.request;
         let name = &target.name;
         let taken = {
             let waiters = self.recipe.waiters.lock();
@@ -279,8 +279,8 @@ impl AcquireAttempt<'_> {
         }
         let own =
             OwnNode { session: node.session, ..self.own(Some(node.path.clone()), node.czxid) };
-        self.recipe.holds.put(name, *token, own.clone());
-        let (directory, data) = (self.directory(), record(*token, *count));
+        self.recipe.holds.put(name, *holder, own.clone());
+        let (directory, data) = (self.directory(), record(*holder, *count));
         let recent = self.recipe.clock.now().saturating_duration_since(listed) <= RECENT;
         let write = own.session.write(&node.path, &data);
         // A node of another kind may have come since the list. Both are sent together.
@@ -294,23 +294,23 @@ impl AcquireAttempt<'_> {
                 None => self.granted(own).map(Some),
             };
         }
-        self.recipe.holds.remove(name, *token);
+        self.recipe.holds.remove(name, *holder);
         waiter.requeue();
         Ok(None)
     }
 
     async fn create(&self, directory: &str) -> Result<Acquired> {
-        let Acquire { target, holder: token, count, .. } = self.request;
+        let Acquire { target, holder, count, .. } = self.request;
         let name = &target.name;
         let holds = &self.recipe.holds;
-        holds.put(name, *token, OwnNode { doubtful: true, ..self.own(None, 0) });
-        let data = record(*token, *count);
+        holds.put(name, *holder, OwnNode { doubtful: true, ..self.own(None, 0) });
+        let data = record(*holder, *count);
         let create = self.session.enqueue(directory, self.owner(), &data);
         // Both are sent together. If the directory was missing, the list is requested again below.
         let (created, queue) = tokio::join!(biased; create, self.session.children(directory));
         let (path, czxid) = created?;
         let own = self.own(Some(path), czxid);
-        holds.change(name, *token, |entry| *entry = own.clone());
+        holds.change(name, *holder, |entry| *entry = own.clone());
         let mut queue = queue?;
         if position(&queue.own, &own).is_none() {
             queue = self.session.children(directory).await?;
@@ -318,7 +318,7 @@ impl AcquireAttempt<'_> {
         self.decide(own, &queue).await
     }
 
-    /// Acquires with the same token again, after an answer was lost.
+    /// Acquires with the same holder id again, after an answer was lost.
     async fn retry(&self, mut own: OwnNode) -> Result<Acquired> {
         let directory = self.directory();
         let queue = self.session.synced_children(&directory).await?;
@@ -334,7 +334,7 @@ impl AcquireAttempt<'_> {
             };
             own = OwnNode { doubtful: true, ..self.own(Some(path), czxid) };
         } else if let (Some(path), Some(_)) = (&own.path, position(&queue.own, &own)) {
-            // A node that was taken over may not have its token yet.
+            // A node that was taken over may not have its holder id yet.
             self.session.write(path, &record(self.request.holder, self.request.count)).await?;
         }
         self.decide(own, &queue).await
@@ -342,7 +342,7 @@ impl AcquireAttempt<'_> {
 
     /// Grants if the node is the first in the queue and there are no nodes of another kind, and otherwise deletes it.
     async fn decide(&self, own: OwnNode, queue: &Queue) -> Result<Acquired> {
-        let Acquire { target, holder: token, .. } = self.request;
+        let Acquire { target, holder, .. } = self.request;
         let name = &target.name;
         if queue.alone().is_ok_and(|queue| position(queue, &own) == Some(0)) {
             return self.granted(own);
@@ -351,9 +351,9 @@ impl AcquireAttempt<'_> {
             own.session.delete(path).await?;
         }
         if own.doubtful {
-            self.recipe.sweep(&own.session, name, *token).await?;
+            self.recipe.sweep(&own.session, name, *holder).await?;
         }
-        self.recipe.holds.remove(name, *token);
+        self.recipe.holds.remove(name, *holder);
         self.refused(queue)
     }
 

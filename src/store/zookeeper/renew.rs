@@ -64,15 +64,15 @@ impl Recipe {
         until: Instant,
     ) -> Vec<Result<Option<Absence>>> {
         let extended = batch.iter().zip(own).zip(there).map(|((renewal, own), there)| {
-            let (name, token) = (&renewal.target.name, renewal.holder);
+            let (name, holder) = (&renewal.target.name, renewal.holder);
             if there? && own.as_ref().is_some_and(|own| !own.session.is_over()) {
                 self.check_ttl(ttl)?;
                 let expires = self.clock.now() + ttl;
-                if self.holds.change(name, token, |own| own.expires = expires) {
+                if self.holds.change(name, holder, |own| own.expires = expires) {
                     return Ok(true);
                 }
             }
-            self.holds.remove(name, token);
+            self.holds.remove(name, holder);
             Ok(false)
         });
         let extended: Vec<Result<bool>> = extended.collect();

@@ -1,10 +1,10 @@
--- Acquires a lock, re-enters it, or grants it again to the token that has it.
+-- Acquires a lock, re-enters it, or grants it again to the holder that has it.
 --
 -- The body of a function of `batch.lua`, and the end of `acquire_alone.lua`. Both define its arguments: lock, a hash of one
--- field: token -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); token; ttl in ms;
--- count, the new hold count; block, the number of fencing tokens to reserve; retention, the time in ms to remember the
--- last of them (0: forever) once the clock has passed it; up to a hundredth less, and forever if the key has no time to
--- live. Both also define two values that all acquires of a call share: now, the server's time in microseconds; and
+-- field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
+-- id; ttl in ms; count, the new hold count; block, the number of fencing tokens to reserve; retention, the time in ms to
+-- remember the last of them (0: forever) once the clock has passed it; up to a hundredth less, and forever if the key has
+-- no time to live. Both also define two values that all acquires of a call share: now, the server's time in microseconds; and
 -- newest, as text, the last fencing token of a block that begins there.
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
@@ -12,7 +12,7 @@
 --        -3 or less                          held: -4 less the holder's time to live in ms, or -3 without one
 --        an error                            WRONGTYPE, also for a read-write lock, which can have several holders
 --
--- Twice is harmless: count and time to live are absolute. The second run finds its own token and reads the fencing
+-- Twice is harmless: count and time to live are absolute. The second run finds its own holder id and reads the fencing
 -- token that the first has reserved.
 
 doing = 'PTTL'
@@ -28,7 +28,7 @@ else
     -- Redisson grants a read-write lock over a lock, which then has other holders, too.
     error(refusal(READ_WRITE))
   end
-  if call('HEXISTS', lock, token) == 0 then
+  if call('HEXISTS', lock, holder) == 0 then
     if count ~= '1' then
       return -2
     end
@@ -101,7 +101,7 @@ end
 
 if free then
   doing = 'HSET'
-  call('HSET', lock, token, count)
+  call('HSET', lock, holder, count)
   doing = 'PEXPIRE'
   local expires = try('PEXPIRE', lock, ttl)
   if expires ~= 1 then
@@ -111,7 +111,7 @@ if free then
   end
 else
   -- Redis refuses it when memory is short. The count is only a record; the process has the true one.
-  try('HSET', lock, token, count)
+  try('HSET', lock, holder, count)
   doing = 'PEXPIRE'
   call('PEXPIRE', lock, ttl)
 end

@@ -1,14 +1,14 @@
 -- Acquires a lock for a request that is alone in its call: the machinery of `batch.lua` costs more than the commands. Only
 -- for an outermost acquire. `acquire.lua` follows.
 --
--- KEYS   lock    hash of one field: token -> hold count
+-- KEYS   lock    hash of one field: holder id -> hold count
 --        fence   string: the last reserved fencing token; only if a block is requested
--- ARGV   token, ttl in ms; if there is a fence: block and retention
+-- ARGV   holder id, ttl in ms; if there is a fence: block and retention
 -- Reply  the reply of `acquire.lua`
 --
 -- Twice is harmless, because `acquire.lua` is.
 
-local lock, fence, token, count, now, newest = KEYS[1], KEYS[2], ARGV[1], '1', nil, nil
+local lock, fence, holder, count, now, newest = KEYS[1], KEYS[2], ARGV[1], '1', nil, nil
 local ttl, block, retention = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local number, kept = tonumber(ttl), tonumber(retention)
 if not (number and number % 1 == 0 and number >= 1 and number <= LONGEST_TTL)

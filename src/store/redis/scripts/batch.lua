@@ -1,10 +1,10 @@
 -- Runs acquires and releases that were waiting for the same connection, each on its own.
 --
 -- KEYS   the keys of the items, in their order
--- ARGV   the arguments of the steps, in their order; the tokens without their prefix, separated by commas;
+-- ARGV   the arguments of the steps, in their order; the holder ids without their prefix, separated by commas;
 --        then the steps, a letter for each:
 --        S  set the common arguments of the acquires that follow; no item   ttl, count, block, retention
---        M  set the prefix of the tokens that follow; no item               prefix
+--        M  set the prefix of the holder ids that follow; no item           prefix
 --        A  acquire without a fencing token
 --        F  acquire with one
 --        R  release
@@ -31,15 +31,15 @@ local function set(new_ttl, new_count, new_block, new_retention)
 end
 
 -- Lowers the hold count of a lock.
-local function lower(lock, token, remains)
+local function lower(lock, holder, remains)
   whole(remains, 1, LONGEST_COUNT)
   doing = 'HEXISTS'
-  if call('HEXISTS', lock, token) == 0 then
+  if call('HEXISTS', lock, holder) == 0 then
     doing = 'EXISTS'
     return call('EXISTS', lock) == 0 and -1 or -2
   end
   doing = 'HSET'
-  call('HSET', lock, token, remains)
+  call('HSET', lock, holder, remains)
   return 0
 end
 
@@ -56,20 +56,20 @@ local function run()
       head = args[arg]
     else
       key, item = key + 1, item + 1
-      local token, lock, fence = head .. tail(), keys[key], nil
+      local holder, lock, fence = head .. tail(), keys[key], nil
       if step == F then
         key = key + 1
         fence = keys[key]
       end
       if step == R then
-        reply[item] = release(lock, token)
+        reply[item] = release(lock, holder)
       elseif step ~= F and step ~= A then
         arg = arg + 1
-        reply[item] = lower(lock, token, args[arg])
+        reply[item] = lower(lock, holder, args[arg])
       elseif unset then
         error(unset, 0)
       else
-        reply[item] = acquire(lock, fence, token)
+        reply[item] = acquire(lock, fence, holder)
       end
     end
   end

@@ -1,15 +1,15 @@
 -- Releases a lock. `wake.lua` follows and wakes waiters. The body of a function of `batch.lua`, and the end of
--- `release_alone.lua`. Both define its arguments: lock, a hash of one field: token -> hold count; token.
+-- `release_alone.lua`. Both define its arguments: lock, a hash of one field: holder id -> hold count; holder, the id.
 --
 -- Reply  the number of subscribers that were woken   released
 --        -3                     released, but the server refused to wake waiters
 --        -1 or -2               gone, or taken
 --
--- Twice is harmless: after the first run the token is not there, and is never used again.
+-- Twice is harmless: after the first run the holder id is not there, and is never used again.
 
 -- The key goes with its last field.
 doing = 'HDEL'
-if call('HDEL', lock, token) == 0 then
+if call('HDEL', lock, holder) == 0 then
   doing = 'EXISTS'
   return call('EXISTS', lock) == 0 and -1 or -2
 end

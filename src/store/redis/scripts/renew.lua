@@ -1,10 +1,10 @@
--- Extends many locks that are still held by their tokens.
+-- Extends many locks that are still held by their holders.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens once the clock has passed them; the arguments of the
---        steps, in their order; the tokens without their prefix, separated by commas; then the steps, a letter
+--        steps, in their order; the holder ids without their prefix, separated by commas; then the steps, a letter
 --        for each:
---        M  set the prefix of the tokens that follow; no item    prefix
+--        M  set the prefix of the holder ids that follow; no item    prefix
 --        F  renew, and remember the fencing token for longer
 --        L  renew
 -- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; or the text of an error
@@ -38,13 +38,13 @@ local function run()
         fence = keys[key]
       end
       doing = 'HEXISTS'
-      local token = head .. tail()
-      if call('HEXISTS', lock, token) == 1 then
+      local holder = head .. tail()
+      if call('HEXISTS', lock, holder) == 1 then
         if call('HEXISTS', lock, 'mode') == 1 then
           -- Redisson grants a read-write lock over a lock. It is left to Redisson: with a field of ours in it, a
           -- writer's last unlock would wake no waiter.
           doing = 'HDEL'
-          call('HDEL', lock, token)
+          call('HDEL', lock, holder)
           error(refusal(READ_WRITE))
         end
         doing = 'PEXPIRE'

@@ -66,8 +66,9 @@ pub(super) static AGE: Script = script!(; "age");
 #[derive(Debug, Default)]
 pub(super) struct Call {
     text: String,
-    keys: Vec<Word>,
-    args: Vec<Word>,
+    /// The keys and then the arguments.
+    words: Vec<Word>,
+    keys: usize,
     /// The replicas that must confirm it. The reply ends with the number of those that did.
     pub(super) wait: Option<Replicas>,
     /// Whether the caller retries with fewer keys if they are on two servers for a while.
@@ -76,7 +77,7 @@ pub(super) struct Call {
 
 #[derive(Debug)]
 enum Word {
-    /// The keys and arguments, as parts of the buffer.
+    /// A part of the buffer.
     Text(Range<usize>),
     Number(i64),
 }
@@ -89,9 +90,9 @@ impl Call {
     pub(super) fn of(items: usize) -> Self {
         Self {
             text: String::with_capacity(items * ITEM_SIZE),
-            keys: Vec::with_capacity(items * 2),
-            // Settings, holder ids and steps, which most calls have once.
-            args: Vec::with_capacity(8),
+            // Two keys for each item; and settings, holder ids and steps, which most calls have once.
+            words: Vec::with_capacity(items * 2 + 6),
+            keys: 0,
             wait: None,
             divisible: false,
         }
@@ -99,23 +100,25 @@ impl Call {
 
     pub(super) fn key(&mut self, parts: &[&str]) {
         let word = self.word(|text| text.extend(parts.iter().copied()));
-        self.keys.push(word);
+        // Few arguments are there before the last key.
+        self.words.insert(self.keys, word);
+        self.keys += 1;
     }
 
     pub(super) fn text(&mut self, text: &str) {
         let word = self.word(|buffer| buffer.push_str(text));
-        self.args.push(word);
+        self.words.push(word);
     }
 
     pub(super) fn show(&mut self, shown: impl Display) {
         // A String takes whatever is written to it.
         let word = self.word(|buffer| _ = write!(buffer, "{shown}"));
-        self.args.push(word);
+        self.words.push(word);
     }
 
     pub(super) fn number(&mut self, number: u64) {
         // fred has no unsigned integers; none of ours reaches 2^63.
-        self.args.push(Word::Number(i64::try_from(number).unwrap_or(i64::MAX)));
+        self.words.push(Word::Number(i64::try_from(number).unwrap_or(i64::MAX)));
     }
 
     fn word(&mut self, write: impl FnOnce(&mut String)) -> Word {
@@ -123,33 +126,19 @@ impl Call {
         write(&mut self.text);
         Word::Text(start..self.text.len())
     }
-}
 
-/// Returns all words of a command.
-fn words(head: &'static str, text: &Bytes, keys: &[Word], args: &[Word]) -> Vec<Value> {
-    let mut words = Vec::with_capacity(2 + keys.len() + args.len());
-    words.push(Value::from_static_str(head));
-    words.push(Value::Integer(keys.len() as i64));
-    words.extend(keys.iter().chain(args).map(|word| match word {
-        Word::Text(range) => Value::Bytes(text.slice(range.clone())),
-        Word::Number(number) => Value::Integer(*number),
-    }));
-    words
-}
-
-impl Call {
     /// Finishes the call, so that it can be sent, also more than once.
     pub(super) fn finish(self) -> Ready {
-        let Self { text, keys, args, wait, divisible } = self;
-        Ready { text: Bytes::from(text), keys, args, wait, divisible }
+        let Self { text, words, keys, wait, divisible } = self;
+        Ready { text: Bytes::from(text), words, keys, wait, divisible }
     }
 }
 
 /// A finished call.
 pub(super) struct Ready {
     text: Bytes,
-    keys: Vec<Word>,
-    args: Vec<Word>,
+    words: Vec<Word>,
+    keys: usize,
     wait: Option<Replicas>,
     pub(super) divisible: bool,
 }
@@ -157,10 +146,22 @@ pub(super) struct Ready {
 impl Ready {
     /// Returns the cluster slot of its keys.
     pub(super) fn slot(&self) -> u16 {
-        match self.keys.first() {
+        match self.words[..self.keys].first() {
             Some(Word::Text(range)) => slot(&self.text[range.clone()]),
             _ => 0,
         }
+    }
+
+    /// Returns the words of a command that calls the script.
+    fn calling(&self, script: &'static str) -> Vec<Value> {
+        let mut words = Vec::with_capacity(2 + self.words.len());
+        words.push(Value::from_static_str(script));
+        words.push(Value::Integer(self.keys as i64));
+        words.extend(self.words.iter().map(|word| match word {
+            Word::Text(range) => Value::Bytes(self.text.slice(range.clone())),
+            Word::Number(number) => Value::Integer(*number),
+        }));
+        words
     }
 }
 
@@ -172,7 +173,7 @@ impl Ready {
             Word::Text(range) => String::from_utf8_lossy(&self.text[range.clone()]).into_owned(),
             Word::Number(number) => number.to_string(),
         };
-        self.args.iter().map(text).collect()
+        self.words[self.keys..].iter().map(text).collect()
     }
 }
 
@@ -227,8 +228,7 @@ impl Script {
                 let _: () = pipeline.custom(asking, Vec::<Value>::new()).await?;
             }
             let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);
-            let words = words(script, &call.text, &call.keys, &call.args);
-            let _: () = pipeline.custom(command, words).await?;
+            let _: () = pipeline.custom(command, call.calling(script)).await?;
             if let Some(Replicas { count, timeout }) = call.wait {
                 let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
                 let words = vec![Value::Integer(count.into()), Value::Integer(millis)];
@@ -271,7 +271,7 @@ fn send(
     call: &Ready,
     timeout: Duration,
 ) -> impl Future<Output = Result<Vec<Element>, Failure>> {
-    let words = words(script, &call.text, &call.keys, &call.args);
+    let words = call.calling(script);
     let client = client.with_options(&options(timeout));
     async move {
         let command = CustomCommand::new_static(verb, ClusterHash::Offset(2), false);

@@ -68,7 +68,8 @@ impl Hold {
         {
             return None;
         }
-        let next = core.queue.hand_off(&self.name, inner.state.is_young(now), || {
+        let when = (now, inner.state.is_young(now));
+        let next = core.queue.hand_off(&self.name, when, || {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);

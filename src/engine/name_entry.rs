@@ -245,13 +245,19 @@ impl NameEntry {
         self.members.all().iter().any(|member| member.is_overdue(now))
     }
 
-    /// Offers turns to waiters in FIFO order, up to the first that may not ask. Returns the waiters
-    /// to wake.
-    pub(super) fn advance(&mut self, numbers: &mut u64, due: Instant) -> Vec<oneshot::Sender<()>> {
+    /// Offers turns to waiters in FIFO order, up to the first that may not ask. It passes over those
+    /// that have not checked in since `since`, unless none has. Returns the waiters to wake.
+    pub(super) fn advance(
+        &mut self,
+        numbers: &mut u64,
+        (since, due): (Instant, Instant),
+    ) -> Vec<oneshot::Sender<()>> {
         let mut woken = Vec::new();
         let Some(rivals) = self.rivals.as_deref_mut() else { return woken };
+        let polled = rivals.waiters.values().any(|waiter| waiter.checked_in >= since);
         for (ticket, waiter) in &mut rivals.waiters {
-            if rivals.offers.contains_key(ticket) {
+            let passed_over = polled && waiter.checked_in < since;
+            if passed_over || rivals.offers.contains_key(ticket) {
                 continue;
             }
             if !self.members.may_ask(waiter.mode) {
@@ -307,10 +313,11 @@ impl NameEntry {
         Removed { _waiters: waiters, ..removed }
     }
 
-    /// Returns the ticket of the first waiter, if the only hold can be handed off to it.
-    pub(super) fn handoff_target(&self) -> Option<u64> {
+    /// Returns the ticket of the first waiter that has checked in since `since`, if the only hold can be handed off to it.
+    pub(super) fn handoff_target(&self, since: Instant) -> Option<u64> {
         let [member] = self.members.all() else { return None };
-        let (ticket, waiter) = self.rivals()?.waiters.first_key_value()?;
+        let mut waiters = self.rivals()?.waiters.iter();
+        let (ticket, waiter) = waiters.find(|(_, waiter)| waiter.checked_in >= since)?;
         (can_hand_off(member.mode) && waiter.mode == member.mode).then_some(*ticket)
     }
 }

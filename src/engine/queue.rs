@@ -62,9 +62,9 @@ impl QueueState {
 
     /// Admits the waiters that may ask now, and removes an entry without members. Returns the waiters
     /// to wake.
-    fn advance(&mut self, name: &Name, due: Instant) -> Vec<oneshot::Sender<()>> {
+    fn advance(&mut self, name: &Name, times: (Instant, Instant)) -> Vec<oneshot::Sender<()>> {
         let Some(entry) = self.names.get_mut(name) else { return Vec::new() };
-        let woken = entry.advance(&mut self.numbers, due);
+        let woken = entry.advance(&mut self.numbers, times);
         if entry.members.all().is_empty() {
             self.names.remove(name);
         }
@@ -110,18 +110,20 @@ impl Queue {
         }
     }
 
-    /// Installs the hold of `next` and offers it to the first waiter, if there is one. Returns what
-    /// wakes that waiter. While waiters elsewhere listen and the chain of hand-offs is not `early`
-    /// any more, only a waiter that was queued when the store granted the name gets the offer.
+    /// Installs the hold of `next` and offers it to the first waiter that is polled, if there is one.
+    /// Returns what wakes that waiter. While waiters elsewhere listen and the chain of hand-offs is
+    /// not `early` any more, only a waiter that was queued when the store granted the name gets the
+    /// offer.
     pub(crate) fn hand_off(
         &self,
         name: &Name,
-        early: bool,
+        (now, early): (Instant, bool),
         next: impl FnOnce() -> (Arc<Hold>, HandedOff),
     ) -> Option<(Option<oneshot::Sender<()>>, Arc<Hold>)> {
+        let since = self.checked_in_since(now);
         let mut state = self.lock();
         let entry = state.names.get_mut(name)?;
-        let ticket = entry.handoff_target()?;
+        let ticket = entry.handoff_target(since)?;
         let rivals = entry.rivals_mut()?;
         if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;
@@ -240,11 +242,17 @@ impl Queue {
         Instant::ZERO + now.saturating_duration_since(Instant::ZERO + self.patience)
     }
 
+    /// Returns the time since which a waiter that is polled has checked in, and the time by which it takes up an offer
+    /// that is made now.
+    pub(super) fn times(&self, now: Instant) -> (Instant, Instant) {
+        (self.checked_in_since(now), now + self.attempt)
+    }
+
     /// Reclaims turns from futures that are not polled.
     pub(super) fn reclaim(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
         let since = self.checked_in_since(now);
         let removed = state.names.get_mut(name).map(|entry| entry.reclaim(now, since));
-        let woken = state.advance(name, now + self.attempt);
+        let woken = state.advance(name, self.times(now));
         Ended { woken, _removed: removed.unwrap_or_default() }
     }
 }
@@ -259,7 +267,7 @@ impl Seats for Queue {
             return;
         }
         let removed = entry.remove(|member| member.number != number);
-        let woken = state.advance(name, now + self.attempt);
+        let woken = state.advance(name, self.times(now));
         drop(state);
         Ended { woken, _removed: removed }.wake_all();
     }

@@ -95,7 +95,7 @@ impl Ticket {
                 }
                 self.queued = true;
                 if entry.members.may_ask(mode) {
-                    ended.woken.extend(entry.advance(&mut state.numbers, now + queue.attempt));
+                    ended.woken.extend(entry.advance(&mut state.numbers, queue.times(now)));
                     offer = entry.rivals_or_default().offers.remove(&ticket);
                 }
             }

@@ -78,6 +78,20 @@ async fn hand_off_to_a_future_nobody_polls_goes_to_the_next_in_line() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn hand_off_passes_over_a_future_that_was_put_aside_long_ago() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.expect("free");
+    let aside = in_line(&setup.leases, 1).await.remove(0);
+    let next = next_in_line(&setup.leases).await;
+    tokio::time::sleep(T / 3).await;
+    lease.unlock().await.expect("held");
+    let (took, next) = timed(next).await;
+    assert!(took <= MOMENT, "{took:?}");
+    drop(next.expect("no panic"));
+    drop(aside.await.expect("its turn"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn turn_of_a_future_nobody_polls_goes_to_the_next_in_line() {
     let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
     let lease = setup.leases.lock("n").lock().await.expect("free");

@@ -97,7 +97,7 @@ impl Node {
         let limit = request.timeout;
         match self.load.admit(self.clock.now(), limit) {
             Some(permit) => {
-                self.ask(request, (sent, places, permit), decision, answers).await;
+                self.ask(&request, (sent, places, permit), decision, answers).await;
             }
             None => {
                 self.silent.store(true, Ordering::Relaxed);
@@ -110,17 +110,17 @@ impl Node {
     /// Acquires a name here when its turn comes, unless the decision was made by then.
     async fn ask(
         &self,
-        request: Acquire,
+        request: &Acquire,
         (sent, places, permit): (Instant, Places, Permit),
         mut decision: Decision<bool>,
         answers: Answers<Acquired>,
     ) {
-        let (name, holder, limit) = (request.target.name.clone(), request.holder, request.timeout);
+        let (name, holder, limit) = (&request.target.name, request.holder, request.timeout);
         let (ttl, until) = (request.ttl, sent + request.ttl);
         let over = |decision: &Decision<bool>| {
             decision.borrow().is_some() || decision.has_changed().is_err()
         };
-        let mut head = self.queues.head(&name).await;
+        let mut head = self.queues.head(name).await;
         if over(&decision) {
             return;
         }
@@ -160,7 +160,7 @@ impl Node {
         if let Some(call) = late
             && let Ok(verdict) = timeout(limit, call).await
         {
-            let mut head = self.queues.head(&name).await;
+            let mut head = self.queues.head(name).await;
             head.answered(holder, &verdict);
             match head.find(holder).map(|orphan| orphan.owed) {
                 Some(true) => _ = head.release(holder, limit).await,
@@ -300,7 +300,7 @@ impl Node {
         let request = Acquire::new(target, holder, ttl, limit);
         hold.places.add(self.index);
         head.sending(holder, until);
-        let verdict = head.acquire(request.clone()).await.0;
+        let verdict = head.acquire(&request).await.0;
         head.answered(holder, &verdict);
         head.keep(holder);
         trace::later(Level::DEBUG, || {

@@ -213,11 +213,11 @@ impl QueueHead {
     /// Acquires a name as [`bounded`] does.
     pub(super) async fn acquire(
         &self,
-        request: Acquire,
+        request: &Acquire,
     ) -> (Result<Acquired>, Option<StoreFuture<Acquired>>) {
         let NameQueues { store, clock, load, .. } = &*self.queues;
         load.sent(clock.now());
-        let (limit, call) = (request.timeout, store.acquire(request));
+        let (limit, call) = (request.timeout, store.acquire(request.clone()));
         let (verdict, late) = bounded(limit, call).await;
         load.answered(&verdict);
         (verdict, late)

@@ -53,11 +53,16 @@ impl Load {
         self.0.lock().refuses(now, limit)
     }
 
+    /// Returns whether the node has answered nothing for half the time limit of a request.
+    pub(super) fn is_silent(&self, now: Instant, limit: Duration) -> bool {
+        self.0.lock().is_silent(now, limit)
+    }
+
     pub(super) fn sent(&self, now: Instant) {
         self.0.lock().unanswered_since.get_or_insert(now);
     }
 
-    /// Records the verdict of a request that was [sent](Self::sent).
+    /// Records the verdict of a request, which need not be one that was [sent](Self::sent).
     pub(super) fn answered<T>(&self, verdict: &Result<T>) {
         if !verdict.as_ref().is_err_and(Error::is_unavailable) {
             self.0.lock().unanswered_since = None;
@@ -67,8 +72,12 @@ impl Load {
 
 impl State {
     fn refuses(&self, now: Instant, limit: Duration) -> bool {
+        self.open >= MOST && self.is_silent(now, limit)
+    }
+
+    fn is_silent(&self, now: Instant, limit: Duration) -> bool {
         let silent = |since| now.saturating_duration_since(since) >= limit / 2;
-        self.open >= MOST && self.unanswered_since.is_some_and(silent)
+        self.unanswered_since.is_some_and(silent)
     }
 }
 

@@ -116,7 +116,7 @@ impl Node {
         answers: Answers<Acquired>,
     ) {
         let (name, holder, limit) = (&request.target.name, request.holder, request.timeout);
-        let (ttl, until) = (request.ttl, sent + request.ttl);
+        let ttl = request.ttl;
         let over = |decision: &Decision<bool>| {
             decision.borrow().is_some() || decision.has_changed().is_err()
         };
@@ -129,7 +129,7 @@ impl Node {
             return;
         }
         let own_left = head.owes();
-        head.sending(holder, until);
+        head.sending(holder, sent, ttl);
         head.keep_open(holder, permit);
         let (verdict, late) = head.acquire(request).await;
         head.answered(holder, &verdict);
@@ -239,6 +239,9 @@ impl Node {
             item.holder = self.holder_id(holder);
         }
         let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
+        if let Ok(Renewed { verdicts, .. }) = &verdict {
+            verdicts.iter().for_each(|verdict| self.load.answered(verdict));
+        }
         let verdicts = self.renewal_votes(verdict, count, (ttl, sent, limit)).await;
         answers.send(self.index, verdicts.clone());
         let verdicts = match late {
@@ -296,10 +299,9 @@ impl Node {
         // A release that comes from here on waits behind this request.
         let Some(hold) = holds.living(holder) else { return };
         let holder = self.holder_id(hold.holder);
-        let until = self.clock.now() + ttl;
         let request = Acquire::new(target, holder, ttl, limit);
         hold.places.add(self.index);
-        head.sending(holder, until);
+        head.sending(holder, self.clock.now(), ttl);
         let verdict = head.acquire(&request).await.0;
         head.answered(holder, &verdict);
         head.keep(holder);

@@ -2,7 +2,8 @@
 
 use super::*;
 use leasehold::Fate;
-use leasehold::store::{Acquire, Acquired, HolderId, Target};
+use leasehold::store::{Acquire, Acquired, HolderId, Release, Target};
+use leasehold::testing::Call;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -133,6 +134,145 @@ async fn name_locked_again_and_again_piles_up_nothing() {
         faults[1].heal();
         sleep(2 * LIMIT).await;
         assert!(nodes.free(), "{label}: {:?}", nodes.keys());
+    }
+}
+
+/// Holds rely on all that is open at the node, so no release shows that it answers again.
+#[tokio::test(start_paused = true)]
+async fn node_of_many_holds_is_asked_again_after_a_renewal() {
+    let nodes = Nodes::new(3);
+    let (leases, faults, _) = process(&nodes).await;
+    faults[1].add(Rule::new(Fault::HoldReply));
+    let mut held = Vec::new();
+    for number in 0..1_100 {
+        held.push(leases.lock(format!("job:{number}")).lock().await.expect("two of three grant"));
+    }
+    sleep(3 * LIMIT).await;
+    faults[1].heal();
+    sleep(PERIOD).await;
+    faults[0].add(down());
+    let lease = leases.lock("job").try_lock().await.expect("two of three answer");
+    assert!(lease.is_some());
+}
+
+/// The nodes that a release did not reach are swept: the next attempt may find it done.
+#[tokio::test(start_paused = true)]
+async fn release_that_reaches_no_node_may_still_be_done() {
+    let unsent = Error::new(ErrorKind::Unavailable, "no way there").with_fate(Fate::NotExecuted);
+    let fault = Rule::new(Fault::Fail(unsent)).on(Call::Release);
+    let nodes = Nodes::new(3);
+    let (stores, faults) = nodes.handles();
+    let quorum = Quorum::new(stores).expect("enough nodes");
+    let (target, holder) = (Target::exclusive(name("job")), HolderId::new(Uuid::new_v4(), 1));
+    let verdict = quorum.acquire(Acquire::new(target.clone(), holder, T, 2 * LIMIT)).await;
+    assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+    faults.iter().for_each(|node| node.add(fault.clone()));
+    let release = Release::new(target, holder, 0, 2 * LIMIT);
+    let error = quorum.release(release).await.expect_err("no node gets it");
+    assert_eq!(error.fate(), Fate::Unknown);
+    faults.iter().for_each(Faults::heal);
+    sleep(LIMIT + MOMENT).await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
+
+    // The engine tries again, before and after the sweep.
+    let (leases, faults) = nodes.process();
+    let mut unlocks = JoinSet::new();
+    for number in 0..50 {
+        let lease = leases.lock(format!("job:{number}")).lock().await.expect("granted");
+        unlocks.spawn(lease.unlock());
+    }
+    faults.iter().for_each(|node| node.add(fault.clone()));
+    sleep(LIMIT - MOMENT).await;
+    faults.iter().for_each(Faults::heal);
+    while let Some(unlocked) = unlocks.join_next().await {
+        let lost = unlocked.expect("no panic").is_err_and(|error| error.kind() == ErrorKind::Lost);
+        assert!(!lost, "its own sweep released it");
+    }
+}
+
+/// A stopped server runs what it has received when it goes on, also long after the request.
+#[tokio::test(start_paused = true)]
+async fn acquires_that_run_after_a_long_outage_are_released() {
+    let nodes = Nodes::new(3);
+    let (leases, faults, base) = process(&nodes).await;
+    for node in &faults[..2] {
+        node.add(Rule::new(Fault::RunLate).on(Call::Acquire));
+        node.add(Rule::new(Fault::Hang).on(Call::Release));
+    }
+    leases.lock("job").try_lock().await.expect_err("one of three");
+    sleep(2 * T).await;
+    faults.iter().for_each(Faults::heal);
+    sleep(2 * LIMIT).await;
+    assert!(nodes.free(), "{:?}", nodes.keys());
+    sleep(T).await;
+    assert_eq!(tasks(), base);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_node_is_swept_by_one_request_at_a_time() {
+    const CALLS: usize = 200;
+    let nodes = Nodes::new(3);
+    let (leases, faults, _) = process(&nodes).await;
+    faults[..2].iter().for_each(|node| node.add(down()));
+    let mut calls = JoinSet::new();
+    for number in 0..CALLS {
+        let mut lock = leases.lock(format!("job:{number}"));
+        calls.spawn(async move { lock.try_lock().await.expect_err("one of three") });
+    }
+    calls.join_all().await;
+    settle().await;
+    let before = faults[0].calls(Call::Release);
+    for round in 1..4 {
+        sleep(LIMIT).await;
+        assert_eq!(faults[0].calls(Call::Release), before + round);
+    }
+    // Many at once, when it answers.
+    faults[0].heal();
+    faults[0].add(Rule::new(Fault::Delay(Duration::from_millis(10))));
+    sleep(LIMIT + Duration::from_millis(100)).await;
+    assert_eq!(faults[0].calls(Call::Release), before + 3 + CALLS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_that_is_never_answered_keeps_no_other_from_the_sweep() {
+    // The order of the names is random.
+    for _ in 0..10 {
+        let nodes = Nodes::new(3);
+        let (leases, faults) = nodes.process();
+        let held = [leases.lock("bad").lock().await, leases.lock("good").lock().await];
+        faults[0].add(down());
+        for lease in held {
+            lease.expect("granted").unlock().await.expect("two of three release");
+        }
+        settle().await;
+        faults[0].heal();
+        faults[0].add(Rule::new(Fault::Hang).on(Call::Release).name("bad"));
+        sleep(5 * LIMIT).await;
+        assert_eq!(nodes.keys(), [1, 0, 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_tries_once_more_to_release_what_is_owed() {
+    for answers in [true, false] {
+        let nodes = Nodes::new(3);
+        let (stores, faults) = nodes.handles();
+        let quorum = Quorum::new(stores).expect("enough nodes");
+        let (target, holder) = (Target::exclusive(name("job")), HolderId::new(Uuid::new_v4(), 1));
+        let verdict = quorum.acquire(Acquire::new(target.clone(), holder, T, 2 * LIMIT)).await;
+        assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
+        faults[0].add(down());
+        quorum.release(Release::new(target, holder, 0, 2 * LIMIT)).await.expect("two of three");
+        settle().await;
+        assert_eq!(nodes.keys(), [1, 0, 0]);
+        let before = faults[0].calls(Call::Release);
+        if answers {
+            faults[0].heal();
+        }
+        let (time, ()) = timed(quorum.close(T)).await;
+        assert_eq!(time, Duration::ZERO);
+        assert_eq!(faults[0].calls(Call::Release), before + 1);
+        assert_eq!(nodes.free(), answers);
     }
 }
 

@@ -12,8 +12,8 @@ const MOST: usize = 1024;
 /// The acquires that are open at a node, and how long it has answered nothing.
 ///
 /// An acquire is open from its admission until it is known to have no effect any more, or to have the effect that a hold
-/// relies on. A node that answers nothing gets no more than [`MOST`] of them, so what this process keeps for it is bounded
-/// however long that lasts. Those that are open show when it answers again.
+/// relies on. A node that answers nothing for half the time limit of a request gets no more than [`MOST`] of them, so what
+/// this process keeps for it is bounded however long that lasts. Those that are open show when it answers again.
 #[derive(Default)]
 pub(super) struct Load(Mutex<State>);
 
@@ -48,16 +48,21 @@ impl Load {
         Some(Permit(Arc::clone(self)))
     }
 
-    /// Returns whether the node has answered nothing for the time limit of a request, with many acquires open.
+    /// Returns whether the node has answered nothing for half the time limit of a request, with many acquires open.
     pub(super) fn refuses(&self, now: Instant, limit: Duration) -> bool {
         self.0.lock().refuses(now, limit)
+    }
+
+    /// Returns whether the node has answered nothing for half the time limit of a request.
+    pub(super) fn is_silent(&self, now: Instant, limit: Duration) -> bool {
+        self.0.lock().is_silent(now, limit)
     }
 
     pub(super) fn sent(&self, now: Instant) {
         self.0.lock().unanswered_since.get_or_insert(now);
     }
 
-    /// Records the verdict of a request that was [sent](Self::sent).
+    /// Records the verdict of a request, which need not be one that was [sent](Self::sent).
     pub(super) fn answered<T>(&self, verdict: &Result<T>) {
         if !verdict.as_ref().is_err_and(Error::is_unavailable) {
             self.0.lock().unanswered_since = None;
@@ -67,8 +72,12 @@ impl Load {
 
 impl State {
     fn refuses(&self, now: Instant, limit: Duration) -> bool {
-        let silent = |since| now.saturating_duration_since(since) >= limit;
-        self.open >= MOST && self.unanswered_since.is_some_and(silent)
+        self.open >= MOST && self.is_silent(now, limit)
+    }
+
+    fn is_silent(&self, now: Instant, limit: Duration) -> bool {
+        let silent = |since| now.saturating_duration_since(since) >= limit / 2;
+        self.unanswered_since.is_some_and(silent)
     }
 }
 
@@ -91,9 +100,9 @@ mod tests {
         let admit = |now| load.admit(now, LIMIT);
         let mut open: Vec<Permit> = (0..MOST + 1).map(|_| admit(start).unwrap()).collect();
         load.sent(start);
-        load.sent(start + LIMIT / 2);
-        let later = start + LIMIT;
-        let soon = start + (LIMIT - Duration::from_nanos(1));
+        load.sent(start + LIMIT / 4);
+        let later = start + LIMIT / 2;
+        let soon = start + (LIMIT / 2 - Duration::from_nanos(1));
         assert!(admit(soon).is_some(), "it may still answer");
         assert!(admit(later).is_none());
         open.truncate(MOST - 1);

@@ -142,6 +142,8 @@ impl Inner {
         let Ok(runtime) = Handle::try_current() else { return };
         self.tasks.send_modify(|tasks| *tasks += 1);
         let guard = TaskGuard(Arc::clone(self));
+        // A future that is awaited by the block that captures it takes its space twice.
+        let work = Box::pin(work);
         runtime.spawn(async move {
             let _guard = guard;
             work.await;

@@ -97,7 +97,7 @@ impl Node {
         let limit = request.timeout;
         match self.load.admit(self.clock.now(), limit) {
             Some(permit) => {
-                self.ask(request, (sent, places, permit), decision, answers).await;
+                self.ask(&request, (sent, places, permit), decision, answers).await;
             }
             None => {
                 self.silent.store(true, Ordering::Relaxed);
@@ -110,17 +110,17 @@ impl Node {
     /// Acquires a name here when its turn comes, unless the decision was made by then.
     async fn ask(
         &self,
-        request: Acquire,
+        request: &Acquire,
         (sent, places, permit): (Instant, Places, Permit),
         mut decision: Decision<bool>,
         answers: Answers<Acquired>,
     ) {
-        let (name, holder, limit) = (request.target.name.clone(), request.holder, request.timeout);
-        let (ttl, until) = (request.ttl, sent + request.ttl);
+        let (name, holder, limit) = (&request.target.name, request.holder, request.timeout);
+        let ttl = request.ttl;
         let over = |decision: &Decision<bool>| {
             decision.borrow().is_some() || decision.has_changed().is_err()
         };
-        let mut head = self.queues.head(&name).await;
+        let mut head = self.queues.head(name).await;
         if over(&decision) {
             return;
         }
@@ -129,7 +129,7 @@ impl Node {
             return;
         }
         let own_left = head.owes();
-        head.sending(holder, until);
+        head.sending(holder, sent, ttl);
         head.keep_open(holder, permit);
         let (verdict, late) = head.acquire(request).await;
         head.answered(holder, &verdict);
@@ -160,7 +160,7 @@ impl Node {
         if let Some(call) = late
             && let Ok(verdict) = timeout(limit, call).await
         {
-            let mut head = self.queues.head(&name).await;
+            let mut head = self.queues.head(name).await;
             head.answered(holder, &verdict);
             match head.find(holder).map(|orphan| orphan.owed) {
                 Some(true) => _ = head.release(holder, limit).await,
@@ -239,6 +239,9 @@ impl Node {
             item.holder = self.holder_id(holder);
         }
         let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
+        if let Ok(Renewed { verdicts, .. }) = &verdict {
+            verdicts.iter().for_each(|verdict| self.load.answered(verdict));
+        }
         let verdicts = self.renewal_votes(verdict, count, (ttl, sent, limit)).await;
         answers.send(self.index, verdicts.clone());
         let verdicts = match late {
@@ -296,11 +299,10 @@ impl Node {
         // A release that comes from here on waits behind this request.
         let Some(hold) = holds.living(holder) else { return };
         let holder = self.holder_id(hold.holder);
-        let until = self.clock.now() + ttl;
         let request = Acquire::new(target, holder, ttl, limit);
         hold.places.add(self.index);
-        head.sending(holder, until);
-        let verdict = head.acquire(request.clone()).await.0;
+        head.sending(holder, self.clock.now(), ttl);
+        let verdict = head.acquire(&request).await.0;
         head.answered(holder, &verdict);
         head.keep(holder);
         trace::later(Level::DEBUG, || {

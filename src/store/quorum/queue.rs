@@ -39,10 +39,22 @@ pub(super) struct Orphan {
     unanswered: u32,
     /// Whether it must be released. The holder id of a living hold must not, though an acquire of it may still run.
     pub(super) owed: bool,
-    /// When it has surely expired.
+    /// When it has surely expired, unless an acquire without an answer runs later than that.
     until: Instant,
+    /// The time to live of the last acquire.
+    ttl: Duration,
     /// Keeps the acquire open.
     permit: Option<Permit>,
+}
+
+impl Orphan {
+    /// Returns whether it may still be at the node. A node that is silent may run an acquire when it answers again.
+    fn remains(&mut self, now: Instant, is_silent: bool) -> bool {
+        if is_silent && self.unanswered > 0 {
+            self.until = self.until.max(now + self.ttl);
+        }
+        self.until > now
+    }
 }
 
 /// Bounds the time of a call. Returns a call that has not answered in time as well, for its late answer.
@@ -107,14 +119,15 @@ impl Sweeping {
 
     /// Forgets the holder ids that have expired. Returns the names of those that must be released and have no request under
     /// way.
-    pub(super) fn owed(&self) -> Vec<Name> {
+    pub(super) fn owed(&self, limit: Duration) -> Vec<Name> {
         let now = self.queues.clock.now();
+        let is_silent = self.queues.load.is_silent(now, limit);
         let mut owed = Vec::new();
         self.queues.lock().by_name.retain(|name, queue| {
             // Each waiting request has a clone.
             let waits = Arc::strong_count(queue) > 1;
             let Ok(mut orphans) = queue.try_lock() else { return true };
-            orphans.retain(|orphan| orphan.until > now);
+            orphans.retain_mut(|orphan| orphan.remains(now, is_silent));
             if orphans.iter().any(|orphan| orphan.owed) {
                 owed.push(name.clone());
             }
@@ -182,8 +195,8 @@ impl QueueHead {
                 orphan.until = orphan.until.max(until);
             }
             None => {
-                let permit = None;
-                self.orphans().push(Orphan { holder, unanswered: 0, owed: true, until, permit });
+                let (unanswered, owed, ttl, permit) = (0, true, Duration::ZERO, None);
+                self.orphans().push(Orphan { holder, unanswered, owed, until, ttl, permit });
             }
         }
     }
@@ -196,10 +209,11 @@ impl QueueHead {
     }
 
     /// Records that an acquire is about to be sent. Its holder id must be released unless it is [kept](Self::keep).
-    pub(super) fn sending(&mut self, holder: HolderId, until: Instant) {
-        self.owe(holder, until);
+    pub(super) fn sending(&mut self, holder: HolderId, sent: Instant, ttl: Duration) {
+        self.owe(holder, sent + ttl);
         if let Some(orphan) = self.find(holder) {
             orphan.unanswered += 1;
+            orphan.ttl = ttl;
         }
     }
 
@@ -213,11 +227,11 @@ impl QueueHead {
     /// Acquires a name as [`bounded`] does.
     pub(super) async fn acquire(
         &self,
-        request: Acquire,
+        request: &Acquire,
     ) -> (Result<Acquired>, Option<StoreFuture<Acquired>>) {
         let NameQueues { store, clock, load, .. } = &*self.queues;
         load.sent(clock.now());
-        let (limit, call) = (request.timeout, store.acquire(request));
+        let (limit, call) = (request.timeout, store.acquire(request.clone()));
         let (verdict, late) = bounded(limit, call).await;
         load.answered(&verdict);
         (verdict, late)
@@ -268,7 +282,8 @@ impl QueueHead {
     /// Releases all holder ids that must be released, before the name is acquired again. Returns whether the node answered.
     pub(super) async fn flush(&mut self, limit: Duration) -> bool {
         let now = self.queues.clock.now();
-        self.orphans().retain(|orphan| orphan.until > now);
+        let is_silent = self.queues.load.is_silent(now, limit);
+        self.orphans().retain_mut(|orphan| orphan.remains(now, is_silent));
         let owed: Vec<HolderId> =
             self.orphans().iter().filter(|left| left.owed).map(|left| left.holder).collect();
         let mut answered = true;
@@ -343,16 +358,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn hold_that_may_be_at_the_node_is_owed_until_one_keeps_it() {
         let (queues, name) = queues();
-        let until = queues.clock.now() + T;
+        let now = queues.clock.now();
         let mut head = queues.head(&name).await;
         let held = Ok(Acquired::held(None));
         for answer in [error(Fate::NotExecuted), held] {
-            head.sending(holder(1), until);
+            head.sending(holder(1), now, T);
             head.answered(holder(1), &answer);
             assert!(head.find(holder(1)).is_none(), "{answer:?}: nothing is there");
         }
         for answer in [error(Fate::Unknown), granted(&queues.clock)] {
-            head.sending(holder(1), until);
+            head.sending(holder(1), now, T);
             head.answered(holder(1), &answer);
             assert!(head.owes(), "{answer:?}: it is there, perhaps");
             head.keep(holder(1));
@@ -362,8 +377,8 @@ mod tests {
             head.forget(holder(1));
         }
         // An answer to the second of two leaves the first.
-        head.sending(holder(1), until);
-        head.sending(holder(1), until);
+        head.sending(holder(1), now, T);
+        head.sending(holder(1), now, T);
         head.answered(holder(1), &error(Fate::NotExecuted));
         assert!(head.find(holder(1)).is_some());
         head.answered(holder(1), &error(Fate::NotExecuted));
@@ -373,10 +388,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn all_attempts_of_one_hold_are_owed_together() {
         let (queues, name) = queues();
-        let until = queues.clock.now() + T;
+        let now = queues.clock.now();
+        let until = now + T;
         let mut head = queues.head(&name).await;
         for kept in [holder(1), holder(1).in_attempt(1), holder(2)] {
-            head.sending(kept, until);
+            head.sending(kept, now, T);
             head.answered(kept, &error(Fate::Unknown));
             head.keep(kept);
         }
@@ -390,7 +406,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_release_undoes_one_acquire() {
         let (queues, name) = queues();
-        let until = queues.clock.now() + T;
+        let now = queues.clock.now();
+        let until = now + T;
         for (sent, there, over) in [
             (0, true, true),
             (0, false, true),
@@ -402,7 +419,7 @@ mod tests {
             let mut head = queues.head(&name).await;
             head.owe(holder(1), until);
             for _ in 0..sent {
-                head.sending(holder(1), until);
+                head.sending(holder(1), now, T);
             }
             if there {
                 take(&queues, &name, holder(1)).await;
@@ -421,8 +438,8 @@ mod tests {
         let mut head = queues.head(&name).await;
         take(&queues, &name, holder(1)).await;
         head.owe(holder(1), now + T);
-        head.sending(holder(2), now + T);
-        head.sending(holder(3), now);
+        head.sending(holder(2), now, T);
+        head.sending(holder(3), now, Duration::ZERO);
         head.flush(T).await;
         assert!(
             queues
@@ -440,7 +457,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_task_sweeps_what_requests_have_left() {
         let (queues, name) = queues();
-        let until = queues.clock.now() + T;
+        let now = queues.clock.now();
+        let until = now + T;
         drop(queues.head(&name).await);
         assert!(queues.begin_sweep().is_none(), "nothing is left");
         let mut head = queues.head(&name).await;
@@ -449,19 +467,19 @@ mod tests {
         drop(head);
         let mut sweeping = queues.begin_sweep().unwrap();
         assert!(queues.begin_sweep().is_none(), "one does");
-        assert_eq!(sweeping.owed(), std::slice::from_ref(&name));
+        assert_eq!(sweeping.owed(T), std::slice::from_ref(&name));
         drop(sweeping);
         sweeping = queues.begin_sweep().expect("its runtime has ended");
         let mut head = queues.head(&name).await;
-        assert_eq!(sweeping.owed(), [], "a request for it is under way");
+        assert_eq!(sweeping.owed(T), [], "a request for it is under way");
         head.keep(holder(1));
-        head.sending(holder(2), until);
+        head.sending(holder(2), now, T);
         head.keep(holder(2));
         drop(head);
-        assert_eq!(sweeping.owed(), [], "a hold relies on it");
+        assert_eq!(sweeping.owed(T), [], "a hold relies on it");
         assert!(!sweeping.is_over(), "it may still arrive");
         tokio::time::advance(T).await;
-        assert_eq!(sweeping.owed(), []);
+        assert_eq!(sweeping.owed(T), []);
         assert!(sweeping.is_over() && queues.lock().by_name.is_empty(), "it has expired");
         drop(sweeping);
         assert!(queues.begin_sweep().is_none());

@@ -2,7 +2,7 @@
 
 use super::tally::{absence, describe_released};
 use super::{Inner, node_limit};
-use crate::error::Result;
+use crate::error::{Fate, Result};
 use crate::store::{Release, Released};
 use std::sync::Arc;
 
@@ -40,7 +40,9 @@ impl Inner {
             .await;
         let votes = tally.votes(done);
         if votes.yes + votes.no < majority {
-            return Err(tally.no_majority(describe_released));
+            let error = tally.no_majority(describe_released);
+            // The nodes are swept, so it may still be done where it was not sent.
+            return Err(if is_last { error.with_fate(Fate::Unknown) } else { error });
         }
         if is_last {
             self.holds.remove(outer);

@@ -30,7 +30,7 @@ impl Node {
                 () = sleep(limit.max(Duration::from_millis(1))) => {}
                 () = self.closing.cancelled() => {}
             }
-            let mut names = sweeping.owed();
+            let mut names = sweeping.owed(limit);
             // Each time another name comes first: there may be one that this node never answers for.
             let first = round % names.len().max(1);
             names.rotate_left(first);

@@ -305,6 +305,7 @@ fn runtime_that_ends_in_an_outage_leaves_its_sweep_to_others() {
         let refused = ask(CALLS + 1).await.expect_err("one of three");
         assert!(refused.to_string().contains("not asked"), "{refused}");
         assert_eq!(refused.fate(), Fate::NotExecuted);
+        assert_eq!(faults[2].calls(Call::Acquire), CALLS as usize, "the last node is not asked");
         faults[..2].iter().for_each(Faults::heal);
         kit::eventually(TTL / 2, || nodes.free()).await;
         let verdict = ask(CALLS + 2).await;

@@ -334,7 +334,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                         sent,
                         now,
                         unsure_until,
-                        seat: turn.into_seat(),
+                        turn,
                     }));
                 }
                 Ok(Acquired::Held { remaining }) => {

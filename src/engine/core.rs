@@ -285,13 +285,6 @@ impl Core {
     }
 }
 
-/// Clears the queue: it owns its holds, and their seats own the queue.
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.queue.clear();
-    }
-}
-
 #[cfg(test)]
 pub(super) fn core_in_memory() -> Arc<Core> {
     use crate::store::MemoryStore;

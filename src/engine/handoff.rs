@@ -77,11 +77,11 @@ impl Hold {
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         })?;
-        let (scheduled, watched) = (inner.scheduled.take(), inner.watched);
+        let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
         drop(inner);
         core.schedule.set(self, scheduled, None);
-        if watched {
-            wake(|| self.changed.notify_waiters());
+        if let Some(watchers) = watchers {
+            wake(|| watchers.notify_waiters());
         }
         Some(next)
     }

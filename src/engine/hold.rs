@@ -31,15 +31,14 @@ pub(crate) struct Hold {
     inner: Mutex<Inner>,
     /// Fires on loss, never on release. Created at first use.
     pub(super) lost: OnceLock<CancellationToken>,
-    /// Notifies of each visible change, if `watched` is set.
-    pub(super) changed: Notify,
+    /// Notifies of each visible change. Created when a task first waits, which lets other updates skip it; boxed,
+    /// because no task ever waits for most holds.
+    changed: OnceLock<Box<Notify>>,
 }
 
 pub(super) struct Inner {
     /// Its time in the watchdog's schedule.
     pub(super) scheduled: Option<Instant>,
-    /// Set once a task waits on `changed`; lets updates skip `notify_waiters`.
-    pub(super) watched: bool,
     pub(super) state: State,
     /// Kept until nothing more is to be sent for this hold.
     pub(super) seat: Option<Seat>,
@@ -61,8 +60,8 @@ impl Hold {
             fence,
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
-            changed: Notify::new(),
-            inner: Mutex::new(Inner { scheduled: None, watched: false, state, seat }),
+            changed: OnceLock::new(),
+            inner: Mutex::new(Inner { scheduled: None, state, seat }),
         })
     }
 
@@ -138,10 +137,13 @@ impl Hold {
 
     /// Returns a future of the next change. Create it before reading the state.
     pub(crate) fn changed(&self) -> Notified<'_> {
-        // In this order: a change before `watched` is set is visible to a later read.
-        let changed = self.changed.notified();
-        self.lock().watched = true;
-        changed
+        // An update looks for the notifier with the state locked, so a later read sees each update that found none.
+        self.changed.get_or_init(Box::default).notified()
+    }
+
+    /// Returns the notifier of changes, if a task has ever waited. Call it with the state locked.
+    pub(super) fn watchers(&self, _locked: &Inner) -> Option<&Notify> {
+        self.changed.get().map(Box::as_ref)
     }
 
     /// Waits until `look` returns a value, and calls it again at each change.

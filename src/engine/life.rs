@@ -4,8 +4,8 @@ use super::core::Core;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::schedule::Group;
-use super::seat::Seat;
 use super::state::{NestedVerdict, Op, Phase, Reentry, State};
+use super::turn::Turn;
 use super::wake::wake;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
@@ -27,20 +27,20 @@ pub(crate) struct Grant {
     pub(crate) now: Instant,
     /// The time until which other requests of this grant may still run.
     pub(crate) unsure_until: Option<Instant>,
-    pub(super) seat: Seat,
+    pub(super) turn: Turn,
 }
 
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant { target, holder, fence, reached, sent, now, unsure_until, seat } = grant;
+        let Grant { target, holder, fence, reached, sent, now, unsure_until, turn } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
         // How far the token is ahead of the clock is unknown, so only the reserved block counts.
         state.reached(if reached { now } else { Instant::MAX });
-        let number = seat.number;
-        let hold = Self::new(target, holder, fence, state, Some(seat));
+        let number = turn.number();
+        let hold = Self::new(target, holder, fence, state, turn.into_seat());
         let forced = core.queue.install(&hold, number, sent);
         hold.start(core, now);
         if forced {
@@ -86,7 +86,7 @@ impl Hold {
         change: impl FnOnce(&mut State, Instant) -> R,
     ) -> R {
         let (was, was_over) = (inner.state.phase(), inner.state.is_over());
-        let before = inner.watched.then(|| inner.state.visible());
+        let watchers = self.watchers(&inner).map(|watchers| (watchers, inner.state.visible()));
         let result = change(&mut inner.state, now);
         let mut wake_at = inner.state.wake_at(&core.timing);
         if inner.state.is_releasing() && inner.scheduled < wake_at {
@@ -107,7 +107,7 @@ impl Hold {
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let over = inner.state.is_over();
         let seat = if over { inner.seat.take() } else { None };
-        let watched = before.is_some_and(|before| before != inner.state.visible());
+        let watchers = watchers.filter(|(_, before)| *before != inner.state.visible());
         let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
         drop(inner);
 
@@ -118,10 +118,12 @@ impl Hold {
             let sweep = Sweep::late(self.target(), self.holder, from, until);
             core.submit(Job::Sweep(sweep));
         }
-        drop(seat);
+        if let Some(seat) = seat {
+            core.queue.leave(&self.name, seat.number());
+        }
         // Last, so that a task that is woken by the end may ask at once.
-        if watched {
-            wake(|| self.changed.notify_waiters());
+        if let Some((watchers, _)) = watchers {
+            wake(|| watchers.notify_waiters());
         }
         if let Some(until) = believed_until {
             self.trace(is, until.saturating_duration_since(now));
@@ -300,7 +302,7 @@ mod tests {
             sent: now,
             now,
             unsure_until: None,
-            seat: turn.into_seat(),
+            turn,
         };
         Hold::begin(core, grant)
     }

@@ -17,7 +17,6 @@
 use super::hold::Hold;
 use super::name_entry::{HandedOff, NameEntry, Offer, Removed, Stage};
 use super::pause::{Heard, Pauses};
-use super::seat::Seats;
 use super::timing::Timing;
 use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};
@@ -226,11 +225,20 @@ impl Queue {
         woken.into_iter().for_each(wake_waiter);
     }
 
-    /// Removes all names, with their holds and waiters.
-    pub(crate) fn clear(&self) {
-        let names = std::mem::take(&mut self.lock().names);
-        // Dropped without the lock, because their turns lock the map.
-        drop(names);
+    /// Ends the turn or the seat of this number: removes its member from the queue, and admits the waiters that
+    /// it blocked.
+    pub(super) fn leave(&self, name: &Name, number: u64) {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        let Some(entry) = state.names.get_mut(name) else { return };
+        if entry.members.get(number).is_none() {
+            // It was reclaimed.
+            return;
+        }
+        let removed = entry.remove(|member| member.number != number);
+        let woken = state.advance(name, self.times(now));
+        drop(state);
+        Ended { woken, _removed: removed }.wake_all();
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -254,21 +262,5 @@ impl Queue {
         let removed = state.names.get_mut(name).map(|entry| entry.reclaim(now, since));
         let woken = state.advance(name, self.times(now));
         Ended { woken, _removed: removed.unwrap_or_default() }
-    }
-}
-
-impl Seats for Queue {
-    fn leave(&self, name: &Name, number: u64) {
-        let now = self.clock.now();
-        let mut state = self.lock();
-        let Some(entry) = state.names.get_mut(name) else { return };
-        if entry.members.get(number).is_none() {
-            // It was reclaimed.
-            return;
-        }
-        let removed = entry.remove(|member| member.number != number);
-        let woken = state.advance(name, self.times(now));
-        drop(state);
-        Ended { woken, _removed: removed }.wake_all();
     }
 }

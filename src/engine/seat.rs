@@ -1,39 +1,23 @@
 //! The place of a live hold in the queue.
 
-use crate::store::Name;
-use std::fmt;
-use std::sync::Arc;
+use std::num::NonZeroU64;
 
-/// The owner of seats: the queue.
-pub(super) trait Seats: Send + Sync {
-    /// Ends the turn or the seat of this number.
-    fn leave(&self, name: &Name, number: u64);
-}
-
-/// The place of a live hold among the holds of its name. Dropping it removes the hold from the
-/// queue and admits the waiters that it blocked.
+/// The place of a live hold among the holds of its name: the number that its
+/// [`Turn`](super::turn::Turn) had before the grant.
 ///
-/// A [`Turn`](super::turn::Turn) has one before the grant.
-pub(super) struct Seat {
-    seats: Arc<dyn Seats>,
-    pub(super) name: Name,
-    pub(super) number: u64,
-}
+/// It is neither `Clone` nor `Copy`: it passes from the turn to the hold, and from hold to hold.
+/// `Queue::leave` ends it, which admits the waiters that it blocked.
+#[derive(Debug)]
+pub(super) struct Seat(NonZeroU64);
 
 impl Seat {
-    pub(super) fn new(seats: Arc<dyn Seats>, name: Name, number: u64) -> Self {
-        Self { seats, name, number }
+    /// Creates the seat of a number that the queue has drawn; the first one is 1. `Option<Seat>` is no larger than
+    /// the number, which counts in each hold.
+    pub(super) fn new(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
     }
-}
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.seats.leave(&self.name, self.number);
-    }
-}
-
-impl fmt::Debug for Seat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("name", &self.name).field("number", &self.number).finish()
+    pub(super) fn number(&self) -> u64 {
+        self.0.get()
     }
 }

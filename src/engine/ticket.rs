@@ -2,7 +2,6 @@
 
 use super::name_entry::{HandedOff, Member, NameEntry, Offer, Waiter};
 use super::queue::{Ended, Queue};
-use super::seat::Seats;
 use super::turn::Turn;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};

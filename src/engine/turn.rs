@@ -18,12 +18,15 @@ pub(crate) enum Kept {
     Forced,
 }
 
-/// The permission to ask the store for a name. The grant turns it into a [`Seat`]; dropping it ends
-/// it.
+/// The permission to ask the store for a name. The hold of a grant takes over its [`Seat`]; otherwise,
+/// dropping the turn ends it.
 pub(crate) struct Turn {
     queue: Arc<Queue>,
-    seat: Seat,
+    name: Name,
+    number: u64,
     mode: Mode,
+    /// True if a hold has the seat.
+    granted: bool,
     not_before: Option<Instant>,
 }
 
@@ -72,8 +75,7 @@ impl Queue {
     ) -> Turn {
         let not_before = state.pauses.not_before(name, now);
         let queue = Arc::clone(self);
-        let seat = Seat::new(Arc::clone(self) as _, name.clone(), number);
-        Turn { queue, seat, mode, not_before }
+        Turn { queue, name: name.clone(), number, mode, granted: false, not_before }
     }
 }
 
@@ -104,14 +106,14 @@ impl Turn {
 
     fn with_entry<R>(&self, change: impl FnOnce(&mut NameEntry, u64) -> R) -> Option<R> {
         let mut state = self.queue.lock();
-        state.names.get_mut(&self.seat.name).map(|entry| change(entry, self.seat.number))
+        state.names.get_mut(&self.name).map(|entry| change(entry, self.number))
     }
 
     /// Keeps the turn after a grant of the request sent at `sent`, even if the turn was reclaimed
     /// meanwhile: the store cannot grant the name to the turns that replaced it and that exclude
     /// this mode.
     pub(crate) fn keep(&self, sent: Instant) -> Kept {
-        let Seat { name, number, .. } = &self.seat;
+        let Self { name, number, .. } = self;
         let mut state = self.queue.lock();
         let served_at = state.pauses.is_heard(name).then_some(state.numbers);
         let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
@@ -146,8 +148,22 @@ impl Turn {
         Kept::Yes
     }
 
+    /// Returns the number of its member in the queue.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Turns it into the seat of a hold, after [`Kept::Yes`].
-    pub(super) fn into_seat(self) -> Seat {
-        self.seat
+    pub(super) fn into_seat(mut self) -> Option<Seat> {
+        self.granted = true;
+        Seat::new(self.number)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.granted {
+            self.queue.leave(&self.name, self.number);
+        }
     }
 }

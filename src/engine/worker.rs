@@ -171,7 +171,7 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
         () = core.close_store() => {}
         () = core.clock().sleep_until(until) => {}
     }
-    // The remaining holds are not released any more; their seats must not keep the queue alive.
+    // The remaining holds are not released any more; tasks may wait for their end.
     let error =
         Error::new(ErrorKind::Unavailable, "the engine ended before the release was confirmed");
     for hold in core.queue.holds() {

@@ -215,8 +215,22 @@ impl Error {
         matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
     }
 
+    /// Puts the name that failed before the message.
+    pub(crate) fn of_name(self, name: &str) -> Self {
+        let message = format!("{name:?}: {}", self.message());
+        self.rebuild(|inner| inner.message = message.into())
+    }
+
+    /// Returns one error for all names that failed: a loss if one of them was lost, otherwise like the first.
+    pub(crate) fn of_names(failed: Vec<(String, Error)>) -> Option<Self> {
+        let lost = failed.iter().find(|(_, error)| error.kind() == ErrorKind::Lost);
+        let (_, worst) = lost.or(failed.first())?.clone();
+        let each = failed.iter().map(|(name, error)| format!("{name:?}: {}", error.message()));
+        let message = each.collect::<Vec<_>>().join("; ");
+        Some(worst.rebuild(|inner| inner.message = message.into()))
+    }
+
     /// Returns the message without the kind.
-    #[cfg(feature = "redis")]
     pub(crate) fn message(&self) -> &str {
         &self.0.message
     }

@@ -289,19 +289,7 @@ impl Lease {
     /// # }
     /// ```
     pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
-        consume_budget().await;
-        let mut lost = pin!(self.lost());
-        let mut future = pin!(future);
-        poll_fn(|cx| {
-            // The clock first: after a freeze nothing more of the work may run.
-            self.check()?;
-            if let Poll::Ready(output) = future.as_mut().poll(cx) {
-                // And after it: the last stretch may have been a long one.
-                return Poll::Ready(self.check().map(|()| output));
-            }
-            lost.as_mut().poll(cx).map(|loss| Err(Error::lost(loss)))
-        })
-        .await
+        run_while_held(|| self.check(), self.lost(), future).await
     }
 
     /// Returns the fencing token of this hold, which is larger than that of any earlier grant of the name.
@@ -396,6 +384,16 @@ impl Lease {
         self.hold.forget(self.core());
     }
 
+    /// Makes the loss fire `token`, unless it fires another one already. Returns the token that it fires.
+    pub(crate) fn share_loss(&self, token: &CancellationToken) -> CancellationToken {
+        self.hold.share_lost_token(token)
+    }
+
+    /// Makes sure that a task runs the engine.
+    pub(crate) fn ensure_running(&self) {
+        self.core().ensure_running();
+    }
+
     /// Belief ends before anything is sent.
     fn end(&mut self) {
         self.over = true;
@@ -403,6 +401,27 @@ impl Lease {
             token.cancel();
         }
     }
+}
+
+/// Runs `future` until `check` fails or `lost` is ready.
+pub(crate) async fn run_while_held<F: Future>(
+    check: impl Fn() -> Result<()>,
+    lost: impl Future<Output = Loss>,
+    future: F,
+) -> Result<F::Output> {
+    consume_budget().await;
+    let mut lost = pin!(lost);
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        // The clock first: after a freeze nothing more of the work may run.
+        check()?;
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            // And after it: the last stretch may have been a long one.
+            return Poll::Ready(check().map(|()| output));
+        }
+        lost.as_mut().poll(cx).map(|loss| Err(Error::lost(loss)))
+    })
+    .await
 }
 
 impl Drop for Lease {

@@ -151,17 +151,22 @@ pub mod guide;
 mod lease;
 mod lock;
 mod manager;
+mod multi_lock;
 mod runtime;
+mod slots;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod together;
 mod trace;
 
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use lease::{Lease, LeaseState};
 pub use lock::{Holder, Lock};
 pub use manager::{Builder, CloseError, LeaseManager};
+pub use multi_lock::{MultiLease, MultiLock};
+pub use slots::{Slot, Slots};
 pub use store::HolderInfo;
 pub use tokio_util::sync::CancellationToken;
 

@@ -258,7 +258,8 @@ async fn lock(
     lease.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the wait ended without a lease"))
 }
 
-async fn lease(
+/// Locks one name. Every handle locks by this.
+pub(crate) async fn lease(
     engine: &Arc<Engine>,
     name: &Result<Name>,
     current: &mut Option<Arc<Hold>>,

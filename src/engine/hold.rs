@@ -119,11 +119,22 @@ impl Hold {
     /// Returns a token that fires on the loss.
     pub(crate) fn lost_token(&self) -> CancellationToken {
         let lost = self.lost.get_or_init(CancellationToken::new);
-        // The loss may have happened before the token existed; fire it now in that case.
+        self.fire_if_lost(lost);
+        lost.child_token()
+    }
+
+    /// Makes the loss fire `token`, unless it fires another one already. Returns the token that it fires.
+    pub(crate) fn share_lost_token(&self, token: &CancellationToken) -> CancellationToken {
+        let lost = self.lost.get_or_init(|| token.clone());
+        self.fire_if_lost(lost);
+        lost.clone()
+    }
+
+    /// Fires the token if the loss happened before it existed.
+    fn fire_if_lost(&self, lost: &CancellationToken) {
         if matches!(self.lock().state.phase(), Phase::Lost(_)) {
             lost.cancel();
         }
-        lost.child_token()
     }
 
     /// Waits for the loss. Never returns after a clean end.

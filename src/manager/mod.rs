@@ -8,6 +8,8 @@ pub use builder::Builder;
 use crate::engine::{Closed, Engine};
 use crate::error::{Error, Result};
 use crate::lock::{Holder, Lock};
+use crate::multi_lock::MultiLock;
+use crate::slots::Slots;
 use crate::store::{HolderInfo, Name};
 use std::fmt;
 use std::sync::Arc;
@@ -77,6 +79,29 @@ impl LeaseManager {
     #[must_use]
     pub fn holder(&self) -> Holder {
         Holder::new(Arc::clone(&self.engine))
+    }
+
+    /// Creates a handle on a set of names for one flow of control, without I/O. It locks all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](crate::ErrorKind::Invalid): the set is empty or has more than 64 names, or a name is invalid or given
+    /// twice.
+    pub fn multi_lock<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<MultiLock> {
+        MultiLock::new(Arc::clone(&self.engine), names)
+    }
+
+    /// Creates a set of `size` numbered slots under `name`, without I/O.
+    ///
+    /// Slot `i` is the lock `name#i`. The first attempt to take a slot reports an invalid name, one that is too long with
+    /// the largest index, and a `size` of 0.
+    #[must_use]
+    #[doc(alias = "semaphore")]
+    pub fn slots(&self, name: impl AsRef<str>, size: u32) -> Slots {
+        Slots::new(Arc::clone(&self.engine), name.as_ref(), size)
     }
 
     /// Returns the holder of `name`, in this process or any other; `None` if it is free.

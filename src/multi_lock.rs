@@ -1,0 +1,478 @@
+//! Locks several names: all of them or none.
+//!
+//! # Invariants
+//!
+//! 1. While a call waits for a name, it holds no other name of the set, or it takes the names in their order. So no two
+//!    calls wait for each other.
+//! 2. A call that ends without a lease holds nothing.
+//! 3. All holds of a set have one loss token, so that the loss of any fires it.
+
+use crate::engine::{Engine, Hold, WaitLimit};
+use crate::error::{Error, ErrorKind, Loss, Result};
+use crate::lease::{Lease, run_while_held};
+use crate::lock::lease;
+use crate::runtime;
+use crate::store::Name;
+use crate::together::{Call, all, first};
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// The largest set of names.
+const MOST_NAMES: usize = 64;
+/// After so many refusals the names are taken in their order.
+const MOST_REFUSALS: u32 = 8;
+
+/// A handle on a set of names, for one flow of control.
+///
+/// [`LeaseManager::multi_lock`](crate::LeaseManager::multi_lock) creates it without I/O. It locks all names of the set or
+/// none. Sets that overlap cannot deadlock, whatever the order in which their names are given. Use it for work on
+/// several things at once, such as a transfer between two accounts.
+///
+/// Each name is an exclusive lock, the same as that of [`LeaseManager::lock`](crate::LeaseManager::lock). While a lease
+/// of this handle is alive, the same handle re-enters all names at once. Every other handle waits, also for one of the
+/// names.
+///
+/// # How it locks
+///
+/// It asks for all names at once. If one of them is held, it releases the others, waits for that one while it holds
+/// nothing, and asks for the others again. After 8 refusals, or a third of the [TTL](crate::Builder::ttl), it takes the
+/// names one after the other in the order of their bytes, so that it gets them even if they are seldom free together.
+/// For a moment, the names that were free are held during an attempt that fails: a
+/// [`try_lock`](crate::Lock::try_lock) of one of them can return `None` then.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let mut accounts = leases.multi_lock(["account:7", "account:3"])?;
+/// let lease = accounts.lock().await?;
+/// // ... move money ...
+/// lease.unlock().await
+/// # }
+/// ```
+#[doc(alias = "RedissonMultiLock")]
+#[doc(alias = "InterProcessMultiLock")]
+pub struct MultiLock {
+    engine: Arc<Engine>,
+    /// In the order of their bytes, each once.
+    places: Vec<Place>,
+}
+
+/// A name of the set, and the last hold of it.
+struct Place {
+    name: Result<Name>,
+    current: Option<Arc<Hold>>,
+}
+
+/// The guard of a set of names.
+///
+/// While it is alive, the watchdog renews all of them. Dropping it releases them in the background. If any of them is
+/// lost, its [`cancellation_token`](MultiLease::cancellation_token) fires, before the store can grant that name to
+/// another holder. The others stay held until it is dropped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let lease = leases.multi_lock(["a", "b"])?.lock().await?;
+/// let token = lease.cancellation_token();
+/// leases.force_unlock("b").await?; // by an operator
+///
+/// assert!(token.is_cancelled());
+/// let error = lease.check().unwrap_err();
+/// assert_eq!(error.to_string(), "lost: \"b\": force_unlock released the name");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
+#[clippy::has_significant_drop]
+pub struct MultiLease {
+    /// In the order of their names.
+    leases: Vec<Lease>,
+    /// Fires when one of the holds is lost.
+    lost: CancellationToken,
+    /// Fires on loss, unlock and drop; made when first asked for.
+    token: OnceLock<CancellationToken>,
+}
+
+/// The outcome of one attempt at all names.
+enum Attempt {
+    Granted(MultiLease),
+    /// The name at this place is held.
+    Refused(usize),
+}
+
+impl MultiLock {
+    pub(crate) fn new<N: AsRef<str>>(
+        engine: Arc<Engine>,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<Self> {
+        let mut checked = Vec::new();
+        for name in names {
+            checked.push(Name::new(name.as_ref())?);
+        }
+        checked.sort_unstable();
+        if let Some(pair) = checked.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid(format!(
+                "the name {:?} is given twice; give each name of a set once",
+                pair[0]
+            )));
+        }
+        if checked.is_empty() || checked.len() > MOST_NAMES {
+            return Err(Error::invalid(format!(
+                "a multi-lock has {} names; give it 1 to {MOST_NAMES}",
+                checked.len()
+            )));
+        }
+        let places = checked.into_iter().map(|name| Place { name: Ok(name), current: None });
+        Ok(Self { engine, places: places.collect() })
+    }
+
+    /// Returns the names, in the order of their bytes.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.iter().map(Place::name)
+    }
+
+    /// Waits until this handle holds all names.
+    ///
+    /// Re-enters all of them at once, one level deeper, while a lease of this handle is alive.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock), for the name that the message begins with. Nothing is held then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, this call loses its places in the queues, and leases that were there or on their way are
+    /// released in the background.
+    #[doc(alias = "acquire")]
+    pub async fn lock(&mut self) -> Result<MultiLease> {
+        runtime::need();
+        let lease = self.acquire(WaitLimit::Forever).await?;
+        lease.ok_or_else(Error::silent)
+    }
+
+    /// Locks all names if they are free now; returns `None` if one of them is not.
+    ///
+    /// Makes one attempt for each name, as [`Lock::try_lock`](crate::Lock::try_lock) does, at the same time.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](MultiLock::lock), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`lock`](MultiLock::lock).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let one = leases.lock("b").lock().await?;
+    /// let mut both = leases.multi_lock(["a", "b"])?;
+    /// assert!(both.try_lock().await?.is_none());
+    /// one.unlock().await?;
+    /// assert!(both.try_lock().await?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "try_acquire")]
+    pub async fn try_lock(&mut self) -> Result<Option<MultiLease>> {
+        runtime::need();
+        self.acquire(WaitLimit::Once).await
+    }
+
+    /// Waits until this handle holds all names, for at most `timeout` in all; returns `None` if other holders had one of
+    /// them until then.
+    ///
+    /// With a zero `timeout` it makes one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](MultiLock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// store.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`lock`](MultiLock::lock).
+    pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<MultiLease>> {
+        runtime::need();
+        self.acquire(WaitLimit::For(timeout)).await
+    }
+
+    /// Locks all names, runs `body` while all of them are held, and releases them.
+    ///
+    /// `body` gets the handle, for nested calls that lock the same names, and the lease. Its output is returned
+    /// unchanged. A release that fails, other than by a loss, is logged and does not replace it. When one of the names is
+    /// lost, `body` is dropped at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](MultiLock::lock), and [`Lost`](ErrorKind::Lost) if one of the names was lost before `body` ended; the
+    /// output of `body` is dropped then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock). A panic of `body` passes through, and all names are released.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, `body` is dropped at its current await, and all names are released in the background.
+    pub async fn with<R, F>(&mut self, body: F) -> Result<R>
+    where
+        F: AsyncFnOnce(&mut MultiLock, &MultiLease) -> R,
+    {
+        let lease = self.lock().await?;
+        let result = lease.run(body(self, &lease)).await;
+        match lease.unlock().await {
+            Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
+            Err(error) => tracing::warn!(%error, "release failed"),
+            Ok(()) => {}
+        }
+        result
+    }
+
+    async fn acquire(&mut self, limit: WaitLimit) -> Result<Option<MultiLease>> {
+        let engine = Arc::clone(&self.engine);
+        let (core, start) = (&engine.core, engine.core.now());
+        let passed = || core.now().saturating_duration_since(start);
+        let left = || match limit {
+            WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())),
+            limit => limit,
+        };
+        let mut awaited = None;
+        let mut refusals = 0;
+        loop {
+            // Boxed: the future of a call for each name is large.
+            match Box::pin(self.attempt(awaited.take())).await? {
+                Attempt::Granted(lease) => return Ok(Some(lease)),
+                Attempt::Refused(_) if matches!(limit, WaitLimit::Once) => return Ok(None),
+                Attempt::Refused(place) => {
+                    refusals += 1;
+                    if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
+                        match Box::pin(self.one_by_one(left)).await? {
+                            None => return Ok(None),
+                            Some(lease) if lease.check().is_ok() => return Ok(Some(lease)),
+                            // The first ones were lost during the wait for the last one.
+                            Some(_) => continue,
+                        }
+                    }
+                    // This waits for the name that is held, and for nothing else.
+                    match self.places[place].lock(&engine, left()).await? {
+                        Some(lease) => awaited = Some((place, lease)),
+                        None => return Ok(None),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks once for all names at the same time, but for the one that is there. Releases all of them if one is refused.
+    async fn attempt(&mut self, there: Option<(usize, Lease)>) -> Result<Attempt> {
+        let engine = &self.engine;
+        let except = there.as_ref().map(|(place, _)| *place);
+        let asked = self.places.iter_mut().enumerate().filter(|(place, _)| Some(*place) != except);
+        let calls = asked.map(|(at, place)| {
+            Box::pin(async move { (at, place.lock(engine, WaitLimit::Once).await) }) as Call<'_, _>
+        });
+        let mut leases = Vec::from_iter(there);
+        let (mut refused, mut failed) = (None, None);
+        for (place, answer) in all(calls.collect()).await {
+            match answer {
+                Ok(Some(lease)) => leases.push((place, lease)),
+                Ok(None) => refused = refused.or(Some(place)),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if let Some(place) = refused {
+            return Ok(Attempt::Refused(place));
+        }
+        leases.sort_unstable_by_key(|(place, _)| *place);
+        Ok(Attempt::Granted(MultiLease::new(leases.into_iter().map(|(_, lease)| lease).collect())))
+    }
+
+    /// Takes the names one after the other, in their order.
+    async fn one_by_one(&mut self, left: impl Fn() -> WaitLimit) -> Result<Option<MultiLease>> {
+        let mut leases: Vec<Lease> = Vec::with_capacity(self.places.len());
+        for place in &mut self.places {
+            match place.lock(&self.engine, left()).await? {
+                Some(lease) => leases.push(lease),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(MultiLease::new(leases)))
+    }
+}
+
+impl Place {
+    fn name(&self) -> &str {
+        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+    }
+
+    async fn lock(&mut self, engine: &Arc<Engine>, limit: WaitLimit) -> Result<Option<Lease>> {
+        let result = lease(engine, &self.name, &mut self.current, limit).await;
+        result.map_err(|error| error.of_name(self.name()))
+    }
+}
+
+impl MultiLease {
+    fn new(leases: Vec<Lease>) -> Self {
+        // Of a nested lease, the holds have a common token already.
+        let mut lost = CancellationToken::new();
+        for lease in &leases {
+            lost = lease.share_loss(&lost);
+        }
+        Self { leases, lost, token: OnceLock::new() }
+    }
+
+    /// Returns the leases of the names, in the order of the bytes of the names.
+    ///
+    /// Their [tokens](Lease::cancellation_token) fire when any of the set is lost. Their other methods speak of their own
+    /// name.
+    pub fn leases(&self) -> impl Iterator<Item = &Lease> {
+        self.leases.iter()
+    }
+
+    /// Returns the [fencing token](Lease::fence) of a name; `None` if the name is not in the set, or has none.
+    pub fn fence(&self, name: impl AsRef<str>) -> Option<u64> {
+        self.leases.iter().find(|lease| lease.name() == name.as_ref())?.fence()
+    }
+
+    /// Returns a token that fires when this lease ends: one of the names is lost, or it is unlocked or dropped.
+    ///
+    /// As [`Lease::cancellation_token`].
+    pub fn cancellation_token(&self) -> CancellationToken {
+        if let Some(lease) = self.leases.first() {
+            lease.ensure_running();
+        }
+        self.token.get_or_init(|| self.lost.child_token()).child_token()
+    }
+
+    /// Waits until one of the names is lost, and returns the reason.
+    ///
+    /// The future borrows nothing. After an unlock or drop it stays pending forever, as that of [`Lease::lost`] does.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. Call it again and nothing is missed, because a loss is final.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        let calls = self.leases.iter().map(|lease| Box::pin(lease.lost()) as Call<'static, _>);
+        let calls: Vec<_> = calls.collect();
+        async move {
+            match first(calls, Some).await {
+                Some(loss) => loss,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Checks that all names are held now, by the local clock, as [`Lease::check`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost): a name is lost. The message begins with the first such name.
+    pub fn check(&self) -> Result<()> {
+        let mut checks = self
+            .leases
+            .iter()
+            .map(|lease| lease.check().map_err(|error| error.of_name(lease.name())));
+        checks.find(Result::is_err).unwrap_or(Ok(()))
+    }
+
+    /// Returns how long the holder may rely on all names if no further renewal succeeds; zero if one is lost.
+    ///
+    /// As [`Lease::remaining`].
+    pub fn remaining(&self) -> Duration {
+        self.leases.iter().map(Lease::remaining).min().unwrap_or_default()
+    }
+
+    /// Runs `future` while all names are held, as [`Lease::run`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost): one of the names was lost before `future` ended; its output is dropped then.
+    ///
+    /// # Cancel safety
+    ///
+    /// As cancel safe as `future`, which is dropped with it. The lease is not affected.
+    pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
+        run_while_held(|| self.check(), self.lost(), future).await
+    }
+
+    /// Releases all names at the same time and waits for the store's answers.
+    ///
+    /// The [`cancellation_token`](MultiLease::cancellation_token) fires first. Each name is released, whatever happens to
+    /// the others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::unlock`]. The message has each name that failed, with its reason. The kind is
+    /// [`Lost`](ErrorKind::Lost) if one of them was lost, and that of the first failure otherwise.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, all names are released in the background; only the answers are lost.
+    #[doc(alias = "release")]
+    pub async fn unlock(mut self) -> Result<()> {
+        self.end();
+        let leases = std::mem::take(&mut self.leases);
+        let calls = leases.into_iter().map(|lease| {
+            let name = lease.name().to_owned();
+            // Each call ends its lease when it is polled first, or dropped.
+            Box::pin(async move { lease.unlock().await.map_err(|error| (name, error)) })
+                as Call<'_, _>
+        });
+        let failed = all(calls.collect()).await.into_iter().filter_map(Result::err);
+        Error::of_names(failed.collect()).map_or(Ok(()), Err)
+    }
+
+    /// Belief ends before anything is sent.
+    fn end(&self) {
+        if let Some(token) = self.token.get() {
+            token.cancel();
+        }
+    }
+}
+
+impl Drop for MultiLease {
+    fn drop(&mut self) {
+        // The leases are dropped after this, and release their names.
+        self.end();
+    }
+}
+
+impl fmt::Debug for MultiLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiLock")
+            .field("names", &self.names().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for MultiLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiLease").field("leases", &self.leases).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,285 @@
+//! Several names at once: all or none, whatever the others do.
+
+use super::*;
+use leasehold::MultiLock;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+fn both(leases: &LeaseManager) -> MultiLock {
+    leases.multi_lock(["b", "a"]).expect("good names")
+}
+
+/// Which of `a` and `b` are held, as the store knows it.
+async fn held(setup: &Setup) -> [bool; 2] {
+    [setup.recorded("a").await.is_some(), setup.recorded("b").await.is_some()]
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_is_locked_and_released_as_one() {
+    let setup = Setup::new();
+    let mut lock = both(&setup.leases);
+    assert_eq!(lock.names().collect::<Vec<_>>(), ["a", "b"]);
+    let lease = lock.lock().await.unwrap();
+    assert_eq!(held(&setup).await, [true; 2]);
+    assert_eq!(lease.leases().map(Lease::name).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(lease.fence("a").is_some() && lease.fence("b").is_some() && lease.fence("c").is_none());
+    lease.check().unwrap();
+    let token = lease.cancellation_token();
+    lease.unlock().await.unwrap();
+    assert!(token.is_cancelled());
+    assert_eq!(held(&setup).await, [false; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_call_enters_all_names_again() {
+    let setup = Setup::new();
+    let mut lock = both(&setup.leases);
+    let outer = lock.lock().await.unwrap();
+    let inner = lock.try_lock().await.unwrap().unwrap();
+    assert!(inner.leases().all(|lease| lease.hold_count() == 2));
+    inner.unlock().await.unwrap();
+    outer.check().unwrap();
+    assert_eq!(held(&setup).await, [true; 2]);
+    let (outside, inside) = (outer.cancellation_token(), lock.lock().await.unwrap());
+    setup.leases.force_unlock("a").await.unwrap();
+    assert!(outside.is_cancelled() && inside.cancellation_token().is_cancelled());
+    drop((outer, inside));
+    settle().await;
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_stays_held_when_one_name_is_refused() {
+    let setup = Setup::new();
+    for (held_elsewhere, free) in [("a", "b"), ("b", "a")] {
+        let elsewhere = setup.held_elsewhere(held_elsewhere).await;
+        assert!(both(&setup.leases).try_lock().await.unwrap().is_none());
+        settle().await;
+        assert_eq!(setup.recorded(free).await, None);
+        let (took, lease) = timed(both(&setup.leases).lock_timeout(T * 2)).await;
+        assert!(lease.unwrap().is_none() && took == T * 2, "{took:?}");
+        settle().await;
+        assert_eq!(setup.recorded(free).await, None);
+        elsewhere.unlock().await.unwrap();
+    }
+}
+
+/// While it waits for one name, it holds none of the others.
+#[tokio::test(start_paused = true)]
+async fn wait_for_one_name_leaves_the_others_free() {
+    let setup = Setup::new();
+    let elsewhere = setup.held_elsewhere("b").await;
+    let mut lock = both(&setup.leases);
+    let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
+    settle().await;
+    for _ in 0..3 {
+        let lease = setup.other().lock("a").try_lock().await.unwrap();
+        lease.expect("it waits for `b` alone").unlock().await.unwrap();
+    }
+    elsewhere.unlock().await.unwrap();
+    let (took, lease) = timed(waiting).await;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    lease.unwrap().check().unwrap();
+}
+
+/// Two names that are never free together, but each in turn.
+#[tokio::test(start_paused = true)]
+async fn names_that_are_never_free_together_are_granted() {
+    let setup = Setup::new();
+    let others = ["a", "b"].map(|name| {
+        let leases = setup.leases.clone();
+        tokio::spawn(async move {
+            // Two handles for each name, so that one of them always waits for it.
+            let crowd = [1, 2].map(|_| {
+                let mut lock = leases.lock(name);
+                tokio::spawn(async move {
+                    loop {
+                        let lease = lock.lock().await.unwrap();
+                        sleep(Duration::from_millis(700)).await;
+                        lease.unlock().await.unwrap();
+                    }
+                })
+            });
+            for task in crowd {
+                task.await.unwrap();
+            }
+        })
+    });
+    settle().await;
+    let (took, lease) = timed(both(&setup.leases).lock()).await;
+    lease.unwrap().check().unwrap();
+    assert!(took < T, "{took:?}");
+    others.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_of_one_name_fires_the_token_of_the_set() {
+    let setup = Setup::new();
+    let mut lock = both(&setup.leases);
+    let lease = lock.lock().await.unwrap();
+    let (token, early) = (lease.cancellation_token(), lease.lost());
+    setup.leases.force_unlock("b").await.unwrap();
+    assert!(token.is_cancelled());
+    assert_eq!((early.await, lease.lost().await), (Loss::Revoked, Loss::Revoked));
+    let error = lease.check().unwrap_err();
+    assert_eq!(error.to_string(), "lost: \"b\": force_unlock released the name");
+    assert_eq!(lease.run(std::future::ready(1)).await.unwrap_err().to_string(), error.to_string());
+    assert!(lease.remaining().is_zero());
+    // The other name stays held until the lease ends.
+    assert_eq!(held(&setup).await, [true, false]);
+    assert_eq!(lost(lock.lock().await), Loss::Revoked);
+    let error = lease.unlock().await.unwrap_err();
+    assert_eq!(error.to_string(), "lost: \"b\": force_unlock released the name");
+    assert_eq!(held(&setup).await, [false; 2]);
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_of_the_set_fires_when_renewals_fail() {
+    let setup = Setup::new();
+    let lease = both(&setup.leases).lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    let (took, loss) = timed(lease.lost()).await;
+    assert_eq!(loss, Loss::Expired);
+    assert!(took <= C, "{took:?}");
+    assert!(lease.cancellation_token().is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn unlock_releases_all_and_reports_each_failure() {
+    let setup = Setup::new();
+    let lease = setup.leases.multi_lock(["a", "b", "c"]).unwrap().lock().await.unwrap();
+    setup.leases.force_unlock("a").await.unwrap();
+    setup.leases.force_unlock("c").await.unwrap();
+    let error = lease.unlock().await.unwrap_err();
+    assert_eq!((error.kind(), error.loss()), (ErrorKind::Lost, Some(Loss::Revoked)));
+    let text = error.to_string();
+    assert!(
+        text.contains("\"a\": ") && text.contains("; \"c\": ") && !text.contains("\"b\""),
+        "{text}"
+    );
+    assert_eq!(setup.recorded("b").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_of_one_name_is_named_and_leaves_nothing() {
+    let setup = Setup::new();
+    let denied = Error::new(ErrorKind::Denied, "not allowed");
+    setup.faults.add(Rule::new(Fault::Fail(denied)).on(Call::Acquire).name("b"));
+    for once in [true, false] {
+        let mut lock = both(&setup.leases);
+        let error = match once {
+            true => lock.try_lock().await.map(drop).unwrap_err(),
+            false => lock.lock().await.map(drop).unwrap_err(),
+        };
+        assert_eq!(error.to_string(), "denied: \"b\": not allowed");
+        settle().await;
+        assert_eq!(held(&setup).await, [false; 2]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_dropped_at_each_poll_leaves_nothing() {
+    for polls in 0..40 {
+        let setup = Setup::new();
+        let elsewhere = setup.held_elsewhere("b").await;
+        let mut lock = setup.leases.multi_lock(["a", "b", "c"]).unwrap();
+        {
+            let mut call = Box::pin(lock.lock());
+            let mut elsewhere = Some(elsewhere);
+            for poll in 0..polls {
+                if poll == 10
+                    && let Some(lease) = elsewhere.take()
+                {
+                    lease.unlock().await.unwrap();
+                }
+                if poll_once(call.as_mut()).await.is_ready() {
+                    break;
+                }
+                settle().await;
+            }
+            drop(call);
+            drop(elsewhere);
+        }
+        settle().await;
+        for name in ["a", "b", "c"] {
+            assert_eq!(setup.recorded(name).await, None, "{name} after {polls} polls");
+        }
+        assert!(timed(lock.try_lock()).await.1.unwrap().is_some(), "after {polls} polls");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_ends_the_wait_and_the_lease() {
+    let setup = Setup::new();
+    let lease = both(&setup.leases).lock().await.unwrap();
+    let mut lock = both(&setup.leases);
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    settle().await;
+    let token = lease.cancellation_token();
+    let closing = tokio::spawn({
+        let leases = setup.leases.clone();
+        async move { leases.close().await }
+    });
+    token.cancelled().await;
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    drop(lease);
+    closing.await.unwrap().unwrap();
+}
+
+#[test]
+fn bad_sets_are_refused_at_once() {
+    let leases = LeaseManager::in_memory();
+    let message = |names: &[String]| leases.multi_lock(names).unwrap_err().to_string();
+    let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(message(&[]), "invalid: a multi-lock has 0 names; give it 1 to 64");
+    assert_eq!(
+        message(&names(&["a", "b", "a"])),
+        "invalid: the name \"a\" is given twice; give each name of a set once"
+    );
+    assert_eq!(
+        message(&names(&["a", ""])),
+        "invalid: a lock's name is empty; give it at least one byte"
+    );
+    let many: Vec<_> = (0..65).map(|number| number.to_string()).collect();
+    assert_eq!(message(&many), "invalid: a multi-lock has 65 names; give it 1 to 64");
+}
+
+/// Twelve tasks of three processes lock sets that overlap, in no common order.
+#[test]
+fn sets_that_overlap_neither_deadlock_nor_share_a_name() {
+    watched(|| async {
+        const NAMES: usize = 5;
+        let memory = MemoryStore::new();
+        let inside: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
+        let mut tasks = Vec::new();
+        for process in 0..3 {
+            let leases = LeaseManager::builder().build(memory.clone()).unwrap();
+            for task in 0..4 {
+                let (leases, inside) = (leases.clone(), Arc::clone(&inside));
+                tasks.push(tokio::spawn(async move {
+                    for round in 0..50 {
+                        let first = process * 7 + task * 3 + round;
+                        let size = 1 + (process + task + round) % 3;
+                        let names: Vec<_> = (0..size)
+                            .map(|step| ((first + step * 2) % NAMES).to_string())
+                            .collect();
+                        let lease = leases.multi_lock(&names).unwrap().lock().await.unwrap();
+                        for name in &names {
+                            assert_eq!(inside.lock().unwrap().insert(name.clone(), task), None);
+                        }
+                        sleep(Duration::from_millis(3)).await;
+                        lease.check().unwrap();
+                        for name in &names {
+                            inside.lock().unwrap().remove(name);
+                        }
+                        lease.unlock().await.unwrap();
+                    }
+                }));
+            }
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}

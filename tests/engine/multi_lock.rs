@@ -4,6 +4,7 @@ use super::*;
 use leasehold::MultiLock;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use tokio::time::timeout;
 
 fn both(leases: &LeaseManager) -> MultiLock {
     leases.multi_lock(["b", "a"]).expect("good names")
@@ -106,8 +107,8 @@ async fn names_that_are_never_free_together_are_granted() {
         })
     });
     settle().await;
-    let (took, lease) = timed(both(&setup.leases).lock()).await;
-    lease.unwrap().check().unwrap();
+    let (took, lease) = timed(both(&setup.leases).lock_timeout(T)).await;
+    lease.unwrap().expect("granted in time").check().unwrap();
     assert!(took < T, "{took:?}");
     others.iter().for_each(tokio::task::JoinHandle::abort);
 }
@@ -221,7 +222,7 @@ async fn closing_ends_the_wait_and_the_lease() {
         let leases = setup.leases.clone();
         async move { leases.close().await }
     });
-    token.cancelled().await;
+    timeout(MOMENT, token.cancelled()).await.expect("fired at once");
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     drop(lease);
     closing.await.unwrap().unwrap();

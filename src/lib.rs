@@ -115,6 +115,7 @@
 //!
 //! - [`guarantees`](guide::guarantees), [`fencing`](guide::fencing), [`reentrancy`](guide::reentrancy): what a lease
 //!   promises, how a resource rejects stale writers, and who holds a lock.
+//! - [`family`](guide::family): which object for what.
 //! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
 //!   URLs, permissions, costs and limits of each store.
 //! - [`settings`](guide::settings): all settings, and what follows from the TTL.
@@ -126,6 +127,8 @@
 //! - [`LeaseManager`] is the connection to a store and the source of locks. Its clones are the same manager.
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
+//! - [`MultiLock`] is a handle on several names, which it locks all or none; [`MultiLease`] is its guard.
+//! - [`Slots`] is a set of numbered leases, [`Slot`] one of them.
 //! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
 //! - [`Loss`] is the reason why a lease was lost.
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.

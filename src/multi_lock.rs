@@ -103,6 +103,8 @@ enum Attempt {
     Granted(MultiLease),
     /// The name at this place is held.
     Refused(usize),
+    /// The store did not answer for the name at this place.
+    Unanswered(usize, Error),
 }
 
 impl MultiLock {
@@ -255,14 +257,16 @@ impl MultiLock {
             WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())),
             limit => limit,
         };
+        let is_once = matches!(limit, WaitLimit::Once);
         let mut awaited = None;
         let mut refusals = 0;
         loop {
             // Boxed: the future of a call for each name is large.
             match Box::pin(self.attempt(awaited.take())).await? {
                 Attempt::Granted(lease) => return Ok(Some(lease)),
-                Attempt::Refused(_) if matches!(limit, WaitLimit::Once) => return Ok(None),
-                Attempt::Refused(place) => {
+                Attempt::Refused(_) if is_once => return Ok(None),
+                Attempt::Unanswered(_, error) if is_once => return Err(error),
+                Attempt::Refused(place) | Attempt::Unanswered(place, _) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
                         match Box::pin(self.one_by_one(left)).await? {
@@ -272,7 +276,7 @@ impl MultiLock {
                             Some(_) => continue,
                         }
                     }
-                    // This waits for the name that is held, and for nothing else.
+                    // This waits for one name, and also for an answer of the store, while nothing else is held.
                     match self.places[place].lock(&engine, left()).await? {
                         Some(lease) => awaited = Some((place, lease)),
                         None => return Ok(None),
@@ -288,22 +292,24 @@ impl MultiLock {
         let except = there.as_ref().map(|(place, _)| *place);
         let asked = self.places.iter_mut().enumerate().filter(|(place, _)| Some(*place) != except);
         let calls = asked.map(|(at, place)| {
-            Box::pin(async move { (at, place.lock(engine, WaitLimit::Once).await) }) as Call<'_, _>
+            Box::pin(async move { (at, place.lock(engine, WaitLimit::Once).await) })
+                as Call<'_, (_, Result<_>)>
         });
         let mut leases = Vec::from_iter(there);
-        let (mut refused, mut failed) = (None, None);
+        let (mut refused, mut unanswered, mut failed) = (None, None, None);
         for (place, answer) in all(calls.collect()).await {
             match answer {
                 Ok(Some(lease)) => leases.push((place, lease)),
                 Ok(None) => refused = refused.or(Some(place)),
+                Err(error) if error.is_unavailable() => unanswered = Some((place, error)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        if let Some(place) = refused {
-            return Ok(Attempt::Refused(place));
+        match (failed, unanswered, refused) {
+            (Some(error), ..) => return Err(error),
+            (_, Some((place, error)), _) => return Ok(Attempt::Unanswered(place, error)),
+            (_, _, Some(place)) => return Ok(Attempt::Refused(place)),
+            (None, None, None) => {}
         }
         leases.sort_unstable_by_key(|(place, _)| *place);
         Ok(Attempt::Granted(MultiLease::new(leases.into_iter().map(|(_, lease)| lease).collect())))

@@ -13,6 +13,9 @@ pub mod fencing {}
 #[doc = include_str!("reentrancy.md")]
 pub mod reentrancy {}
 
+#[doc = include_str!("family.md")]
+pub mod family {}
+
 #[doc = include_str!("stores.md")]
 pub mod stores {}
 

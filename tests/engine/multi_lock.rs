@@ -87,22 +87,14 @@ async fn wait_for_one_name_leaves_the_others_free() {
 #[tokio::test(start_paused = true)]
 async fn names_that_are_never_free_together_are_granted() {
     let setup = Setup::new();
-    let others = ["a", "b"].map(|name| {
-        let leases = setup.leases.clone();
+    // Two handles for each name, so that one of them always waits for it.
+    let others = ["a", "a", "b", "b"].map(|name| {
+        let mut lock = setup.leases.lock(name);
         tokio::spawn(async move {
-            // Two handles for each name, so that one of them always waits for it.
-            let crowd = [1, 2].map(|_| {
-                let mut lock = leases.lock(name);
-                tokio::spawn(async move {
-                    loop {
-                        let lease = lock.lock().await.unwrap();
-                        sleep(Duration::from_millis(700)).await;
-                        lease.unlock().await.unwrap();
-                    }
-                })
-            });
-            for task in crowd {
-                task.await.unwrap();
+            loop {
+                let lease = lock.lock().await.unwrap();
+                sleep(Duration::from_millis(700)).await;
+                lease.unlock().await.unwrap();
             }
         })
     });
@@ -110,7 +102,7 @@ async fn names_that_are_never_free_together_are_granted() {
     let (took, lease) = timed(both(&setup.leases).lock_timeout(T)).await;
     lease.unwrap().expect("granted in time").check().unwrap();
     assert!(took < T, "{took:?}");
-    others.iter().for_each(tokio::task::JoinHandle::abort);
+    others.iter().for_each(tokio::task::JoinHandle::<()>::abort);
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,6 +169,28 @@ async fn failure_of_one_name_is_named_and_leaves_nothing() {
         settle().await;
         assert_eq!(held(&setup).await, [false; 2]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_is_waited_out_for_one_ttl() {
+    let [brief, setup] = [Setup::new(), Setup::new()];
+    for setup in [&brief, &setup] {
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire).name("b"));
+    }
+    assert_eq!(failed(both(&brief.leases).try_lock().await), ErrorKind::Unavailable);
+    let limit = Duration::from_secs(1);
+    assert_eq!(failed(both(&brief.leases).lock_timeout(limit).await), ErrorKind::Unavailable);
+    let (took, result) = timed(both(&setup.leases).lock()).await;
+    assert_eq!(failed(result), ErrorKind::Unavailable);
+    assert!((T..T + ATTEMPT).contains(&took), "{took:?}");
+    settle().await;
+    assert_eq!(held(&setup).await, [false; 2]);
+
+    let mut lock = both(&setup.leases);
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    sleep(T / 2).await;
+    setup.faults.heal();
+    timeout(T / 10, waiting).await.expect("granted in time").unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 use super::*;
 use leasehold::{Slot, Slots};
 use std::collections::BTreeSet;
+use tokio::time::timeout;
 
 async fn taken(slots: &Slots, count: usize) -> Vec<Slot> {
     let mut taken = Vec::new();
@@ -49,8 +50,8 @@ async fn waiting_caller_gets_the_slot_that_is_free_first() {
         let free = all.swap_remove(size as usize / 2);
         let (index, fence) = (free.index(), free.fence());
         free.unlock().await.unwrap();
-        let (took, slot) = timed(waiter).await;
-        let slot = slot.unwrap();
+        let (took, slot) = timed(timeout(T, waiter)).await;
+        let slot = slot.expect("granted in time").unwrap();
         assert_eq!(slot.index(), index);
         assert!(slot.fence() > fence);
         assert!(took <= limit, "{took:?}");
@@ -69,7 +70,7 @@ async fn wait_for_any_leaves_the_other_slots_free() {
     settle().await;
     // All are free in one moment, so several are on their way to the waiter.
     drop(all);
-    let slot = waiter.await.unwrap();
+    let slot = timeout(T, waiter).await.expect("granted in time").unwrap();
     settle().await;
     let rest = taken(&setup.other().slots("s", 4), 3).await;
     assert!(rest.iter().all(|other| other.index() != slot.index()));

@@ -2,6 +2,7 @@
 //! protocol that they keep together with the engine, checked without their code.
 
 mod conformance;
+mod family;
 mod linearizable;
 mod model;
 mod protocol;

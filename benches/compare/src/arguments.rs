@@ -8,7 +8,7 @@ leasehold against the bare scripts and other lock crates, on a redis-server of i
 
   --quick            a minute and a half: fewer and shorter rounds, fewer leases, no polling every 5 ms;
                      the exit code judges nothing
-  --scenario LIST    1,2,2b,3,3b,4,5,6,6b; default all
+  --scenario LIST    1,2,2b,3,3b,4,5,6,6b,7; default all
   --only LIST        contenders by id, such as leasehold,floor-fred; default all
   --rounds N         how often each contender is measured; default 3 to 6 by scenario
   --json FILE        JSON lines, one for each contender, scenario and round, to a file
@@ -17,7 +17,7 @@ leasehold against the bare scripts and other lock crates, on a redis-server of i
 
 Exit code 1 when a target is missed.";
 
-pub const SCENARIOS: [&str; 9] = ["1", "2", "2b", "3", "3b", "4", "5", "6", "6b"];
+pub const SCENARIOS: [&str; 10] = ["1", "2", "2b", "3", "3b", "4", "5", "6", "6b", "7"];
 
 #[derive(Debug)]
 pub struct Arguments {

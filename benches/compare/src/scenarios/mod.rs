@@ -3,6 +3,7 @@
 mod contended;
 mod crash;
 mod herd;
+mod multi;
 mod processes;
 mod throughput;
 mod turns;
@@ -77,6 +78,9 @@ impl Bench {
         }
         if self.arguments.wants("6b") {
             crash::run(self).await;
+        }
+        if self.arguments.wants("7") {
+            multi::run(self).await;
         }
         println!("\nmeasured for {:.0} s", start.elapsed().as_secs_f64());
     }

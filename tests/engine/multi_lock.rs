@@ -182,7 +182,8 @@ async fn outage_is_waited_out_for_one_ttl() {
     assert_eq!(failed(both(&brief.leases).lock_timeout(limit).await), ErrorKind::Unavailable);
     let (took, result) = timed(both(&setup.leases).lock()).await;
     assert_eq!(failed(result), ErrorKind::Unavailable);
-    assert!((T..T + ATTEMPT).contains(&took), "{took:?}");
+    // As `Lock::lock`, it ends before a retry that would come later.
+    assert!((T - T / 20..T + ATTEMPT).contains(&took), "{took:?}");
     settle().await;
     assert_eq!(held(&setup).await, [false; 2]);
 

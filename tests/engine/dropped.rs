@@ -106,6 +106,29 @@ async fn inspect_changes_nothing() {
     .await;
 }
 
+/// It waits for a renewal, because renewals fail. The one that it asked for goes on without it.
+#[tokio::test(start_paused = true)]
+async fn ensure_remaining_leaves_the_lease_and_its_renewal_alone() {
+    for polls in 1..=4 {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock().await.expect("free");
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+        sleep(T * 2 / 3).await;
+        {
+            let mut call = Box::pin(lease.ensure_remaining(T / 2));
+            for _ in 0..polls {
+                assert!(poll_once(call.as_mut()).await.is_pending());
+                settle().await;
+            }
+        }
+        lease.check().expect("held");
+        setup.faults.heal();
+        sleep(T / 10).await;
+        assert!(lease.remaining() > T / 2, "renewed after {polls} polls: {:?}", lease.remaining());
+        lease.ensure_remaining(T / 2).await.expect("enough remains");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn grant_heard_of_after_a_force_unlock_is_no_lease() {
     let setup = Setup::new();

@@ -267,7 +267,8 @@ impl Lease {
     ///
     /// When the lease is lost, `future` is dropped at once, at its current await. Tasks that it has spawned continue: give
     /// them the [`cancellation_token`](Lease::cancellation_token). A future that blocks its thread cannot be dropped until
-    /// it yields.
+    /// it yields. If `future` returns a `Result`, there are two of them, `lease.run(work()).await??`: the outer error is a
+    /// loss, the inner one is that of the work.
     ///
     /// # Errors
     ///

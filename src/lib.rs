@@ -31,7 +31,7 @@
 //! lock does not remember that work was done: see [jobs that run once](guide::guarantees#a-lock-does-not-remember).
 //!
 //! All async calls need a tokio runtime with timers (and, for servers, I/O), as `#[tokio::main]` starts it. Without one,
-//! those that lock and unlock panic. [`LeaseManager::lock`], [`holder`](LeaseManager::holder), [`check`](Lease::check),
+//! they panic, or may panic. [`LeaseManager::lock`], [`holder`](LeaseManager::holder), [`check`](Lease::check),
 //! [`remaining`](Lease::remaining), [`forget`](Lease::forget) and dropping a lease work anywhere.
 //!
 //! After a pause or a failover a stale holder may still write. Only a check of the [fencing token](guide::fencing)

@@ -48,9 +48,8 @@ use std::time::Duration;
 ///
 /// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper. But a
 /// manager keeps a lock among its own waiters only for so long
-/// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets those of other managers go first for
-/// a pause: a round trip at first, later up to 50 ms, or a tenth of the time for which the lock was held here (500 ms at
-/// most) if that is longer.
+/// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets waiters of other managers go first;
+/// see [fairness](crate::guide::settings#fairness).
 #[doc(alias = "mutex")]
 #[doc(alias = "RLock")]
 #[doc(alias = "redlock")]
@@ -106,7 +105,8 @@ impl Lock {
     ///   first.
     /// - [`Unavailable`](ErrorKind::Unavailable): the store did not answer for one [TTL](crate::Builder::ttl).
     /// - [`Denied`](ErrorKind::Denied), [`Rejected`](ErrorKind::Rejected), [`WrongType`](ErrorKind::WrongType),
-    ///   [`Invalid`](ErrorKind::Invalid), [`Protocol`](ErrorKind::Protocol), [`Closed`](ErrorKind::Closed): at once.
+    ///   [`Invalid`](ErrorKind::Invalid), [`Protocol`](ErrorKind::Protocol), [`Closed`](ErrorKind::Closed): returned at once,
+    ///   without a retry.
     ///
     /// # Panics
     ///
@@ -134,9 +134,9 @@ impl Lock {
     /// Locks if the name is free now; returns `None` if it is not.
     ///
     /// Makes one attempt, and never barges: returns `None` without I/O if another handle of this manager or of a
-    /// clone of it holds the name or waits for it. If a request of that handle has had no answer for the time of an
-    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), this waits for the answer first, for two attempts
-    /// at most, because the process may have stood still. Just after this manager has released a name for which
+    /// clone of it holds the name or waits for it. One exception: if a request of that handle has been unanswered for longer
+    /// than an [attempt](crate::guide::settings#what-follows-from-the-ttl), this waits for the answer, for two attempts at
+    /// most. Such a silence can come from a stall of this process, and says nothing about the name. Just after this manager has released a name for which
     /// waiters of other managers listen, the attempt is made up to 2 ms later, so that they go first.
     ///
     /// # Errors
@@ -205,8 +205,8 @@ impl Lock {
 
     /// Locks, runs `body` while the lease is held, and releases it.
     ///
-    /// `body` gets the handle, for nested calls that lock the same name, and the lease. Its output is returned unchanged,
-    /// errors of its own included. A release that fails, other than by a loss, is logged and does not replace it. When
+    /// `body` gets the handle, for nested calls that lock the same name, and the lease. Its output is returned unchanged;
+    /// if that is a `Result`, write `.await??`. A release that fails, other than by a loss, is logged and does not replace it. When
     /// the lease is lost, `body` is dropped at once.
     ///
     /// # Errors

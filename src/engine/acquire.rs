@@ -312,17 +312,24 @@ impl<'core> AcquireLoop<'_, 'core> {
             match verdict {
                 Ok(Acquired::Granted { sent, fence, reached }) => {
                     let now = core.now();
-                    let stale = core.timing.stale(sent, now);
-                    let kept = if stale { Kept::Forced } else { turn.keep(sent) };
-                    if kept == Kept::Forced {
-                        tracing::debug!("granted too late; released");
+                    let kept = match core.timing.stale(sent, now) {
+                        true => None,
+                        false => Some(turn.keep(sent)),
+                    };
+                    let refused = match kept {
+                        Some(Kept::Yes) => None,
+                        Some(Kept::Excluded) => {
+                            attempt.undo(sent);
+                            return Ok(None);
+                        }
+                        Some(Kept::Forced) => Some("the name was forced open meanwhile"),
+                        None => Some("it came too late"),
+                    };
+                    if let Some(why) = refused {
+                        tracing::debug!(why, "grant released; asking again");
                         attempt.undo(sent);
                         attempt = Attempt::new(core, self.target(), core.draw_holder());
                         continue;
-                    }
-                    if kept == Kept::Excluded {
-                        attempt.undo(sent);
-                        return Ok(None);
                     }
                     let holder = attempt.holder();
                     let unsure_until = attempt.accept_grant();

@@ -59,7 +59,7 @@ impl Timing {
     pub(crate) fn new(ttl: Duration) -> Result<Self> {
         if !(SHORTEST_TTL..=LONGEST_TTL).contains(&ttl) {
             return Err(Error::invalid(format!(
-                "a time to live of {ttl:?} is out of range; choose 100 ms to 365 days"
+                "a ttl of {ttl:?} is out of range; choose 100 ms to 365 days"
             )));
         }
         // The store counts whole milliseconds; T here must not be longer than there.

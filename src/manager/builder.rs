@@ -15,7 +15,7 @@ const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60
 const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 /// A chain of 128 holders makes the two calls around it cheap (0.08 commands each), and the turn of
-/// another process is less than a millisecond away when nobody holds for long.
+/// another process is less than a millisecond away when no holder keeps it for long.
 const DEFAULT_LOCAL_HANDOFFS: u32 = 127;
 const MOST_LOCAL_HANDOFFS: u32 = 9_999;
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
@@ -110,11 +110,8 @@ impl Builder {
     /// after the store's grant, whichever comes first. Then the lock is released in the store, and other managers get
     /// their turn.
     ///
-    /// While waiters of other managers listen, the chain ends sooner: when the waiters that were in line at the grant
-    /// have been served, or after 20 ms, whichever is later. After a release that they have heard, this manager stays
-    /// away for a pause. It grows until another holder is seen, up to a tenth of the time for which the name was held
-    /// here. This limit is at least 50 ms and at most 500 ms. A waiter that needs longer from the release to its request
-    /// may wait for many chains.
+    /// While waiters of other managers listen, the chain ends sooner, and a pause follows in which they go first; see
+    /// [fairness](crate::guide::settings#fairness).
     ///
     /// A higher value gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
     /// another manager, of which a chain that has begun knows nothing. Each grant reserves one fencing token more than

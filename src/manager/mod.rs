@@ -155,7 +155,8 @@ impl LeaseManager {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the outcome is unknown; call it again.
+    /// If it is dropped, the tokens in this manager may have fired, and the name may or may not have been released. Call it
+    /// again; that does no harm.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -28,7 +28,7 @@ pub struct Capabilities {
     /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
     /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
     /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
-    /// reports that the clock has reached the first (see [`Acquired::granted_in_time`](super::Acquired::granted_in_time)).
+    /// reports that the clock has reached the first (see [`Acquired::granted_with_fence_reached`](super::Acquired::granted_with_fence_reached)).
     pub longest_fence_block: u32,
     /// [`Acquired::Held`](super::Acquired::Held) and [`HolderInfo`](super::HolderInfo) report the remaining time.
     pub time_left: bool,

@@ -7,7 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// [`Capabilities::supports`](super::Capabilities::supports) returns whether a store has a mode. A store returns
 /// [`Unsupported`](ErrorKind::Unsupported) for any other. It matches on the mode without a wildcard that grants, so
-/// that it never grants an unknown mode as another one. A name that is held in a mode that cannot be shared with the
+/// that it never grants an unknown mode as another one. The stores of this crate support `Exclusive` alone; the other
+/// modes are for stores of your own, and no handle of this version asks for them. A name that is held in a mode that cannot be shared with the
 /// requested one is held; a name that is kept as another lock is [`WrongType`](ErrorKind::WrongType).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]

@@ -116,7 +116,7 @@ impl Backend {
     /// The time to live that the engine is to count with, where it is not the one that was asked for.
     pub(crate) fn lease_time(&self) -> Option<Duration> {
         match self {
-            // The rest of the session's time-out is for what is not proven yet.
+            // The rest of the session's timeout is for what is not proven yet.
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper(address) => Some(address.lease_time()),
             _ => None,

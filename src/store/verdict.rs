@@ -38,7 +38,7 @@ impl Acquired {
 
     /// Creates a grant whose first fencing token, a number of microseconds, is not ahead of the store's clock.
     #[must_use]
-    pub fn granted_in_time(sent: Instant, fence: Option<u64>) -> Self {
+    pub fn granted_with_fence_reached(sent: Instant, fence: Option<u64>) -> Self {
         Self::Granted { sent, fence, reached: true }
     }
 

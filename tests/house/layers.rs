@@ -321,6 +321,36 @@ fn every_test_that_the_table_of_faults_names_is_there() {
     assert!(named > 150, "{named}: the table has another form now; mend this test");
 }
 
+/// A newcomer looks for the place of a change in this map.
+#[test]
+fn map_of_the_architecture_has_every_source_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("readable");
+    let words: BTreeSet<&str> = map.split([' ', '\n', ',', ';', ':', '(', ')', '`']).collect();
+    // It names these as whole folders.
+    let folders = ["src/testing", "src/guide"].map(|folder| root.join(folder));
+    for file in sources(&root.join("src")) {
+        if folders.iter().any(|folder| file.starts_with(folder)) {
+            continue;
+        }
+        let from = |above: &str| {
+            let path = file.strip_prefix(root.join(above)).ok()?;
+            Some(path.to_string_lossy().into_owned())
+        };
+        let name = file.file_name().map(|name| name.to_string_lossy().into_owned());
+        let parent = file.parent().and_then(Path::file_name);
+        let in_parent = parent
+            .zip(name.clone())
+            .map(|(parent, name)| format!("{}/{name}", parent.to_string_lossy()));
+        let forms = [from(""), from("src"), in_parent, name];
+        assert!(
+            forms.iter().flatten().any(|form| words.contains(form.as_str())),
+            "ARCHITECTURE.md does not name {}",
+            file.display()
+        );
+    }
+}
+
 /// Returns whether the text defines a test of this name: a function with an attribute above it, or a line of a macro
 /// that makes tests.
 fn defines(text: &str, test: &str) -> bool {

@@ -35,7 +35,7 @@ fn shown(error: &Error) -> String {
 #[track_caller]
 fn assert_denied(error: &Error) {
     assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted), "{error:?}");
-    assert!(error.to_string().contains("Check user and password"), "{error}");
+    assert!(error.to_string().contains("Check the user and the password"), "{error}");
     assert!(!shown(error).contains("secret"), "{}", shown(error));
 }
 
@@ -262,7 +262,7 @@ async fn authentication_of_another_scheme_is_told_as_a_refusal() {
         }
         let error = connect(&url).await.expect_err("it is refused");
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted));
-        assert!(error.to_string().contains("wants an authentication"), "{error}");
+        assert!(error.to_string().contains("requires authentication"), "{error}");
         assert!(!shown(&error).contains("secret"), "{}", shown(&error));
     }
 }

@@ -55,7 +55,7 @@ impl Address {
         if remote.sharded_pubsub == Some(true) && !cluster {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "sharded_pubsub(true) needs a cluster; leave it out, and a cluster has it by default",
+                "sharded_pubsub(true) needs a redis-cluster:// URL; leave it out (a cluster uses it by default)",
             ));
         }
         (self.replicas, self.plain_pubsub) =

@@ -17,13 +17,13 @@ pub(super) fn classify(error: ZkError) -> Error {
     let (kind, message) = match error {
         ZkError::AuthFailed => (
             ErrorKind::Denied,
-            "ZooKeeper refuses the session: it wants an authentication that it was not given. A user and a password \
-                 in the URL are one by the scheme digest; there is no other here, as SASL",
+            "ZooKeeper refuses the session: it requires authentication. Put a user and a password into the URL \
+                 (scheme digest); other schemes, such as SASL, are not supported",
         ),
         ZkError::NoAuth => (
             ErrorKind::Denied,
-            "ZooKeeper refuses access: these nodes are another user's. Check user and password in the URL, \
-                 have the right given to them, or choose another path or name",
+            "ZooKeeper refuses access: these nodes belong to another user. Check the user and the password in the \
+                 URL, ask for permission, or choose another path or name",
         ),
         ZkError::NotReadOnly | ZkError::QuotaExceeded | ZkError::Throttled => {
             (ErrorKind::Rejected, "ZooKeeper refuses to write: read-only, over quota or overloaded")
@@ -80,8 +80,8 @@ mod tests {
     #[test]
     fn each_error_of_the_client_has_its_kind_and_fate() {
         for (error, kind, hint) in [
-            (ZkError::NoAuth, ErrorKind::Denied, "Check user and password"),
-            (ZkError::AuthFailed, ErrorKind::Denied, "wants an authentication"),
+            (ZkError::NoAuth, ErrorKind::Denied, "Check the user and the password"),
+            (ZkError::AuthFailed, ErrorKind::Denied, "requires authentication"),
             (ZkError::NotReadOnly, ErrorKind::Rejected, "refuses to write"),
             (ZkError::QuotaExceeded, ErrorKind::Rejected, "refuses to write"),
             (ZkError::Throttled, ErrorKind::Rejected, "refuses to write"),

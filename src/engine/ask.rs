@@ -2,6 +2,7 @@
 //! before anything is sent. [`Core::bounded`] and [`in_time`] put a limit on a request; the callers of the rest do.
 
 use super::core::Core;
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     Acquire, Acquired, ForceRelease, HolderId, HolderInfo, Inspect, Mode, Name, Release, Released,
@@ -78,9 +79,16 @@ impl Core {
         }
     }
 
-    /// Bounds a request that no caller waits for.
-    pub(super) fn bounded<T: 'static>(&self, request: StoreFuture<T>) -> StoreFuture<T> {
-        Box::pin(in_time(self.timing.attempt * 2, request))
+    /// Bounds a request of `since` that no caller waits for. Its caller may not have polled it for long, and others may
+    /// wait behind it now.
+    pub(super) fn bounded<T: 'static>(
+        &self,
+        request: StoreFuture<T>,
+        since: Instant,
+    ) -> StoreFuture<T> {
+        let passed = self.now().saturating_duration_since(since);
+        // Even without time left, it is polled once, so that an answer that is there counts.
+        Box::pin(in_time((self.timing.attempt * 2).saturating_sub(passed), request))
     }
 }
 

@@ -34,7 +34,7 @@ impl<'a> Attempt<'a> {
         sweep: Sweep,
         verdict: StoreFuture<Acquired>,
     ) -> Self {
-        Self { core, sweep, flight: Some(core.bounded(verdict)) }
+        Self { core, sweep, flight: Some(core.bounded(verdict, core.now())) }
     }
 
     /// Asks the store once.
@@ -85,12 +85,14 @@ pub(crate) struct Nested<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
     count: u32,
+    /// When the request in flight was sent.
+    sent: Instant,
     flight: Option<StoreFuture<Acquired>>,
 }
 
 impl<'a> Nested<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
-        Self { core, hold, count, flight: None }
+        Self { core, hold, count, sent: core.now(), flight: None }
     }
 
     /// Takes over a request that another future has sent.
@@ -98,13 +100,15 @@ impl<'a> Nested<'a> {
         core: &'a Arc<Core>,
         hold: &'a Arc<Hold>,
         count: u32,
+        sent: Instant,
         verdict: StoreFuture<Acquired>,
     ) -> Self {
-        Self { core, hold, count, flight: Some(core.bounded(verdict)) }
+        Self { core, hold, count, sent, flight: Some(core.bounded(verdict, sent)) }
     }
 
     /// Asks the store once. A failure leaves it open; [`Nested::end`] ends it.
     pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = NestedVerdict> {
+        self.sent = self.core.now();
         self.flight = Some(self.core.acquire(request));
         self.land()
     }
@@ -135,7 +139,8 @@ impl Drop for Nested<'_> {
         let hold = Arc::clone(self.hold);
         match self.flight.take() {
             Some(verdict) => {
-                self.core.submit(Job::FinishNested { hold, count: self.count, verdict });
+                let (count, sent) = (self.count, self.sent);
+                self.core.submit(Job::FinishNested { hold, count, sent, verdict });
             }
             // Dropped between two attempts: the count in the store is unknown.
             None => {

@@ -13,7 +13,7 @@ pub(crate) enum Job {
     /// Await an operation on a hold, then flush it.
     Finish { hold: Arc<Hold>, op: Op, verdict: StoreFuture<Released> },
     /// Await a nested acquire that no caller waits for.
-    FinishNested { hold: Arc<Hold>, count: u32, verdict: StoreFuture<Acquired> },
+    FinishNested { hold: Arc<Hold>, count: u32, sent: Instant, verdict: StoreFuture<Acquired> },
     /// Await an outermost acquire that no caller waits for, and release its grant.
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.

@@ -34,8 +34,8 @@ impl Work {
             Some(Job::Finish { hold, op, verdict }) => {
                 flush_to_the_end(core, &hold, Some((op, verdict))).await;
             }
-            Some(Job::FinishNested { hold, count, verdict }) => {
-                let mut nested = Nested::resume(core, &hold, count, verdict);
+            Some(Job::FinishNested { hold, count, sent, verdict }) => {
+                let mut nested = Nested::resume(core, &hold, count, sent, verdict);
                 let verdict = nested.land().await;
                 // The caller is gone.
                 let _ = nested.end(verdict, false);

@@ -327,3 +327,23 @@ async fn nested_unlock_put_aside_keeps_nothing_after_max_hold() {
     let _ = aside.await;
     next.check().expect("held");
 }
+
+/// The nested call was silent long before it was dropped, so nothing waits for it once more.
+#[tokio::test(start_paused = true)]
+async fn unlock_after_a_nested_call_that_was_put_aside_succeeds() {
+    for aside in [ATTEMPT, ATTEMPT * 2, T * 4] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.unwrap();
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).times(1));
+        {
+            let mut nested = Box::pin(lock.lock());
+            assert!(poll_once(nested.as_mut()).await.is_pending());
+            sleep(aside).await;
+        }
+        let (took, unlocked) = timed(outer.unlock()).await;
+        unlocked.unwrap();
+        assert!(took <= (ATTEMPT * 2).saturating_sub(aside), "{took:?} after {aside:?}");
+        assert_eq!(setup.recorded("n").await, None);
+    }
+}

@@ -31,7 +31,7 @@ const MANY: usize = 10;
 
 /// Seeds that once failed, and what they found, some of it breaks made on purpose. A change of what a seed
 /// decides makes other stories of them.
-const MUSEUM: [(u64, &str); 12] = [
+const MUSEUM: [(u64, &str); 13] = [
     (
         0,
         "an abandoned acquire was not swept; a nested count was relative; a fence was passed on as it was",
@@ -47,6 +47,7 @@ const MUSEUM: [(u64, &str); 12] = [
     (35, "a waiter that was not polled kept the turn"),
     (66, "a reply after the loss was accepted"),
     (154, "a hold was forgotten when the waiter left that it was handed off to"),
+    (8123, "an unlock waited once more for a nested call that had been put aside for long"),
 ];
 
 fn number(variable: &str) -> Option<u64> {

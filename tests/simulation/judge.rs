@@ -226,7 +226,7 @@ impl Judge {
         self.known.entry(hold).or_default()
     }
 
-    fn is_wounded(&self, hold: HoldId) -> bool {
+    pub fn is_wounded(&self, hold: HoldId) -> bool {
         self.known.get(&hold).is_some_and(|known| known.wounded)
     }
 

@@ -397,7 +397,9 @@ async fn close_it(world: Arc<World>, client: Client, manager: LeaseManager) {
         inner.judge.fail(now, format_args!("closing failed in fair weather: {result:?}"));
     }
     for (name, entry) in inner.server.entries(now) {
-        let held = held.contains(&entry.hold) && !inner.judge.is_forgotten(entry.hold);
+        // A failover can bring back a name whose release was not replicated.
+        let wounded = inner.judge.is_wounded(entry.hold);
+        let held = held.contains(&entry.hold) && !inner.judge.is_forgotten(entry.hold) && !wounded;
         if result.is_ok() && held && entry.granted < start {
             inner.judge.fail(now, format_args!("{name} is still {:?}'s after close", entry.hold));
         }

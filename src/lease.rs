@@ -429,7 +429,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if !self.over {
             self.end();
-            self.hold.hand_back(self.core());
+            self.hold.leave_in_background(self.core());
         }
     }
 }

@@ -60,7 +60,7 @@ impl<'a> Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if !self.taken {
-            self.hold.hand_back(self.core);
+            self.hold.leave_in_background(self.core);
         }
     }
 }

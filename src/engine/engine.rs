@@ -1,7 +1,7 @@
 //! Runs the engine on its own threads or on the runtime of a caller.
 
-use super::alarm::guarded;
 use super::core::{Core, Inbox};
+use super::panic_guard::guarded;
 use super::spare;
 use super::thread::spawn_thread;
 use super::{watchdog, worker};

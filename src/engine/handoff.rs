@@ -22,7 +22,7 @@ use super::hold::Hold;
 use super::job::Job;
 use super::name_entry::{HandedOff, TakesBack};
 use super::state::Phase;
-use super::wake::{wake, wake_waiter};
+use super::wake::{run_wakers, wake_waiter};
 use crate::clock::Instant;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -38,7 +38,7 @@ impl Hold {
     }
 
     /// Ends one lease and leaves the rest to the engine.
-    pub(crate) fn hand_back(self: &Arc<Self>, core: &Arc<Core>) {
+    pub(crate) fn leave_in_background(self: &Arc<Self>, core: &Arc<Core>) {
         if self.leave(core, core.now()).is_some() {
             core.submit(Job::Flush(Arc::clone(self)));
         }
@@ -81,7 +81,7 @@ impl Hold {
         drop(inner);
         core.schedule.set(self, scheduled, None);
         if let Some(watchers) = watchers {
-            wake(|| watchers.notify_waiters());
+            run_wakers(|| watchers.notify_waiters());
         }
         Some(next)
     }
@@ -100,6 +100,6 @@ impl HandedOff {
 
 impl TakesBack for Core {
     fn take_back(self: Arc<Self>, hold: Arc<Hold>) {
-        hold.hand_back(&self);
+        hold.leave_in_background(&self);
     }
 }

@@ -6,7 +6,7 @@ use super::job::{Job, Sweep};
 use super::schedule::Group;
 use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::turn::Turn;
-use super::wake::wake;
+use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
 use crate::store::{Absence, HolderId, Name, Target};
@@ -112,7 +112,7 @@ impl Hold {
         drop(inner);
 
         if let (Some(_), Phase::Lost(_), Some(lost)) = (believed_until, is, self.lost.get()) {
-            wake(|| lost.cancel());
+            run_wakers(|| lost.cancel());
         }
         if let Some((from, until)) = sweep {
             let sweep = Sweep::late(self.target(), self.holder, from, until);
@@ -123,7 +123,7 @@ impl Hold {
         }
         // Last, so that a task that is woken by the end may ask at once.
         if let Some((watchers, _)) = watchers {
-            wake(|| watchers.notify_waiters());
+            run_wakers(|| watchers.notify_waiters());
         }
         if let Some(until) = believed_until {
             self.trace(is, until.saturating_duration_since(now));
@@ -343,7 +343,7 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 begins.wait();
                 for mut ticket in line {
-                    hold.hand_back(&handing);
+                    hold.leave_in_background(&handing);
                     let next = ticket.check_in(handing.now());
                     let Ok(Admission::Hold(next)) = next else { return };
                     let Some(next) = next.accept(&handing) else { return };

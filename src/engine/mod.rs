@@ -4,7 +4,7 @@
 //!
 //! | files | what they do |
 //! |---|---|
-//! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`alarm`]), and runs wakers ([`wake`](mod@wake)) |
+//! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]), and runs wakers ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
@@ -42,7 +42,7 @@
 //!    ends, a call that waits or holds on another runtime restarts them there, and until then a
 //!    [`spare`] watchdog fires the tokens.
 //! 10. **Only `close` closes.** A panic in a poll of the engine is distinguished from a panic
-//!     elsewhere ([`alarm`]). It fires the tokens, and later calls return an error that names the
+//!     elsewhere ([`panic_guard`]). It fires the tokens, and later calls return an error that names the
 //!     panic.
 //!
 //! Lock order: a hold's state, then the schedule or the queue. Waiters are woken with no lock held.
@@ -55,7 +55,6 @@
 //! Dropping the last manager cancels `stop` alone.
 
 mod acquire;
-mod alarm;
 mod ask;
 mod attempt;
 mod close;
@@ -68,6 +67,7 @@ mod hold;
 mod job;
 mod life;
 mod name_entry;
+mod panic_guard;
 mod pause;
 mod queue;
 mod reaper;

@@ -5,8 +5,8 @@
 //! does not: it makes no call. So until the engine runs again, one thread of the process fires the
 //! tokens at `C`. It renews nothing: the store may live on the runtime that has ended.
 
-use super::alarm::guarded;
 use super::core::Core;
+use super::panic_guard::guarded;
 use super::thread::spawn_thread;
 use super::watchdog;
 use std::pin::pin;

@@ -11,24 +11,24 @@ use std::sync::Arc;
 /// `std::thread::panicking` does not answer this: the thread may be unwinding through a runtime of
 /// the user, which drops this future on its way.
 pub(super) async fn guarded(core: &Arc<Core>, work: impl Future<Output = ()>) {
-    let mut alarm = Alarm { core, polling: false };
+    let mut guard = PanicGuard { core, polling: false };
     let mut work = pin!(work);
     poll_fn(|cx| {
-        alarm.polling = true;
+        guard.polling = true;
         let poll = work.as_mut().poll(cx);
-        alarm.polling = false;
+        guard.polling = false;
         poll
     })
     .await;
 }
 
-struct Alarm<'a> {
+struct PanicGuard<'a> {
     core: &'a Arc<Core>,
     /// Set in Drop only if the poll has panicked.
     polling: bool,
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if self.polling {
             let core = self.core;

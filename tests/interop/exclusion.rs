@@ -11,6 +11,7 @@ const WAIT: Duration = Duration::from_millis(300);
 
 scenarios! {
     only_the_holder_gets_in: on_a_server in_a_cluster;
+    sets_and_slots_are_locks_of_java: on_a_server in_a_cluster;
     nested_holds_count_on_both_sides: on_a_server in_a_cluster;
     crowd_of_both_sides_gets_in_after_one_release: on_a_server;
     interrupted_wait_leaves_nothing: on_a_server;
@@ -54,6 +55,42 @@ async fn only_the_holder_gets_in(world: &World) {
     held("unlock").await.ok();
     assert!(!world.exists(name));
     drop(leases.lock(name).try_lock().await.expect("an answer").expect("it is free"));
+}
+
+/// Each name of a multi-lock, and each slot, is a lock that Java knows.
+async fn sets_and_slots_are_locks_of_java(world: &World) {
+    let (leases, java) = (world.rust(T).await, world.java(T).await);
+    let names = ["set-a", "set-b"].map(|name| world.name(name));
+    let thread = java.on("a");
+    let mut set = leases.multi_lock(&names).expect("good names");
+
+    // Rust holds both.
+    let lease = set.lock().await.expect("a lease");
+    for name in &names {
+        assert!(!thread.call("tryLock", &[name.as_str()]).await.truth());
+    }
+    lease.unlock().await.expect("a release");
+
+    // Java holds one: the set waits for it, and leaves the other one free.
+    thread.call("lock", &[names[0].as_str()]).await.ok();
+    assert!(set.try_lock().await.expect("an answer").is_none());
+    let waiter = tokio::spawn(async move { set.lock().await.expect("a lease") });
+    world.awaited(&names[0], 1).await;
+    assert!(!world.exists(&names[1]));
+    thread.call("unlock", &[names[0].as_str()]).await.ok();
+    let lease = within(LONG, waiter).await.expect("no panic");
+    lease.check().expect("held");
+    lease.unlock().await.expect("a release");
+
+    // Java holds one of two slots.
+    let base = world.name("slot");
+    let (slots, name) = (leases.slots(&base, 2), base + "#0");
+    let taken = slots.take_index(0).await.expect("free");
+    assert_eq!(taken.name(), name);
+    taken.unlock().await.expect("a release");
+    thread.call("lock", &[name.as_str()]).await.ok();
+    assert_eq!(slots.take().await.expect("one is free").index(), 1);
+    thread.call("unlock", &[name.as_str()]).await.ok();
 }
 
 async fn nested_holds_count_on_both_sides(world: &World) {

@@ -18,6 +18,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// The largest set of names.
@@ -257,12 +258,25 @@ impl MultiLock {
             WaitLimit::For(limit) => WaitLimit::For(limit.saturating_sub(passed())),
             limit => limit,
         };
-        let is_once = matches!(limit, WaitLimit::Once);
+        let is_once = match limit {
+            WaitLimit::Once => true,
+            WaitLimit::For(limit) => limit.is_zero(),
+            WaitLimit::Forever => false,
+        };
         let mut awaited = None;
         let mut refusals = 0;
         loop {
             // Boxed: the future of a call for each name is large.
-            match Box::pin(self.attempt(awaited.take())).await? {
+            let attempt = Box::pin(self.attempt(awaited.take()));
+            let outcome = match left() {
+                WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
+                // An attempt ends soon, unless the store does not answer.
+                WaitLimit::For(left) if !left.is_zero() => {
+                    timeout(left, attempt).await.unwrap_or_else(|_| Err(Error::silent()))
+                }
+                _ => attempt.await,
+            };
+            match outcome? {
                 Attempt::Granted(lease) => return Ok(Some(lease)),
                 Attempt::Refused(_) if is_once => return Ok(None),
                 Attempt::Unanswered(_, error) if is_once => return Err(error),

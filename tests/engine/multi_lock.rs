@@ -195,6 +195,23 @@ async fn outage_is_waited_out_for_one_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn time_limit_holds_though_the_store_hangs() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("b"));
+    let limit = Duration::from_millis(100);
+    let (took, result) = timed(both(&setup.leases).lock_timeout(limit)).await;
+    assert_eq!((failed(result), took), (ErrorKind::Unavailable, limit));
+    setup.faults.heal();
+    sleep(T).await;
+    assert_eq!(held(&setup).await, [false; 2]);
+    // Without time it is one attempt.
+    let elsewhere = setup.held_elsewhere("a").await;
+    let (took, result) = timed(both(&setup.leases).lock_timeout(Duration::ZERO)).await;
+    assert!(result.unwrap().is_none() && took < MOMENT, "{took:?}");
+    drop(elsewhere);
+}
+
+#[tokio::test(start_paused = true)]
 async fn call_dropped_at_each_poll_leaves_nothing() {
     for polls in 0..40 {
         let setup = Setup::new();

@@ -490,7 +490,9 @@ impl Case<'_> {
             }
             let bound = setting.max_poll_interval() + 2 * setting.attempt() + REACTION;
             for (name, span) in &free {
-                let Some(idle) = overlap(*span, wait).filter(|_| **name == lease.name) else {
+                // A set may wait for another one of its names.
+                let waits_for_it = **name == lease.name && lease.how != "set";
+                let Some(idle) = overlap(*span, wait).filter(|_| waits_for_it) else {
                     continue;
                 };
                 let mut moments: Vec<Span> =

@@ -39,6 +39,7 @@ const REPLICAS: u64 = 503;
 const WHOLE_LOG: u64 = 504;
 /// The part of the seed of the one that takes two names of one slot.
 const TOGETHER: u64 = 501;
+const SETS: u64 = 502;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
 
@@ -62,6 +63,8 @@ pub struct Place {
     pub name: String,
     pub ttl: Duration,
     pub leases: LeaseManager,
+    /// Which of the process's stores, and so of its managers.
+    pub store: usize,
 }
 
 pub struct Process {
@@ -144,13 +147,14 @@ async fn settle_in(
     diary: &Diary,
 ) -> Vec<Place> {
     let mut places = Vec::new();
-    for backend in backends {
+    for (store, backend) in backends.into_iter().enumerate() {
         let leases = connect(&backend, dedicated_thread, replicas).await;
         introduce(&leases, who, diary).await;
         places.extend(backend.names.into_iter().map(|name| Place {
             name,
             ttl: backend.ttl,
             leases: leases.clone(),
+            store,
         }));
     }
     places
@@ -254,6 +258,7 @@ impl Process {
             tasks.spawn(self.flow(seed, part)?.live());
         }
         tasks.spawn(self.flow(seed, TOGETHER)?.live_together());
+        tasks.spawn(self.flow(seed, SETS)?.live_in_sets());
         tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
         let host = Arc::clone(&self);
         tasks.spawn_blocking(move || guests::live(&host, seed));

@@ -29,6 +29,7 @@ mod line;
 mod picture;
 mod random;
 mod report;
+mod sets;
 mod stage;
 mod together;
 

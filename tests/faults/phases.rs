@@ -189,8 +189,9 @@ fn at_every_phase(ttl: Duration, at_once: usize) {
                         Problem::After(problem) => (true, problem),
                     };
                     let context = format!("{mode:?}, {ttl:?}, phase {phase}: {problem}");
+                    // The watchdog's thread wakes first, then the one that waits for the loss; the probe is one thread.
                     assert!(
-                        !shown || stall > grace / 2,
+                        !shown || stall > grace / 3,
                         "{context}; the worst stall was {stall:?}"
                     );
                     assert!(

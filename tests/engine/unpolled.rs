@@ -347,3 +347,21 @@ async fn unlock_after_a_nested_call_that_was_put_aside_succeeds() {
         assert_eq!(setup.recorded("n").await, None);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn nested_lock_put_aside_keeps_those_behind_no_longer_than_ttl() {
+    for silent in [false, true] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n");
+        let outer = lock.lock().await.expect("free");
+        let fault = if silent { Fault::Hang } else { Fault::Delay(5 * MOMENT) };
+        setup.faults.add(Rule::new(fault).on(Call::Acquire).times(1));
+        let mut aside = Box::pin(lock.lock());
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        drop(outer);
+        let next = gets_in(&setup.leases, "n").await;
+        drop(aside);
+        settle().await;
+        next.check().expect("held");
+    }
+}

@@ -331,6 +331,12 @@ fn key_of_a_token_without_lease_is_found_beside_waiters() {
     finds("orphan", &format!("{}\n12 soak fault 300ms kept Freeze(0)", key(2, 1900)));
     accepts(&format!("{}\n12 soak fault 300ms kept Crash(0)", key(2, 1900)));
     accepts(&format!("{}\n301 p0.1 aside 1", key(2, 900)));
+    // A call for a set that waits for another name, until it gives up.
+    let set = |until| {
+        key(2, until).replace(waits, "300 p0.1 wanted 1 ash set 0").replace("2000 p", "700 p")
+    };
+    accepts(&set(1100));
+    finds("orphan", &set(1900));
 }
 
 #[test]

@@ -107,6 +107,9 @@ impl Case<'_> {
         excused.extend(asides.map(|(from, until)| {
             (from.saturating_sub(setting.ttl), until.unwrap_or(self.end()) + setting.ttl)
         }));
+        // A call for a set may have some of its names while it waits for another.
+        let sets = own.iter().filter(|lease| lease.how == "set");
+        excused.extend(sets.map(|lease| (lease.asked, lease.answered().unwrap_or(self.end()))));
         excused.sort_unstable();
         let untaken = longest_uncovered(key.span, &excused);
         let stalled = self.trouble(key.who, setting, untaken).stalled;

@@ -336,7 +336,7 @@ fn key_of_a_token_without_lease_is_found_beside_waiters() {
         key(2, until).replace(waits, "300 p0.1 wanted 1 ash set 0").replace("2000 p", "700 p")
     };
     accepts(&set(1100));
-    finds("orphan", &set(1900));
+    finds("orphan", &set(1500));
 }
 
 #[test]

@@ -149,6 +149,13 @@ impl Error {
         Self::new(ErrorKind::Invalid, message)
     }
 
+    /// The error of a semaphore that has another size.
+    pub(crate) fn other_size(has: u32, asked: u32) -> Self {
+        Self::invalid(format!(
+            "the semaphore has {has} permits and was asked for with {asked}; use one size in all processes"
+        ))
+    }
+
     pub(crate) fn protocol(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Protocol, message)
     }

@@ -385,6 +385,17 @@ impl Lease {
         self.hold.forget(self.core());
     }
 
+    /// Returns the engine and the hold.
+    pub(crate) fn parts(&self) -> (Arc<Engine>, Arc<Hold>) {
+        (Arc::clone(&self.engine), Arc::clone(&self.hold))
+    }
+
+    /// Returns the lease of the hold that has replaced this one, which is over. Its token fires.
+    pub(crate) fn replaced(mut self, hold: Arc<Hold>) -> Self {
+        self.end();
+        Self { engine: Arc::clone(&self.engine), hold, token: OnceLock::new(), over: false }
+    }
+
     /// Makes the loss fire `token`, unless it fires another one already. Returns the token that it fires.
     pub(crate) fn share_loss(&self, token: &CancellationToken) -> CancellationToken {
         self.hold.share_lost_token(token)

@@ -128,6 +128,9 @@
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
 //! - [`MultiLock`] is a handle on several names, which it locks all or none; [`MultiLease`] is its guard.
+//! - [`RwLock`] is a handle on a read-write lock; [`ReadLease`] and [`WriteLease`] are its guards, [`Upgraded`] the
+//!   outcome of an upgrade.
+//! - [`Semaphore`] counts permits, [`Permit`] is the guard of some of them, and [`Usage`] says how many are out.
 //! - [`Slots`] is a set of numbered leases, [`Slot`] one of them.
 //! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
 //! - [`Loss`] is the reason why a lease was lost.
@@ -156,6 +159,8 @@ mod lock;
 mod manager;
 mod multi_lock;
 mod runtime;
+mod rw_lock;
+mod semaphore;
 mod slots;
 pub mod store;
 mod sync;
@@ -169,6 +174,8 @@ pub use lease::{Lease, LeaseState};
 pub use lock::{Holder, Lock};
 pub use manager::{Builder, CloseError, LeaseManager};
 pub use multi_lock::{MultiLease, MultiLock};
+pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
+pub use semaphore::{Permit, Semaphore, Usage};
 pub use slots::{Slot, Slots};
 pub use store::HolderInfo;
 pub use tokio_util::sync::CancellationToken;

@@ -11,7 +11,7 @@ use super::state::{NestedVerdict, Reentry};
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::{Acquire, Acquired, HolderId, Mode, Name, Target};
+use crate::store::{Acquire, Acquired, HolderId, Mode, Name, Place, Target};
 use crate::trace::QuietSpan;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -218,17 +218,28 @@ impl<'core> AcquireLoop<'_, 'core> {
         Target::new(self.name.clone(), self.mode)
     }
 
-    fn request(&self, holder: HolderId, count: u32) -> Acquire {
+    fn request(&self, holder: HolderId) -> Acquire {
         let core = self.core;
         Acquire::new(self.target(), holder, core.timing.ttl, core.timing.attempt)
-            .with_count(count)
-            .with_fencing(core.settings.fencing.filter(|_| count == 1))
+            .with_fencing(core.fencing(self.mode))
+            .with_place(self.place())
     }
 
-    /// Returns a nested request, which must not outlive `C`.
+    /// Returns the place between the readers and writers of all processes.
+    fn place(&self) -> Option<Place> {
+        let (core, mode) = (self.core, self.mode);
+        let waits = !self.once && matches!(mode, Mode::Read | Mode::Write);
+        waits.then(|| {
+            let waited = core.now().saturating_duration_since(self.start);
+            Place::new(waited, core.place_kept())
+        })
+    }
+
+    /// Returns a nested request in the mode of the hold. It must not outlive `C`.
     fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
-        let request = self.request(hold.holder, count);
-        Acquire { timeout: request.timeout.min(hold.remaining(self.core)), ..request }
+        let timing = &self.core.timing;
+        let timeout = timing.attempt.min(hold.remaining(self.core));
+        Acquire::new(hold.target(), hold.holder, timing.ttl, timeout).with_count(count)
     }
 
     /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
@@ -304,7 +315,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             let Some(since) = turn.asked(now) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
-            let request = self.request(attempt.holder(), 1);
+            let request = self.request(attempt.holder());
             let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
             let Some(verdict) = verdict else {
                 return Err(Error::silent());

@@ -5,7 +5,7 @@ use super::core::Core;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, HolderInfo, Inspect, Mode, Name, Release, Released,
+    Acquire, Acquired, ForceRelease, HolderId, Inspect, Inspection, Mode, Name, Release, Released,
     StoreFuture, Target, Wait, Wakeups, failed,
 };
 use crate::trace;
@@ -35,20 +35,48 @@ impl Core {
         if self.can.supports(mode) { Ok(()) } else { Err(mode.unsupported()) }
     }
 
-    /// Asks the store for the holder of a name.
-    pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<HolderInfo>> {
-        let target = Target::exclusive(name.clone());
-        self.check(target.mode)?;
-        let request = Inspect::new(target, self.timing.attempt);
-        asked(|| self.store.inspect(request)).await.map(|inspection| inspection.into_holder())
+    /// Asks the store for the holders of a name, whatever kind of lock it is.
+    pub(crate) async fn inspect(&self, name: &Name) -> Result<Inspection> {
+        self.of_any_kind(name, |target| {
+            self.store.inspect(Inspect::new(target, self.timing.attempt))
+        })
+        .await
     }
 
-    /// Has the store release a name by force.
+    /// Asks the store for the holders of a name in a mode.
+    pub(crate) async fn inspect_as(&self, name: &Name, mode: Mode) -> Result<Inspection> {
+        self.check(mode)?;
+        let request = Inspect::new(Target::new(name.clone(), mode), self.timing.attempt);
+        asked(|| self.store.inspect(request)).await
+    }
+
+    /// Has the store release a name by force, whatever kind of lock it is.
     pub(crate) async fn force_release(&self, name: &Name) -> Result<bool> {
-        let target = Target::exclusive(name.clone());
-        self.check(target.mode)?;
-        let request = ForceRelease::new(target, self.timing.attempt);
-        asked(|| self.store.force_release(request)).await
+        self.of_any_kind(name, |target| {
+            self.store.force_release(ForceRelease::new(target, self.timing.attempt))
+        })
+        .await
+    }
+
+    /// Asks for a name as one kind of lock after the other, until it is one of that kind.
+    async fn of_any_kind<'a, T: Send + 'a>(
+        &self,
+        name: &Name,
+        ask: impl Fn(Target) -> Request<'a, T>,
+    ) -> Result<T> {
+        self.check(Mode::Exclusive)?;
+        let first = asked(|| ask(Target::exclusive(name.clone()))).await;
+        let others = [Mode::Read, Mode::Permits { size: 1, take: 1 }];
+        for mode in others.into_iter().filter(|mode| self.can.supports(*mode)) {
+            if !is_wrong_type(&first) {
+                break;
+            }
+            let answer = asked(|| ask(Target::new(name.clone(), mode))).await;
+            if !is_wrong_type(&answer) {
+                return answer;
+            }
+        }
+        first
     }
 
     /// Asks the store for the wake-ups of a target, for a holder that is about to ask for it, or for one that only
@@ -123,6 +151,10 @@ pub(super) fn caught_call<'a, T: Send + 'a>(
 /// Makes a request and awaits it, and turns a panic in either into a failure.
 async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
     caught(&mut caught_call(request)).await
+}
+
+fn is_wrong_type<T>(answer: &Result<T>) -> bool {
+    answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::WrongType)
 }
 
 fn panicked() -> Error {

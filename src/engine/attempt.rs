@@ -113,6 +113,19 @@ impl<'a> Nested<'a> {
         self.land()
     }
 
+    /// Asks the store once to change the mode. A change ends this by [`Nested::changed`], anything else by
+    /// [`Nested::end`].
+    pub(super) async fn ask_to_change(&mut self, request: Acquire) -> Result<Acquired> {
+        self.sent = self.core.now();
+        self.flight = Some(self.core.acquire(request));
+        land(&mut self.flight).await
+    }
+
+    /// Ends it after the store has changed the mode. The hold is over then.
+    pub(super) fn changed(self) {
+        let _ = std::mem::ManuallyDrop::new(self);
+    }
+
     /// Waits for the request in flight.
     pub(super) async fn land(&mut self) -> NestedVerdict {
         match land(&mut self.flight).await {

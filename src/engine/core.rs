@@ -6,7 +6,7 @@ use super::schedule::{Call, Schedule};
 use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Capabilities, Fencing, HolderId, Store};
+use crate::store::{Capabilities, Fencing, HolderId, Mode, Store};
 use crate::sync::Mutex;
 use std::future::Future;
 use std::pin::Pin;
@@ -196,6 +196,21 @@ impl Core {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Returns the fencing tokens that an outermost acquire reserves in a mode.
+    pub(super) fn fencing(&self, mode: Mode) -> Option<Fencing> {
+        // Only a hold that is handed off needs more than one.
+        let block = |fencing: Fencing| match mode {
+            Mode::Exclusive | Mode::Write => fencing,
+            Mode::Read | Mode::Permits { .. } => Fencing { block: 1, ..fencing },
+        };
+        self.settings.fencing.map(block)
+    }
+
+    /// Returns how long a store remembers the place of a waiter: three polls may be late, or two attempts.
+    pub(super) fn place_kept(&self) -> Duration {
+        (self.settings.poll_bound * 3).max(self.timing.attempt * 2)
     }
 
     /// Submits a job to the worker. Works on any thread, inside and outside a runtime.

@@ -70,6 +70,11 @@ impl Hold {
         Target::new(self.name.clone(), self.mode)
     }
 
+    /// Returns the number of its seat in the queue, while it has one.
+    pub(super) fn seat_number(&self) -> Option<u64> {
+        self.lock().seat.as_ref().map(Seat::number)
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock()
     }

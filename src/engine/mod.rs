@@ -9,6 +9,7 @@
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
 //! | [`handoff`] | hands off a hold to the next local waiter |
+//! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
 //! | [`close`], [`revoke`] | the end of all leases, and of one name by force |
@@ -58,6 +59,7 @@ mod acquire;
 mod ask;
 mod attempt;
 mod close;
+mod convert;
 mod core;
 #[expect(clippy::module_inception, reason = "it runs the engine")]
 mod engine;
@@ -90,6 +92,7 @@ mod worker;
 
 pub(crate) use acquire::{Claim, WaitLimit, acquire};
 pub(crate) use close::Closed;
+pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};
 pub(crate) use engine::Engine;
 pub(crate) use hold::Hold;

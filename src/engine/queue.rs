@@ -20,7 +20,7 @@ use super::pause::{Heard, Pauses};
 use super::timing::Timing;
 use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};
-use crate::store::{Name, NameMap};
+use crate::store::{Mode, Name, NameMap};
 use crate::sync::Mutex;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -163,7 +163,45 @@ impl Queue {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
         }
         entry.silent_since = None;
-        entry.rivals().is_some_and(|rivals| rivals.forced >= Some(sent))
+        let forced = entry.rivals().is_some_and(|rivals| rivals.forced >= Some(sent));
+        // The turn ends with the grant; the next waiter for permits may ask.
+        let shares = matches!(hold.mode, Mode::Permits { .. }) && entry.has_waiters();
+        let woken = match shares {
+            true => state.advance(&hold.name, self.times(self.clock.now())),
+            false => Vec::new(),
+        };
+        drop(state);
+        Ended { woken, _removed: Removed::default() }.wake_all();
+        forced
+    }
+
+    /// Marks a seat as one of [`Mode::Write`], if nothing else of this process holds the name, asks or waits for it.
+    /// Returns whether it did.
+    pub(super) fn begin_upgrade(&self, name: &Name, number: u64) -> bool {
+        let mut state = self.lock();
+        let Some(entry) = state.names.get_mut(name) else { return false };
+        let alone = !entry.has_waiters();
+        match entry.members.all_mut() {
+            [member] if alone && member.number == number => member.mode = Mode::Write,
+            _ => return false,
+        }
+        true
+    }
+
+    /// Sets the mode of a seat, and the hold in it if one is given. Admits the waiters that may ask now.
+    pub(super) fn reseat(&self, name: &Name, number: u64, mode: Mode, hold: Option<Arc<Hold>>) {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        let Some(entry) = state.names.get_mut(name) else { return };
+        let Some(member) = entry.members.get(number) else { return };
+        member.mode = mode;
+        // The caller still has the old hold, so none is dropped here.
+        if let Some(hold) = hold {
+            member.stage = Stage::Holding(Some(hold));
+        }
+        let woken = state.advance(name, self.times(now));
+        drop(state);
+        Ended { woken, _removed: Removed::default() }.wake_all();
     }
 
     /// Records that this process forced a name open, at the latest at `now`.

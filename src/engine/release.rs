@@ -8,7 +8,7 @@ use super::pause::Heard;
 use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Release, Released, StoreFuture};
+use crate::store::{Mode, Release, Released, StoreFuture};
 use crate::trace;
 use std::pin::pin;
 use std::sync::Arc;
@@ -99,8 +99,12 @@ impl Flush<'_> {
         }
     }
 
-    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones.
+    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. In a shared mode the local
+    /// ones may listen too.
     fn give_way(&self, sent: Instant, listeners: u64) {
+        if matches!(self.hold.mode, Mode::Read | Mode::Permits { .. }) {
+            return;
+        }
         let heard = (listeners > 0).then(|| Heard {
             now: self.now,
             round_trip: self.now.saturating_duration_since(sent),

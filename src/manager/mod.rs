@@ -9,8 +9,10 @@ use crate::engine::{Closed, Engine};
 use crate::error::{Error, Result};
 use crate::lock::{Holder, Lock};
 use crate::multi_lock::MultiLock;
+use crate::rw_lock::RwLock;
+use crate::semaphore::Semaphore;
 use crate::slots::Slots;
-use crate::store::{HolderInfo, Name};
+use crate::store::{HolderInfo, Inspection, Name};
 use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -94,6 +96,27 @@ impl LeaseManager {
         MultiLock::new(Arc::clone(&self.engine), names)
     }
 
+    /// Creates a handle on the read-write lock `name` for one flow of control, without I/O.
+    ///
+    /// The first attempt to lock it reports an invalid name.
+    #[must_use]
+    #[doc(alias = "getReadWriteLock")]
+    #[doc(alias = "RReadWriteLock")]
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(Arc::clone(&self.engine), name.as_ref())
+    }
+
+    /// Creates the semaphore `name` with `size` permits, without I/O.
+    ///
+    /// The first attempt to acquire a permit reports an invalid name, a `size` of 0, and one that differs from the size that
+    /// other processes use.
+    #[must_use]
+    #[doc(alias = "getPermitExpirableSemaphore")]
+    #[doc(alias = "RPermitExpirableSemaphore")]
+    pub fn semaphore(&self, name: impl AsRef<str>, size: u32) -> Semaphore {
+        Semaphore::new(Arc::clone(&self.engine), name.as_ref(), size)
+    }
+
     /// Creates a set of `size` numbered slots under `name`, without I/O.
     ///
     /// Slot `i` is the lock `name#i`. The first attempt to take a slot reports an invalid name, one that is too long with
@@ -135,7 +158,41 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.inspect(&Name::new(name.as_ref())?).await
+        core.inspect(&Name::new(name.as_ref())?).await.map(Inspection::into_holder)
+    }
+
+    /// Returns all holders of `name`: of a read-write lock the readers, or of a semaphore those of its permits.
+    ///
+    /// As [`inspect`](LeaseManager::inspect), which returns the first of them. The order says nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](LeaseManager::inspect).
+    ///
+    /// # Panics
+    ///
+    /// May panic outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. It changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let (mut here, mut there) = (leases.rw_lock("prices"), leases.rw_lock("prices"));
+    /// let (one, other) = (here.read().await?, there.read().await?);
+    /// assert_eq!(leases.holders("prices").await?.len(), 2);
+    /// # drop((one, other));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn holders(&self, name: impl AsRef<str>) -> Result<Vec<HolderInfo>> {
+        let core = &self.engine.core;
+        core.check_open()?;
+        consume_budget().await;
+        core.inspect(&Name::new(name.as_ref())?).await.map(|inspection| inspection.holders)
     }
 
     /// Force-releases `name` and wakes a waiter. Returns whether it was held.

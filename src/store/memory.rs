@@ -1,14 +1,18 @@
-//! The embedded store: leases of one process, in a map.
+//! The embedded store: leases of one process, in maps.
 
+mod shared;
+
+use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Name, NameMap, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture,
-    Target, Wait, Wakeups, failed,
+    Inspection, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Signal, Store,
+    StoreFuture, Wait, Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::sync::Mutex;
 use async_trait::async_trait;
+use shared::Shared;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -42,7 +46,10 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The exclusive holds.
     holds: NameMap<Entry>,
+    /// The names that several holders share. A name is in one of these maps at most, but for what has expired.
+    shared: NameMap<Shared>,
     /// The last reserved fencing token of each name, until the clock has passed it.
     fences: NameMap<u64>,
     /// The last one that was forgotten before its time.
@@ -84,7 +91,10 @@ impl MemoryStore {
         let now = self.clock.now();
         let mut state = self.lock();
         state.holds.retain(|_, entry| entry.expires > now);
-        Name::new(name).is_ok_and(|name| state.holds.remove(&name).is_some())
+        Name::new(name).is_ok_and(|name| {
+            let shared = state.shared.remove(&name).is_some_and(|shared| shared.len(now) > 0);
+            state.holds.remove(&name).is_some() || shared
+        })
     }
 
     /// Forgets everything, as a server without persistence does when it restarts, and wakes no waiter.
@@ -94,6 +104,7 @@ impl MemoryStore {
         let now = self.clock.now();
         let mut state = self.lock();
         state.holds.clear();
+        state.shared.clear();
         let forgotten = state.fences.drain().map(|(_, last)| last).max();
         state.forgotten = state.forgotten.max(forgotten.unwrap_or_default());
         state.restarted = Some(now);
@@ -102,7 +113,9 @@ impl MemoryStore {
     /// Returns the number of holds that have not expired.
     pub fn len(&self) -> usize {
         let now = self.clock.now();
-        self.lock().holds.values().filter(|entry| entry.expires > now).count()
+        let state = self.lock();
+        let shared: usize = state.shared.values().map(|shared| shared.len(now)).sum();
+        state.holds.values().filter(|entry| entry.expires > now).count() + shared
     }
 
     /// Returns whether nothing is held.
@@ -117,7 +130,7 @@ impl MemoryStore {
     /// Runs an operation at one instant.
     fn at_once<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&mut State, Instant) -> T,
+        operation: impl FnOnce(&mut State, Instant) -> Result<T>,
     ) -> StoreFuture<T> {
         let now = self.clock.now();
         let (result, waiters) = {
@@ -125,19 +138,7 @@ impl MemoryStore {
             (operation(&mut state, now), std::mem::take(&mut state.to_wake))
         };
         waiters.iter().for_each(Signal::set);
-        Box::pin(std::future::ready(Ok(result)))
-    }
-
-    /// Runs an operation on a lock of the only kind that there is.
-    fn on<T: Send + 'static>(
-        &self,
-        target: &Target,
-        operation: impl FnOnce(&mut State, Instant) -> T,
-    ) -> StoreFuture<T> {
-        match target.require_exclusive() {
-            Ok(()) => self.at_once(operation),
-            Err(error) => failed(error),
-        }
+        Box::pin(std::future::ready(result))
     }
 }
 
@@ -158,7 +159,50 @@ impl State {
         }
     }
 
-    fn acquire(&mut self, request: &Acquire, now: Instant) -> Acquired {
+    /// Returns a name that several holders share, if it is in use.
+    fn shared(&mut self, name: &Name, now: Instant) -> Option<&mut Shared> {
+        if self.shared.is_empty() {
+            return None;
+        }
+        if self.shared.get_mut(name).is_some_and(|shared| !shared.is_live(now)) {
+            self.shared.remove(name);
+        }
+        self.shared.get_mut(name)
+    }
+
+    /// Refuses a name that is in use as another kind. Returns it if several holders share it.
+    fn of_kind(&mut self, name: &Name, kind: Kind, now: Instant) -> Result<Option<&mut Shared>> {
+        if kind != Kind::Lock && self.entry(name, now).is_some() {
+            return Err(Kind::Lock.wrong_type());
+        }
+        match self.shared(name, now) {
+            Some(shared) if shared.kind != kind => Err(shared.kind.wrong_type()),
+            shared => Ok(shared),
+        }
+    }
+
+    fn acquire(&mut self, request: &Acquire, now: Instant) -> Result<Acquired> {
+        let (name, mode) = (&request.target.name, request.target.mode);
+        self.of_kind(name, mode.kind(), now)?;
+        match mode {
+            Mode::Exclusive => Ok(self.acquire_exclusive(request, now)),
+            Mode::Read | Mode::Write | Mode::Permits { .. } => {
+                self.sweep(now);
+                let shared = self.shared.remove(name);
+                let mut shared = shared.unwrap_or_else(|| Shared::new(mode.kind()));
+                let outcome =
+                    shared.acquire(request, now, |fencing| self.fence(name, fencing, now));
+                self.shared.insert(name.clone(), shared);
+                let outcome = outcome?;
+                if outcome.wakes {
+                    self.wake(name);
+                }
+                Ok(outcome.verdict)
+            }
+        }
+    }
+
+    fn acquire_exclusive(&mut self, request: &Acquire, now: Instant) -> Acquired {
         let expires = now + request.ttl;
         let name = &request.target.name;
         match self.own(name, request.holder, now) {
@@ -193,17 +237,30 @@ impl State {
     }
 
     fn sweep(&mut self, now: Instant) {
-        if self.holds.len() + self.fences.len() < self.sweep_at.max(1024) {
+        let names = self.holds.len() + self.shared.len() + self.fences.len();
+        if names < self.sweep_at.max(1024) {
             return;
         }
         self.holds.retain(|_, entry| entry.expires > now);
+        self.shared.retain(|_, shared| shared.is_live(now));
         // However long they are to be kept: from then on the clock does as well.
         let now = micros(now);
         self.fences.retain(|_, last| *last >= now);
-        self.sweep_at = 2 * (self.holds.len() + self.fences.len());
+        self.sweep_at = 2 * (self.holds.len() + self.shared.len() + self.fences.len());
     }
 
-    fn release(&mut self, request: &Release, now: Instant) -> Released {
+    fn release(&mut self, request: &Release, now: Instant) -> Result<Released> {
+        let Release { target, holder, count, .. } = request;
+        let (name, mode) = (&target.name, target.mode);
+        let shared = self.of_kind(name, mode.kind(), now)?;
+        if let Some(shared) = shared {
+            let released = shared.release(*holder, mode, *count);
+            return Ok(shared::verdict(released, || self.wake(name)));
+        }
+        Ok(self.release_exclusive(request, now))
+    }
+
+    fn release_exclusive(&mut self, request: &Release, now: Instant) -> Released {
         let name = &request.target.name;
         match self.own(name, request.holder, now) {
             Err(absence) => Released::NotYours(absence),
@@ -221,7 +278,11 @@ impl State {
     fn renew(&mut self, batch: &RenewBatch, now: Instant) -> Renewed {
         let expires = now + batch.ttl;
         let verdicts = batch.items.iter().map(|item| {
-            Ok(match self.own(&item.target.name, item.holder, now) {
+            let (name, mode) = (&item.target.name, item.target.mode);
+            if let Some(shared) = self.of_kind(name, mode.kind(), now)? {
+                return Ok(shared.renew(item.holder, mode, expires));
+            }
+            Ok(match self.own(name, item.holder, now) {
                 Err(absence) => Some(absence),
                 Ok(entry) => {
                     entry.expires = expires;
@@ -254,7 +315,11 @@ impl Store for MemoryStore {
 
     fn capabilities(&self) -> Capabilities {
         // A release counts all that have subscribed; those of its own manager would be taken for waiters elsewhere.
-        Capabilities::default().with_announces(false)
+        Capabilities::default()
+            .with_announces(false)
+            .with_mode(Mode::Read)
+            .with_mode(Mode::Write)
+            .with_mode(Mode::Permits { size: 1, take: 1 })
     }
 
     fn shard(&self, _: &Name) -> usize {
@@ -262,43 +327,46 @@ impl Store for MemoryStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        self.on(&request.target, |state, now| state.acquire(&request, now))
+        self.at_once(|state, now| state.acquire(&request, now))
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.on(&request.target, |state, now| state.release(&request, now))
+        self.at_once(|state, now| state.release(&request, now))
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        match batch.require_exclusive() {
-            Ok(()) => self.at_once(|state, now| state.renew(&batch, now)),
-            Err(error) => failed(error),
-        }
+        self.at_once(|state, now| Ok(state.renew(&batch, now)))
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.on(&request.target, |state, now| {
-            Inspection::new(state.entry(&request.target.name, now).map(|entry| {
+        self.at_once(|state, now| {
+            let (name, mode) = (&request.target.name, request.target.mode);
+            if let Some(shared) = state.of_kind(name, mode.kind(), now)? {
+                return Ok(shared.inspect(now));
+            }
+            Ok(Inspection::new(state.entry(name, now).map(|entry| {
                 let remaining = entry.expires.saturating_duration_since(now);
                 HolderInfo::new(entry.holder.to_string(), entry.count.into(), Some(remaining))
-            }))
+            })))
         })
         .await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        self.on(&request.target, |state, now| {
-            let name = &request.target.name;
-            let held = state.entry(name, now).is_some();
+        self.at_once(|state, now| {
+            let (name, mode) = (&request.target.name, request.target.mode);
+            let shared = state.of_kind(name, mode.kind(), now)?;
+            let held = shared.is_some_and(|shared| shared.len(now) > 0);
+            let held = held || state.entry(name, now).is_some();
+            state.shared.remove(name);
             state.holds.remove(name);
             state.wake(name);
-            held
+            Ok(held)
         })
         .await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        request.target.require_exclusive()?;
         let (name, signal) = (request.target.name, Signal::new());
         self.lock().waiters.entry(name.clone()).or_default().push(signal.clone());
         let subscription = Subscription { store: self.clone(), name, signal: signal.clone() };
@@ -311,7 +379,8 @@ impl Store for MemoryStore {
 
     async fn age(&self, _: Duration) -> Result<Option<Duration>> {
         // Before it was made, there was nothing to forget.
-        self.at_once(|state, now| state.restarted.map(|at| now.saturating_duration_since(at))).await
+        self.at_once(|state, now| Ok(state.restarted.map(|at| now.saturating_duration_since(at))))
+            .await
     }
 
     /// Names the memory that its clones share.
@@ -357,7 +426,7 @@ mod tests {
         let target = Target::exclusive(Name::new(name).unwrap());
         let request = Acquire::new(target, HolderId::new(Uuid::from_u128(1), 1), TTL, TTL)
             .with_fencing(Some(Fencing::new(10, Some(TTL * 2))));
-        match state.acquire(&request, now) {
+        match state.acquire(&request, now).unwrap() {
             Acquired::Granted { fence, .. } => fence.unwrap(),
             other => panic!("{other:?}"),
         }

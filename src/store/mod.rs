@@ -33,7 +33,9 @@ pub(crate) use quorum::NodeOpener;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
-pub use request::{Acquire, Fencing, ForceRelease, Inspect, Release, RenewBatch, Renewal, Wait};
+pub use request::{
+    Acquire, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal, Wait,
+};
 pub use signal::{Signal, Wakeups};
 pub use target::{Mode, Target};
 pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed};

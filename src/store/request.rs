@@ -43,13 +43,42 @@ pub struct Acquire {
     pub fencing: Option<Fencing>,
     /// The time that the attempt may take.
     pub timeout: Duration,
+    /// True if the holder has the name in the other one of the modes [`Read`](super::Mode::Read) and
+    /// [`Write`](super::Mode::Write), and changes to this one. From read to write only the sole holder changes; for any
+    /// other it is held. Without it, an acquire never changes the mode of a holder: it may be a late copy of an earlier
+    /// request.
+    pub converts: bool,
+    /// The place in the order of waiters, for modes that share a name; `None` for a call that does not wait.
+    pub place: Option<Place>,
+}
+
+/// The place of a waiter in the order between the readers and the writers of all processes.
+///
+/// A store remembers it when it refuses the request. Then it refuses a later reader while an older writer waits, and a
+/// later writer while an older reader waits, so that neither side starves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Place {
+    /// How long the waiter has waited.
+    pub waited: Duration,
+    /// The time for which the store remembers the place after the last request: a waiter may be gone.
+    pub kept: Duration,
+}
+
+impl Place {
+    /// Creates the place of a waiter that has waited for `waited`; the store remembers it for `kept`.
+    #[must_use]
+    pub fn new(waited: Duration, kept: Duration) -> Self {
+        Self { waited, kept }
+    }
 }
 
 impl Acquire {
     /// Creates an outermost acquire without fencing tokens.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, ttl: Duration, timeout: Duration) -> Self {
-        Self { target, holder, count: 1, ttl, fencing: None, timeout }
+        let (fencing, converts, place) = (None, false, None);
+        Self { target, holder, count: 1, ttl, fencing, timeout, converts, place }
     }
 
     /// Sets the [`count`](Self::count). Above 1, it is a nested acquire.
@@ -62,6 +91,18 @@ impl Acquire {
     #[must_use]
     pub fn with_fencing(self, fencing: Option<Fencing>) -> Self {
         Self { fencing, ..self }
+    }
+
+    /// Sets [`converts`](Self::converts).
+    #[must_use]
+    pub fn with_converts(self, converts: bool) -> Self {
+        Self { converts, ..self }
+    }
+
+    /// Sets the [`place`](Self::place).
+    #[must_use]
+    pub fn with_place(self, place: Option<Place>) -> Self {
+        Self { place, ..self }
     }
 }
 

@@ -7,9 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// [`Capabilities::supports`](super::Capabilities::supports) returns whether a store has a mode. A store returns
 /// [`Unsupported`](ErrorKind::Unsupported) for any other. It matches on the mode without a wildcard that grants, so
-/// that it never grants an unknown mode as another one. The stores of this crate support `Exclusive` alone; the other
-/// modes are for stores of your own, and no handle of this version asks for them. A name that is held in a mode that cannot be shared with the
-/// requested one is held; a name that is kept as another lock is [`WrongType`](ErrorKind::WrongType).
+/// that it never grants an unknown mode as another one. A name that is held in a mode that cannot be shared with the
+/// requested one is held; a name that is in use as another kind of lock is [`WrongType`](ErrorKind::WrongType).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Mode {
@@ -31,7 +30,47 @@ pub enum Mode {
     },
 }
 
+/// What a name is used as. Only modes of one kind share a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Lock,
+    ReadWrite,
+    Semaphore,
+}
+
+impl Kind {
+    /// Returns the error of a request of another kind.
+    pub(crate) fn wrong_type(self) -> Error {
+        let (what, method) = match self {
+            Self::Lock => ("a plain lock", "lock"),
+            Self::ReadWrite => ("a read-write lock", "rw_lock"),
+            Self::Semaphore => ("a semaphore", "semaphore"),
+        };
+        let message = format!(
+            "the name is in use as {what}; use it by `{method}` only, or choose another name"
+        );
+        Error::new(ErrorKind::WrongType, message)
+    }
+}
+
 impl Mode {
+    /// Returns what a name of this mode is used as.
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Exclusive => Kind::Lock,
+            Self::Read | Self::Write => Kind::ReadWrite,
+            Self::Permits { .. } => Kind::Semaphore,
+        }
+    }
+
+    /// Returns the number of permits of a holder; 0 for a lock.
+    pub(crate) fn permits(self) -> u32 {
+        match self {
+            Self::Permits { take, .. } => take,
+            Self::Exclusive | Self::Read | Self::Write => 0,
+        }
+    }
+
     /// Returns the error of a store without this mode. Nothing was executed.
     #[must_use]
     pub fn unsupported(self) -> Error {

@@ -1,5 +1,6 @@
 //! Verdicts of a store.
 
+use super::target::Mode;
 use crate::clock::Instant;
 use crate::error::Result;
 use std::time::Duration;
@@ -106,13 +107,21 @@ pub enum Absence {
 pub struct Inspection {
     /// The holders, none if the name is free. In [`Mode::Exclusive`](super::Mode::Exclusive) there is one at most.
     pub holders: Vec<HolderInfo>,
+    /// The number of permits of a semaphore; `None` if the name is no semaphore, or the store has none under it.
+    pub size: Option<u32>,
 }
 
 impl Inspection {
     /// Creates the answer from the holders.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = HolderInfo>) -> Self {
-        Self { holders: holders.into_iter().collect() }
+        Self { holders: holders.into_iter().collect(), size: None }
+    }
+
+    /// Sets the [`size`](Self::size).
+    #[must_use]
+    pub fn with_size(self, size: Option<u32>) -> Self {
+        Self { size, ..self }
     }
 
     /// Returns the holder of a name that has one at most; of several, the first.
@@ -130,17 +139,25 @@ pub struct HolderInfo {
     ///
     /// An identity for debugging. It is neither a secret nor a permission.
     pub holder: String,
-    /// The hold count.
+    /// The hold count; of a semaphore, the number of permits.
     pub hold_count: u64,
+    /// The mode of the hold.
+    pub mode: Mode,
     /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
     /// requests that).
     pub remaining: Option<Duration>,
 }
 
 impl HolderInfo {
-    /// Creates the description of a holder, for authors of a [`Store`](super::Store).
+    /// Creates the description of an exclusive holder, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self { holder, hold_count, remaining }
+        Self { holder, hold_count, mode: Mode::Exclusive, remaining }
+    }
+
+    /// Sets the [`mode`](Self::mode).
+    #[must_use]
+    pub fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 }

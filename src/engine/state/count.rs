@@ -179,6 +179,29 @@ impl State {
         next
     }
 
+    /// Ends the hold for its only lease, after the store has changed its mode by a request of `sent`. Returns the state of
+    /// the hold in the new mode, or `None` if it is lost, or the answer came too late.
+    pub(in crate::engine) fn change_mode(
+        &mut self,
+        timing: &Timing,
+        now: Instant,
+        (sent, renew): (Instant, Instant),
+    ) -> Option<Self> {
+        self.expire(timing, now);
+        if !self.believed() || timing.stale(sent, now) {
+            return None;
+        }
+        let next = Self {
+            fence_kept: sent,
+            ..Self::granted(sent, renew, self.max_until, self.unsure_until.take())
+        };
+        self.live = 0;
+        self.in_flight = InFlight::None;
+        self.phase = Phase::Released;
+        self.renewal = Renewal::Stopped;
+        Some(next)
+    }
+
     /// Accepts the hold, if its waiter can rely on it for as long as on a new grant. Returns
     /// whether it did. `max_hold` counts from here.
     pub(in crate::engine) fn accept(

@@ -1,0 +1,150 @@
+//! Changes the mode of a hold: a writer becomes a reader, or the only reader becomes the writer.
+//!
+//! # Invariants
+//!
+//! 1. **Only for the only lease of a hold**, which the caller gives up: whatever happens, no lease believes in the old
+//!    mode any more.
+//! 2. **One request, never repeated.** A late copy of it would change the mode once more. If its fate is unknown, the hold
+//!    is released; a release and a renewal go by the holder id, in either mode.
+//! 3. **The seat stays taken.** While a reader becomes the writer, the queue treats its seat as that of a writer; a writer
+//!    that becomes a reader admits other readers only after the store did.
+
+use super::attempt::Nested;
+use super::core::Core;
+use super::hold::Hold;
+use super::state::{NestedVerdict, Reentry};
+use super::wake::run_wakers;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::{Acquire, Acquired, Mode, Target};
+use std::pin::pin;
+use std::sync::Arc;
+use tokio::task::coop::consume_budget;
+use tokio::time::timeout;
+
+/// The outcome of a change of the mode.
+pub(crate) enum Converted {
+    /// The hold in the new mode, with one lease.
+    Changed(Arc<Hold>),
+    /// The hold is as before: it has other leases, or others read, or wait for the name.
+    Refused,
+}
+
+/// A grant of the store in the new mode.
+#[derive(Clone, Copy)]
+struct Change {
+    mode: Mode,
+    sent: Instant,
+    fence: Option<u64>,
+    reached: bool,
+}
+
+/// Changes the mode of a hold whose only lease is that of the caller. After an error the caller drops that lease, which
+/// releases the hold.
+pub(crate) async fn convert(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted> {
+    core.check_open()?;
+    core.ensure_running();
+    consume_budget().await;
+    let limit = core.timing.attempt * 2;
+    let converting = pin!(async {
+        match timeout(limit, run(core, hold, mode)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::silent()),
+        }
+    });
+    core.attend(converting).await
+}
+
+async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted> {
+    let count = loop {
+        match hold.reenter(core) {
+            Reentry::Count(count) => break count,
+            Reentry::Busy => hold.until_idle().await,
+            Reentry::Lost(loss) => return Err(Error::lost(loss)),
+            Reentry::Over => return Err(Error::new(ErrorKind::Invalid, "the lease has ended")),
+        }
+    };
+    let mut nested = Nested::new(core, hold, 1);
+    let number = hold.seat_number();
+    let upgrades = mode == Mode::Write;
+    let seat = number.filter(|number| {
+        count == 2 && (!upgrades || core.queue.begin_upgrade(&hold.name, *number))
+    });
+    let Some(number) = seat else {
+        refuse(nested);
+        return Ok(Converted::Refused);
+    };
+    let request = Acquire::new(
+        Target::new(hold.name.clone(), mode),
+        hold.holder,
+        core.timing.ttl,
+        core.timing.attempt.min(hold.remaining(core)),
+    )
+    .with_fencing(core.fencing(mode))
+    .with_converts(true);
+    let verdict = tokio::select! {
+        biased;
+        verdict = nested.ask_to_change(request) => verdict,
+        loss = hold.when_lost() => return Err(Error::lost(loss)),
+    };
+    match verdict {
+        Ok(Acquired::Granted { sent, fence, reached }) => {
+            let change = Change { mode, sent, fence, reached };
+            match hold.change_mode(core, number, change) {
+                Some(next) => {
+                    nested.changed();
+                    Ok(Converted::Changed(next))
+                }
+                None => {
+                    let late = NestedVerdict::Failed(Error::silent());
+                    nested.end(late, false).map(|()| Converted::Refused)
+                }
+            }
+        }
+        Ok(Acquired::Held { .. }) => {
+            core.queue.reseat(&hold.name, number, hold.mode, None);
+            refuse(nested);
+            Ok(Converted::Refused)
+        }
+        Ok(Acquired::NotYours(absence)) => {
+            nested.end(NestedVerdict::NotYours(absence), false).map(|()| Converted::Refused)
+        }
+        Err(error) => nested.end(NestedVerdict::Failed(error), false).map(|()| Converted::Refused),
+    }
+}
+
+/// Ends a change that was not made: the hold stays as it is.
+fn refuse(nested: Nested<'_>) {
+    let nothing = Error::new(ErrorKind::Unavailable, "nothing was sent");
+    let _ = nested.end(NestedVerdict::Failed(nothing.with_fate(Fate::NotExecuted)), false);
+}
+
+impl Hold {
+    /// Ends the hold and installs the one of the new mode in its seat. Returns `None` if the hold is lost, or the answer
+    /// came too late.
+    fn change_mode(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        number: u64,
+        change: Change,
+    ) -> Option<Arc<Self>> {
+        let Change { mode, sent, fence, reached } = change;
+        let now = core.now();
+        let mut inner = self.lock();
+        let watchers = self.watchers(&inner);
+        let renew = core.timing.renewal(sent, core.jitter());
+        let mut state = inner.state.change_mode(&core.timing, now, (sent, renew))?;
+        state.reached(if reached { now } else { Instant::MAX });
+        let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());
+        let target = Target::new(self.name.clone(), mode);
+        let next = Self::new(target, self.holder, fence, state, seat);
+        core.queue.reseat(&self.name, number, mode, Some(Arc::clone(&next)));
+        drop(inner);
+        core.schedule.set(self, scheduled, None);
+        if let Some(watchers) = watchers {
+            run_wakers(|| watchers.notify_waiters());
+        }
+        next.start(core, now);
+        Some(next)
+    }
+}

@@ -1,0 +1,517 @@
+//! Locks one name for one writer or for many readers.
+
+use crate::engine::{Converted, Engine, Hold, WaitLimit, acquire, convert};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lease::Lease;
+use crate::runtime;
+use crate::store::{Mode, Name};
+use crate::sync::Mutex;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A handle on a read-write lock, for one flow of control.
+///
+/// [`LeaseManager::rw_lock`](crate::LeaseManager::rw_lock) creates it without I/O. At one time, one writer has the name, or
+/// any number of readers, across handles, tasks, processes and hosts. Use it where many read what a few change: readers do
+/// not wait for each other.
+///
+/// # Re-entry
+///
+/// A handle that holds the write lease enters again at once, by [`write`](RwLock::write) and by [`read`](RwLock::read). The
+/// name stays locked for writing until all of these leases have ended. A handle that only reads enters again by `read`. Its
+/// `write` is [`Invalid`](ErrorKind::Invalid) at once, because it would wait for itself forever: drop the read lease first,
+/// or use [`ReadLease::try_upgrade`].
+///
+/// # Order
+///
+/// Neither side starves. Among the handles of a manager, a reader that comes after a waiting writer waits behind it.
+/// Between managers, the store remembers how long the oldest reader and the oldest writer have waited, and refuses those of
+/// the other side that came later. A waiter that goes away without being granted the name delays them by three
+/// [poll intervals](crate::Builder::max_poll_interval) at most. On a [`Quorum`](crate::store::Quorum) there is no such order
+/// between managers. Redisson's clients neither give nor see it.
+///
+/// # Which stores
+///
+/// Memory, Redis with Sentinel or Cluster, and a quorum of Redis servers. On ZooKeeper it is
+/// [`Unsupported`](ErrorKind::Unsupported). On Redis it has the layout of Redisson's `RReadWriteLock`, and both exclude each
+/// other. A name that is in use as another kind of lock is [`WrongType`](ErrorKind::WrongType).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let (mut here, mut there) = (leases.rw_lock("prices"), leases.rw_lock("prices"));
+/// let (one, other) = (here.read().await?, there.read().await?);
+/// assert!(leases.rw_lock("prices").try_write().await?.is_none());
+/// one.unlock().await?;
+/// other.unlock().await?;
+///
+/// let edit = here.write().await?;
+/// assert!(there.try_read().await?.is_none());
+/// edit.unlock().await
+/// # }
+/// ```
+#[doc(alias = "RReadWriteLock")]
+#[doc(alias = "ReadWriteLock")]
+pub struct RwLock {
+    engine: Arc<Engine>,
+    /// The first attempt to lock reports an invalid name.
+    name: Result<Name>,
+    current: Arc<Current>,
+}
+
+/// The last hold of a handle. Its leases have it too: they may change the mode of the hold.
+type Current = Mutex<Option<Arc<Hold>>>;
+
+/// The guard of a reader.
+///
+/// It dereferences to its [`Lease`]. Dropping it releases it in the background.
+///
+/// Its [fencing token](Lease::fence) is shared with the readers of other handles that are there at the same time: it is
+/// larger than that of each writer before them, and smaller than that of each writer after them. So a resource that compares
+/// tokens accepts what readers derive, such as a cache entry, until the next writer has written.
+#[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
+#[clippy::has_significant_drop]
+pub struct ReadLease {
+    lease: Lease,
+    current: Arc<Current>,
+}
+
+/// The guard of the writer.
+///
+/// It dereferences to its [`Lease`]. Dropping it releases it in the background.
+#[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
+#[clippy::has_significant_drop]
+pub struct WriteLease {
+    lease: Lease,
+    current: Arc<Current>,
+}
+
+/// The outcome of [`ReadLease::try_upgrade`].
+#[derive(Debug)]
+#[must_use = "it has the lease, which is released when this is dropped"]
+pub enum Upgraded {
+    /// The reader is the writer now.
+    Write(WriteLease),
+    /// Another lease reads, or another handle waits; the lease is as before.
+    Still(ReadLease),
+}
+
+impl RwLock {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
+        Self { engine, name: Name::new(name), current: Arc::default() }
+    }
+
+    /// Returns the name; empty if the one that was given is invalid.
+    pub fn name(&self) -> &str {
+        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+    }
+
+    /// Waits until this handle may read.
+    ///
+    /// Re-enters at once while a lease of this handle is alive, also a write lease.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock), and [`Unsupported`](ErrorKind::Unsupported) if the store has no read-write
+    /// locks.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    #[doc(alias = "readLock")]
+    pub async fn read(&mut self) -> Result<ReadLease> {
+        let lease = self.lease(Mode::Read, WaitLimit::Forever).await?;
+        lease.map(|lease| self.reading(lease)).ok_or_else(Error::silent)
+    }
+
+    /// Reads if no writer holds the name now, and none has waited for it; returns `None` otherwise.
+    ///
+    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](RwLock::read), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn try_read(&mut self) -> Result<Option<ReadLease>> {
+        let lease = self.lease(Mode::Read, WaitLimit::Once).await?;
+        Ok(lease.map(|lease| self.reading(lease)))
+    }
+
+    /// Waits until this handle may read, for at most `timeout`; returns `None` if it could not until then.
+    ///
+    /// With a zero `timeout` it makes one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](RwLock::read); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// store.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn read_timeout(&mut self, timeout: Duration) -> Result<Option<ReadLease>> {
+        let lease = self.lease(Mode::Read, WaitLimit::For(timeout)).await?;
+        Ok(lease.map(|lease| self.reading(lease)))
+    }
+
+    /// Waits until this handle may write.
+    ///
+    /// Re-enters at once while a write lease of this handle is alive.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](RwLock::read), and [`Invalid`](ErrorKind::Invalid) at once if a read lease of this handle is alive.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut prices = leases.rw_lock("prices");
+    /// let page = prices.read().await?;
+    /// let error = prices.write().await.unwrap_err();
+    /// assert_eq!(error.kind(), leasehold::ErrorKind::Invalid);
+    ///
+    /// page.unlock().await?;
+    /// prices.write().await?.unlock().await
+    /// # }
+    /// ```
+    #[doc(alias = "writeLock")]
+    pub async fn write(&mut self) -> Result<WriteLease> {
+        let lease = self.lease(Mode::Write, WaitLimit::Forever).await?;
+        lease.map(|lease| self.writing(lease)).ok_or_else(Error::silent)
+    }
+
+    /// Writes if the name is free now, and no reader waits for it; returns `None` otherwise.
+    ///
+    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](RwLock::write), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn try_write(&mut self) -> Result<Option<WriteLease>> {
+        let lease = self.lease(Mode::Write, WaitLimit::Once).await?;
+        Ok(lease.map(|lease| self.writing(lease)))
+    }
+
+    /// Waits until this handle may write, for at most `timeout`; returns `None` if it could not until then.
+    ///
+    /// With a zero `timeout` it makes one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](RwLock::write); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// store.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn write_timeout(&mut self, timeout: Duration) -> Result<Option<WriteLease>> {
+        let lease = self.lease(Mode::Write, WaitLimit::For(timeout)).await?;
+        Ok(lease.map(|lease| self.writing(lease)))
+    }
+
+    /// Locks for reading, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](RwLock::read), and [`Lost`](ErrorKind::Lost) if the lease was lost before `body` ended; the output of
+    /// `body` is dropped then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock). A panic of `body` passes through, and the lease is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    pub async fn with_read<R, F>(&mut self, body: F) -> Result<R>
+    where
+        F: AsyncFnOnce(&mut RwLock, &ReadLease) -> R,
+    {
+        let lease = self.read().await?;
+        let result = lease.run(body(self, &lease)).await;
+        finish(result, lease.unlock().await, self.name())
+    }
+
+    /// Locks for writing, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](RwLock::write), and [`Lost`](ErrorKind::Lost) if the lease was lost before `body` ended; the output of
+    /// `body` is dropped then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock). A panic of `body` passes through, and the lease is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    pub async fn with_write<R, F>(&mut self, body: F) -> Result<R>
+    where
+        F: AsyncFnOnce(&mut RwLock, &WriteLease) -> R,
+    {
+        let lease = self.write().await?;
+        let result = lease.run(body(self, &lease)).await;
+        finish(result, lease.unlock().await, self.name())
+    }
+
+    async fn lease(&mut self, mode: Mode, limit: WaitLimit) -> Result<Option<Lease>> {
+        runtime::need();
+        let mut current = self.current.lock().clone();
+        let reads =
+            current.as_ref().is_some_and(|hold| hold.mode == Mode::Read && hold.count() > 0);
+        if reads && mode == Mode::Write {
+            return Err(Error::invalid(
+                "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
+                 ReadLease::try_upgrade",
+            ));
+        }
+        let claim = acquire(&self.engine.core, &self.name, mode, &mut current, limit).await?;
+        let lease = claim.map(|claim| Lease::new(&self.engine, claim));
+        if lease.is_some() {
+            *self.current.lock() = current;
+        }
+        Ok(lease)
+    }
+
+    fn reading(&self, lease: Lease) -> ReadLease {
+        ReadLease { lease, current: Arc::clone(&self.current) }
+    }
+
+    fn writing(&self, lease: Lease) -> WriteLease {
+        WriteLease { lease, current: Arc::clone(&self.current) }
+    }
+}
+
+/// Returns the result of a body, unless the release finds that the lease was lost.
+fn finish<R>(result: Result<R>, released: Result<()>, name: &str) -> Result<R> {
+    match released {
+        Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
+        Err(error) => tracing::warn!(name, %error, "release failed"),
+        Ok(()) => {}
+    }
+    result
+}
+
+/// Changes the mode of the hold of a lease, if that is its only one. Returns the lease as it was if that is refused.
+async fn change(
+    lease: Lease,
+    current: &Current,
+    mode: Mode,
+) -> Result<std::result::Result<Lease, Lease>> {
+    runtime::need();
+    let (engine, hold) = lease.parts();
+    match convert(&engine.core, &hold, mode).await? {
+        Converted::Refused => Ok(Err(lease)),
+        Converted::Changed(next) => {
+            let mut current = current.lock();
+            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &hold)) {
+                *current = Some(Arc::clone(&next));
+            }
+            drop(current);
+            Ok(Ok(lease.replaced(next)))
+        }
+    }
+}
+
+impl ReadLease {
+    /// Makes the reader the writer, if nothing else reads the name and nothing waits to write it.
+    ///
+    /// It never waits, so two readers that try it at once cannot deadlock: at most one of them becomes the writer. The lease
+    /// stays as it is if another reader is there, if its handle has another lease of the name, or if another handle waits.
+    /// The new lease has a new [fencing token](Lease::fence) and cancellation token; those of the old one end.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost), or [`Unavailable`](ErrorKind::Unavailable) if the store did not answer in two
+    /// [attempts](crate::guide::settings#what-follows-from-the-ttl). The lease is released then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, the lease is released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// use leasehold::Upgraded;
+    ///
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let page = leases.rw_lock("prices").read().await?;
+    /// match page.try_upgrade().await? {
+    ///     Upgraded::Write(edit) => edit.unlock().await,
+    ///     Upgraded::Still(page) => page.unlock().await,
+    /// }
+    /// # }
+    /// ```
+    pub async fn try_upgrade(self) -> Result<Upgraded> {
+        let Self { lease, current } = self;
+        if lease.parts().1.mode == Mode::Write {
+            // Nested in a write lease.
+            return Ok(Upgraded::Still(Self { lease, current }));
+        }
+        Ok(match change(lease, &current, Mode::Write).await? {
+            Ok(lease) => Upgraded::Write(WriteLease { lease, current }),
+            Err(lease) => Upgraded::Still(Self { lease, current }),
+        })
+    }
+
+    /// Releases the lease and waits for the store's answer, as [`Lease::unlock`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lease::unlock`].
+    #[doc(alias = "release")]
+    pub async fn unlock(self) -> Result<()> {
+        self.lease.unlock().await
+    }
+
+    /// Returns the lease alone.
+    pub fn into_lease(self) -> Lease {
+        self.lease
+    }
+}
+
+impl WriteLease {
+    /// Makes the writer a reader, in one step: nothing else writes in between.
+    ///
+    /// Other readers may enter then. If the handle has other leases of the name, it stays locked for writing until all but
+    /// this one have ended, and this one is a read lease by its type alone. The new lease has a new cancellation token; that
+    /// of the old one fires.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost), or [`Unavailable`](ErrorKind::Unavailable) if the store did not answer in two
+    /// [attempts](crate::guide::settings#what-follows-from-the-ttl). The lease is released then.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, the lease is released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let edit = leases.rw_lock("prices").write().await?;
+    /// let page = edit.downgrade().await?;
+    /// assert!(leases.rw_lock("prices").try_read().await?.is_some());
+    /// page.unlock().await
+    /// # }
+    /// ```
+    pub async fn downgrade(self) -> Result<ReadLease> {
+        let Self { lease, current } = self;
+        let lease = change(lease, &current, Mode::Read).await?;
+        Ok(ReadLease { lease: lease.unwrap_or_else(|lease| lease), current })
+    }
+
+    /// Releases the lease and waits for the store's answer, as [`Lease::unlock`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lease::unlock`].
+    #[doc(alias = "release")]
+    pub async fn unlock(self) -> Result<()> {
+        self.lease.unlock().await
+    }
+
+    /// Returns the lease alone.
+    pub fn into_lease(self) -> Lease {
+        self.lease
+    }
+}
+
+impl Deref for ReadLease {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl Deref for WriteLease {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RwLock").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ReadLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReadLease").field(&self.lease).finish()
+    }
+}
+
+impl fmt::Debug for WriteLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WriteLease").field(&self.lease).finish()
+    }
+}

@@ -1,0 +1,329 @@
+//! Counts permits of a name across processes.
+
+use crate::engine::{Engine, WaitLimit, acquire};
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::runtime;
+use crate::store::{Mode, Name};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::coop::consume_budget;
+
+/// A semaphore: at most so many permits are out at one time, across processes and hosts.
+///
+/// [`LeaseManager::semaphore`](crate::LeaseManager::semaphore) creates it without I/O. Use it to limit how many work at
+/// once: connections to a partner, jobs on a cluster, renders on a pool of GPUs. Each [`Permit`] is a lease of its own: the
+/// watchdog renews it, its token fires when it is lost, and the permits of a process that crashed are free again one
+/// [TTL](crate::Builder::ttl) later.
+///
+/// It has no identity that could re-enter, so it is `Clone`, and its methods take `&self`: each call asks for more permits.
+/// A flow that holds permits and waits for more of the same semaphore can wait forever; acquire them in one call.
+///
+/// # The size
+///
+/// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid). A semaphore
+/// that nobody uses keeps its size for the [`fence_retention`](crate::Builder::fence_retention), or a day without fencing
+/// tokens, or until [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away.
+///
+/// # Order
+///
+/// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. Between
+/// managers there is no order.
+///
+/// # Which stores
+///
+/// Memory, and Redis with Sentinel or Cluster. On a quorum it is [`Unsupported`](crate::ErrorKind::Unsupported), because
+/// majorities cannot count: of three nodes with two permits, three holders can have two nodes each. Use
+/// [`slots`](crate::LeaseManager::slots) there, and on ZooKeeper. On Redis it has the layout of Redisson's
+/// `RPermitExpirableSemaphore`, and both count the permits of each other.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let gpus = leases.semaphore("gpu", 4);
+/// let one = gpus.acquire().await?;
+/// let three = gpus.acquire_many(3).await?;
+/// assert!(gpus.try_acquire().await?.is_none());
+///
+/// one.unlock().await?;
+/// assert_eq!(gpus.usage().await?.free(), 1);
+/// # drop(three);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[doc(alias = "RPermitExpirableSemaphore")]
+#[doc(alias = "RSemaphore")]
+pub struct Semaphore {
+    engine: Arc<Engine>,
+    /// The first attempt reports an invalid name.
+    name: Result<Name>,
+    size: u32,
+}
+
+/// The guard of one or several permits, which are renewed, lost and released together.
+///
+/// It dereferences to its [`Lease`]. Dropping it releases its permits in the background. It has no
+/// [fencing token](Lease::fence), because the holders of several permits are right at the same time: use
+/// [`slots`](crate::LeaseManager::slots) where each holder needs one.
+#[derive(Debug)]
+#[must_use = "a permit that is not kept is released at once; bind it: `let _permit = ..`, not `let _ = ..`"]
+#[clippy::has_significant_drop]
+pub struct Permit {
+    count: u32,
+    lease: Lease,
+}
+
+/// How many permits of a semaphore are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The number of permits, as the store has it; that of the handle if the semaphore is not in use.
+    pub size: u32,
+    /// The number of permits that are out.
+    pub held: u32,
+    /// The number of holders.
+    pub holders: usize,
+}
+
+impl Usage {
+    /// Returns the number of permits that are free.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.size.saturating_sub(self.held)
+    }
+}
+
+impl Semaphore {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
+        Self { engine, name: Name::new(name), size }
+    }
+
+    /// Returns the name; empty if the one that was given is invalid.
+    pub fn name(&self) -> &str {
+        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+    }
+
+    /// Returns the number of permits.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Waits until it has a permit.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock); [`Invalid`](crate::ErrorKind::Invalid) also if other processes use another
+    /// size, and [`Unsupported`](crate::ErrorKind::Unsupported) if the store has no semaphores.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn acquire(&self) -> Result<Permit> {
+        self.acquire_many(1).await
+    }
+
+    /// Waits until it has `count` permits, all at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Semaphore::acquire), and [`Invalid`](crate::ErrorKind::Invalid) if `count` is 0 or larger than the
+    /// size.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let bundle = leases.semaphore("gpu", 4).acquire_many(3).await?;
+    /// assert_eq!(bundle.count(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn acquire_many(&self, count: u32) -> Result<Permit> {
+        self.permits(count, WaitLimit::Forever).await?.ok_or_else(Error::silent)
+    }
+
+    /// Acquires a permit if one is free now; returns `None` if none is.
+    ///
+    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Semaphore::acquire), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn try_acquire(&self) -> Result<Option<Permit>> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Acquires `count` permits if they are free now; returns `None` if they are not.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Semaphore::acquire_many), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn try_acquire_many(&self, count: u32) -> Result<Option<Permit>> {
+        self.permits(count, WaitLimit::Once).await
+    }
+
+    /// Waits until it has a permit, for at most `timeout`; returns `None` if it had none until then.
+    ///
+    /// With a zero `timeout` it makes one attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Semaphore::acquire); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passed without an
+    /// answer of the store.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Option<Permit>> {
+        self.acquire_many_timeout(1, timeout).await
+    }
+
+    /// Waits until it has `count` permits, for at most `timeout`; returns `None` if it had none until then.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](Semaphore::acquire_many) and [`acquire_timeout`](Semaphore::acquire_timeout).
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    pub async fn acquire_many_timeout(
+        &self,
+        count: u32,
+        timeout: Duration,
+    ) -> Result<Option<Permit>> {
+        self.permits(count, WaitLimit::For(timeout)).await
+    }
+
+    /// Returns how many permits are in use, in all processes.
+    ///
+    /// The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Semaphore::try_acquire).
+    ///
+    /// # Panics
+    ///
+    /// May panic outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. It changes nothing.
+    pub async fn usage(&self) -> Result<Usage> {
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        let core = &self.engine.core;
+        core.check_open()?;
+        consume_budget().await;
+        let mode = Mode::Permits { size: self.size, take: 1 };
+        let inspection = core.inspect_as(name, mode).await?;
+        let held: u64 = inspection.holders.iter().map(|holder| holder.hold_count).sum();
+        let held = u32::try_from(held).unwrap_or(u32::MAX);
+        let size = inspection.size.unwrap_or(self.size);
+        Ok(Usage { size, held, holders: inspection.holders.len() })
+    }
+
+    async fn permits(&self, count: u32, limit: WaitLimit) -> Result<Option<Permit>> {
+        runtime::need();
+        self.name.as_ref().map_err(Error::clone)?;
+        let size = self.size;
+        if size == 0 {
+            return Err(Error::invalid("a semaphore has 0 permits; give it at least one"));
+        }
+        if count == 0 || count > size {
+            return Err(Error::invalid(format!(
+                "{count} permits were asked for; the semaphore has {size}, so ask for 1 to {size}"
+            )));
+        }
+        let mode = Mode::Permits { size, take: count };
+        let claim = acquire(&self.engine.core, &self.name, mode, &mut None, limit).await?;
+        Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
+    }
+}
+
+impl Permit {
+    /// Returns the number of permits.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Releases the permits and waits for the store's answer, as [`Lease::unlock`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`Lease::unlock`].
+    #[doc(alias = "release")]
+    pub async fn unlock(self) -> Result<()> {
+        self.lease.unlock().await
+    }
+
+    /// Returns the lease alone.
+    pub fn into_lease(self) -> Lease {
+        self.lease
+    }
+}
+
+impl Deref for Permit {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("name", &self.name)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

@@ -86,15 +86,17 @@ pub(crate) async fn acquire<'a>(
     let start = core.now();
     // False while a request is unanswered. Waiting behind a local holder needs no answer.
     let answered = AtomicBool::new(true);
-    let (once, pause) = match limit {
-        WaitLimit::Once => (true, SHORT_PAUSE),
+    let (once, longest, pause) = match limit {
+        WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
         // The rest of the time must suffice for a request.
-        WaitLimit::For(limit) => (limit.is_zero(), (limit / 2).max(SHORT_PAUSE)),
-        WaitLimit::Forever => (false, Duration::MAX),
+        WaitLimit::For(limit) => (limit.is_zero(), limit, (limit / 2).max(SHORT_PAUSE)),
+        WaitLimit::Forever => (false, Duration::MAX, Duration::MAX),
     };
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let acquiring = AcquireLoop { core, name, mode, once, pause, start, answered: &answered };
+    let answered_by = &answered;
+    let acquiring =
+        AcquireLoop { core, name, mode, once, limit: longest, pause, start, answered: answered_by };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -144,6 +146,8 @@ struct AcquireLoop<'a, 'core> {
     name: &'a Name,
     mode: Mode,
     once: bool,
+    /// The longest time for which it waits.
+    limit: Duration,
     /// The longest time for which it lets waiters elsewhere go first.
     pause: Duration,
     start: Instant,
@@ -231,7 +235,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         let waits = !self.once && matches!(mode, Mode::Read | Mode::Write);
         waits.then(|| {
             let waited = core.now().saturating_duration_since(self.start);
-            Place::new(waited, core.place_kept())
+            let left = self.limit.saturating_sub(waited);
+            Place::new(waited, core.place_kept().min(left))
         })
     }
 

@@ -168,13 +168,14 @@ mod tests {
     use super::super::timing::Timing;
     use super::*;
     use crate::error::{ErrorKind, Fate};
-    use crate::store::{MemoryStore, Mode};
+    use crate::store::{Capabilities, MemoryStore, Mode};
     use crate::testing::{Call, FaultyStore};
     use std::sync::Arc;
 
     #[tokio::test(start_paused = true)]
     async fn mode_a_store_does_not_support_is_refused_before_a_request() {
         let (store, faults) = FaultyStore::new(MemoryStore::new());
+        let store = store.with_capabilities(Capabilities::default());
         let core = Core::new(Arc::new(store), Timing::DEFAULT, Settings::PLAIN, true);
         for mode in [Mode::Read, Mode::Write, Mode::Permits { size: 2, take: 1 }] {
             let target = Target::new(Name::new("n").unwrap(), mode);

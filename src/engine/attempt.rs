@@ -80,7 +80,15 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// A nested acquire, between [`Hold::reenter`] and [`Hold::reentered`].
+/// The count of a request that changes the mode of a hold with one lease.
+const UNCHANGED: u32 = 1;
+
+/// The error of a change of the mode that was refused: the hold is as it was.
+fn refused() -> Error {
+    Error::new(ErrorKind::Unavailable, "the mode was not changed").with_fate(Fate::NotExecuted)
+}
+
+/// A nested acquire, or a change of the mode, between [`Hold::reenter`] and [`Hold::reentered`].
 pub(crate) struct Nested<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
@@ -93,6 +101,16 @@ pub(crate) struct Nested<'a> {
 impl<'a> Nested<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, hold: &'a Arc<Hold>, count: u32) -> Self {
         Self { core, hold, count, sent: core.now(), flight: None }
+    }
+
+    /// Begins a change of the mode, which counts as a nested acquire of no more than the one lease.
+    pub(super) fn change(core: &'a Arc<Core>, hold: &'a Arc<Hold>) -> Self {
+        Self::new(core, hold, UNCHANGED)
+    }
+
+    /// Ends a change that was refused.
+    pub(super) fn refused(self) {
+        let _ = self.end(NestedVerdict::Failed(refused()), false);
     }
 
     /// Takes over a request that another future has sent.
@@ -133,6 +151,9 @@ impl<'a> Nested<'a> {
                 NestedVerdict::Granted { sent, count: self.count }
             }
             Ok(Acquired::NotYours(absence)) => NestedVerdict::NotYours(absence),
+            Ok(Acquired::Held { .. }) if self.count == UNCHANGED => {
+                NestedVerdict::Failed(refused())
+            }
             // A store must not return this for a nested acquire; it means the same.
             Ok(Acquired::Held { .. }) => NestedVerdict::NotYours(Absence::Taken),
             Err(error) => NestedVerdict::Failed(error),

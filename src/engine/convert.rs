@@ -15,7 +15,7 @@ use super::hold::Hold;
 use super::state::{NestedVerdict, Reentry};
 use super::wake::run_wakers;
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Acquire, Acquired, Mode, Target};
 use std::pin::pin;
 use std::sync::Arc;
@@ -64,14 +64,14 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
             Reentry::Over => return Err(Error::new(ErrorKind::Invalid, "the lease has ended")),
         }
     };
-    let mut nested = Nested::new(core, hold, 1);
+    let mut nested = Nested::change(core, hold);
     let number = hold.seat_number();
     let upgrades = mode == Mode::Write;
     let seat = number.filter(|number| {
         count == 2 && (!upgrades || core.queue.begin_upgrade(&hold.name, *number))
     });
     let Some(number) = seat else {
-        refuse(nested);
+        nested.refused();
         return Ok(Converted::Refused);
     };
     let request = Acquire::new(
@@ -103,7 +103,7 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
         }
         Ok(Acquired::Held { .. }) => {
             core.queue.reseat(&hold.name, number, hold.mode, None);
-            refuse(nested);
+            nested.refused();
             Ok(Converted::Refused)
         }
         Ok(Acquired::NotYours(absence)) => {
@@ -111,12 +111,6 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
         }
         Err(error) => nested.end(NestedVerdict::Failed(error), false).map(|()| Converted::Refused),
     }
-}
-
-/// Ends a change that was not made: the hold stays as it is.
-fn refuse(nested: Nested<'_>) {
-    let nothing = Error::new(ErrorKind::Unavailable, "nothing was sent");
-    let _ = nested.end(NestedVerdict::Failed(nothing.with_fate(Fate::NotExecuted)), false);
 }
 
 impl Hold {

@@ -208,9 +208,9 @@ impl Core {
         self.settings.fencing.map(block)
     }
 
-    /// Returns how long a store remembers the place of a waiter: three polls may be late, or two attempts.
+    /// Returns how long a store remembers the place of a waiter, which asks again at each poll.
     pub(super) fn place_kept(&self) -> Duration {
-        (self.settings.poll_bound * 3).max(self.timing.attempt * 2)
+        self.settings.poll_bound * 3
     }
 
     /// Submits a job to the worker. Works on any thread, inside and outside a runtime.

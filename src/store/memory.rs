@@ -414,6 +414,7 @@ impl Drop for Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Target;
     use uuid::Uuid;
 
     const TTL: Duration = Duration::from_secs(1);

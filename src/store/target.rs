@@ -74,12 +74,12 @@ impl Mode {
     /// Returns the error of a store without this mode. Nothing was executed.
     #[must_use]
     pub fn unsupported(self) -> Error {
-        let what = match self {
-            Self::Exclusive => "exclusive locks",
-            Self::Read | Self::Write => "read-write locks",
-            Self::Permits { .. } => "semaphores",
+        let message = match self {
+            Self::Exclusive => "the store does not support exclusive locks",
+            Self::Read | Self::Write => "the store does not support read-write locks; use `lock`",
+            Self::Permits { .. } => "the store does not support semaphores; use `slots`",
         };
-        Error::new(ErrorKind::Unsupported, format!("the store does not support {what}"))
+        Error::new(ErrorKind::Unsupported, message)
     }
 }
 

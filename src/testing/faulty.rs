@@ -43,6 +43,7 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub struct FaultyStore<S: ?Sized> {
     faults: Faults,
+    capabilities: Capabilities,
     inner: Arc<S>,
 }
 
@@ -235,8 +236,18 @@ impl<S: Store + ?Sized> FaultyStore<S> {
             reconnects: store.reconnects().unwrap_or_default(),
             calls: watch::Sender::default(),
         }));
-        let store = Self { faults: faults.clone(), inner: store };
-        (store, faults)
+        let capabilities = store.capabilities();
+        (Self { faults: faults.clone(), capabilities, inner: store }, faults)
+    }
+
+    /// Reports other abilities than those of the store that it wraps. A mode that they lack is not asked for.
+    #[must_use]
+    pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self
+    where
+        S: Sized,
+    {
+        self.capabilities = capabilities;
+        self
     }
 
     /// Makes a call, with the fault that strikes it.
@@ -307,7 +318,7 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        self.capabilities
     }
 
     fn shard(&self, name: &Name) -> usize {

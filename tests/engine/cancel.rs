@@ -73,6 +73,23 @@ pub(super) async fn at_every_await(story: impl AsyncFn(&Setup, Cut) -> bool) {
 }
 
 async fn at_every_await_in(weathers: &[Weather], story: impl AsyncFn(&Setup, Cut) -> bool) {
+    let enters = async |leases: &LeaseManager| leases.lock("n").lock_timeout(T).await;
+    at_every_await_until(weathers, enters, story).await;
+}
+
+/// The same with other locks than the plain one, which others enter by `enters`.
+pub(super) async fn at_every_await_of(
+    enters: impl AsyncFn(&LeaseManager) -> Result<Option<Lease>>,
+    story: impl AsyncFn(&Setup, Cut) -> bool,
+) {
+    at_every_await_until(&Weather::ALL, enters, story).await;
+}
+
+async fn at_every_await_until(
+    weathers: &[Weather],
+    enters: impl AsyncFn(&LeaseManager) -> Result<Option<Lease>>,
+    story: impl AsyncFn(&Setup, Cut) -> bool,
+) {
     for &weather in weathers {
         for woken in [false, true] {
             let mut cut = Cut { polls: 0, woken };
@@ -87,7 +104,7 @@ async fn at_every_await_in(weathers: &[Weather], story: impl AsyncFn(&Setup, Cut
                     // Its token is released every T/10.
                     sleep(T / 10).await;
                 }
-                expect_free(&setup, &context).await;
+                expect_entry(&setup, &enters, &context).await;
                 if faster {
                     break;
                 }
@@ -102,8 +119,17 @@ async fn at_every_await_in(weathers: &[Weather], story: impl AsyncFn(&Setup, Cut
 
 /// Others get in soon, then we do again, and in the end nothing is left.
 pub(super) async fn expect_free(setup: &Setup, context: &str) {
+    let enters = async |leases: &LeaseManager| leases.lock("n").lock_timeout(T).await;
+    expect_entry(setup, &enters, context).await;
+}
+
+async fn expect_entry(
+    setup: &Setup,
+    enters: &impl AsyncFn(&LeaseManager) -> Result<Option<Lease>>,
+    context: &str,
+) {
     for leases in [&setup.other(), &setup.leases] {
-        let (took, lease) = timed(leases.lock("n").lock_timeout(T)).await;
+        let (took, lease) = timed(enters(leases)).await;
         match lease {
             Ok(Some(lease)) => lease.unlock().await.expect("it was ours"),
             Err(error) if error.kind() == ErrorKind::Closed => {}

@@ -17,6 +17,8 @@ mod release;
 mod renew;
 mod rounds;
 mod runtimes;
+mod rw_lock;
+mod semaphore;
 mod slots;
 mod stress;
 mod types;

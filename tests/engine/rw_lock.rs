@@ -1,0 +1,493 @@
+//! Read-write locks: one writer or many readers, in each order of events.
+
+use super::cancel::{Cut, at_every_await_of};
+use super::*;
+use leasehold::store::Capabilities;
+use leasehold::{ReadLease, RwLock, Upgraded, WriteLease};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::task::JoinSet;
+
+fn lock(leases: &LeaseManager) -> RwLock {
+    leases.rw_lock("n")
+}
+
+async fn reads(leases: &LeaseManager) -> Option<ReadLease> {
+    lock(leases).try_read().await.unwrap()
+}
+
+async fn writes(leases: &LeaseManager) -> Option<WriteLease> {
+    lock(leases).try_write().await.unwrap()
+}
+
+/// The number of holders that the store has.
+async fn holders(setup: &Setup) -> usize {
+    setup.other().holders("n").await.unwrap().len()
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_share_and_a_writer_is_alone() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let (one, two) = (reads(&setup.leases).await.unwrap(), reads(&other).await.unwrap());
+    let three = reads(&setup.leases).await.unwrap();
+    assert!(writes(&setup.leases).await.is_none() && writes(&other).await.is_none());
+    assert_eq!((one.fence(), two.fence()), (three.fence(), three.fence()));
+    for lease in [one, two, three] {
+        lease.unlock().await.unwrap();
+    }
+    let edit = writes(&other).await.unwrap();
+    assert!(reads(&setup.leases).await.is_none() && writes(&setup.leases).await.is_none());
+    edit.unlock().await.unwrap();
+    assert!(reads(&setup.leases).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fences_order_readers_between_writers() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let mut last = 0;
+    for _ in 0..3 {
+        let edit = writes(&setup.leases).await.unwrap();
+        let (written, page) = (edit.fence().unwrap(), edit.downgrade().await.unwrap());
+        let joined = reads(&other).await.unwrap();
+        let read = page.fence().unwrap();
+        assert_eq!(joined.fence(), Some(read), "readers share one");
+        assert!(last < written && written <= read, "{last} {written} {read}");
+        last = read;
+        drop((page, joined));
+        settle().await;
+        let page = reads(&other).await.unwrap();
+        assert!(page.fence().unwrap() > last);
+        last = page.fence().unwrap();
+        let Upgraded::Write(edit) = page.try_upgrade().await.unwrap() else { panic!("alone") };
+        assert!(edit.fence().unwrap() > last);
+        last = edit.fence().unwrap();
+        edit.unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_reenters_what_it_has() {
+    let setup = Setup::new();
+    let mut handle = lock(&setup.leases);
+    let outer = handle.read().await.unwrap();
+    let inner = handle.read().await.unwrap();
+    assert_eq!((outer.hold_count(), holders(&setup).await), (2, 1));
+    for result in [handle.write().await, handle.write_timeout(T).await.map(Option::unwrap)] {
+        assert_eq!(failed(result), ErrorKind::Invalid);
+    }
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    let outer = handle.write().await.unwrap();
+    let (inner, page) = (handle.write().await.unwrap(), handle.read().await.unwrap());
+    assert_eq!(outer.hold_count(), 3);
+    drop(outer);
+    drop(inner);
+    settle().await;
+    assert!(reads(&setup.other()).await.is_none(), "the name stays locked for writing");
+    let Upgraded::Still(page) = page.try_upgrade().await.unwrap() else { panic!("a read lease") };
+    page.unlock().await.unwrap();
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn downgrade_lets_readers_in_and_no_writer() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let edit = writes(&setup.leases).await.unwrap();
+    let token = edit.cancellation_token();
+    let here = tokio::spawn({
+        let mut here = lock(&setup.leases);
+        async move { here.read().await.unwrap() }
+    });
+    let there = tokio::spawn({
+        let mut there = lock(&other);
+        async move { there.read().await.unwrap() }
+    });
+    settle().await;
+    let page = edit.downgrade().await.unwrap();
+    assert!(token.is_cancelled(), "the write lease has ended");
+    let (took, (here, there)) = timed(async { (here.await.unwrap(), there.await.unwrap()) }).await;
+    assert!(took < MOMENT * 2, "{took:?}");
+    assert!(writes(&other).await.is_none());
+    assert_eq!(holders(&setup).await, 3);
+    sleep(T * 3).await;
+    for lease in [page, here, there] {
+        lease.check().unwrap();
+        lease.unlock().await.unwrap();
+    }
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_knows_its_lease_after_a_downgrade() {
+    let setup = Setup::new();
+    let mut handle = lock(&setup.leases);
+    let edit = handle.write().await.unwrap();
+    let page = edit.downgrade().await.unwrap();
+    assert_eq!(failed(handle.write().await), ErrorKind::Invalid);
+    let again = handle.read().await.unwrap();
+    assert_eq!((again.hold_count(), holders(&setup).await), (2, 1));
+    let Upgraded::Still(page) = page.try_upgrade().await.unwrap() else { panic!("two leases") };
+    drop(again);
+    let Upgraded::Write(edit) = page.try_upgrade().await.unwrap() else { panic!("alone") };
+    let inner = handle.write().await.unwrap();
+    assert_eq!(inner.hold_count(), 2);
+    // Not its only lease: the name stays locked for writing.
+    let page = edit.downgrade().await.unwrap();
+    assert!(reads(&setup.other()).await.is_none());
+    drop((page, inner));
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgrade_is_refused_while_others_read_or_wait() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let page = reads(&setup.leases).await.unwrap();
+    for manager in [&setup.leases, &other] {
+        let beside = reads(manager).await.unwrap();
+        let Upgraded::Still(still) = reads(&other).await.unwrap().try_upgrade().await.unwrap()
+        else {
+            panic!("others read");
+        };
+        drop((still, beside));
+    }
+    settle().await;
+    // A writer waits, elsewhere and here.
+    for manager in [&other, &setup.leases] {
+        let mut writer = lock(manager);
+        let waits = tokio::spawn(async move { writer.write_timeout(T / 10).await });
+        settle().await;
+        let Upgraded::Still(still) = reads_again(&page).await else { panic!("one waits to write") };
+        drop(still);
+        assert!(waits.await.unwrap().unwrap().is_none());
+    }
+    sleep(T).await;
+    let Upgraded::Write(edit) = page.try_upgrade().await.unwrap() else { panic!("alone") };
+    sleep(T * 2).await;
+    edit.check().unwrap();
+    edit.unlock().await.unwrap();
+}
+
+/// An upgrade that is bound to be refused, because `page` reads.
+async fn reads_again(page: &ReadLease) -> Upgraded {
+    page.check().unwrap();
+    let setup = Setup::new();
+    let edit = writes(&setup.leases).await.unwrap().downgrade().await.unwrap();
+    let beside = reads(&setup.leases).await.unwrap();
+    let still = edit.try_upgrade().await.unwrap();
+    drop(beside);
+    still
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_of_many_upgrades_wins_and_none_waits() {
+    let setup = Setup::new();
+    let other = setup.other();
+    for round in 0..20 {
+        let mut racing = JoinSet::new();
+        for i in 0..6 {
+            let mut handle = lock(if i % 2 == 0 { &setup.leases } else { &other });
+            racing.spawn(async move {
+                let page = handle.read().await.unwrap();
+                tokio::task::yield_now().await;
+                match timed(page.try_upgrade()).await {
+                    (took, Ok(upgraded)) => {
+                        assert!(took < MOMENT, "it waited for {took:?}");
+                        if let Upgraded::Write(edit) = upgraded {
+                            edit.unlock().await.unwrap();
+                        }
+                    }
+                    (_, Err(error)) => panic!("{error}"),
+                }
+            });
+        }
+        let (took, _) = timed(racing.join_all()).await;
+        assert!(took < T / 10, "round {round}: {took:?}");
+        settle().await;
+        assert!(setup.memory.is_empty());
+    }
+}
+
+/// Readers overlap all the time, in two processes; still the writer enters when those that were there have left.
+#[tokio::test(start_paused = true)]
+async fn stream_of_readers_does_not_starve_a_writer() {
+    for writes_here in [true, false] {
+        let setup = Setup::new();
+        let other = setup.other();
+        let mut readers = JoinSet::new();
+        for i in 0..6u64 {
+            let mut handle = lock(if i % 2 == 0 { &setup.leases } else { &other });
+            readers.spawn(async move {
+                sleep(Duration::from_millis(37 * i)).await;
+                loop {
+                    let page = handle.read().await.unwrap();
+                    sleep(Duration::from_millis(200)).await;
+                    page.unlock().await.unwrap();
+                }
+            });
+        }
+        sleep(Duration::from_secs(1)).await;
+        for _ in 0..20 {
+            let mut writer = lock(if writes_here { &setup.leases } else { &other });
+            let (took, edit) = timed(writer.write()).await;
+            // The longest read, and a poll of the writer.
+            assert!(took < Duration::from_millis(1_250), "{took:?}");
+            drop(edit);
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_of_writers_does_not_starve_a_reader() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let mut writers = JoinSet::new();
+    for i in 0..6 {
+        let mut handle = lock(if i % 2 == 0 { &setup.leases } else { &other });
+        writers.spawn(async move {
+            loop {
+                let edit = handle.write().await.unwrap();
+                sleep(Duration::from_millis(20)).await;
+                edit.unlock().await.unwrap();
+            }
+        });
+    }
+    sleep(Duration::from_secs(1)).await;
+    for _ in 0..20 {
+        let (took, page) = timed(lock(&setup.other()).read()).await;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        drop(page);
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_that_is_gone_delays_the_other_side_a_little() {
+    let setup = Setup::new();
+    let other = setup.other();
+    let page = reads(&setup.leases).await.unwrap();
+    let mut gone = lock(&other);
+    let mut gone = Box::pin(gone.write());
+    assert!(poll_once(gone.as_mut()).await.is_pending());
+    drop(gone);
+    settle().await;
+    assert!(reads(&setup.leases).await.is_none(), "a writer waited a moment ago");
+    let (took, late) = timed(lock(&setup.leases).read()).await;
+    // Three polls of a second.
+    assert!(took <= Duration::from_millis(3_010), "{took:?}");
+    drop(late);
+    // One with a limit leaves no longer a trace than it waits.
+    assert!(lock(&other).write_timeout(T / 30).await.unwrap().is_none());
+    settle().await;
+    assert!(reads(&setup.leases).await.is_some());
+    drop(page);
+}
+
+#[tokio::test(start_paused = true)]
+async fn losses_are_told_and_leave_other_readers_alone() {
+    let setup = Setup::new();
+    let (one, two) = (reads(&setup.leases).await.unwrap(), reads(&setup.other()).await.unwrap());
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    let (took, loss) = timed(one.lost()).await;
+    assert_eq!((took, loss), (C, Loss::Expired));
+    two.check().unwrap();
+    assert_eq!(holders(&setup).await, 2, "it has not expired yet");
+    sleep(GRACE * 2).await;
+    assert_eq!(holders(&setup).await, 1);
+    setup.faults.heal();
+    drop(one);
+    assert!(setup.leases.force_unlock("n").await.unwrap());
+    sleep(T / 2).await;
+    assert_eq!(lost(two.check()), Loss::Gone);
+    let edit = writes(&setup.leases).await.unwrap();
+    assert!(setup.leases.force_unlock("n").await.unwrap());
+    assert_eq!(lost(edit.check()), Loss::Revoked);
+    let edit = writes(&setup.leases).await.unwrap();
+    assert!(setup.memory.delete("n"));
+    sleep(T / 2).await;
+    assert_eq!(lost(edit.downgrade().await), Loss::Gone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_without_an_answer_releases_the_name() {
+    for fault in [Fault::LoseReply, Fault::Hang, Fault::Fail(unavailable()), Fault::RunLate] {
+        for upgrades in [false, true] {
+            let setup = Setup::new();
+            let edit = writes(&setup.leases).await.unwrap();
+            let rule = Rule::new(fault.clone()).on(Call::Acquire).times(1);
+            let kind = if upgrades {
+                let page = edit.downgrade().await.unwrap();
+                setup.faults.add(rule);
+                failed(page.try_upgrade().await)
+            } else {
+                setup.faults.add(rule);
+                failed(edit.downgrade().await)
+            };
+            assert_eq!(kind, ErrorKind::Unavailable, "{fault:?}");
+            setup.faults.heal();
+            let (took, entered) = timed(lock(&setup.other()).write_timeout(T)).await;
+            entered.unwrap().expect("it was released").unlock().await.unwrap();
+            assert!(took <= ATTEMPT * 2, "{took:?} after {fault:?}, {upgrades}");
+            sleep(T).await;
+            assert!(setup.memory.is_empty());
+        }
+    }
+}
+
+/// Others enter as writers.
+async fn enters(leases: &LeaseManager) -> Result<Option<Lease>> {
+    Ok(lock(leases).write_timeout(T).await?.map(WriteLease::into_lease))
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_call_leaves_nothing_behind() {
+    async fn read(setup: &Setup, cut: Cut) -> bool {
+        cut.run(lock(&setup.leases).read()).await.is_some()
+    }
+    async fn write(setup: &Setup, cut: Cut) -> bool {
+        cut.run(lock(&setup.leases).write()).await.is_some()
+    }
+    async fn write_behind_a_reader(setup: &Setup, cut: Cut) -> bool {
+        let page = reads(&setup.other()).await.expect("it is free");
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(100)).await;
+            drop(page);
+        });
+        cut.run(lock(&setup.leases).write()).await.is_some()
+    }
+    at_every_await_of(enters, read).await;
+    at_every_await_of(enters, write).await;
+    at_every_await_of(enters, write_behind_a_reader).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_change_leaves_nothing_behind() {
+    async fn downgrade(setup: &Setup, cut: Cut) -> bool {
+        let Ok(edit) = lock(&setup.leases).write().await else { return true };
+        cut.run(edit.downgrade()).await.is_some()
+    }
+    async fn upgrade(setup: &Setup, cut: Cut) -> bool {
+        let Ok(page) = lock(&setup.leases).read().await else { return true };
+        cut.run(page.try_upgrade()).await.is_some()
+    }
+    at_every_await_of(enters, downgrade).await;
+    at_every_await_of(enters, upgrade).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn kinds_of_locks_do_not_mix() {
+    let setup = Setup::new();
+    let (leases, other) = (&setup.leases, setup.other());
+    let semaphore = other.semaphore("n", 2);
+    let plain = leases.lock("n").lock().await.unwrap();
+    assert_eq!(failed(lock(&other).read().await), ErrorKind::WrongType);
+    assert_eq!(failed(lock(&other).write().await), ErrorKind::WrongType);
+    assert_eq!(failed(semaphore.acquire().await), ErrorKind::WrongType);
+    plain.unlock().await.unwrap();
+    for write in [false, true] {
+        let mut handle = lock(leases);
+        let lease = match write {
+            true => handle.write().await.unwrap().into_lease(),
+            false => handle.read().await.unwrap().into_lease(),
+        };
+        assert_eq!(failed(other.lock("n").lock().await), ErrorKind::WrongType);
+        assert_eq!(failed(semaphore.try_acquire().await), ErrorKind::WrongType);
+        assert_eq!(failed(semaphore.usage().await), ErrorKind::WrongType);
+        lease.check().unwrap();
+        lease.unlock().await.unwrap();
+    }
+    let permit = semaphore.acquire().await.unwrap();
+    let error = leases.lock("n").lock().await.unwrap_err();
+    assert!(error.to_string().contains("in use as a semaphore"), "{error}");
+    assert_eq!(failed(lock(leases).read().await), ErrorKind::WrongType);
+    permit.unlock().await.unwrap();
+    assert_eq!(failed(lock(leases).read().await), ErrorKind::WrongType, "its size is kept");
+    leases.force_unlock("n").await.unwrap();
+    assert!(reads(leases).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_without_the_modes_refuses() {
+    let (store, faults) = FaultyStore::new(MemoryStore::new());
+    let store = store.with_capabilities(Capabilities::default());
+    let leases = LeaseManager::builder().build(store).unwrap();
+    assert_eq!(failed(lock(&leases).read().await), ErrorKind::Unsupported);
+    assert_eq!(failed(lock(&leases).try_write().await), ErrorKind::Unsupported);
+    let error = leases.semaphore("n", 2).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("slots"), "{error}");
+    assert_eq!(faults.calls(Call::Acquire), 0);
+}
+
+/// Readers and writers of three managers, who drop, convert and cancel as they like.
+#[test]
+fn writers_are_alone_in_every_schedule() {
+    watched(|| async {
+        let setup = Setup::new();
+        let managers = [setup.leases.clone(), setup.other(), setup.other()];
+        let inside = Arc::new(AtomicI64::new(0));
+        let met = Arc::new(Mutex::new([0u32; 4]));
+        let mut tasks = JoinSet::new();
+        for i in 0..6u64 {
+            let mut handle = lock(&managers[i as usize % 3]);
+            let (inside, met) = (Arc::clone(&inside), Arc::clone(&met));
+            tasks.spawn(async move {
+                let mut seed = i * 7919 + 1;
+                let mut draw = move |below: u64| {
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (seed >> 33) % below
+                };
+                for _ in 0..400 {
+                    let pause = Duration::from_millis(draw(5));
+                    let limit = Duration::from_millis(draw(200) + 1);
+                    sleep(Duration::from_millis(draw(20))).await;
+                    if draw(4) == 0 {
+                        let Some(edit) = handle.write_timeout(limit).await.unwrap() else {
+                            continue;
+                        };
+                        assert_eq!(inside.swap(-1, Ordering::SeqCst), 0, "a writer beside others");
+                        sleep(pause).await;
+                        edit.check().unwrap();
+                        met.lock().unwrap()[0] += 1;
+                        if draw(3) == 0 {
+                            assert_eq!(inside.swap(1, Ordering::SeqCst), -1);
+                            let page = edit.downgrade().await.unwrap();
+                            sleep(pause).await;
+                            page.check().unwrap();
+                            met.lock().unwrap()[1] += 1;
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            drop(page);
+                        } else {
+                            assert_eq!(inside.swap(0, Ordering::SeqCst), -1);
+                            drop(edit);
+                        }
+                    } else if let Some(page) = handle.read_timeout(limit).await.unwrap() {
+                        let others = inside.fetch_add(1, Ordering::SeqCst);
+                        assert!(others >= 0, "a reader beside the writer");
+                        sleep(pause).await;
+                        page.check().unwrap();
+                        met.lock().unwrap()[2] += 1;
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        if draw(4) == 0
+                            && let Upgraded::Write(edit) = page.try_upgrade().await.unwrap()
+                        {
+                            assert_eq!(inside.swap(-1, Ordering::SeqCst), 0, "an upgrade");
+                            sleep(pause).await;
+                            edit.check().unwrap();
+                            met.lock().unwrap()[3] += 1;
+                            assert_eq!(inside.swap(0, Ordering::SeqCst), -1);
+                        }
+                    }
+                }
+            });
+        }
+        tasks.join_all().await;
+        let met = *met.lock().unwrap();
+        assert!(met.iter().all(|count| *count > 10), "{met:?}");
+        settle().await;
+        assert!(setup.memory.is_empty());
+    });
+}

@@ -1,0 +1,215 @@
+//! Semaphores: never more permits out than there are, and none is lost for good.
+
+use super::cancel::{Cut, at_every_await_of};
+use super::*;
+use leasehold::{Permit, Semaphore};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::task::JoinSet;
+
+fn pool(leases: &LeaseManager) -> Semaphore {
+    leases.semaphore("pool", 4)
+}
+
+async fn free(leases: &LeaseManager) -> u32 {
+    pool(leases).usage().await.unwrap().free()
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_are_counted_across_processes() {
+    let setup = Setup::new();
+    let (here, there) = (pool(&setup.leases), pool(&setup.other()));
+    let one = here.acquire().await.unwrap();
+    let three = there.acquire_many(3).await.unwrap();
+    assert_eq!((one.count(), three.count()), (1, 3));
+    assert!(one.fence().is_none());
+    assert!(here.try_acquire().await.unwrap().is_none());
+    assert!(there.acquire_timeout(T / 10).await.unwrap().is_none());
+    let usage = here.usage().await.unwrap();
+    assert_eq!((usage.size, usage.held, usage.holders, usage.free()), (4, 4, 2, 0));
+    three.unlock().await.unwrap();
+    assert_eq!(free(&setup.leases).await, 3);
+    assert!(there.try_acquire_many(4).await.unwrap().is_none());
+    let (two, last) = (here.acquire_many(2).await.unwrap(), there.acquire().await.unwrap());
+    assert_eq!(free(&setup.leases).await, 0);
+    drop((one, two, last));
+    settle().await;
+    assert_eq!(free(&setup.leases).await, 4);
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_enters_when_enough_permits_come_back() {
+    let setup = Setup::new();
+    for waits_here in [true, false] {
+        let other = setup.other();
+        let leases = if waits_here { &setup.leases } else { &other };
+        let held = [(); 4].map(|()| pool(&setup.leases));
+        let mut out = Vec::new();
+        for semaphore in &held {
+            out.push(semaphore.acquire().await.unwrap());
+        }
+        let semaphore = pool(leases);
+        let waits = tokio::spawn(async move { timed(semaphore.acquire_many(3)).await });
+        for _ in 0..3 {
+            assert!(!waits.is_finished());
+            sleep(Duration::from_millis(1_700)).await;
+            out.pop().unwrap().unlock().await.unwrap();
+        }
+        let (took, bundle) = waits.await.unwrap();
+        assert!(took < Duration::from_millis(5_110), "woken by the release: {took:?}");
+        bundle.unwrap().unlock().await.unwrap();
+        drop(out);
+        settle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_permits_are_not_overtaken_by_few() {
+    let setup = Setup::new();
+    let held = pool(&setup.leases).acquire_many(3).await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = JoinSet::new();
+    for count in [3, 1, 1] {
+        let (semaphore, order) = (pool(&setup.leases), Arc::clone(&order));
+        waiters.spawn(async move {
+            let permit = semaphore.acquire_many(count).await.unwrap();
+            order.lock().unwrap().push(count);
+            sleep(Duration::from_millis(10)).await;
+            permit.unlock().await.unwrap();
+        });
+        settle().await;
+    }
+    assert!(pool(&setup.leases).try_acquire().await.unwrap().is_none(), "others wait");
+    assert!(order.lock().unwrap().is_empty(), "one is free, and the first wants three");
+    held.unlock().await.unwrap();
+    waiters.join_all().await;
+    assert_eq!(*order.lock().unwrap(), [3, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_of_a_dead_process_come_back_after_the_ttl() {
+    let setup = Setup::new();
+    let dead = pool(&setup.other()).acquire_many(2).await.unwrap();
+    let alive = pool(&setup.leases).acquire_many(2).await.unwrap();
+    dead.into_lease().forget();
+    let (took, permit) = timed(pool(&setup.leases).acquire()).await;
+    permit.unwrap().unlock().await.unwrap();
+    assert!(took > T * 9 / 10 && took < T + Duration::from_secs(2), "{took:?}");
+    alive.check().unwrap();
+    assert_eq!(free(&setup.leases).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_of_one_permit_leaves_the_others_alone() {
+    let setup = Setup::new();
+    let (here, there) = (pool(&setup.leases).acquire().await, pool(&setup.other()).acquire().await);
+    let (here, there) = (here.unwrap(), there.unwrap());
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    let (took, loss) = timed(here.lost()).await;
+    assert_eq!((took, loss), (C, Loss::Expired));
+    there.check().unwrap();
+    setup.faults.heal();
+    sleep(T).await;
+    assert_eq!(free(&setup.leases).await, 3);
+    let again = pool(&setup.leases).acquire().await.unwrap();
+    assert!(setup.leases.force_unlock("pool").await.unwrap());
+    assert_eq!(lost(again.check()), Loss::Revoked);
+    sleep(T / 2).await;
+    assert_eq!(lost(there.check()), Loss::Gone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_numbers_are_refused_and_nothing_is_held() {
+    let setup = Setup::new();
+    let calls = setup.calls(Call::Acquire);
+    for (size, count) in [(0, 1), (4, 0), (4, 5), (0, 0)] {
+        let semaphore = setup.leases.semaphore("pool", size);
+        assert_eq!(failed(semaphore.acquire_many(count).await), ErrorKind::Invalid);
+        assert_eq!(failed(semaphore.try_acquire_many(count).await), ErrorKind::Invalid);
+    }
+    assert_eq!(failed(setup.leases.semaphore("", 1).acquire().await), ErrorKind::Invalid);
+    assert_eq!(setup.calls(Call::Acquire), calls, "nothing was sent");
+    let permit = pool(&setup.leases).acquire().await.unwrap();
+    for held in [true, false] {
+        let other = setup.leases.semaphore("pool", 7);
+        let error = other.acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("has 4 permits and was asked for with 7"), "{error}");
+        if held {
+            permit.check().unwrap();
+        }
+    }
+    permit.unlock().await.unwrap();
+    assert_eq!(setup.leases.semaphore("pool", 7).usage().await.unwrap().size, 4);
+    assert_eq!(free(&setup.leases).await, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_releases_all_permits() {
+    let setup = Setup::new();
+    let semaphore = pool(&setup.leases);
+    let (one, two) = (semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap());
+    let waits = tokio::spawn({
+        let semaphore = semaphore.clone();
+        async move { semaphore.acquire_many(4).await }
+    });
+    settle().await;
+    setup.leases.close().await.unwrap();
+    assert_eq!(lost(one.check()), Loss::Closed);
+    assert_eq!(lost(two.check()), Loss::Closed);
+    assert_eq!(failed(waits.await.unwrap()), ErrorKind::Closed);
+    assert_eq!(free(&setup.other()).await, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_call_leaves_no_permit_behind() {
+    async fn enters(leases: &LeaseManager) -> Result<Option<Lease>> {
+        Ok(pool(leases).acquire_many_timeout(4, T).await?.map(Permit::into_lease))
+    }
+    async fn acquire(setup: &Setup, cut: Cut) -> bool {
+        cut.run(pool(&setup.leases).acquire_many(4)).await.is_some()
+    }
+    at_every_await_of(enters, acquire).await;
+}
+
+#[test]
+fn never_more_permits_out_than_there_are() {
+    watched(|| async {
+        let setup = Setup::new();
+        let managers = [setup.leases.clone(), setup.other(), setup.other()];
+        let (out, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let mut tasks = JoinSet::new();
+        for i in 0..24u64 {
+            let semaphore = pool(&managers[i as usize % 3]);
+            let (out, most) = (Arc::clone(&out), Arc::clone(&most));
+            tasks.spawn(async move {
+                for round in 0..100 {
+                    let count = ((i + round) % 3 + 1) as u32;
+                    let permit = match round % 5 {
+                        0 => semaphore.try_acquire_many(count).await.unwrap(),
+                        1 => semaphore.acquire_many_timeout(count, MOMENT * 30).await.unwrap(),
+                        _ => Some(semaphore.acquire_many(count).await.unwrap()),
+                    };
+                    let Some(permit) = permit else { continue };
+                    let now = out.fetch_add(count, Ordering::SeqCst) + count;
+                    assert!(now <= 4, "{now} of 4 are out");
+                    most.fetch_max(now, Ordering::SeqCst);
+                    sleep(MOMENT * (round % 4) as u32).await;
+                    permit.check().unwrap();
+                    out.fetch_sub(count, Ordering::SeqCst);
+                    if round % 2 == 0 {
+                        drop(permit);
+                    } else {
+                        permit.unlock().await.unwrap();
+                    }
+                }
+            });
+        }
+        tasks.join_all().await;
+        assert_eq!(most.load(Ordering::SeqCst), 4);
+        settle().await;
+        assert_eq!(free(&setup.leases).await, 4);
+        assert!(setup.memory.is_empty());
+    });
+}

@@ -31,7 +31,7 @@ pub enum Mode {
 }
 
 /// What a name is used as. Only modes of one kind share a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Lock,
     ReadWrite,

@@ -12,11 +12,15 @@ mod fences;
 mod holds;
 mod modes;
 mod party;
+mod permits;
+mod read_write;
 
 pub use ends::*;
 pub use fences::*;
 pub use holds::*;
 pub use modes::*;
+pub use permits::*;
+pub use read_write::*;
 
 /// Makes a test of each function in [`testing::conformance`](crate::testing::conformance).
 ///
@@ -80,6 +84,19 @@ macro_rules! conformance_suite {
             names_are_taken_as_they_are
             mode_that_is_not_supported_is_refused
             batch_with_a_mode_that_is_not_supported_is_refused
+            readers_share_a_name_and_exclude_a_writer
+            readers_share_a_fence_between_those_of_writers
+            read_write_requests_may_run_twice
+            mode_changes_only_on_request_and_only_for_the_sole_reader
+            older_waiter_of_the_other_side_goes_first
+            readers_expire_one_by_one
+            read_write_releases_wake_waiters
+            permits_are_counted
+            bundle_of_permits_is_all_or_none
+            permits_expire_and_come_back
+            release_of_permits_wakes_a_waiter
+            kinds_of_locks_do_not_mix
+            batch_of_several_kinds_is_answered_in_order
             verdicts_say_when_the_request_left
             closing_one_handle_leaves_the_leases
         }

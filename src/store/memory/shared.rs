@@ -37,7 +37,8 @@ struct Hold {
 /// A waiter in the order between readers and writers.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
-    arrived: Duration,
+    /// In nanoseconds of the clock, of which a waiter may have arrived before the start.
+    arrived: i128,
     until: Instant,
 }
 
@@ -272,9 +273,10 @@ fn side(mode: Mode) -> Option<usize> {
     }
 }
 
-fn arrived(place: Option<Place>, now: Instant) -> Duration {
+fn arrived(place: Option<Place>, now: Instant) -> i128 {
     let waited = place.map_or(Duration::ZERO, |place| place.waited);
-    now.saturating_duration_since(Instant::ZERO).saturating_sub(waited)
+    let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
+    nanos(now.saturating_duration_since(Instant::ZERO)) - nanos(waited)
 }
 
 /// The verdict on a release, with the number of waiters that it wakes.

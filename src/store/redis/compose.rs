@@ -3,7 +3,7 @@
 
 macro_rules! compose {
     ($dir:literal, acquire) => {
-        compose!($dir; "common", "acquire_alone", "acquire")
+        compose!($dir; "common", "acquire_alone", "acquire", "fence", "grant")
     };
     ($dir:literal, release, $publish:literal) => {
         compose!($dir; "common", $publish, "release_alone", "release", "wake")
@@ -14,7 +14,7 @@ macro_rules! compose {
             // All acquires of a call share these: see `acquire.lua`.
             "local ttl, count, block, retention, now, newest\n",
             "local function acquire(lock, fence, holder)\n",
-            compose!($dir; "acquire"),
+            compose!($dir; "acquire", "fence", "grant"),
             "end\nlocal function release(lock, holder)\n",
             compose!($dir; "release", "wake"),
             "end\n",
@@ -32,6 +32,31 @@ macro_rules! compose {
     };
     ($dir:literal, renew) => {
         compose!($dir; "common", "check", "renew")
+    };
+    ($dir:literal, rw_acquire, $publish:literal) => {
+        compose!($dir, run, [$publish, "rw_common", "rw_wake"], ["rw_acquire", "fence", "rw_grant"])
+    };
+    ($dir:literal, rw, $body:literal, $publish:literal) => {
+        compose!($dir, run, [$publish, "rw_common", "rw_wake"], [$body])
+    };
+    ($dir:literal, rw, $body:literal) => {
+        compose!($dir, run, ["rw_common"], [$body])
+    };
+    ($dir:literal, permits, $body:literal, $publish:literal) => {
+        compose!($dir, run, [$publish, "permits_common", "permits_wake"], [$body])
+    };
+    ($dir:literal, permits, $body:literal) => {
+        compose!($dir, run, ["permits_common"], [$body])
+    };
+    // Functions that the body calls, and the body, which is a function too.
+    ($dir:literal, run, [$($part:literal),+], [$($body:literal),+]) => {
+        concat!(
+            compose!($dir; "common", "check", $($part),+),
+            "local function run()\n",
+            compose!($dir; $($body),+),
+            "end\n",
+            compose!($dir; "run"),
+        )
     };
     ($dir:literal; $($part:literal),+) => {
         concat!($(include_str!(concat!($dir, $part, ".lua"))),+)

@@ -1,6 +1,7 @@
 //! Derives keys and channels from names, to the byte as Redisson does.
 
-use crate::store::Name;
+use crate::store::{HolderId, Name};
+use std::fmt;
 
 /// The keys of a manager, which all begin with its prefix.
 #[derive(Clone, Debug)]
@@ -30,6 +31,36 @@ impl Keys {
         self.derived("redisson_lock__channel:", name)
     }
 
+    /// Returns the key under which a reader's time to live is kept.
+    pub(super) fn reader(&self, name: &Name, holder: HolderId) -> String {
+        self.with_suffix(name, format_args!("{holder}:rwlock_timeout:1"))
+    }
+
+    /// Returns the channel of a read-write lock.
+    pub(super) fn rw_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("redisson_rwlock:", name)
+    }
+
+    /// Returns the key that has the arrival of the oldest waiter among the readers or among the writers. Redisson has no
+    /// such key.
+    pub(super) fn line(&self, name: &Name, side: &str) -> String {
+        format!("{}:{side}", self.derived("leasehold_line:", name).concat())
+    }
+
+    /// Returns the key of the permits that are out.
+    pub(super) fn permits(&self, name: &Name) -> String {
+        self.with_suffix(name, format_args!("timeout"))
+    }
+
+    /// Returns the channel of a semaphore.
+    pub(super) fn permits_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("redisson_sc:", name)
+    }
+
+    fn with_suffix(&self, name: &Name, suffix: fmt::Arguments<'_>) -> String {
+        format!("{}:{suffix}", self.derived("", name).concat())
+    }
+
     fn derived<'a>(&'a self, kind: &'static str, name: &'a Name) -> [&'a str; 5] {
         let tagged = self.lock(name).iter().any(|part| part.contains('{'));
         let (open, close) = if tagged { ("", "") } else { ("{", "}") };
@@ -50,6 +81,14 @@ mod tests {
         assert_eq!(keys.fence(&plain).concat(), "redisson_lock_token:{myLock}");
         let tagged = Name::new("x{a}y").unwrap();
         assert_eq!(keys.channel(&tagged).concat(), "redisson_lock__channel:x{a}y");
+        let holder = HolderId::new(uuid::Uuid::nil(), 7);
+        let reader = "00000000-0000-0000-0000-000000000000:7:rwlock_timeout:1";
+        assert_eq!(keys.reader(&plain, holder), format!("{{myLock}}:{reader}"));
+        assert_eq!(keys.reader(&tagged, holder), format!("x{{a}}y:{reader}"));
+        assert_eq!(keys.rw_channel(&plain).concat(), "redisson_rwlock:{myLock}");
+        assert_eq!(keys.permits(&plain), "{myLock}:timeout");
+        assert_eq!(keys.permits_channel(&plain).concat(), "redisson_sc:{myLock}");
+        assert_eq!(keys.line(&plain, "read"), "leasehold_line:{myLock}:read");
         let keys = Keys::new("{t}:");
         assert_eq!(keys.channel(&plain).concat(), "redisson_lock__channel:{t}:myLock");
     }

@@ -17,6 +17,7 @@ mod fleet;
 mod fleet_subscribers;
 mod keys;
 mod node;
+mod permits;
 mod pool;
 mod preflight;
 mod renewals;
@@ -24,6 +25,7 @@ mod replies;
 mod requests;
 mod routes;
 mod runtime_batchers;
+mod rw;
 mod scripts;
 mod sentinels;
 mod slot_batcher;
@@ -36,9 +38,12 @@ mod url;
 pub(crate) use address::Address;
 
 use super::options::{Common, in_task};
+use super::remote::Replicas;
+use super::target::Kind;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups, failed,
+    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
+    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Target, Wait, Wakeups,
+    failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -49,9 +54,13 @@ use keys::Keys;
 use renewals::Caller;
 use replies::Element;
 use requests::Codec;
+use requests::confirmed;
 use routes::Routes;
 use runtime_batchers::RuntimeBatchers;
-use scripts::{AGE, Call, INSPECT, PLAIN, SHARDED, Script, Scripts, slot};
+use scripts::{
+    AGE, Call, INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, PLAIN, RW_INSPECT, SHARDED, Script,
+    Scripts, slot,
+};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -90,6 +99,8 @@ pub struct RedisStore {
     subscriptions: Subscriptions,
     reconnects: Signal,
     scripts: &'static Scripts,
+    /// The replicas that must confirm a grant before it counts.
+    replicas: Option<Replicas>,
     /// `None` for a single server.
     routes: Option<Arc<Routes>>,
     /// Ends the refreshes of the routes.
@@ -183,6 +194,7 @@ impl RedisStore {
             subscriptions,
             reconnects,
             scripts,
+            replicas,
             routes,
             routing: failing.disarm(),
             runtime: Handle::current(),
@@ -207,14 +219,74 @@ impl RedisStore {
         self.run_call(script, call, timeout).await
     }
 
-    async fn run_call(
+    fn run_call(
         &self,
         script: &'static Script,
         call: Call,
         timeout: Duration,
-    ) -> Result<Vec<Element>> {
+    ) -> impl Future<Output = Result<Vec<Element>>> + Send + use<> {
         let connection = self.locks.clone();
-        self.on_engine_runtime(async move { connection.run(script, call, timeout).await }).await
+        self.on_engine_runtime(async move { connection.run(script, call, timeout).await })
+    }
+
+    /// Acquires a read-write lock or permits, in a call of its own.
+    fn acquire_shared(&self, request: Acquire) -> StoreFuture<Acquired> {
+        let (script, call) = match request.target.mode {
+            Mode::Permits { size, take } => {
+                (&PERMITS_ACQUIRE, permits::acquire(&self.keys, &request, size, take))
+            }
+            _ => (&self.scripts.rw_acquire, Ok(rw::acquire(&self.keys, &request))),
+        };
+        let mut call = match call {
+            Ok(call) => call,
+            Err(error) => return failed(error),
+        };
+        let is_new = request.count == 1 && !request.converts;
+        call.wait = self.replicas.filter(|_| is_new);
+        let (sent, wait) = (self.clock.now(), call.wait);
+        let reply = self.run_call(script, call, request.timeout);
+        Box::pin(async move {
+            let mut reply = reply.await?;
+            let confirmed = confirmed(wait, &mut reply);
+            let verdict = match request.target.mode {
+                Mode::Permits { size, .. } => permits::acquired(size, sent, &reply),
+                _ => rw::acquired(&request, sent, &reply),
+            };
+            match verdict {
+                Ok(Acquired::Granted { .. }) => confirmed.and(verdict),
+                verdict => verdict,
+            }
+        })
+    }
+
+    /// Releases a read-write lock or permits, in a call of its own.
+    fn release_shared(&self, request: &Release) -> StoreFuture<Released> {
+        let (script, call) = match request.target.mode {
+            Mode::Permits { .. } => {
+                (&self.scripts.permits_release, permits::release(&self.keys, request))
+            }
+            _ => (&self.scripts.rw_release, rw::release(&self.keys, request)),
+        };
+        let own = self.subscriptions.is_subscribed(&self.channel(&request.target));
+        let reply = self.run_call(script, call, request.timeout);
+        Box::pin(async move {
+            match rw::released(&reply.await?)? {
+                // A subscription outlives its last waiter for a while, so we may be one of them.
+                Released::Done { listeners } => {
+                    Ok(Released::done(listeners.saturating_sub(own.into())))
+                }
+                verdict => Ok(verdict),
+            }
+        })
+    }
+
+    /// Returns the channel of a target's wake-ups.
+    fn channel(&self, target: &Target) -> String {
+        match target.mode.kind() {
+            Kind::Lock => self.keys.channel(&target.name).concat(),
+            Kind::ReadWrite => self.keys.rw_channel(&target.name).concat(),
+            Kind::Semaphore => self.keys.permits_channel(&target.name).concat(),
+        }
     }
 
     /// Returns for how many seconds the server has been up, and the id of its run.
@@ -231,11 +303,12 @@ impl RedisStore {
     }
 
     /// Runs on the engine's runtime, whatever the runtime of the caller is.
-    async fn on_engine_runtime<T: Send + 'static>(
+    fn on_engine_runtime<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
-        work: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        self.runtime.spawn(work).await.unwrap_or_else(|_| Err(replies::connection_closed()))
+        work: F,
+    ) -> impl Future<Output = Result<T>> + Send + use<T, F> {
+        let work = self.runtime.spawn(work);
+        async move { work.await.unwrap_or_else(|_| Err(replies::connection_closed())) }
     }
 }
 
@@ -266,6 +339,9 @@ impl Store for RedisStore {
             .with_longest_fence_block(LONGEST_FENCE_BLOCK)
             .with_renewal_batch(BATCH_SIZE)
             .with_sharded(self.renewals.is_cluster())
+            .with_mode(Mode::Read)
+            .with_mode(Mode::Write)
+            .with_mode(Mode::Permits { size: 1, take: 1 })
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -278,43 +354,58 @@ impl Store for RedisStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        match request.target.require_exclusive() {
-            Ok(()) => self.batchers.acquire(request),
-            Err(error) => failed(error),
+        match request.target.mode.kind() {
+            Kind::Lock => self.batchers.acquire(request),
+            Kind::ReadWrite | Kind::Semaphore => self.acquire_shared(request),
         }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        match request.target.require_exclusive() {
-            Ok(()) => self.batchers.release(request),
-            Err(error) => failed(error),
+        match request.target.mode.kind() {
+            Kind::Lock => self.batchers.release(request),
+            Kind::ReadWrite | Kind::Semaphore => self.release_shared(&request),
         }
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         let (connection, clock, keys) =
             (self.renewals.clone(), self.clock.clone(), self.keys.clone());
-        Box::pin(renewals::renew(Caller { connection, clock, keys }, batch))
+        let caller = Caller { connection, clock, keys, scripts: self.scripts };
+        Box::pin(renewals::renew(caller, batch))
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        request.target.require_exclusive()?;
-        let reply = self.run_on(&INSPECT, &request.target.name, request.timeout).await?;
-        replies::inspection(&reply)
+        let Inspect { target, timeout, .. } = request;
+        match target.mode.kind() {
+            Kind::Lock => replies::inspection(&self.run_on(&INSPECT, &target.name, timeout).await?),
+            Kind::ReadWrite => {
+                rw::inspection(&self.run_on(&RW_INSPECT, &target.name, timeout).await?)
+            }
+            Kind::Semaphore => {
+                let call = permits::of(&self.keys, &target.name, 1);
+                permits::inspection(&self.run_call(&PERMITS_INSPECT, call, timeout).await?)
+            }
+        }
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        request.target.require_exclusive()?;
-        let script = &self.scripts.force;
-        match self.run_on(script, &request.target.name, request.timeout).await?.first() {
+        let ForceRelease { target, timeout, .. } = request;
+        let reply = match target.mode.kind() {
+            Kind::Lock => self.run_on(&self.scripts.force, &target.name, timeout).await?,
+            Kind::ReadWrite => self.run_on(&self.scripts.rw_force, &target.name, timeout).await?,
+            Kind::Semaphore => {
+                let call = permits::of(&self.keys, &target.name, 1);
+                self.run_call(&self.scripts.permits_force, call, timeout).await?
+            }
+        };
+        match reply.first() {
             Some(Element::Int(deleted)) => Ok(*deleted > 0),
             _ => Err(replies::malformed_reply()),
         }
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        request.target.require_exclusive()?;
-        let channel = self.keys.channel(&request.target.name).concat();
+        let channel = self.channel(&request.target);
         let subscribed = timeout(request.timeout, self.subscriptions.subscribe(channel)).await;
         subscribed.unwrap_or_else(|_| Err(Error::silent())).map(Some)
     }

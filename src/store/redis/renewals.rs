@@ -1,11 +1,12 @@
-//! Renews leases: many in a call; in a cluster, in a call for each slot.
+//! Renews leases: many in a call; in a cluster, in a call for each slot, and one for each kind of lock.
 
 use super::connection::Connection;
 use super::keys::Keys;
-use super::scripts::{RENEW, slot};
-use super::{replies, requests};
+use super::scripts::{RENEW, RW_RENEW, Scripts, slot};
+use super::{permits, replies, requests, rw};
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::store::target::Kind;
 use crate::store::{Absence, RenewBatch, Renewal, Renewed};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,15 +18,17 @@ pub(super) struct Caller {
     pub(super) connection: Connection,
     pub(super) clock: Clock,
     pub(super) keys: Keys,
+    pub(super) scripts: &'static Scripts,
 }
 
 type Verdicts = Vec<Result<Option<Absence>>>;
 
 pub(super) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> {
-    batch.require_exclusive()?;
     let sent = caller.clock.now();
-    let verdicts = if caller.connection.is_cluster() {
-        caller.by_slot(batch).await
+    let kind = |item: &Renewal| item.target.mode.kind();
+    let mixed = batch.items.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1]));
+    let verdicts = if mixed || caller.connection.is_cluster() {
+        caller.in_parts(batch).await
     } else {
         caller.together(&batch).await?
     };
@@ -33,20 +36,24 @@ pub(super) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> 
 }
 
 impl Caller {
-    /// Renews with one call for each slot, because a call takes keys of one slot only. The calls are sent together, and each
-    /// has its own outcome.
-    async fn by_slot(&self, mut batch: RenewBatch) -> Verdicts {
+    /// Renews with one call for each kind of lock, and in a cluster for each slot, because a call takes keys of one slot
+    /// only. The calls are sent together, and each has its own outcome.
+    async fn in_parts(&self, mut batch: RenewBatch) -> Verdicts {
         let items = std::mem::take(&mut batch.items);
         let count = items.len();
-        let mut slots: HashMap<u16, (Vec<usize>, Vec<Renewal>)> = HashMap::new();
+        let mut parts: HashMap<(Kind, u16), (Vec<usize>, Vec<Renewal>)> = HashMap::new();
         for (index, renewal) in items.into_iter().enumerate() {
-            let slot = slot(self.keys.lock(&renewal.target.name).concat().as_bytes());
-            let (indices, renewals) = slots.entry(slot).or_default();
+            let slot = match self.connection.is_cluster() {
+                true => slot(self.keys.lock(&renewal.target.name).concat().as_bytes()),
+                false => 0,
+            };
+            let part = (renewal.target.mode.kind(), slot);
+            let (indices, renewals) = parts.entry(part).or_default();
             indices.push(index);
             renewals.push(renewal);
         }
         let mut calls = JoinSet::new();
-        for (indices, items) in slots.into_values() {
+        for (indices, items) in parts.into_values() {
             let (caller, batch) = (self.clone(), RenewBatch { items, ..batch.clone() });
             calls.spawn(async move { (indices, caller.together(&batch).await) });
         }
@@ -87,9 +94,16 @@ impl Caller {
         items: &[Renewal],
         timeout: Duration,
     ) -> Result<Verdicts> {
-        let mut call = requests::renewal(&self.keys, batch, items);
+        let kind = items.first().map_or(Kind::Lock, |item| item.target.mode.kind());
+        let (script, mut call) = match kind {
+            Kind::Lock => (&RENEW, requests::renewal(&self.keys, batch, items)),
+            Kind::ReadWrite => (&RW_RENEW, rw::renewal(&self.keys, batch, items)),
+            Kind::Semaphore => {
+                (&self.scripts.permits_renew, permits::renewal(&self.keys, batch, items))
+            }
+        };
         call.divisible = true;
-        let reply = self.connection.run(&RENEW, call, timeout).await?;
+        let reply = self.connection.run(script, call, timeout).await?;
         Ok(requests::renewed(&reply, items.len()))
     }
 

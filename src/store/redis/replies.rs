@@ -2,7 +2,9 @@
 
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, HolderInfo, Inspection};
+use crate::trace;
 use std::time::Duration;
+use tracing::Level;
 
 /// One element of a script's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +60,17 @@ pub(super) fn malformed_reply() -> Error {
     Error::protocol(
         "unexpected reply; leasehold needs Redis 7.0 or later, and no proxy that rewrites replies",
     )
+}
+
+/// Warns that a release woke no waiter.
+pub(super) fn warn_of_no_wakeup() {
+    trace::later(Level::WARN, || {
+        || {
+            tracing::warn!(
+                "the server refused to wake waiters; leasehold::guide::redis lists the permissions"
+            )
+        }
+    });
 }
 
 /// Returns the text of a server without the arguments of a command that it does not know, because a password may be among

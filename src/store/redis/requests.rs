@@ -10,9 +10,7 @@ use crate::store::remote::Replicas;
 use crate::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, Name, Release, Released, RenewBatch, Renewal,
 };
-use crate::trace;
 use std::time::Duration;
-use tracing::Level;
 use uuid::Uuid;
 
 /// A request that is one item of the batch script.
@@ -260,13 +258,7 @@ impl Request for Release {
             Code::Done(listeners) => listeners,
             Code::Absent(absence) => return Ok(Released::NotYours(absence)),
             Code::Other(0) => {
-                trace::later(Level::WARN, || {
-                    || {
-                        tracing::warn!(
-                            "the server refused to wake waiters; leasehold::guide::redis lists the permissions"
-                        )
-                    }
-                });
+                replies::warn_of_no_wakeup();
                 0
             }
             Code::Other(_) => return Err(replies::malformed_reply()),
@@ -318,7 +310,7 @@ pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Abse
     reply.iter().map(one).collect()
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -326,6 +318,7 @@ fn millis(duration: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::store::Target;
+    use crate::trace;
 
     #[test]
     fn as_many_replicas_as_were_asked_for_confirm_a_grant() {

@@ -36,6 +36,12 @@ pub(super) struct Scripts {
     pub(super) release: Script,
     pub(super) batch: Script,
     pub(super) force: Script,
+    pub(super) rw_acquire: Script,
+    pub(super) rw_release: Script,
+    pub(super) rw_force: Script,
+    pub(super) permits_release: Script,
+    pub(super) permits_renew: Script,
+    pub(super) permits_force: Script,
 }
 
 /// Makes the scripts that wake waiters by the verb of a part.
@@ -45,6 +51,12 @@ macro_rules! scripts {
             release: script!(, release, $publish),
             batch: script!(, batch, $publish),
             force: script!(, force, $publish),
+            rw_acquire: script!(, rw_acquire, $publish),
+            rw_release: script!(, rw, "rw_release", $publish),
+            rw_force: script!(, rw, "rw_force", $publish),
+            permits_release: script!(, permits, "permits_release", $publish),
+            permits_renew: script!(, permits, "permits_renew", $publish),
+            permits_force: script!(, permits, "permits_force", $publish),
         }
     };
 }
@@ -55,6 +67,10 @@ pub(super) static SHARDED: Scripts = scripts!("publish_shard");
 pub(super) static ACQUIRE: Script = script!(, acquire);
 pub(super) static RENEW: Script = script!(, renew);
 pub(super) static INSPECT: Script = script!(; "inspect");
+pub(super) static RW_RENEW: Script = script!(, rw, "rw_renew");
+pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
+pub(super) static PERMITS_ACQUIRE: Script = script!(, permits, "permits_acquire");
+pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
 /// Does nothing. No server knows its name, so its text is sent, which tests the permission: scripts in the cache of a
 /// server do not need it until the server drops them.
 pub(super) static BY_TEXT: Script =

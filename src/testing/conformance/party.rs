@@ -3,8 +3,8 @@
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Name,
-    Release, Released, RenewBatch, Renewal, Renewed, Store, Target,
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, HolderInfo, Inspect, Inspection,
+    Mode, Name, Release, Released, RenewBatch, Renewal, Renewed, Store, Target,
 };
 use crate::testing::Harness;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ pub(super) struct Party<'a> {
     pub(super) holder: HolderId,
     pub(super) ttl: Duration,
     pub(super) fencing: Option<Fencing>,
+    pub(super) mode: Mode,
 }
 
 impl<'a> Party<'a> {
@@ -36,6 +37,7 @@ impl<'a> Party<'a> {
             holder: HolderId::new(Uuid::new_v4(), 1),
             ttl: LONG,
             fencing: Some(Fencing::new(BLOCK, Some(LONG))),
+            mode: Mode::Exclusive,
         }
     }
 
@@ -65,7 +67,36 @@ impl<'a> Party<'a> {
     }
 
     pub(super) fn target(&self) -> Target {
-        Target::exclusive(self.name.clone())
+        Target::new(self.name.clone(), self.mode)
+    }
+
+    /// Returns the same handle and holder in another mode.
+    pub(super) fn to(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Returns a new holder in a mode.
+    pub(super) async fn of(harness: &'a dyn Harness, name: &Name, mode: Mode) -> Self {
+        Self::new(harness, name).await.to(mode)
+    }
+
+    /// Asks to change the mode of the hold to that of this party.
+    pub(super) async fn convert(&self) -> Result<Acquired> {
+        self.store.acquire(self.request(1).with_converts(true)).await
+    }
+
+    /// Returns whether the store has this mode.
+    pub(super) fn supported(&self) -> bool {
+        self.store.capabilities().supports(self.mode)
+    }
+
+    /// Returns the holders as the store knows them, in their order of the text.
+    pub(super) async fn holders(&self) -> Vec<HolderInfo> {
+        let inspection = self.store.inspect(Inspect::new(self.target(), PATIENCE)).await;
+        let mut holders = inspection.expect("the store tells the holders").holders;
+        holders.sort_by(|one, other| one.holder.cmp(&other.holder));
+        holders
     }
 
     pub(super) async fn acquire(&self, count: u32) -> Result<Acquired> {
@@ -93,6 +124,10 @@ impl<'a> Party<'a> {
         let inspection = self.store.inspect(Inspect::new(self.target(), PATIENCE)).await?;
         assert!(inspection.holders.len() <= 1, "{inspection:?}");
         Ok(inspection.into_holder())
+    }
+
+    pub(super) async fn look_any(&self) -> Result<Inspection> {
+        self.store.inspect(Inspect::new(self.target(), PATIENCE)).await
     }
 
     pub(super) async fn holding(&self) -> Option<HolderInfo> {

@@ -1,0 +1,135 @@
+//! Read-write locks, in the layout of Redisson's `RReadWriteLock`. Each request is a call of its own.
+
+use super::keys::Keys;
+use super::replies::{self, Code, Element};
+use super::requests::millis;
+use super::scripts::Call;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{
+    Acquire, Acquired, HolderInfo, Inspection, Mode, Release, Released, RenewBatch, Renewal,
+};
+use std::time::Duration;
+
+/// Builds the call of an acquire.
+pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
+    let Acquire { target, holder, .. } = request;
+    let (own, other) = match target.mode {
+        Mode::Write => ("write", "read"),
+        _ => ("read", "write"),
+    };
+    let mut call = Call::of(1);
+    call.key(&keys.lock(&target.name));
+    call.key(&[&keys.reader(&target.name, *holder)]);
+    call.key(&[&keys.line(&target.name, own)]);
+    call.key(&[&keys.line(&target.name, other)]);
+    call.show(holder);
+    call.number(millis(request.ttl));
+    call.text(own);
+    call.number(request.count.into());
+    call.number(request.converts.into());
+    let (waited, kept) = request.place.map(|place| (place.waited, place.kept)).unwrap_or_default();
+    call.number(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+    call.number(millis(kept));
+    if let Some(fencing) = request.fencing {
+        call.key(&keys.fence(&target.name));
+        // Readers that are there at the same time share one.
+        call.number(if target.mode == Mode::Write { fencing.block.into() } else { 1 });
+        call.number(fencing.retention.map_or(0, millis));
+    }
+    call
+}
+
+/// Reads the reply to an acquire.
+pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+    match code(reply)? {
+        Code::Done(first) if (first > 0) == request.fencing.is_some() => {
+            // By `fence.lua`.
+            let fence = request.fencing.map(|_| first);
+            Ok(Acquired::Granted { sent, fence, reached: first % 2 == 0 })
+        }
+        Code::Done(_) => Err(replies::malformed_reply()),
+        Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
+        Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
+    }
+}
+
+/// Builds the call of a release.
+pub(super) fn release(keys: &Keys, request: &Release) -> Call {
+    let mut call = Call::of(1);
+    call.key(&keys.lock(&request.target.name));
+    call.key(&[&keys.reader(&request.target.name, request.holder)]);
+    call.show(request.holder);
+    call.text(word(request.target.mode));
+    call.number(request.count.into());
+    call
+}
+
+/// Reads the reply to a release, also of permits.
+pub(super) fn released(reply: &[Element]) -> Result<Released> {
+    match code(reply)? {
+        Code::Done(listeners) => Ok(Released::done(listeners)),
+        Code::Absent(absence) => Ok(Released::NotYours(absence)),
+        Code::Other(0) => {
+            replies::warn_of_no_wakeup();
+            Ok(Released::done(0))
+        }
+        Code::Other(_) => Err(replies::malformed_reply()),
+    }
+}
+
+/// Builds the call that renews some items of a batch.
+pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
+    let mut call = Call::of(items.len());
+    call.number(millis(batch.ttl));
+    call.number(batch.fence_retention.map_or(0, millis));
+    for item in items {
+        call.key(&keys.lock(&item.target.name));
+        call.key(&[&keys.reader(&item.target.name, item.holder)]);
+        let keeps = batch.retention_of(item).is_some();
+        if keeps {
+            call.key(&keys.fence(&item.target.name));
+        }
+        call.show(item.holder);
+        call.text(word(item.target.mode));
+        call.text(if keeps { "F" } else { "L" });
+    }
+    call
+}
+
+/// Reads the reply of the inspect script.
+pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
+    let (holders, rest) = reply.as_chunks::<4>();
+    if !rest.is_empty() {
+        return Err(replies::malformed_reply());
+    }
+    let holder = |words: &[Element; 4]| {
+        let [Element::Text(holder), Element::Text(mode), Element::Text(count), left] = words else {
+            return Err(replies::malformed_reply());
+        };
+        let mode = if mode == "write" { Mode::Write } else { Mode::Read };
+        let count = count.parse().map_err(|_| no_count())?;
+        let left = replies::remaining(left.int()?);
+        Ok(HolderInfo::new(holder.clone(), count, left).with_mode(mode))
+    };
+    Ok(Inspection::new(holders.iter().map(holder).collect::<Result<Vec<_>>>()?))
+}
+
+/// Returns the code of a reply that has one element.
+pub(super) fn code(reply: &[Element]) -> Result<Code> {
+    match reply {
+        [element] => element.code(),
+        _ => Err(replies::malformed_reply()),
+    }
+}
+
+fn no_count() -> Error {
+    Error::new(
+        ErrorKind::WrongType,
+        "the hash under this name is not a read-write lock (a field has no count); it was left untouched",
+    )
+}
+
+fn word(mode: Mode) -> &'static str {
+    if mode == Mode::Write { "write" } else { "read" }
+}

@@ -1,0 +1,18 @@
+-- Takes all permits of a semaphore away, forgets its size, and wakes waiters. `permits_common.lua` and `permits_wake.lua`
+-- come before.
+--
+-- KEYS   free, out: see `permits_common.lua`
+-- ARGV   none
+-- Reply  1 if permits were out, 0 if not
+--
+-- Twice is harmless: the second run finds nothing, or does what was requested again.
+
+local free, out = KEYS[1], KEYS[2]
+local left = free_of(free)
+doing = 'ZCARD'
+local used = call('ZCARD', out)
+doing = 'DEL'
+call('DEL', free)
+call('DEL', out)
+wake(free, (left or 0) + used)
+return used > 0 and 1 or 0

@@ -1,0 +1,25 @@
+-- Returns the permits that are out. `permits_common.lua` comes before.
+--
+-- KEYS   free, out: see `permits_common.lua`
+-- ARGV   none
+-- Reply  the size (-1: no semaphore), then for each permit: its id in hexadecimal digits, its time to live in ms (-1: forever)
+--
+-- Twice is harmless: it writes nothing.
+
+local free, now = free_of(KEYS[1]), clock()
+doing = 'ZRANGE'
+local all, reply, used = call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), { -1 }, 0
+for i = 1, #all, 2 do
+  local ends = tonumber(all[i + 1])
+  used = used + 1
+  if ends > now then
+    reply[#reply + 1] = string.gsub(all[i], '.', function(byte)
+      return format('%02x', string.byte(byte))
+    end)
+    reply[#reply + 1] = ends - now > LONGEST_TTL and -1 or ends - now
+  end
+end
+if free then
+  reply[1] = free + used
+end
+return reply

@@ -1,0 +1,17 @@
+-- Gives the permits of a holder back, and wakes waiters. `permits_common.lua` and `permits_wake.lua` come before.
+--
+-- KEYS   free, out: see `permits_common.lua`
+-- ARGV   the number of permits, the ids
+-- Reply  the number of subscribers that were woken   released
+--        -3                                          released, but the server refused to wake waiters
+--        -1                                          none of them was out
+--
+-- Twice is harmless: the second run finds none of them.
+
+local free, out = KEYS[1], KEYS[2]
+free_of(free)
+local removed = remove(out, ids_of(ARGV[2], whole(ARGV[1], 1, 65535)))
+if removed == 0 then
+  return -1
+end
+return give_back(free, removed)

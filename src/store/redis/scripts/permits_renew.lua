@@ -1,0 +1,33 @@
+-- Extends the permits of holders that still have all of theirs. `permits_common.lua` and `permits_wake.lua` come before.
+--
+-- KEYS   for each item: free, out: see `permits_common.lua`
+-- ARGV   ttl in ms, the time in ms to keep an idle semaphore (0: as it is), for each item: the number of permits, the ids
+-- Reply  for each item: 0 renewed; -1 some were gone, and the rest was given back; or the text of an error
+--
+-- Twice is harmless: the time is set, not added to.
+
+local ttl, kept = whole(ARGV[1], 1, LONGEST_TTL), whole(ARGV[2], 0, 9007199254740991)
+local now = clock()
+
+local function renew(free, out, take, hex)
+  local ids = ids_of(hex, whole(take, 1, 65535))
+  free_of(free)
+  if count_out(out, ids) < #ids then
+    give_back(free, remove(out, ids))
+    return -1
+  end
+  doing = 'ZADD'
+  for _, id in ipairs(ids) do
+    call('ZADD', out, now + ttl, id)
+  end
+  keep(free, math.max(kept, ttl * 2))
+  keep(out, math.max(kept, ttl * 2))
+  return 0
+end
+
+local reply = {}
+for item = 1, (#ARGV - 2) / 2 do
+  local done, result = pcall(renew, KEYS[item * 2 - 1], KEYS[item * 2], ARGV[item * 2 + 1], ARGV[item * 2 + 2])
+  reply[item] = done and result or message(result)
+end
+return reply

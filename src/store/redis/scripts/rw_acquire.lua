@@ -1,0 +1,102 @@
+-- Acquires a read-write lock for a reader or the writer, grants it again, or changes the mode of a holder. `rw_common.lua`
+-- comes before, `fence.lua` and `rw_grant.lua` follow.
+--
+-- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
+--        own side, other side   strings: when the oldest waiter among the readers or among the writers arrived, in
+--                               microseconds of the server's clock
+--        fence                  string: the last reserved fencing token; only if a block is requested
+-- ARGV   holder id, ttl in ms, read or write, hold count, 1 to change the mode (else 0), the time in microseconds that the
+--        caller has waited, the time in ms for which its place is kept (0: it does not wait); if there is a fence: block and
+--        retention
+-- Reply  as `acquire.lua`
+--
+-- Twice is harmless: count and time to live are absolute, and the second run finds the first one's. A late copy of a request
+-- without the change never changes the mode of a holder.
+
+local lock, timeout, own_side, other_side, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local holder, ttl, writes, count = ARGV[1], ARGV[2], ARGV[3] == 'write', ARGV[4]
+local changes, waited, kept_place = ARGV[5] == '1', ARGV[6], ARGV[7]
+local block, retention, now, newest, text, last = 1, '0', nil, nil, nil, nil
+whole(ttl, 1, LONGEST_TTL)
+whole(count, 1, LONGEST_COUNT)
+whole(waited, 0, 9007199254740991)
+whole(kept_place, 0, LONGEST_TTL)
+if ARGV[3] ~= 'write' and ARGV[3] ~= 'read' then
+  error('LEASEHOLD bad argument ' .. ARGV[3], 0)
+end
+if fence then
+  block, retention = whole(ARGV[8], 1, 1000000), ARGV[9]
+  whole(retention, 0, 9007199254740991)
+end
+
+local mode, written = mode_of(lock), holder .. ':write'
+local reads, wrote, left, first = false, false, 0, 0
+if mode then
+  doing = 'HEXISTS'
+  reads, wrote = call('HEXISTS', lock, holder) == 1, call('HEXISTS', lock, written) == 1
+  doing = 'PTTL'
+  left = call('PTTL', lock)
+end
+doing = 'TIME'
+local time = call('TIME')
+now = time[1] * 1000000 + time[2]
+local fresh = false
+
+if reads or wrote then
+  if changes and writes and not wrote then
+    -- The only reader becomes the writer, unless one waits to write.
+    local others = readers_left(lock, holder, true)
+    doing = 'HLEN'
+    if others > 0 or call('HLEN', lock) > 2 or call('EXISTS', own_side) == 1 then
+      return -4 - left
+    end
+    fresh = true
+  elseif changes and not writes and not reads then
+    -- The writer becomes a reader.
+    fresh = true
+  elseif writes and not wrote then
+    -- A late copy: the holder has changed its mode since.
+    return -4 - left
+  elseif fence then
+    doing = 'GET'
+    last = tonumber(call('GET', fence))
+    if last and last >= block and last <= GROWS then
+      first = last - last % 1 - block + 1
+    end
+  end
+else
+  if changes or count ~= '1' then
+    return (not mode or not writes and mode == 'read') and -1 or -2
+  end
+  local refused = mode and (writes or mode == 'write')
+  if not refused then
+    -- An older waiter of the other side goes first.
+    doing = 'GET'
+    local oldest = tonumber(call('GET', other_side))
+    if oldest and oldest < now - waited then
+      refused = true
+      left = call('PTTL', other_side)
+    end
+  end
+  if refused then
+    if kept_place ~= '0' then
+      doing = 'GET'
+      local arrived, oldest = now - waited, tonumber(call('GET', own_side))
+      doing = 'SET'
+      call('SET', own_side, format('%d', math.min(arrived, oldest or arrived)), 'PX', kept_place)
+    end
+    return -4 - left
+  end
+  doing = 'DEL'
+  call('DEL', own_side)
+  if fence and mode == 'read' then
+    -- Readers that are there at the same time share a token.
+    doing = 'GET'
+    last = tonumber(call('GET', fence))
+    if last and last >= 1 and last <= GROWS then
+      first = last - last % 1
+    end
+  end
+  fresh = true
+end
+

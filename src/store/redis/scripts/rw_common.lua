@@ -1,0 +1,52 @@
+-- The common part of the scripts of read-write locks, in the layout of Redisson's `RReadWriteLock`.
+--
+-- lock    hash: `mode` -> read or write; holder id -> 1 for a reader; holder id .. ':write' -> hold count of the writer
+-- {lock}:holder id:rwlock_timeout:1   string with the time to live of one reader. Redisson counts on for each nested read
+
+-- What a plain lock or another hash is told.
+local NOT_READ_WRITE = 'WRONGTYPE a lock that is no read-write lock is under the name'
+
+-- Returns `kind` .. lock, with the braces that keep the keys of a name together in a cluster.
+local function tagged(lock)
+  if find(lock, '{', 1, true) then
+    return lock
+  end
+  return '{' .. lock .. '}'
+end
+
+-- Returns the mode of a lock; nil if it is free.
+local function mode_of(lock)
+  doing = 'HGET'
+  local mode = call('HGET', lock, 'mode')
+  if mode then
+    return mode
+  end
+  doing = 'EXISTS'
+  if call('EXISTS', lock) == 1 then
+    error(refusal(NOT_READ_WRITE))
+  end
+  return nil
+end
+
+-- Returns the longest time to live in ms of the readers but `except`, and removes those that have none if `prune` is set.
+-- Their keys follow from the fields, so they are not among KEYS: the layout leaves no other way.
+local function readers_left(lock, except, prune)
+  doing = 'HKEYS'
+  local best = 0
+  for _, field in ipairs(call('HKEYS', lock)) do
+    if field ~= 'mode' and field ~= except and string.sub(field, -6) ~= ':write' then
+      doing = 'HGET'
+      local count, left = tonumber(call('HGET', lock, field)) or 1, 0
+      doing = 'PTTL'
+      for i = 1, math.min(count, 100) do
+        left = math.max(left, call('PTTL', tagged(lock) .. ':' .. field .. ':rwlock_timeout:' .. i))
+      end
+      if left == 0 and prune then
+        doing = 'HDEL'
+        call('HDEL', lock, field)
+      end
+      best = math.max(best, left)
+    end
+  end
+  return best
+end

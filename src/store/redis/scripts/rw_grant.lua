@@ -1,0 +1,61 @@
+-- Writes the hold that `rw_acquire.lua` has granted, and returns the first fencing token. `rw_wake.lua` comes before.
+--
+-- Twice is harmless: count and time to live are absolute.
+
+if writes then
+  if fresh then
+    doing = 'HSET'
+    call('HSET', lock, 'mode', 'write', written, count)
+    if reads then
+      doing = 'HDEL'
+      call('HDEL', lock, holder)
+      doing = 'DEL'
+      call('DEL', timeout)
+    end
+  else
+    try('HSET', lock, written, count)
+  end
+  doing = 'PEXPIRE'
+  local expires = try('PEXPIRE', lock, ttl)
+  if expires ~= 1 then
+    if fresh and not reads then
+      call('DEL', lock)
+    end
+    error(expires)
+  end
+  return first
+end
+
+if wrote and not changes then
+  -- A late copy of the request of a reader that is the writer now.
+  doing = 'PEXPIRE'
+  call('PEXPIRE', lock, ttl)
+  return first
+end
+doing = 'SET'
+call('SET', timeout, '1', 'PX', ttl)
+if fresh then
+  doing = 'HSET'
+  call('HSET', lock, 'mode', 'read', holder, '1')
+  if wrote then
+    doing = 'HDEL'
+    call('HDEL', lock, written)
+  end
+end
+doing = 'PEXPIRE'
+-- Other readers may have more time left. A hash without a time to live gets one.
+local expires = try('PEXPIRE', lock, format('%d', math.max(left, tonumber(ttl))))
+if expires ~= 1 then
+  if fresh then
+    call('DEL', timeout)
+    call('HDEL', lock, holder)
+    if not mode then
+      call('DEL', lock)
+    end
+  end
+  error(expires)
+end
+if wrote then
+  wake(lock, '1')
+end
+return first

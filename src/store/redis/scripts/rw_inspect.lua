@@ -1,0 +1,34 @@
+-- Returns the holders of a read-write lock. `rw_common.lua` comes before.
+--
+-- KEYS   lock
+-- ARGV   none
+-- Reply  for each holder: its id, read or write, its count, its time to live in ms
+--
+-- Twice is harmless: it writes nothing.
+
+local lock, reply = KEYS[1], {}
+local mode = mode_of(lock)
+if not mode then
+  return reply
+end
+local left = call('PTTL', lock)
+local fields = call('HGETALL', lock)
+for i = 1, #fields, 2 do
+  local field, count = fields[i], fields[i + 1]
+  if string.sub(field, -6) == ':write' then
+    reply[#reply + 1] = { string.sub(field, 1, -7), 'write', count, left }
+  elseif field ~= 'mode' then
+    local own = 0
+    for nested = 1, math.min(tonumber(count) or 1, 100) do
+      own = math.max(own, call('PTTL', tagged(lock) .. ':' .. field .. ':rwlock_timeout:' .. nested))
+    end
+    reply[#reply + 1] = { field, 'read', count, own }
+  end
+end
+local flat = {}
+for _, holder in ipairs(reply) do
+  for _, word in ipairs(holder) do
+    flat[#flat + 1] = word
+  end
+end
+return flat

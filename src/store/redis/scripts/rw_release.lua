@@ -1,0 +1,52 @@
+-- Releases a read-write lock for a holder, in whichever mode it has it. `rw_common.lua` and `rw_wake.lua` come before.
+--
+-- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
+-- ARGV   holder id, read or write, the hold count to leave (0: release)
+-- Reply  as `release.lua`; 0 if only a count was lowered, or if readers are left
+--
+-- Twice is harmless: after the first run the holder id is not there, and is never used again.
+
+local lock, timeout = KEYS[1], KEYS[2]
+local holder, writes, remains = ARGV[1], ARGV[2] == 'write', ARGV[3]
+local written = holder .. ':write'
+whole(remains, 0, LONGEST_COUNT)
+
+local mode = mode_of(lock)
+if mode and remains ~= '0' then
+  doing = 'HEXISTS'
+  if call('HEXISTS', lock, written) == 1 then
+    doing = 'HSET'
+    call('HSET', lock, written, remains)
+    return 0
+  elseif call('HEXISTS', lock, holder) == 1 then
+    return 0
+  end
+end
+local reads, wrote = 0, 0
+if mode and remains == '0' then
+  doing = 'HDEL'
+  reads, wrote = call('HDEL', lock, holder), call('HDEL', lock, written)
+end
+if reads + wrote == 0 then
+  return (not mode or not writes and mode == 'read') and -1 or -2
+end
+doing = 'DEL'
+call('DEL', timeout)
+doing = 'HLEN'
+if call('HLEN', lock) > 1 then
+  if wrote == 0 and mode == 'write' then
+    return 0
+  end
+  -- The hash lives as long as the readers that are left. Those without a time to live of their own go with it.
+  local best = readers_left(lock, '', false)
+  if best > 0 then
+    doing = 'HSET'
+    call('HSET', lock, 'mode', 'read')
+    doing = 'PEXPIRE'
+    call('PEXPIRE', lock, best)
+    return wrote == 1 and wake(lock, '1') or 0
+  end
+end
+doing = 'DEL'
+call('DEL', lock)
+return wake(lock, wrote == 1 and '1' or '0')

@@ -1,0 +1,174 @@
+//! Semaphores, and kinds of locks that meet under one name. A store without semaphores passes, because it refuses the
+//! mode.
+
+use super::party::*;
+use crate::error::ErrorKind;
+use crate::store::{Absence, Mode, Name, Wait};
+use crate::testing::Harness;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+const fn permits(take: u32) -> Mode {
+    Mode::Permits { size: 4, take }
+}
+
+async fn party<'a>(harness: &'a dyn Harness, name: &Name, take: u32) -> Party<'a> {
+    Party::of(harness, name, permits(take)).await
+}
+
+/// Clauses 1, 2 and 5, for permits.
+pub async fn permits_are_counted(harness: &dyn Harness) {
+    let name = unique("permits");
+    let (one, three, two) = (
+        party(harness, &name, 1).await,
+        party(harness, &name, 3).await,
+        party(harness, &name, 2).await,
+    );
+    if !one.supported() {
+        return;
+    }
+    for _ in 0..2 {
+        granted(one.acquire(1).await);
+        granted(three.acquire(1).await);
+    }
+    held(two.acquire(1).await);
+    let holders = one.holders().await;
+    assert_eq!(holders.iter().map(|holder| holder.hold_count).sum::<u64>(), 4, "{holders:?}");
+    assert_eq!(holders.len(), 2);
+    let other = Party::of(harness, &name, Mode::Permits { size: 5, take: 1 }).await;
+    match other.acquire(1).await {
+        Err(error) if error.kind() == ErrorKind::Invalid => {}
+        verdict => panic!("expected another size to be refused, the store says {verdict:?}"),
+    }
+    for party in [&one, &three] {
+        assert_eq!(renewed(party.renew().await), None);
+    }
+    assert_eq!(released(three.release(0).await), None);
+    assert_eq!(released(three.release(0).await), Some(Absence::Gone));
+    assert_eq!(renewed(three.renew().await), Some(Absence::Gone));
+    granted(two.acquire(1).await);
+    held(three.acquire(1).await);
+    assert_eq!(released(one.release(0).await), None);
+    assert_eq!(released(two.release(0).await), None);
+    assert!(one.holders().await.is_empty());
+    // An idle semaphore keeps its size.
+    assert!(other.acquire(1).await.is_err_and(|error| error.kind() == ErrorKind::Invalid));
+    granted(one.acquire(1).await);
+    assert!(one.force().await && !one.force().await);
+    granted(other.acquire(1).await);
+}
+
+/// A bundle is granted whole, and renewed whole.
+pub async fn bundle_of_permits_is_all_or_none(harness: &dyn Harness) {
+    let name = unique("bundle");
+    let (two, bundle) = (party(harness, &name, 2).await, party(harness, &name, 3).await);
+    if !two.supported() {
+        return;
+    }
+    granted(two.acquire(1).await);
+    for _ in 0..3 {
+        held(bundle.acquire(1).await);
+    }
+    let rest = party(harness, &name, 2).await;
+    granted(rest.acquire(1).await);
+    assert_eq!(two.holders().await.len(), 2, "a bundle that was refused has nothing");
+    for party in [&two, &rest] {
+        assert_eq!(released(party.release(0).await), None);
+    }
+    granted(bundle.acquire(1).await);
+    assert_eq!(renewed(bundle.renew().await), None);
+    assert!(two.force().await);
+    assert_eq!(renewed(bundle.renew().await), Some(Absence::Gone));
+}
+
+/// Clauses 3 and 7, for permits.
+pub async fn permits_expire_and_come_back(harness: &dyn Harness) {
+    let name = unique("permits-expiry");
+    let (gone, stays) =
+        (party(harness, &name, 3).await.short(), party(harness, &name, 1).await.short());
+    let next = party(harness, &name, 2).await;
+    if !gone.supported() {
+        return;
+    }
+    granted(gone.acquire(1).await);
+    granted(stays.acquire(1).await);
+    harness.elapse(harness.ttl() / 2).await;
+    assert_eq!(renewed(stays.renew().await), None);
+    held(next.acquire(1).await);
+    harness.elapse(harness.ttl() * 3 / 4).await;
+    granted(next.acquire(1).await);
+    assert_eq!(renewed(gone.renew().await), Some(Absence::Gone));
+    assert_eq!(renewed(stays.renew().await), None);
+    assert_eq!(stays.holders().await.len(), 2);
+}
+
+/// Each release of permits wakes a waiter, which may need no more.
+pub async fn release_of_permits_wakes_a_waiter(harness: &dyn Harness) {
+    let name = unique("permits-wake");
+    let (one, three) = (party(harness, &name, 1).await, party(harness, &name, 3).await);
+    if !one.supported() || !one.store.capabilities().wakeups {
+        return;
+    }
+    granted(one.acquire(1).await);
+    granted(three.acquire(1).await);
+    let waiter = party(harness, &name, 1).await;
+    let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
+    let mut wakeups = waiter.store.subscribe(wait).await.expect("wake-ups").expect("some");
+    while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
+    assert_eq!(released(one.release(0).await), None);
+    timeout(PATIENCE, wakeups.recv()).await.expect("a release wakes a waiter");
+}
+
+/// Clause 11: what is in use as another kind of lock stays as it is.
+pub async fn kinds_of_locks_do_not_mix(harness: &dyn Harness) {
+    let modes = [Mode::Exclusive, Mode::Read, Mode::Write, permits(1)];
+    for held_as in modes {
+        let name = unique("kinds");
+        let holder = Party::of(harness, &name, held_as).await;
+        if !holder.supported() {
+            continue;
+        }
+        granted(holder.acquire(1).await);
+        for asked_as in modes.into_iter().filter(|mode| mode.kind() != held_as.kind()) {
+            let party = Party::of(harness, &name, asked_as).await;
+            if !party.supported() {
+                continue;
+            }
+            wrong_type(party.acquire(1).await);
+            wrong_type(party.look_any().await);
+            wrong_type(party.take_away().await);
+        }
+        assert_eq!(renewed(holder.renew().await), None, "{held_as:?}");
+        assert_eq!(holder.holders().await.len(), 1, "{held_as:?}");
+        assert_eq!(released(holder.release(0).await), None);
+    }
+}
+
+/// A manager renews its holds of all kinds in one batch.
+pub async fn batch_of_several_kinds_is_answered_in_order(harness: &dyn Harness) {
+    let store = harness.store().await;
+    let mut parties = Vec::new();
+    for round in 0..3 {
+        for mode in [Mode::Exclusive, permits(2), Mode::Read, Mode::Write] {
+            let mut party = Party::of(harness, &unique("mixed"), mode).await;
+            party.store = Arc::clone(&store);
+            if party.supported() {
+                granted(party.acquire(1).await);
+                if round == 1 {
+                    assert_eq!(released(party.release(0).await), None);
+                }
+                parties.push((round, party));
+            }
+        }
+    }
+    let most = parties[0].1.store.capabilities().renewal_batch;
+    for part in parties.chunks(most) {
+        let items = part.iter().map(|(_, party)| party.renewal()).collect();
+        let renewed = part[0].1.renew_all(items).await.expect("an answer");
+        for ((round, party), verdict) in part.iter().zip(renewed.verdicts) {
+            let expected = (*round == 1).then_some(Absence::Gone);
+            assert_eq!(verdict.expect("a verdict"), expected, "{:?}", party.mode);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Read-write locks. A store without them passes, because it refuses the modes.
+
+use super::party::*;
+use crate::store::{Absence, Mode, Place, Wait};
+use crate::testing::Harness;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Clause 1, for the modes that share a name.
+pub async fn readers_share_a_name_and_exclude_a_writer(harness: &dyn Harness) {
+    let name = unique("rw");
+    let (one, two) =
+        (Party::of(harness, &name, Mode::Read).await, Party::of(harness, &name, Mode::Read).await);
+    let writer = Party::of(harness, &name, Mode::Write).await;
+    if !one.supported() || !writer.supported() {
+        return;
+    }
+    granted(one.acquire(1).await);
+    granted(two.acquire(1).await);
+    let left = held(writer.acquire(1).await);
+    assert!(one.fresh(left, one.now()) || left <= Some(one.ttl), "{left:?}");
+    let holders = one.holders().await;
+    assert_eq!(holders.len(), 2);
+    assert!(holders.iter().all(|holder| holder.mode == Mode::Read), "{holders:?}");
+    assert_eq!(released(one.release(0).await), None);
+    held(writer.acquire(1).await);
+    assert_eq!(released(two.release(0).await), None);
+    granted(writer.acquire(1).await);
+    let holders = writer.holders().await;
+    assert!(matches!(&holders[..], [holder] if holder.mode == Mode::Write), "{holders:?}");
+    held(one.acquire(1).await);
+    granted(writer.acquire(2).await);
+    assert_eq!(released(writer.release(1).await), None);
+    held(two.acquire(1).await);
+    assert_eq!(released(writer.release(0).await), None);
+    granted(one.acquire(1).await);
+    assert!(one.force().await);
+    granted(writer.acquire(1).await);
+}
+
+/// Clause 8, for the modes that share a name.
+pub async fn readers_share_a_fence_between_those_of_writers(harness: &dyn Harness) {
+    let name = unique("rw-fence");
+    let reader = Party::of(harness, &name, Mode::Read).await;
+    if !reader.supported() || !reader.store.capabilities().fencing {
+        return;
+    }
+    let mut last = None;
+    for _ in 0..3 {
+        let writer = Party::of(harness, &name, Mode::Write).await;
+        let written = granted(writer.acquire(1).await).fence;
+        assert!(written > last, "{written:?} after {last:?}");
+        assert_eq!(released(writer.release(0).await), None);
+        let mut fences = Vec::new();
+        for _ in 0..3 {
+            let reader = Party::of(harness, &name, Mode::Read).await;
+            fences.push((granted(reader.acquire(1).await).fence, reader));
+        }
+        let first = fences[0].0;
+        assert!(reader.follows(written, first), "{first:?} after {written:?}");
+        assert!(fences.iter().all(|(fence, _)| *fence == first), "readers share one");
+        for (_, reader) in fences {
+            assert_eq!(released(reader.release(0).await), None);
+        }
+        last = first;
+    }
+}
+
+/// Clauses 2, 4 and 5, for the modes that share a name.
+pub async fn read_write_requests_may_run_twice(harness: &dyn Harness) {
+    for mode in [Mode::Read, Mode::Write] {
+        let name = unique("rw-twice");
+        let party = Party::of(harness, &name, mode).await;
+        if !party.supported() {
+            continue;
+        }
+        for count in [2, 3] {
+            assert_eq!(not_yours(party.acquire(count).await), Absence::Gone);
+        }
+        assert_eq!(not_yours(party.convert().await), Absence::Gone);
+        assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
+        assert!(party.holders().await.is_empty());
+        let first = granted(party.acquire(1).await);
+        let again = granted(party.acquire(1).await);
+        assert_eq!(first.fence, again.fence);
+        for _ in 0..2 {
+            granted(party.acquire(2).await);
+            assert_eq!(renewed(party.renew().await), None);
+            assert_eq!(released(party.release(1).await), None);
+        }
+        assert_eq!(party.holders().await.len(), 1);
+        assert_eq!(released(party.release(0).await), None);
+        assert_eq!(released(party.release(0).await), Some(Absence::Gone));
+        assert_eq!(renewed(party.renew().await), Some(Absence::Gone));
+        assert!(party.holders().await.is_empty());
+        // Late copies meet a later holder, and leave it alone.
+        let writer = Party::of(harness, &name, Mode::Write).await;
+        granted(writer.acquire(1).await);
+        assert_eq!(released(party.release(0).await), Some(Absence::Taken));
+        assert_eq!(renewed(party.renew().await), Some(Absence::Taken));
+        assert_eq!(not_yours(party.acquire(2).await), Absence::Taken);
+        assert_eq!(renewed(writer.renew().await), None);
+        assert_eq!(released(writer.release(0).await), None);
+    }
+}
+
+/// See [`Acquire::converts`](crate::store::Acquire::converts).
+pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: &dyn Harness) {
+    let name = unique("rw-change");
+    let other = Party::of(harness, &name, Mode::Read).await;
+    let reads = Party::of(harness, &name, Mode::Read).await;
+    if !reads.supported() {
+        return;
+    }
+    let mut writes = Party::of(harness, &name, Mode::Write).await;
+    writes.holder = reads.holder;
+    // A writer becomes a reader.
+    let written = granted(writes.acquire(1).await);
+    let first = granted(reads.acquire(1).await);
+    held(other.acquire(1).await);
+    assert_eq!(first.fence.is_some(), written.fence.is_some(), "a late copy changes nothing");
+    for _ in 0..2 {
+        let page = granted(reads.convert().await);
+        assert!(page.fence >= written.fence);
+    }
+    let joined = granted(other.acquire(1).await);
+    assert!(joined.fence >= written.fence);
+    // Not the sole reader.
+    for _ in 0..2 {
+        held(writes.convert().await);
+        held(writes.acquire(1).await);
+    }
+    assert_eq!(reads.holders().await.len(), 2);
+    assert_eq!(released(other.release(0).await), None);
+    held(writes.acquire(1).await);
+    for _ in 0..2 {
+        let written = granted(writes.convert().await);
+        assert!(written.fence > joined.fence || written.fence.is_none());
+    }
+    held(other.acquire(1).await);
+    // Renewals and releases go by the holder, in whichever mode it is.
+    for party in [&reads, &writes] {
+        assert_eq!(renewed(party.renew().await), None);
+    }
+    assert_eq!(released(reads.release(0).await), None);
+    assert_eq!(released(writes.release(0).await), Some(Absence::Gone));
+    granted(other.acquire(1).await);
+}
+
+/// See [`Place`]. A store that keeps no places may grant in any order, as far as the modes allow.
+pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
+    let name = unique("rw-line");
+    let reads = Party::of(harness, &name, Mode::Read).await;
+    if !reads.supported() || !reads.store.capabilities().time_left {
+        return;
+    }
+    let place = |waited| Some(Place::new(Duration::from_millis(waited), LONG));
+    let asks = async |mode, place| {
+        let party = Party::of(harness, &name, mode).await;
+        let verdict = party.store.acquire(party.request(1).with_place(place)).await;
+        (party, verdict)
+    };
+    granted(reads.acquire(1).await);
+    held(asks(Mode::Write, place(500)).await.1);
+    // A reader that came later waits, one that came earlier does not.
+    held(asks(Mode::Read, None).await.1);
+    held(asks(Mode::Read, place(100)).await.1);
+    let (early, verdict) = asks(Mode::Read, place(60_000)).await;
+    granted(verdict);
+    assert_eq!(released(early.release(0).await), None);
+    assert_eq!(released(reads.release(0).await), None);
+    let (writer, verdict) = asks(Mode::Write, place(500)).await;
+    granted(verdict);
+    // Now a reader waits, and a writer that came later lets it go first.
+    held(asks(Mode::Read, place(500)).await.1);
+    assert_eq!(released(writer.release(0).await), None);
+    held(asks(Mode::Write, None).await.1);
+    let (reader, verdict) = asks(Mode::Read, place(500)).await;
+    granted(verdict);
+    assert_eq!(released(reader.release(0).await), None);
+    granted(asks(Mode::Write, None).await.1);
+}
+
+/// Clauses 3 and 7, for the modes that share a name.
+pub async fn readers_expire_one_by_one(harness: &dyn Harness) {
+    let name = unique("rw-expiry");
+    let (gone, stays) = (
+        Party::of(harness, &name, Mode::Read).await.short(),
+        Party::of(harness, &name, Mode::Read).await.short(),
+    );
+    let writer = Party::of(harness, &name, Mode::Write).await;
+    if !gone.supported() {
+        return;
+    }
+    granted(gone.acquire(1).await);
+    granted(stays.acquire(1).await);
+    harness.elapse(harness.ttl() / 2).await;
+    assert_eq!(renewed(stays.renew().await), None);
+    harness.elapse(harness.ttl() * 3 / 4).await;
+    held(writer.acquire(1).await);
+    assert_eq!(renewed(stays.renew().await), None);
+    assert_eq!(released(stays.release(0).await), None);
+    stays.outlast().await;
+    granted(writer.acquire(1).await);
+    assert_eq!(renewed(gone.renew().await), Some(Absence::Taken));
+    assert_eq!(released(writer.release(0).await), None);
+    let short = Party::of(harness, &name, Mode::Write).await.short();
+    granted(short.acquire(1).await);
+    short.outlast().await;
+    granted(gone.acquire(1).await);
+}
+
+/// The last reader wakes a writer; a writer that releases, or becomes a reader, wakes a reader.
+pub async fn read_write_releases_wake_waiters(harness: &dyn Harness) {
+    let name = unique("rw-wake");
+    let reads = Party::of(harness, &name, Mode::Read).await;
+    if !reads.supported() || !reads.store.capabilities().wakeups {
+        return;
+    }
+    let writes = Party::of(harness, &name, Mode::Write).await;
+    let waits = async |mode: Mode| {
+        let waiter = Party::of(harness, &name, mode).await;
+        let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
+        let mut wakeups = waiter.store.subscribe(wait).await.expect("wake-ups").expect("some");
+        // A subscription may count as a hint.
+        while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
+        (waiter, wakeups)
+    };
+    granted(reads.acquire(1).await);
+    let (_waiter, mut wakeups) = waits(Mode::Write).await;
+    assert_eq!(released(reads.release(0).await), None);
+    timeout(PATIENCE, wakeups.recv()).await.expect("the last reader wakes a writer");
+    granted(writes.acquire(1).await);
+    let (_waiter, mut wakeups) = waits(Mode::Read).await;
+    let mut page = Party::of(harness, &name, Mode::Read).await;
+    page.holder = writes.holder;
+    granted(page.convert().await);
+    timeout(PATIENCE, wakeups.recv()).await.expect("a downgrade wakes a reader");
+    assert_eq!(released(page.release(0).await), None);
+    let writes = Party::of(harness, &name, Mode::Write).await;
+    granted(writes.acquire(1).await);
+    let (_waiter, mut wakeups) = waits(Mode::Read).await;
+    assert!(writes.force().await);
+    timeout(PATIENCE, wakeups.recv()).await.expect("a forced release wakes a reader");
+}

@@ -108,6 +108,15 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// not: retry an operation by itself after its outcome became unknown and the time limit
 /// passed; touch a key that holds something that is not a lock.
 ///
+/// # Modes that share a name
+///
+/// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them; its readers at one time share
+/// a fencing token, between those of the writers before and after. In [`Mode::Permits`] the holds take at most `size`
+/// permits together; a request with another size than the name has is [`Invalid`](crate::ErrorKind::Invalid), and grants carry
+/// no fencing token. [`Acquire::converts`] changes a holder from one of the modes `Read` and `Write` to the other; renewals
+/// and releases go by the [`HolderId`], whichever of the two it has. [`Acquire::place`] asks for an order between readers and
+/// writers. A store need not support any of them.
+///
 /// # Dropped futures
 ///
 /// The methods have two forms, each with one allocation. [`acquire`](Store::acquire), [`release`](Store::release) and

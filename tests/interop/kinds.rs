@@ -4,6 +4,7 @@ use crate::peer::now;
 use crate::scenarios;
 use crate::world::{LONG, World};
 use kit::within;
+use leasehold::store::Mode;
 use leasehold::{ErrorKind, Loss};
 use std::time::Duration;
 
@@ -31,11 +32,12 @@ async fn read_write_lock_is_of_another_type(world: &World) {
             lease.unlock().await.expect_err("lost"),
             leases.lock(name).try_lock().await.expect_err("no lock"),
             leases.lock(name).lock().await.expect_err("no lock"),
-            leases.inspect(name).await.expect_err("no lock"),
-            leases.force_unlock(name).await.expect_err("no lock"),
+            leases.semaphore(name, 2).try_acquire().await.expect_err("no semaphore"),
         ] {
             assert!([ErrorKind::Lost, ErrorKind::WrongType].contains(&error.kind()), "{error}");
         }
+        let holder = leases.inspect(name).await.expect("an answer").expect("a holder");
+        assert_eq!(holder.mode, if which == "read" { Mode::Read } else { Mode::Write });
         // Nothing of ours is left that would keep it from being released, and others of its kind from being woken.
         let waiter = java.on("b").tell("readWrite", &[name, "write", "lock"]);
         tokio::time::sleep(Duration::from_millis(300)).await;

@@ -11,6 +11,7 @@ mod exclusion;
 mod fences;
 mod kinds;
 mod peer;
+mod shared;
 mod turns;
 mod wakeups;
 mod world;

@@ -52,7 +52,7 @@ fn ttl(ttl: Duration) -> Builder {
     LeaseManager::builder().ttl(ttl)
 }
 
-fn app() -> Builder {
+pub fn app() -> Builder {
     LeaseManager::builder().prefix("app:")
 }
 
@@ -66,13 +66,13 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
 
 /// Replaces the user `lease`, whose password is `secret`.
 #[track_caller]
-fn set_user(server: &Server, rules: &[&str]) {
+pub fn set_user(server: &Server, rules: &[&str]) {
     let mut command = vec!["ACL", "SETUSER", "lease", "reset", "on", ">secret"];
     command.extend(rules);
     assert_eq!(server.command(&command).error(), None);
 }
 
-fn lease_url(server: &Server) -> String {
+pub fn lease_url(server: &Server) -> String {
     format!("redis://lease:secret@127.0.0.1:{}", server.port())
 }
 

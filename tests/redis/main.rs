@@ -8,6 +8,7 @@ mod loss;
 mod runtimes;
 mod scripts;
 mod sentinel;
+mod shared;
 mod tls;
 mod wait;
 mod wire;

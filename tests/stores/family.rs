@@ -9,12 +9,12 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 const T: Duration = Duration::from_secs(6);
 
 /// Two managers on one store, and what keeps it running.
-struct Pair {
-    leases: [LeaseManager; 2],
+pub struct Pair {
+    pub leases: [LeaseManager; 2],
     _servers: Box<dyn Send + Sync>,
 }
 
@@ -24,24 +24,24 @@ impl Pair {
         Self { leases: [connect().await, connect().await], _servers: Box::new(servers) }
     }
 
-    async fn memory() -> Self {
+    pub async fn memory() -> Self {
         let store = MemoryStore::new();
         let build = || LeaseManager::builder().build(store.clone()).expect("good settings");
         Self { leases: [build(), build()], _servers: Box::new(()) }
     }
 
-    async fn redis() -> Self {
+    pub async fn redis() -> Self {
         let server = Server::start();
         Self::connect(&server.url(), server).await
     }
 
-    async fn cluster() -> Self {
+    pub async fn cluster() -> Self {
         let start = tokio::task::spawn_blocking(Cluster::start);
         let cluster = start.await.expect("a cluster");
         Self::connect(&cluster.url(), cluster).await
     }
 
-    async fn quorum() -> Self {
+    pub async fn quorum() -> Self {
         let servers = [Server::start(), Server::start(), Server::start()];
         let urls = servers.each_ref().map(Server::url).join(",");
         let pair = Self::connect(&urls, servers).await;
@@ -50,7 +50,7 @@ impl Pair {
         pair
     }
 
-    async fn zookeeper() -> Self {
+    pub async fn zookeeper() -> Self {
         let server = ZooKeeper::start();
         Self::connect(&server.url(), server).await
     }

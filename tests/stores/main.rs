@@ -6,3 +6,4 @@ mod family;
 mod linearizable;
 mod model;
 mod protocol;
+mod shared;

@@ -28,6 +28,7 @@ mod runtime_batchers;
 mod rw;
 mod scripts;
 mod sentinels;
+mod shared;
 mod slot_batcher;
 mod slot_map;
 mod subscriber;
@@ -54,13 +55,9 @@ use keys::Keys;
 use renewals::Caller;
 use replies::Element;
 use requests::Codec;
-use requests::confirmed;
 use routes::Routes;
 use runtime_batchers::RuntimeBatchers;
-use scripts::{
-    AGE, Call, INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, PLAIN, RW_INSPECT, SHARDED, Script,
-    Scripts, slot,
-};
+use scripts::{AGE, Call, PLAIN, SHARDED, Script, Scripts, slot};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -229,66 +226,6 @@ impl RedisStore {
         self.on_engine_runtime(async move { connection.run(script, call, timeout).await })
     }
 
-    /// Acquires a read-write lock or permits, in a call of its own.
-    fn acquire_shared(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let (script, call) = match request.target.mode {
-            Mode::Permits { size, take } => {
-                (&PERMITS_ACQUIRE, permits::acquire(&self.keys, &request, size, take))
-            }
-            _ => (&self.scripts.rw_acquire, Ok(rw::acquire(&self.keys, &request))),
-        };
-        let mut call = match call {
-            Ok(call) => call,
-            Err(error) => return failed(error),
-        };
-        let is_new = request.count == 1 && !request.converts;
-        call.wait = self.replicas.filter(|_| is_new);
-        let (sent, wait) = (self.clock.now(), call.wait);
-        let reply = self.run_call(script, call, request.timeout);
-        Box::pin(async move {
-            let mut reply = reply.await?;
-            let confirmed = confirmed(wait, &mut reply);
-            let verdict = match request.target.mode {
-                Mode::Permits { size, .. } => permits::acquired(size, sent, &reply),
-                _ => rw::acquired(&request, sent, &reply),
-            };
-            match verdict {
-                Ok(Acquired::Granted { .. }) => confirmed.and(verdict),
-                verdict => verdict,
-            }
-        })
-    }
-
-    /// Releases a read-write lock or permits, in a call of its own.
-    fn release_shared(&self, request: &Release) -> StoreFuture<Released> {
-        let (script, call) = match request.target.mode {
-            Mode::Permits { .. } => {
-                (&self.scripts.permits_release, permits::release(&self.keys, request))
-            }
-            _ => (&self.scripts.rw_release, rw::release(&self.keys, request)),
-        };
-        let own = self.subscriptions.is_subscribed(&self.channel(&request.target));
-        let reply = self.run_call(script, call, request.timeout);
-        Box::pin(async move {
-            match rw::released(&reply.await?)? {
-                // A subscription outlives its last waiter for a while, so we may be one of them.
-                Released::Done { listeners } => {
-                    Ok(Released::done(listeners.saturating_sub(own.into())))
-                }
-                verdict => Ok(verdict),
-            }
-        })
-    }
-
-    /// Returns the channel of a target's wake-ups.
-    fn channel(&self, target: &Target) -> String {
-        match target.mode.kind() {
-            Kind::Lock => self.keys.channel(&target.name).concat(),
-            Kind::ReadWrite => self.keys.rw_channel(&target.name).concat(),
-            Kind::Semaphore => self.keys.permits_channel(&target.name).concat(),
-        }
-    }
-
     /// Returns for how many seconds the server has been up, and the id of its run.
     async fn server_run(&self, timeout: Duration) -> Result<(i64, String)> {
         let connection = self.locks.clone();
@@ -375,33 +312,11 @@ impl Store for RedisStore {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        let Inspect { target, timeout, .. } = request;
-        match target.mode.kind() {
-            Kind::Lock => replies::inspection(&self.run_on(&INSPECT, &target.name, timeout).await?),
-            Kind::ReadWrite => {
-                rw::inspection(&self.run_on(&RW_INSPECT, &target.name, timeout).await?)
-            }
-            Kind::Semaphore => {
-                let call = permits::of(&self.keys, &target.name, 1);
-                permits::inspection(&self.run_call(&PERMITS_INSPECT, call, timeout).await?)
-            }
-        }
+        self.holders(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        let ForceRelease { target, timeout, .. } = request;
-        let reply = match target.mode.kind() {
-            Kind::Lock => self.run_on(&self.scripts.force, &target.name, timeout).await?,
-            Kind::ReadWrite => self.run_on(&self.scripts.rw_force, &target.name, timeout).await?,
-            Kind::Semaphore => {
-                let call = permits::of(&self.keys, &target.name, 1);
-                self.run_call(&self.scripts.permits_force, call, timeout).await?
-            }
-        };
-        match reply.first() {
-            Some(Element::Int(deleted)) => Ok(*deleted > 0),
-            _ => Err(replies::malformed_reply()),
-        }
+        self.force(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -7,6 +7,11 @@ pub fn of_one_server() -> Vec<&'static str> {
     words("ACL SETUSER lease on >PASSWORD ", "```")
 }
 
+/// What read-write locks and semaphores need beside these.
+pub fn of_shared_names() -> Vec<&'static str> {
+    words("Read-write locks and semaphores need also\n\n```text\n", "```")
+}
+
 /// What a cluster needs beside these.
 pub fn of_a_cluster() -> Vec<&'static str> {
     words("In a cluster also `", "`")

@@ -20,6 +20,7 @@ import org.redisson.api.DeletedObjectListener;
 import org.redisson.api.ExpiredObjectListener;
 import org.redisson.api.RBucket;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
@@ -153,6 +154,8 @@ public final class Agent {
                 return "";
             case "readWrite":
                 return readWrite(peer.redisson.getReadWriteLock(words[0]), words[1], words[2]);
+            case "permits":
+                return permits(peer.redisson.getPermitExpirableSemaphore(words[0]), words[1], words[2]);
             case "listen":
                 RLock heard = peer.lock(words[0]);
                 heard.addListener((DeletedObjectListener) name -> event(client, "deleted", name));
@@ -182,6 +185,27 @@ public final class Agent {
                 return "";
             case "unlock":
                 lock.unlock();
+                return "";
+            default:
+                throw new IllegalArgumentException(operation);
+        }
+    }
+
+    private static Object permits(RPermitExpirableSemaphore semaphore, String operation, String word)
+            throws Exception {
+        switch (operation) {
+            case "trySetPermits":
+                return semaphore.trySetPermits(Integer.parseInt(word));
+            case "availablePermits":
+                return semaphore.availablePermits();
+            case "acquire":
+                return semaphore.acquire();
+            case "acquireFor":
+                return semaphore.acquire(Long.parseLong(word), TimeUnit.MILLISECONDS);
+            case "tryAcquire":
+                return semaphore.tryAcquire();
+            case "release":
+                semaphore.release(word);
                 return "";
             default:
                 throw new IllegalArgumentException(operation);

@@ -120,7 +120,7 @@ async fn never_more_permits_out_than_there_are(pair: Pair) {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     all.unlock().await.expect("released");
     assert!(pair.leases[1].force_unlock("pool").await.is_ok());
-    pair.leases[1].semaphore("pool", 5).acquire().await.expect("a new size");
+    let _permit = pair.leases[1].semaphore("pool", 5).acquire().await.expect("a new size");
 }
 
 async fn store_without_shared_modes_refuses(pair: Pair) {

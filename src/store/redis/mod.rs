@@ -43,8 +43,7 @@ use super::remote::Replicas;
 use super::target::Kind;
 use super::{
     Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Target, Wait, Wakeups,
-    failed,
+    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};

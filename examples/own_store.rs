@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
-    Wait, Wakeups,
+    Inspection, Mode, Name, Release, Released, RenewBatch, Renewal, Renewed, Resize, Signal, Store,
+    StoreFuture, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -161,6 +161,10 @@ impl Store for FileStore {
             };
             Renewed::new(sent, batch.items.iter().map(renew).collect())
         })
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

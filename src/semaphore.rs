@@ -8,6 +8,7 @@ use crate::store::{Mode, Name};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
 
@@ -23,8 +24,8 @@ use tokio::task::coop::consume_budget;
 ///
 /// # The size
 ///
-/// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid). A semaphore
-/// that nobody uses keeps its size for the [`fence_retention`](crate::Builder::fence_retention), or a day without fencing
+/// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid).
+/// [`resize`](Semaphore::resize) changes it for all of them. A semaphore that nobody uses keeps its size for the [`fence_retention`](crate::Builder::fence_retention), or a day without fencing
 /// tokens, or until [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away.
 ///
 /// # Order
@@ -61,7 +62,8 @@ pub struct Semaphore {
     engine: Arc<Engine>,
     /// The first attempt reports an invalid name.
     name: Result<Name>,
-    size: u32,
+    /// Clones share it, so that they all know of a resize.
+    size: Arc<AtomicU32>,
 }
 
 /// The guard of one or several permits, which are renewed, lost and released together.
@@ -99,7 +101,7 @@ impl Usage {
 
 impl Semaphore {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
-        Self { engine, name: Name::new(name), size }
+        Self { engine, name: Name::new(name), size: Arc::new(AtomicU32::new(size)) }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
@@ -107,9 +109,61 @@ impl Semaphore {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
-    /// Returns the number of permits.
+    /// Returns the number of permits that this handle was made with, or that it or a clone of it set by
+    /// [`resize`](Semaphore::resize). [`usage`](Semaphore::usage) asks the store.
     pub fn size(&self) -> u32 {
-        self.size
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Sets the number of permits, for all processes.
+    ///
+    /// Permits that are out stay out: after a resize below their number, none is granted until enough have come back.
+    /// Handles that were made with a size from before the resize, here and in other processes, go on with the new one. They
+    /// acquire up to their own size at once. The store forgets a former size when no such handle has acquired permits for
+    /// the [`fence_retention`](crate::Builder::fence_retention). So resize at run time, and start new processes with the
+    /// new size.
+    ///
+    /// # Errors
+    ///
+    /// As [`usage`](Semaphore::usage), and [`Invalid`](crate::ErrorKind::Invalid) for a size of 0. After
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) the size may have changed or not; call it again.
+    ///
+    /// # Panics
+    ///
+    /// May panic outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, the size may have changed or not. Call it again.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let (here, there) = (leases.semaphore("gpu", 1), leases.semaphore("gpu", 1));
+    /// let permit = here.acquire().await?;
+    /// assert!(there.try_acquire().await?.is_none());
+    ///
+    /// here.resize(2).await?;
+    /// assert!(there.try_acquire().await?.is_some());
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "setPermits")]
+    #[doc(alias = "add_permits")]
+    #[doc(alias = "forget_permits")]
+    pub async fn resize(&self, size: u32) -> Result<()> {
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        if size == 0 {
+            return Err(no_permits());
+        }
+        let core = &self.engine.core;
+        core.check_open()?;
+        consume_budget().await;
+        core.resize(name, size).await?;
+        self.size.store(size, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Waits until it has a permit.
@@ -255,20 +309,21 @@ impl Semaphore {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        let mode = Mode::Permits { size: self.size, take: 1 };
+        let own = self.size();
+        let mode = Mode::Permits { size: own, take: 1 };
         let inspection = core.inspect_as(name, mode).await?;
         let held: u64 = inspection.holders.iter().map(|holder| holder.hold_count).sum();
         let held = u32::try_from(held).unwrap_or(u32::MAX);
-        let size = inspection.size.unwrap_or(self.size);
+        let size = inspection.size.unwrap_or(own);
         Ok(Usage { size, held, holders: inspection.holders.len() })
     }
 
     async fn permits(&self, count: u32, limit: WaitLimit) -> Result<Option<Permit>> {
         runtime::need();
         self.name.as_ref().map_err(Error::clone)?;
-        let size = self.size;
+        let size = self.size();
         if size == 0 {
-            return Err(Error::invalid("a semaphore has 0 permits; give it at least one"));
+            return Err(no_permits());
         }
         if count == 0 || count > size {
             return Err(Error::invalid(format!(
@@ -279,6 +334,10 @@ impl Semaphore {
         let claim = acquire(&self.engine.core, &self.name, mode, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }
+}
+
+fn no_permits() -> Error {
+    Error::invalid("a semaphore has 0 permits; give it at least one")
 }
 
 impl Permit {
@@ -323,7 +382,7 @@ impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Semaphore")
             .field("name", &self.name)
-            .field("size", &self.size)
+            .field("size", &self.size())
             .finish_non_exhaustive()
     }
 }

@@ -85,7 +85,7 @@ pub(crate) async fn acquire<'a>(
     ));
     let start = core.now();
     // False while a request is unanswered. Waiting behind a local holder needs no answer.
-    let answered = AtomicBool::new(true);
+    let answered = &AtomicBool::new(true);
     let (once, longest, pause) = match limit {
         WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
         // The rest of the time must suffice for a request.
@@ -94,9 +94,7 @@ pub(crate) async fn acquire<'a>(
     };
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let answered_by = &answered;
-    let acquiring =
-        AcquireLoop { core, name, mode, once, limit: longest, pause, start, answered: answered_by };
+    let acquiring = AcquireLoop { core, name, mode, once, limit: longest, pause, start, answered };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);

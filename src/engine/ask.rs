@@ -4,9 +4,10 @@
 use super::core::Core;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, Inspect, Inspection, Mode, Name, Release, Released,
-    StoreFuture, Target, Wait, Wakeups, failed,
+    Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inspect, Inspection, Mode, Name,
+    Release, Released, Resize, StoreFuture, Target, Wait, Wakeups, failed,
 };
 use crate::trace;
 use std::future::{Future, poll_fn};
@@ -33,6 +34,15 @@ impl Core {
     /// Refuses a mode that the store does not support. A release or a renewal follows an acquire.
     fn check(&self, mode: Mode) -> Result<()> {
         if self.can.supports(mode) { Ok(()) } else { Err(mode.unsupported()) }
+    }
+
+    /// Has the store set the number of permits of a semaphore.
+    pub(crate) async fn resize(&self, name: &Name, size: u32) -> Result<()> {
+        self.check(Mode::Permits { size, take: 1 })?;
+        let fencing = self.settings.fencing;
+        let retention = fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
+        let request = Resize::new(name.clone(), size, retention, self.timing.attempt);
+        asked(|| self.store.resize(request)).await.map(|_| ())
     }
 
     /// Asks the store for the holders of a name, whatever kind of lock it is.

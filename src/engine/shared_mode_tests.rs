@@ -10,7 +10,8 @@ use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Mode,
-    Name, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
+    Wakeups,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -91,6 +92,10 @@ impl Store for SharedStore {
         let verdicts = batch.items.iter().map(|item| renew(item.holder)).collect();
         let renewed = Renewed::new(self.clock().now(), verdicts);
         Box::pin(async move { Ok(renewed) })
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
     }
 
     async fn inspect(&self, _: Inspect) -> Result<Inspection> {

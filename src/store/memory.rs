@@ -5,7 +5,7 @@ mod shared;
 use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Signal, Store,
+    Inspection, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
     StoreFuture, Wait, Wakeups,
 };
 use crate::clock::{Clock, Instant};
@@ -275,6 +275,17 @@ impl State {
         }
     }
 
+    fn resize(&mut self, request: &Resize, now: Instant) -> Result<Option<u32>> {
+        let name = &request.name;
+        self.of_kind(name, Kind::Semaphore, now)?;
+        self.sweep(now);
+        let shared = self.shared.entry(name.clone());
+        let shared = shared.or_insert_with(|| Shared::new(Kind::Semaphore));
+        let before = shared.resize(request, now);
+        self.wake(name);
+        Ok(before)
+    }
+
     fn renew(&mut self, batch: &RenewBatch, now: Instant) -> Renewed {
         let expires = now + batch.ttl;
         let verdicts = batch.items.iter().map(|item| {
@@ -336,6 +347,10 @@ impl Store for MemoryStore {
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         self.at_once(|state, now| Ok(state.renew(&batch, now)))
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.at_once(|state, now| state.resize(&request, now)).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

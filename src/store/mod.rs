@@ -34,9 +34,10 @@ pub use quorum::{NoMajority, NodeVerdict, Quorum};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
 pub use request::{
-    Acquire, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal, Wait,
+    Acquire, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal, Resize, Wait,
 };
 pub use signal::{Signal, Wakeups};
+pub(crate) use target::IDLE_SEMAPHORE;
 pub use target::{Mode, Target};
 pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed};
 #[cfg(feature = "zookeeper")]
@@ -112,8 +113,8 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them; its readers at one time share
 /// a fencing token, between those of the writers before and after. In [`Mode::Permits`] the holds take at most `size`
-/// permits together; a request with another size than the name has is [`Invalid`](crate::ErrorKind::Invalid), and grants carry
-/// no fencing token. [`Acquire::converts`] changes a holder from one of the modes `Read` and `Write` to the other; renewals
+/// permits together; a request with another size than the name has, or had before a [`resize`](Store::resize), is
+/// [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder from one of the modes `Read` and `Write` to the other; renewals
 /// and releases go by the [`HolderId`], whichever of the two it has. [`Acquire::place`] asks for an order between readers and
 /// writers. A store need not support any of them.
 ///
@@ -159,6 +160,22 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// An `Err` is the failure of the whole batch. One that fails alone has an `Err` among the verdicts.
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed>;
+
+    /// Sets the number of permits of a semaphore, and wakes waiters if some of them may be granted now. Returns the number
+    /// that it had; `None` if there was no semaphore, which is made then.
+    ///
+    /// The holders keep their permits, also if there are more of them than permits then. From then on, a request with a
+    /// size that the semaphore had before counts as one with the size that it has.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without [`Mode::Permits`], and
+    /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is no semaphore.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the outcome is unknown. Call it again.
+    async fn resize(&self, request: Resize) -> Result<Option<u32>>;
 
     /// Returns the holders of a name.
     ///
@@ -267,6 +284,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         (**self).renew(batch)
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        (**self).resize(request).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

@@ -3,7 +3,7 @@
 //! Each request names its target and limits the time that the store may take. All of them are plain data, with absolute
 //! counts and times.
 
-use super::name::HolderId;
+use super::name::{HolderId, Name};
 use super::target::Target;
 use crate::error::Result;
 use std::time::Duration;
@@ -254,5 +254,27 @@ impl ForceRelease {
     #[must_use]
     pub fn new(target: Target, timeout: Duration) -> Self {
         Self { target, timeout }
+    }
+}
+
+/// Asks for another number of permits of a semaphore.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Resize {
+    /// The name.
+    pub name: Name,
+    /// The number of permits that it is to have.
+    pub size: u32,
+    /// How long the store keeps the size of an idle semaphore, and the sizes that it had before; `None` for forever.
+    pub retention: Option<Duration>,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Resize {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(name: Name, size: u32, retention: Option<Duration>, timeout: Duration) -> Self {
+        Self { name, size, retention, timeout }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::name::Name;
 use crate::error::{Error, ErrorKind, Result};
+use std::time::Duration;
 
 /// The mode of a lock.
 ///
@@ -29,6 +30,9 @@ pub enum Mode {
         take: u32,
     },
 }
+
+/// How long an idle semaphore is kept if the request does not say how long fencing tokens are remembered.
+pub(crate) const IDLE_SEMAPHORE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a name is used as. Only modes of one kind share a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::sync::Mutex;
 use async_trait::async_trait;
@@ -70,6 +70,8 @@ pub enum Call {
     Release,
     /// [`Store::renew`], one for each batch
     Renew,
+    /// [`Store::resize`]
+    Resize,
     /// [`Store::inspect`]
     Inspect,
     /// [`Store::force_release`]
@@ -86,10 +88,11 @@ pub enum Call {
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 9] = [
+    pub const ALL: [Call; 10] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
+        Call::Resize,
         Call::Inspect,
         Call::ForceRelease,
         Call::Subscribe,
@@ -354,6 +357,13 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
             move |inner| inner.renew(batch),
             |reply, before| Renewed { sent: reply.sent.min(before), ..reply },
         )
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        let (inner, name) = (Arc::clone(&self.inner), request.name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.resize(request).await }) };
+        self.call(Call::Resize, &[&name], run, as_it_is).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

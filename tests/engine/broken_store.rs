@@ -4,7 +4,7 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -85,6 +85,9 @@ impl Store for Broken {
         };
         let (sent, verdicts) = (self.clock().now(), (0..verdicts).map(|_| Ok(None)).collect());
         Box::pin(std::future::ready(Ok(Renewed::new(sent, verdicts))))
+    }
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.store.resize(request).await
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.store.inspect(request).await

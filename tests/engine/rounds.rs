@@ -5,7 +5,7 @@ use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -161,6 +161,9 @@ impl Store for Counting {
         self.all.fetch_add(batch.items.len(), Ordering::Relaxed);
         self.kept.fetch_add(kept, Ordering::Relaxed);
         self.store.renew(batch)
+    }
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.store.resize(request).await
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.store.inspect(request).await

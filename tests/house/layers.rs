@@ -101,19 +101,18 @@ fn each_room_knows_only_what_is_below_it() {
 /// The files that a file imports from, by the `use` lines, as paths of modules below src. A name that is no file is taken
 /// for an item of the file above it.
 fn imports(module: &[String], code: &[String], files: &BTreeSet<Vec<String>>) -> Vec<Vec<String>> {
-    let text = code.join(" ");
+    let text = code.join("\n");
     let mut found = Vec::new();
     let mut rest = text.as_str();
     while let Some(at) = rest.find("use ") {
-        let before = rest[..at].trim_end();
-        let begins = before.is_empty() || before.ends_with([';', '}', '{', ')', ']']);
+        // Elsewhere in a line it is a word of a text, or of a re-export.
+        let begins = rest[..at].rsplit('\n').next().is_none_or(|before| before.trim().is_empty());
         rest = &rest[at + 4..];
-        // A re-export is not an import.
-        if !begins || before.ends_with("pub(crate)") || before.ends_with("pub(super)") {
+        if !begins {
             continue;
         }
         let Some(end) = rest.find(';') else { break };
-        for path in flat(rest[..end].trim()) {
+        for path in flat(&rest[..end].replace('\n', " ")) {
             let mut parts: Vec<&str> = path.split("::").map(str::trim).collect();
             let mut base: Vec<String> = match parts[0] {
                 "crate" => Vec::new(),
@@ -228,15 +227,18 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
     for entry in fs::read_dir(root.join("store/redis/scripts")).expect("scripts") {
         let path = entry.expect("readable").path();
         // These are parts of other scripts.
-        if ["common.lua", "publish.lua", "publish_shard.lua", "wake.lua", "check.lua"]
+        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
+        let parts = ["common", "wake", "publish", "publish_shard", "check", "run"];
+        if parts
             .iter()
-            .any(|part| path.ends_with(part))
+            .any(|part| name.strip_suffix(".lua").is_some_and(|name| name.ends_with(part)))
         {
             continue;
         }
         let text = fs::read_to_string(&path).expect("readable");
         // These are bodies of functions, too. Their arguments come from the scripts that include them.
-        let is_body = ["acquire.lua", "release.lua"].iter().any(|part| path.ends_with(part));
+        let bodies = ["acquire.lua", "release.lua", "fence.lua", "grant.lua", "rw_grant.lua"];
+        let is_body = bodies.contains(&name.as_str());
         let arguments = ["-- KEYS", "-- ARGV"].into_iter().filter(|_| !is_body);
         for part in arguments.chain(["-- Reply", "-- Twice is harmless"]) {
             assert!(text.contains(part), "{} lacks {part:?}", path.display());

@@ -4,7 +4,7 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Release, Released,
-    RenewBatch, Renewed, Signal, StoreFuture, Wait, Wakeups,
+    RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Wakeups,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -82,6 +82,9 @@ impl Store for Fated {
     }
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         self.run(batch.timeout, move |node| node.renew(batch))
+    }
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.node.resize(request).await
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.node.inspect(request).await

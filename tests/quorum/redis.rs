@@ -5,7 +5,7 @@ use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Quorum, Release,
-    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -82,6 +82,9 @@ impl Store for Steady {
     }
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         self.0.renew(batch)
+    }
+    async fn resize(&self, request: Resize) -> Result<Option<u32>, Error> {
+        self.0.resize(request).await
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection, Error> {
         self.0.inspect(request).await

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Name, Release, Released, RenewBatch, Renewal, Renewed, Signal, Store, StoreFuture,
-    Wait, Wakeups,
+    Inspection, Mode, Name, Release, Released, RenewBatch, Renewal, Renewed, Resize, Signal, Store,
+    StoreFuture, Wait, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -661,6 +661,10 @@ impl Store for Client {
                 }
             }
         })
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

@@ -4,12 +4,10 @@ use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::target::Kind;
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, HolderId, HolderInfo, Inspection, Mode, Place, Released,
+    Absence, Acquire, Acquired, Fencing, HolderId, HolderInfo, IDLE_SEMAPHORE, Inspection, Mode,
+    Place, Released, Resize,
 };
 use std::time::Duration;
-
-/// How long an idle semaphore keeps its size if the request does not say how long fencing tokens are remembered.
-const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A read-write lock or a semaphore.
 #[derive(Debug)]
@@ -23,6 +21,8 @@ pub(super) struct Shared {
     /// The number of permits. It outlives the holds until `kept`.
     size: u32,
     kept: Instant,
+    /// The sizes that it had before.
+    old_sizes: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -58,7 +58,8 @@ impl From<Acquired> for Outcome {
 impl Shared {
     pub(super) fn new(kind: Kind) -> Self {
         let line = [None; 2];
-        Self { kind, holds: Vec::new(), phase: None, line, size: 0, kept: Instant::ZERO }
+        let (size, kept, old_sizes) = (0, Instant::ZERO, Vec::new());
+        Self { kind, holds: Vec::new(), phase: None, line, size, kept, old_sizes }
     }
 
     /// Ends what has expired. Returns whether anything is left.
@@ -85,7 +86,7 @@ impl Shared {
     ) -> Result<Outcome> {
         let Acquire { target, holder, .. } = request;
         if let Mode::Permits { size, take } = target.mode {
-            self.resize(request, (size, take), now)?;
+            self.check_size(request, (size, take), now)?;
         }
         match self.holds.iter().position(|hold| hold.holder == *holder) {
             Some(at) if request.converts => Ok(self.convert(at, request, now, fence)),
@@ -97,18 +98,48 @@ impl Shared {
         }
     }
 
-    /// Sets the number of permits, or refuses another one.
-    fn resize(&mut self, request: &Acquire, (size, take): (u32, u32), now: Instant) -> Result<()> {
+    /// Sets the number of permits of a new semaphore, or refuses another one than it has or had.
+    fn check_size(
+        &mut self,
+        request: &Acquire,
+        (size, take): (u32, u32),
+        now: Instant,
+    ) -> Result<()> {
         if take == 0 || take > size {
             return Err(Error::invalid(format!("{take} of {size} permits cannot be acquired")));
         }
-        if (!self.holds.is_empty() || self.kept > now) && self.size != size {
+        if !self.is_in_use(now) {
+            (self.size, self.old_sizes) = (size, Vec::new());
+        }
+        let known = self.size == size || self.old_sizes.contains(&size);
+        if !known || take > self.size {
             return Err(Error::other_size(self.size, size));
         }
-        self.size = size;
-        let kept = request.fencing.map_or(Some(IDLE), |fencing| fencing.retention);
-        self.kept = kept.map_or(Instant::MAX, |kept| now + kept);
+        let kept = request.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
+        self.keep(kept, now);
         Ok(())
+    }
+
+    fn is_in_use(&self, now: Instant) -> bool {
+        !self.holds.is_empty() || self.kept > now
+    }
+
+    fn keep(&mut self, retention: Option<Duration>, now: Instant) {
+        self.kept = retention.map_or(Instant::MAX, |retention| now + retention);
+    }
+
+    /// Sets the number of permits. Returns the one before.
+    pub(super) fn resize(&mut self, request: &Resize, now: Instant) -> Option<u32> {
+        let before = self.is_in_use(now).then_some(self.size);
+        match before {
+            Some(before) if before != request.size => self.old_sizes.push(before),
+            Some(_) => {}
+            None => self.old_sizes.clear(),
+        }
+        self.old_sizes.retain(|old| *old != request.size);
+        self.size = request.size;
+        self.keep(request.retention, now);
+        before
     }
 
     /// Grants again what the holder has. A late copy of an earlier request never changes its mode.

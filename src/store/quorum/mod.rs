@@ -17,8 +17,8 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, HolderInfo, Inspect, Inspection, Name, Release,
-    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, HolderInfo, Inspect, Inspection, Mode, Name,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
 #[cfg(doc)]
@@ -223,6 +223,10 @@ impl Store for Quorum {
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         Box::pin(Arc::clone(&self.inner).renew(batch))
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
     Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups, failed,
+    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups, failed,
 };
 use crate::sync::Mutex;
 use crate::trace;
@@ -283,6 +283,10 @@ impl Store for PendingNode {
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         forward(self, |store| store.renew(batch))
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.get()?.resize(request).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

@@ -52,6 +52,11 @@ impl Keys {
         self.with_suffix(name, format_args!("timeout"))
     }
 
+    /// Returns the key of the sizes that a semaphore had before. Redisson has no such key.
+    pub(super) fn sizes<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("leasehold_sizes:", name)
+    }
+
     /// Returns the channel of a semaphore.
     pub(super) fn permits_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
         self.derived("redisson_sc:", name)

@@ -43,7 +43,7 @@ use super::remote::Replicas;
 use super::target::Kind;
 use super::{
     Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -308,6 +308,10 @@ impl Store for RedisStore {
             (self.renewals.clone(), self.clock.clone(), self.keys.clone());
         let caller = Caller { connection, clock, keys, scripts: self.scripts };
         Box::pin(renewals::renew(caller, batch))
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.set_size(&request).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

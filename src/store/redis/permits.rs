@@ -11,14 +11,13 @@ use super::scripts::Call;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{
-    Acquire, Acquired, HolderId, HolderInfo, Inspection, Mode, Name, Release, RenewBatch, Renewal,
+    Acquire, Acquired, HolderId, HolderInfo, IDLE_SEMAPHORE, Inspection, Mode, Name, Release,
+    RenewBatch, Renewal, Resize,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// How long an idle semaphore is kept if the request does not say how long fencing tokens are remembered.
-const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The digits of a permit's id that its holder determines.
 const HOLDER_DIGITS: usize = 28;
 /// The largest bundle, because the place of a permit has 2 bytes.
@@ -32,10 +31,11 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> R
         )));
     }
     let mut call = of(keys, &request.target.name, 1);
+    call.key(&keys.sizes(&request.target.name));
     call.number(size.into());
     call.number(take.into());
     call.number(millis(request.ttl));
-    let kept = request.fencing.map_or(Some(IDLE), |fencing| fencing.retention);
+    let kept = request.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
     call.number(kept.map_or(0, millis));
     call.text(&digits(request.holder));
     Ok(call)
@@ -51,6 +51,23 @@ pub(super) fn acquired(size: u32, sent: Instant, reply: &[Element]) -> Result<Ac
         Code::Done(0) => Ok(Acquired::granted(sent, None)),
         Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
         Code::Done(_) | Code::Absent(_) => Err(replies::malformed_reply()),
+    }
+}
+
+/// Builds the call of a resize.
+pub(super) fn resize(keys: &Keys, request: &Resize) -> Call {
+    let mut call = of(keys, &request.name, 1);
+    call.key(&keys.sizes(&request.name));
+    call.number(request.size.into());
+    call.number(request.retention.map_or(0, millis));
+    call
+}
+
+/// Reads the reply to a resize.
+pub(super) fn resized(reply: &[Element]) -> Result<Option<u32>> {
+    match reply {
+        [Element::Int(before)] => Ok(u32::try_from(*before).ok()),
+        _ => Err(replies::malformed_reply()),
     }
 }
 

@@ -42,6 +42,7 @@ pub(super) struct Scripts {
     pub(super) permits_release: Script,
     pub(super) permits_renew: Script,
     pub(super) permits_force: Script,
+    pub(super) permits_resize: Script,
 }
 
 /// Makes the scripts that wake waiters by the verb of a part.
@@ -57,6 +58,7 @@ macro_rules! scripts {
             permits_release: script!(, permits, "permits_release", $publish),
             permits_renew: script!(, permits, "permits_renew", $publish),
             permits_force: script!(, permits, "permits_force", $publish),
+            permits_resize: script!(, permits, "permits_resize", $publish),
         }
     };
 }

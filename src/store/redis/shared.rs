@@ -2,8 +2,8 @@
 
 use super::super::target::Kind;
 use super::super::{
-    Acquire, Acquired, ForceRelease, Inspect, Inspection, Mode, Release, Released, StoreFuture,
-    Target, failed,
+    Acquire, Acquired, ForceRelease, Inspect, Inspection, Mode, Release, Released, Resize,
+    StoreFuture, Target, failed,
 };
 use super::requests::confirmed;
 use super::scripts::{INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, RW_INSPECT};
@@ -86,6 +86,13 @@ impl RedisStore {
         }
     }
 
+    /// Sets the number of permits of a semaphore. Returns the one before.
+    pub(super) async fn set_size(&self, request: &Resize) -> Result<Option<u32>> {
+        let call = permits::resize(&self.keys, request);
+        let reply = self.run_call(&self.scripts.permits_resize, call, request.timeout).await?;
+        permits::resized(&reply)
+    }
+
     /// Deletes a name by force. Returns whether it was held.
     pub(super) async fn force(&self, request: ForceRelease) -> Result<bool> {
         let ForceRelease { target, timeout, .. } = request;
@@ -93,7 +100,8 @@ impl RedisStore {
             Kind::Lock => self.run_on(&self.scripts.force, &target.name, timeout).await?,
             Kind::ReadWrite => self.run_on(&self.scripts.rw_force, &target.name, timeout).await?,
             Kind::Semaphore => {
-                let call = permits::of(&self.keys, &target.name, 1);
+                let mut call = permits::of(&self.keys, &target.name, 1);
+                call.key(&self.keys.sizes(&target.name));
                 self.run_call(&self.scripts.permits_force, call, timeout).await?
             }
         };

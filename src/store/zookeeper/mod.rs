@@ -26,8 +26,8 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -210,6 +210,10 @@ impl Store for ZooKeeperStore {
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
         self.run(|recipe| async move { recipe.renew(batch).await })
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

@@ -2,6 +2,8 @@
 -- token, is still 0. The part before defines them, and block, retention, now, newest, text and last; `acquire.lua` says
 -- what they are.
 --
+-- Reply  none: the part behind it uses first
+--
 -- Twice is harmless, because the part before asks only for a new grant.
 
 if fence and first == 0 then

@@ -1,4 +1,6 @@
--- Writes the hold that `acquire.lua` has granted, and returns the first fencing token.
+-- Writes the hold that `acquire.lua` has granted.
+--
+-- Reply  the first fencing token
 --
 -- Twice is harmless: count and time to live are absolute.
 

@@ -1,13 +1,13 @@
 -- Acquires permits of a semaphore, or grants them again to the holder that has them. `permits_common.lua` comes before.
 --
--- KEYS   free, out: see `permits_common.lua`
+-- KEYS   free, out, sizes: see `permits_common.lua`
 -- ARGV   the size, the number of permits, ttl in ms, the time in ms to keep an idle semaphore (0: forever), the ids
 -- Reply  0 granted; -3 or less: not enough are free: -4 less the time in ms until the next one expires, or -3 if it does not;
 --        -2 and another number: the semaphore has that size
 --
 -- Twice is harmless: the second run finds its own ids, and sets their time again.
 
-local free, out = KEYS[1], KEYS[2]
+local free, out, sizes = KEYS[1], KEYS[2], KEYS[3]
 local size, take = whole(ARGV[1], 1, LONGEST_COUNT), whole(ARGV[2], 1, 65535)
 local ttl, kept = whole(ARGV[3], 1, LONGEST_TTL), whole(ARGV[4], 0, 9007199254740991)
 local ids, now = ids_of(ARGV[5], take), clock()
@@ -32,7 +32,16 @@ local fresh = not left
 -- A counter that was evicted is made again.
 left = left and left + back or size - used
 local has = left + used
-local granted = has == size and left >= take
+-- Who does not know of a resize goes on with the size of today.
+local known = has == size
+if not known and take <= has then
+  doing = 'HEXISTS'
+  known = call('HEXISTS', sizes, ARGV[1]) == 1
+  if known and kept > 0 then
+    keep(sizes, kept)
+  end
+end
+local granted = known and left >= take
 if granted then
   left = left - take
 end
@@ -46,7 +55,7 @@ if granted or back > 0 and not fresh then
     call('SET', free, format('%d', left), 'PX', format('%d', math.max(kept, ttl)))
   end
 end
-if has ~= size then
+if not known then
   return { -2, has }
 end
 if granted then

@@ -2,6 +2,7 @@
 --
 -- free    string: the number of free permits
 -- out     sorted set: permit id, 16 bytes -> the server's time in ms at which it expires
+-- sizes   hash: its fields are the sizes that the semaphore had before a resize; not known to Redisson
 --
 -- A holder's ids are 14 bytes, which it sends as 28 hexadecimal digits, and the number of the permit in 2 bytes. The size of
 -- a semaphore is the number of free permits and of those that are out, so it is kept nowhere else.

@@ -1,7 +1,7 @@
 -- Takes all permits of a semaphore away, forgets its size, and wakes waiters. `permits_common.lua` and `permits_wake.lua`
 -- come before.
 --
--- KEYS   free, out: see `permits_common.lua`
+-- KEYS   free, out, sizes: see `permits_common.lua`
 -- ARGV   none
 -- Reply  1 if permits were out, 0 if not
 --
@@ -14,5 +14,6 @@ local used = call('ZCARD', out)
 doing = 'DEL'
 call('DEL', free)
 call('DEL', out)
+call('DEL', KEYS[3])
 wake(free, (left or 0) + used)
 return used > 0 and 1 or 0

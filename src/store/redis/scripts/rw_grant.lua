@@ -1,4 +1,6 @@
--- Writes the hold that `rw_acquire.lua` has granted, and returns the first fencing token. `rw_wake.lua` comes before.
+-- Writes the hold that `rw_acquire.lua` has granted. `rw_wake.lua` comes before.
+--
+-- Reply  the first fencing token
 --
 -- Twice is harmless: count and time to live are absolute.
 

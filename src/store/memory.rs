@@ -254,8 +254,8 @@ impl State {
         let (name, mode) = (&target.name, target.mode);
         let shared = self.of_kind(name, mode.kind(), now)?;
         if let Some(shared) = shared {
-            let released = shared.release(*holder, mode, *count);
-            return Ok(shared::verdict(released, || self.wake(name)));
+            let ended = shared.release(*holder, mode, *count);
+            return Ok(ended.verdict(|| self.wake(name)));
         }
         Ok(self.release_exclusive(request, now))
     }

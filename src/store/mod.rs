@@ -115,7 +115,9 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// a fencing token, between those of the writers before and after. In [`Mode::Permits`] the holds take at most `size`
 /// permits together; a request with another size than the name has, or had before a [`resize`](Store::resize), is
 /// [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder from one of the modes `Read` and `Write` to the other; renewals
-/// and releases go by the [`HolderId`], whichever of the two it has. [`Acquire::place`] asks for an order between readers and
+/// and releases in `Read` go by the [`HolderId`], whichever of the two it has, because they can come late. A renewal in `Write`
+/// of a holder that only reads finds nothing, and so does its release, which may end the hold: a store can lose a change of
+/// the mode. [`Acquire::place`] asks for an order between readers and
 /// writers. A store need not support any of them.
 ///
 /// # Dropped futures

@@ -89,6 +89,8 @@ macro_rules! conformance_suite {
             read_write_requests_may_run_twice
             mode_changes_only_on_request_and_only_for_the_sole_reader
             older_waiter_of_the_other_side_goes_first
+            place_lapses_with_its_own_waiter
+            one_of_two_waiters_always_goes_first
             readers_expire_one_by_one
             read_write_releases_wake_waiters
             permits_are_counted

@@ -240,6 +240,67 @@ async fn stream_of_readers_does_not_starve_a_writer() {
     }
 }
 
+/// Another process asks for the same side now and then, and gives up soon.
+#[tokio::test(start_paused = true)]
+async fn short_waiters_do_not_shorten_the_place_of_a_writer() {
+    let setup = Setup::new();
+    let mut others = JoinSet::new();
+    for i in 0..4u64 {
+        let mut handle = lock(&setup.other());
+        others.spawn(async move {
+            sleep(Duration::from_millis(300 * i)).await;
+            loop {
+                let page = handle.read().await.unwrap();
+                sleep(Duration::from_millis(1_200)).await;
+                page.unlock().await.unwrap();
+            }
+        });
+    }
+    let mut short = lock(&setup.other());
+    others.spawn(async move {
+        loop {
+            drop(short.write_timeout(Duration::from_millis(20)).await.unwrap());
+            sleep(Duration::from_millis(50)).await;
+        }
+    });
+    sleep(Duration::from_secs(2)).await;
+    for _ in 0..10 {
+        let (took, edit) = timed(lock(&setup.leases).write()).await;
+        assert!(took < Duration::from_millis(3_300), "{took:?}");
+        drop(edit);
+        sleep(Duration::from_millis(700)).await;
+    }
+}
+
+/// An old reader gives up; a writer came after it, and a younger reader of the same process or of another one after that.
+#[tokio::test(start_paused = true)]
+async fn reader_that_gave_up_blocks_no_free_name() {
+    for same_process in [true, false] {
+        let setup = Setup::new();
+        let (here, holder) = (setup.other(), setup.other());
+        let there = if same_process { here.clone() } else { setup.other() };
+        let edit = lock(&holder).write().await.unwrap();
+        let ms = Duration::from_millis;
+        let gives_up =
+            async { assert!(lock(&here).read_timeout(ms(900)).await.unwrap().is_none()) };
+        let writes = async {
+            sleep(ms(300)).await;
+            lock(&setup.leases).write().await.unwrap().unlock().await.unwrap();
+        };
+        let reads = async {
+            sleep(ms(600)).await;
+            lock(&there).read().await.unwrap().unlock().await.unwrap();
+        };
+        let unlocks = async {
+            sleep(ms(950)).await;
+            edit.unlock().await.unwrap();
+        };
+        let (took, _) = timed(async { tokio::join!(gives_up, writes, reads, unlocks) }).await;
+        // The place of the one that gave up lapses with its limit.
+        assert!(took < Duration::from_millis(2_500), "{took:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn stream_of_writers_does_not_starve_a_reader() {
     let setup = Setup::new();

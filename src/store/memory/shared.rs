@@ -8,6 +8,7 @@ use crate::store::{
     Place, Released, Resize,
 };
 use std::time::Duration;
+use uuid::Uuid;
 
 /// A read-write lock or a semaphore.
 #[derive(Debug)]
@@ -34,9 +35,17 @@ struct Hold {
     expires: Instant,
 }
 
+impl Hold {
+    /// Returns whether a renewal or a release in this mode finds it. One of a reader may come late, when it is the writer.
+    fn is(&self, mode: Mode) -> bool {
+        (mode, self.mode) != (Mode::Write, Mode::Read)
+    }
+}
+
 /// A waiter in the order between readers and writers.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
+    manager: Uuid,
     /// In nanoseconds of the clock, of which a waiter may have arrived before the start.
     arrived: i128,
     until: Instant,
@@ -190,18 +199,18 @@ impl Shared {
     ) -> Acquired {
         let mode = request.target.mode;
         let left = self.excluded_for(mode, now);
-        let left = left.or_else(|| self.queued_for(mode, request.place, now));
+        let left = left.or_else(|| self.queued_for(request, now));
         if let Some(left) = left {
-            if let (Some(place), Some(side)) = (request.place, side(mode)) {
-                self.queue(side, place, now);
-            }
+            self.queue(request, now);
             return Acquired::held(Some(left));
         }
-        if let Some(side) = side(mode) {
-            self.line[side] = None;
+        if let Some(own) = side(mode).map(|side| &mut self.line[side]) {
+            own.take_if(|waiter| waiter.manager == request.holder.manager());
         }
         let fence = match mode {
-            Mode::Read if !self.holds.is_empty() => self.phase,
+            Mode::Read if !self.holds.is_empty() => {
+                request.fencing.map(|fencing| self.phase.unwrap_or_else(|| fence(fencing)))
+            }
             Mode::Permits { .. } => None,
             Mode::Exclusive | Mode::Read | Mode::Write => request.fencing.map(&mut fence),
         };
@@ -227,19 +236,39 @@ impl Shared {
         }
     }
 
-    /// Returns how long an older waiter of the other side keeps its place; `None` if there is none.
-    fn queued_for(&self, mode: Mode, place: Option<Place>, now: Instant) -> Option<Duration> {
-        let other = self.line[1 - side(mode)?].filter(|waiter| waiter.until > now)?;
-        let older = other.arrived < arrived(place, now);
+    /// Returns how long an older waiter of the other side keeps its place; `None` if there is none. Both sides compare the
+    /// places that are kept here, so one of them always goes.
+    fn queued_for(&self, request: &Acquire, now: Instant) -> Option<Duration> {
+        let side = side(request.target.mode)?;
+        let other = self.line[1 - side].filter(|waiter| waiter.until > now)?;
+        let arrived = self.arrival(side, request, now);
+        let older = other.arrived < arrived || other.arrived == arrived && side == READERS;
         older.then(|| other.until.saturating_duration_since(now))
     }
 
-    fn queue(&mut self, side: usize, place: Place, now: Instant) {
-        let mut arrived = arrived(Some(place), now);
-        if let Some(first) = self.line[side].filter(|waiter| waiter.until > now) {
-            arrived = arrived.min(first.arrived);
+    /// Returns when the waiter arrived: as its manager said first, if it has the place of its side.
+    fn arrival(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
+        let arrived = arrived(request.place, now);
+        let own = self.line[side]
+            .filter(|waiter| waiter.until > now && waiter.manager == request.holder.manager());
+        match own.filter(|_| request.place.is_some()) {
+            Some(waiter) => waiter.arrived.min(arrived),
+            None => arrived,
         }
-        self.line[side] = Some(Waiter { arrived, until: now + place.kept });
+    }
+
+    /// Takes or keeps the place of a side. That of another manager is left alone, unless it is younger.
+    fn queue(&mut self, request: &Acquire, now: Instant) {
+        let (Some(side), Some(place)) = (side(request.target.mode), request.place) else { return };
+        let (manager, arrived) = (request.holder.manager(), self.arrival(side, request, now));
+        let first = self.line[side].filter(|waiter| waiter.until > now);
+        let mut until = now + place.kept;
+        match first {
+            Some(first) if first.manager == manager => until = until.max(first.until),
+            Some(first) if first.arrived <= arrived => return,
+            _ => {}
+        }
+        self.line[side] = Some(Waiter { manager, arrived, until });
     }
 
     /// Returns what a holder finds that is not there.
@@ -252,21 +281,19 @@ impl Shared {
         if self.holds.iter().all(shares) { Absence::Gone } else { Absence::Taken }
     }
 
-    /// Lowers the count of a hold, or ends it. Returns whether waiters may be granted the name now.
-    pub(super) fn release(
-        &mut self,
-        holder: HolderId,
-        mode: Mode,
-        count: u32,
-    ) -> Result<bool, Absence> {
+    /// Lowers the count of a hold, or ends it.
+    pub(super) fn release(&mut self, holder: HolderId, mode: Mode, count: u32) -> Ended {
         let at = self.holds.iter().position(|hold| hold.holder == holder);
-        let at = at.ok_or_else(|| self.absence(mode))?;
+        let Some(at) = at else { return Ended { wakes: false, absence: Some(self.absence(mode)) } };
+        let absence = (!self.holds[at].is(mode)).then_some(Absence::Taken);
         if count > 0 {
-            self.holds[at].count = count;
-            return Ok(false);
+            if absence.is_none() {
+                self.holds[at].count = count;
+            }
+            return Ended { wakes: false, absence };
         }
         self.holds.swap_remove(at);
-        Ok(self.holds.is_empty() || self.kind == Kind::Semaphore)
+        Ended { wakes: self.holds.is_empty() || self.kind == Kind::Semaphore, absence }
     }
 
     pub(super) fn renew(
@@ -275,7 +302,7 @@ impl Shared {
         mode: Mode,
         expires: Instant,
     ) -> Option<Absence> {
-        match self.holds.iter_mut().find(|hold| hold.holder == holder) {
+        match self.holds.iter_mut().find(|hold| hold.holder == holder && hold.is(mode)) {
             None => Some(self.absence(mode)),
             Some(hold) => {
                 hold.expires = expires;
@@ -295,10 +322,13 @@ impl Shared {
     }
 }
 
+/// The index of the readers in the order of waiters.
+const READERS: usize = 0;
+
 /// Returns the index of a side in the order of waiters.
 fn side(mode: Mode) -> Option<usize> {
     match mode {
-        Mode::Read => Some(0),
+        Mode::Read => Some(READERS),
         Mode::Write => Some(1),
         Mode::Exclusive | Mode::Permits { .. } => None,
     }
@@ -310,10 +340,16 @@ fn arrived(place: Option<Place>, now: Instant) -> i128 {
     nanos(now.saturating_duration_since(Instant::ZERO)) - nanos(waited)
 }
 
-/// The verdict on a release, with the number of waiters that it wakes.
-pub(super) fn verdict(released: Result<bool, Absence>, wake: impl FnOnce() -> u64) -> Released {
-    match released {
-        Ok(wakes) => Released::done(if wakes { wake() } else { 0 }),
-        Err(absence) => Released::NotYours(absence),
+/// The outcome of a release.
+pub(super) struct Ended {
+    wakes: bool,
+    absence: Option<Absence>,
+}
+
+impl Ended {
+    /// Returns the verdict, with the number of waiters that were woken.
+    pub(super) fn verdict(self, wake: impl FnOnce() -> u64) -> Released {
+        let listeners = if self.wakes { wake() } else { 0 };
+        self.absence.map_or(Released::done(listeners), Released::NotYours)
     }
 }

@@ -23,7 +23,9 @@ impl RedisStore {
             Ok(call) => call,
             Err(error) => return failed(error),
         };
-        let is_new = request.count == 1 && !request.converts;
+        // A reader that becomes the writer has a new grant.
+        let upgrades = request.converts && request.target.mode == Mode::Write;
+        let is_new = request.count == 1 && (!request.converts || upgrades);
         call.wait = self.replicas.filter(|_| is_new);
         let (sent, wait) = (self.clock.now(), call.wait);
         let reply = self.run_call(script, call, request.timeout);

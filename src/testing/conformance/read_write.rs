@@ -1,7 +1,8 @@
 //! Read-write locks. A store without them passes, because it refuses the modes.
 
 use super::party::*;
-use crate::store::{Absence, Mode, Place, Wait};
+use crate::error::Result;
+use crate::store::{Absence, Acquired, Mode, Place, Wait};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -123,6 +124,9 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
         let page = granted(reads.convert().await);
         assert!(page.fence >= written.fence);
     }
+    // A store that lost the change to a writer has a reader.
+    assert_eq!(renewed(reads.renew().await), None);
+    assert!(renewed(writes.renew().await).is_some());
     let joined = granted(other.acquire(1).await);
     assert!(joined.fence >= written.fence);
     // Not the sole reader.
@@ -145,6 +149,16 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
     assert_eq!(released(reads.release(0).await), None);
     assert_eq!(released(writes.release(0).await), Some(Absence::Gone));
     granted(other.acquire(1).await);
+    let lost = Party::of(harness, &name, Mode::Read).await;
+    granted(lost.acquire(1).await);
+    let lost = lost.to(Mode::Write);
+    assert!(released(lost.release(0).await).is_some(), "it was no writer");
+}
+
+/// Asks with a place that is kept for `kept`, as a waiter that has waited for so many milliseconds.
+async fn asks(party: &Party<'_>, waited: u64, kept: Duration) -> Result<Acquired> {
+    let place = Place::new(Duration::from_millis(waited), kept);
+    party.store.acquire(party.request(1).with_place(Some(place))).await
 }
 
 /// See [`Place`]. A store that keeps no places may grant in any order, as far as the modes allow.
@@ -154,31 +168,71 @@ pub async fn older_waiter_of_the_other_side_goes_first(harness: &dyn Harness) {
     if !reads.supported() || !reads.store.capabilities().time_left {
         return;
     }
-    let place = |waited| Some(Place::new(Duration::from_millis(waited), LONG));
-    let asks = async |mode, place| {
-        let party = Party::of(harness, &name, mode).await;
-        let verdict = party.store.acquire(party.request(1).with_place(place)).await;
-        (party, verdict)
-    };
+    let (writer, late) =
+        (Party::of(harness, &name, Mode::Write).await, Party::of(harness, &name, Mode::Read).await);
     granted(reads.acquire(1).await);
-    held(asks(Mode::Write, place(500)).await.1);
+    held(asks(&writer, 500, LONG).await);
     // A reader that came later waits, one that came earlier does not.
-    held(asks(Mode::Read, None).await.1);
-    held(asks(Mode::Read, place(100)).await.1);
-    let (early, verdict) = asks(Mode::Read, place(60_000)).await;
-    granted(verdict);
+    held(late.acquire(1).await);
+    held(asks(&late, 100, LONG).await);
+    let early = Party::of(harness, &name, Mode::Read).await;
+    granted(asks(&early, 60_000, LONG).await);
     assert_eq!(released(early.release(0).await), None);
     assert_eq!(released(reads.release(0).await), None);
-    let (writer, verdict) = asks(Mode::Write, place(500)).await;
-    granted(verdict);
+    granted(asks(&writer, 500, LONG).await);
     // Now a reader waits, and a writer that came later lets it go first.
-    held(asks(Mode::Read, place(500)).await.1);
+    held(asks(&late, 500, LONG).await);
     assert_eq!(released(writer.release(0).await), None);
-    held(asks(Mode::Write, None).await.1);
-    let (reader, verdict) = asks(Mode::Read, place(500)).await;
-    granted(verdict);
-    assert_eq!(released(reader.release(0).await), None);
-    granted(asks(Mode::Write, None).await.1);
+    let other = Party::of(harness, &name, Mode::Write).await;
+    held(other.acquire(1).await);
+    granted(asks(&late, 500, LONG).await);
+    assert_eq!(released(late.release(0).await), None);
+    granted(other.acquire(1).await);
+}
+
+/// See [`Place`]. A younger waiter of the same side does not keep the place of one that is gone.
+pub async fn place_lapses_with_its_own_waiter(harness: &dyn Harness) {
+    let name = unique("rw-gone");
+    let holder = Party::of(harness, &name, Mode::Write).await;
+    if !holder.supported() || !holder.store.capabilities().time_left {
+        return;
+    }
+    let (gone, reads) =
+        (Party::of(harness, &name, Mode::Read).await, Party::of(harness, &name, Mode::Read).await);
+    let writes = Party::of(harness, &name, Mode::Write).await;
+    granted(holder.acquire(1).await);
+    held(asks(&gone, 900, harness.ttl()).await);
+    held(asks(&writes, 500, LONG).await);
+    held(asks(&reads, 200, LONG).await);
+    assert_eq!(released(holder.release(0).await), None);
+    held(asks(&reads, 200, LONG).await);
+    harness.elapse(harness.ttl() + harness.slack()).await;
+    granted(asks(&writes, 500, LONG).await);
+}
+
+/// See [`Place`]. What a waiter said first counts, so that two that arrive together do not refuse each other.
+pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
+    let name = unique("rw-pair");
+    let holder = Party::of(harness, &name, Mode::Write).await;
+    if !holder.supported() || !holder.store.capabilities().time_left {
+        return;
+    }
+    for first in [Mode::Read, Mode::Write] {
+        let second = if first == Mode::Read { Mode::Write } else { Mode::Read };
+        let holder = Party::of(harness, &name, Mode::Write).await;
+        let (first, second) =
+            (Party::of(harness, &name, first).await, Party::of(harness, &name, second).await);
+        granted(holder.acquire(1).await);
+        held(asks(&first, 200, LONG).await);
+        held(asks(&second, 100, LONG).await);
+        assert_eq!(released(holder.release(0).await), None);
+        // As after a request that took longer, or when the clock of the store was set.
+        held(asks(&second, 0, LONG).await);
+        granted(asks(&first, 0, LONG).await);
+        assert_eq!(released(first.release(0).await), None);
+        granted(asks(&second, 0, LONG).await);
+        assert_eq!(released(second.release(0).await), None);
+    }
 }
 
 /// Clauses 3 and 7, for the modes that share a name.

@@ -3,7 +3,7 @@
 --
 -- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
 --        own side, other side   strings: when the oldest waiter among the readers or among the writers arrived, in
---                               microseconds of the server's clock
+--                               microseconds of the server's clock, a space, and its manager
 --        fence                  string: the last reserved fencing token; only if a block is requested
 -- ARGV   holder id, ttl in ms, read or write, hold count, 1 to change the mode (else 0), the time in microseconds that the
 --        caller has waited, the time in ms for which its place is kept (0: it does not wait); if there is a fence: block and
@@ -29,6 +29,13 @@ if fence then
   whole(retention, 0, 9007199254740991)
 end
 
+-- Returns when the oldest waiter of a side arrived, and its manager; nil if there is none.
+local function oldest(side)
+  doing = 'GET'
+  local arrived, manager = string.match(call('GET', side) or '', '^(%-?%d+) (.+)$')
+  return tonumber(arrived), manager
+end
+
 local mode, written = mode_of(lock), holder .. ':write'
 local reads, wrote, left, first = false, false, 0, 0
 if mode then
@@ -40,12 +47,12 @@ end
 doing = 'TIME'
 local time = call('TIME')
 now = time[1] * 1000000 + time[2]
-local fresh = false
+local fresh, leaves = false, false
 
 if reads or wrote then
   if changes and writes and not wrote then
     -- The only reader becomes the writer, unless one waits to write.
-    local others = readers_left(lock, holder, true)
+    local others = readers_left(lock, holder, true, 1)
     doing = 'HLEN'
     if others > 0 or call('HLEN', lock) > 2 or call('EXISTS', own_side) == 1 then
       return -4 - left
@@ -64,31 +71,40 @@ if reads or wrote then
       first = last - last % 1 - block + 1
     end
   end
+  -- Redis refuses commands that take memory only while a script has written nothing: a holder goes on in a full memory.
+  doing = 'PEXPIRE'
+  call('PEXPIRE', lock, format('%d', math.max(left, tonumber(ttl))))
 else
   if changes or count ~= '1' then
     return (not mode or not writes and mode == 'read') and -1 or -2
   end
   local refused = mode and (writes or mode == 'write')
+  local manager, arrived = string.match(holder, '^(.*):'), now - waited
+  local own, by = oldest(own_side)
+  if kept_place ~= '0' and by == manager then
+    -- What it told first: a later request took another time to arrive, or the clock was set.
+    arrived = math.min(arrived, own)
+  end
   if not refused then
-    -- An older waiter of the other side goes first.
-    doing = 'GET'
-    local oldest = tonumber(call('GET', other_side))
-    if oldest and oldest < now - waited then
+    -- An older waiter of the other side goes first. Both sides compare what is written here, so one of them always goes.
+    local other = oldest(other_side)
+    if other and (other < arrived or other == arrived and not writes) then
       refused = true
+      doing = 'PTTL'
       left = call('PTTL', other_side)
     end
   end
   if refused then
-    if kept_place ~= '0' then
-      doing = 'GET'
-      local arrived, oldest = now - waited, tonumber(call('GET', own_side))
+    -- A place ends with its own waiter: that of another manager is left alone, unless it is younger.
+    if kept_place ~= '0' and (not own or by == manager or arrived < own) then
+      doing = 'PTTL'
+      local kept = math.max(tonumber(kept_place), by == manager and call('PTTL', own_side) or 0)
       doing = 'SET'
-      call('SET', own_side, format('%d', math.min(arrived, oldest or arrived)), 'PX', kept_place)
+      call('SET', own_side, format('%d %s', arrived, manager), 'PX', format('%d', kept))
     end
     return -4 - left
   end
-  doing = 'DEL'
-  call('DEL', own_side)
+  leaves = by == manager
   if fence and mode == 'read' then
     -- Readers that are there at the same time share a token.
     doing = 'GET'

@@ -28,9 +28,10 @@ local function mode_of(lock)
   return nil
 end
 
--- Returns the longest time to live in ms of the readers but `except`, and removes those that have none if `prune` is set.
--- Their keys follow from the fields, so they are not among KEYS: the layout leaves no other way.
-local function readers_left(lock, except, prune)
+-- Returns the longest time to live in ms of the readers but `except`, or the first one that is `enough`. Removes those that
+-- have none before that, if `prune` is set. Their keys follow from the fields, so they are not among KEYS: the layout leaves
+-- no other way.
+local function readers_left(lock, except, prune, enough)
   doing = 'HKEYS'
   local best = 0
   for _, field in ipairs(call('HKEYS', lock)) do
@@ -46,6 +47,9 @@ local function readers_left(lock, except, prune)
         call('HDEL', lock, field)
       end
       best = math.max(best, left)
+      if best >= enough then
+        return best
+      end
     end
   end
   return best

@@ -8,6 +8,10 @@ if writes then
   if fresh then
     doing = 'HSET'
     call('HSET', lock, 'mode', 'write', written, count)
+    if leaves then
+      doing = 'DEL'
+      call('DEL', own_side)
+    end
     if reads then
       doing = 'HDEL'
       call('HDEL', lock, holder)
@@ -39,6 +43,10 @@ call('SET', timeout, '1', 'PX', ttl)
 if fresh then
   doing = 'HSET'
   call('HSET', lock, 'mode', 'read', holder, '1')
+  if leaves then
+    doing = 'DEL'
+    call('DEL', own_side)
+  end
   if wrote then
     doing = 'HDEL'
     call('HDEL', lock, written)

@@ -1,4 +1,5 @@
--- Releases a read-write lock for a holder, in whichever mode it has it. `rw_common.lua` and `rw_wake.lua` come before.
+-- Releases a read-write lock for a holder, in whichever mode it has it. One that writes and is a reader here has lost the
+-- write lock: a server can lose a change of the mode. `rw_common.lua` and `rw_wake.lua` come before.
 --
 -- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
 -- ARGV   holder id, read or write, the hold count to leave (0: release)
@@ -18,35 +19,48 @@ if mode and remains ~= '0' then
     doing = 'HSET'
     call('HSET', lock, written, remains)
     return 0
-  elseif call('HEXISTS', lock, holder) == 1 then
+  elseif not writes and call('HEXISTS', lock, holder) == 1 then
     return 0
   end
 end
-local reads, wrote = 0, 0
+local absent = (not mode or not writes and mode == 'read') and -1 or -2
+local reads, wrote, fields = 0, 0, 0
 if mode and remains == '0' then
+  doing = 'HLEN'
+  fields = call('HLEN', lock)
   doing = 'HDEL'
   reads, wrote = call('HDEL', lock, holder), call('HDEL', lock, written)
 end
 if reads + wrote == 0 then
-  return (not mode or not writes and mode == 'read') and -1 or -2
+  return absent
 end
 doing = 'DEL'
 call('DEL', timeout)
-doing = 'HLEN'
-if call('HLEN', lock) > 1 then
+local message = wrote == 1 and '1' or '0'
+if fields - reads - wrote > 1 then
   if wrote == 0 and mode == 'write' then
-    return 0
+    return writes and absent or 0
   end
-  -- The hash lives as long as the readers that are left. Those without a time to live of their own go with it.
-  local best = readers_left(lock, '', false)
+  -- The hash lives about as long as the readers that are left. Those without a time to live of their own go with it.
+  doing = 'PTTL'
+  local left = call('PTTL', lock)
+  local best = readers_left(lock, '', false, math.max(left * 2 / 3, 1))
   if best > 0 then
     doing = 'HSET'
     call('HSET', lock, 'mode', 'read')
-    doing = 'PEXPIRE'
-    call('PEXPIRE', lock, best)
-    return wrote == 1 and wake(lock, '1') or 0
+    if best < left * 2 / 3 then
+      doing = 'PEXPIRE'
+      call('PEXPIRE', lock, best)
+    end
+    message = wrote == 1 and message
   end
+  if best == 0 then
+    doing = 'DEL'
+    call('DEL', lock)
+  end
+else
+  doing = 'DEL'
+  call('DEL', lock)
 end
-doing = 'DEL'
-call('DEL', lock)
-return wake(lock, wrote == 1 and '1' or '0')
+local woken = message and wake(lock, message) or 0
+return writes and wrote == 0 and absent or woken

@@ -1,4 +1,5 @@
--- Extends read-write locks that are still held by their holders, in whichever mode. `rw_common.lua` comes before.
+-- Extends read-write locks that are still held by their holders. A holder that reads may be the writer here: the renewal may
+-- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua` comes before.
 --
 -- KEYS   for each item: lock, and the time-out key of the holder as a reader; and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens, for each item: holder id, read or write, F or L
@@ -17,9 +18,13 @@ local function renew(lock, timeout, fence, holder, writes)
   if mode and call('HEXISTS', lock, holder .. ':write') == 1 then
     doing = 'PEXPIRE'
     call('PEXPIRE', lock, ttl)
-  elseif mode and call('HEXISTS', lock, holder) == 1 then
-    doing = 'SET'
-    call('SET', timeout, '1', 'PX', ttl)
+  elseif mode and not writes and call('HEXISTS', lock, holder) == 1 then
+    doing = 'PEXPIRE'
+    -- SET alone is refused in a full memory.
+    if call('PEXPIRE', timeout, ttl) == 0 then
+      doing = 'SET'
+      call('SET', timeout, '1', 'PX', ttl)
+    end
     doing = 'PTTL'
     local left = call('PTTL', lock)
     doing = 'PEXPIRE'

@@ -92,11 +92,12 @@ pub enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
-    /// No renewal was confirmed in time, so the store may have let the lease expire.
+    /// No renewal was confirmed in time, so the store may have let the lease expire. Also if the engine panicked, or no thread
+    /// could watch the lease.
     Expired,
     /// The store no longer has the lease: deleted, flushed, evicted, or lost in a restart or failover.
     Gone,
-    /// Another holder has the name now.
+    /// Another holder has the name now, or what is under it is not a lock any more.
     Taken,
     /// [`force_unlock`](crate::LeaseManager::force_unlock) released the name.
     Revoked,

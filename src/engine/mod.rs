@@ -4,7 +4,7 @@
 //!
 //! | files | what they do |
 //! |---|---|
-//! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]), and runs wakers ([`wake`](mod@wake)) |
+//! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
@@ -50,7 +50,7 @@
 //!
 //! # Shutdown order
 //!
-//! `close` sets `is_closed`: no call gets a lease any more. It fires all tokens, waits for the
+//! `close` calls [`Core::set_closed`]: no call gets a lease any more. It fires all tokens, waits for the
 //! releases and for the calls in progress, and cancels `stop`. The worker finishes its tasks within
 //! bounds, ends the store's connections, gives up the remaining releases, and cancels `stopped`.
 //! Dropping the last manager cancels `stop` alone.

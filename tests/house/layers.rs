@@ -45,8 +45,16 @@ const STORES_AND_FACE: &[&str] = &[
     "fred",
     "crate::lease",
     "crate::lock",
+    "crate::multi_lock",
+    "crate::rw_lock",
+    "crate::semaphore",
+    "crate::slots",
     "crate::manager",
 ];
+
+/// A face of the engine knows no store but by the trait, and no manager.
+const STORES_AND_MANAGER: &[&str] =
+    &["store::memory", "MemoryStore", "store::redis", "fred", "store::zookeeper", "crate::manager"];
 
 #[test]
 fn each_room_knows_only_what_is_below_it() {
@@ -55,14 +63,22 @@ fn each_room_knows_only_what_is_below_it() {
         ("clock.rs", &["crate::"]),
         ("store/", &["crate::engine", "crate::lease", "crate::lock", "crate::manager"]),
         ("engine/", STORES_AND_FACE),
-        ("lease.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "store::zookeeper"]),
-        ("lease.rs", &["crate::lock", "crate::manager"]),
-        ("lock.rs", &["store::memory", "MemoryStore", "store::redis", "fred", "crate::manager"]),
+        ("lease.rs", STORES_AND_MANAGER),
+        ("lease.rs", &["crate::lock", "crate::rw_lock", "crate::semaphore", "crate::slots"]),
+        ("lock.rs", STORES_AND_MANAGER),
+        ("rw_lock.rs", STORES_AND_MANAGER),
+        ("rw_lock.rs", &["crate::lock", "crate::semaphore", "crate::slots", "crate::multi_lock"]),
+        ("semaphore.rs", STORES_AND_MANAGER),
+        ("semaphore.rs", &["crate::lock", "crate::rw_lock", "crate::slots", "crate::multi_lock"]),
+        ("slots.rs", STORES_AND_MANAGER),
+        ("multi_lock.rs", STORES_AND_MANAGER),
+        ("together.rs", &["crate::"]),
         ("manager/", &["fred"]),
         ("manager/mod.rs", &["connect::", "Builder::"]),
         ("manager/builder.rs", &["super::", "Engine"]),
         ("store/memory.rs", &["redis", "fred"]),
         ("store/redis/", &["store::memory", "MemoryStore", "store::zookeeper"]),
+        ("store/quorum/", &["store::redis", "fred", "store::zookeeper"]),
         ("store/zookeeper/", &["store::memory", "MemoryStore", "redis", "fred"]),
         ("store/zookeeper/liveness.rs", &["zookeeper_client"]),
         ("store/zookeeper/names.rs", &["zookeeper_client"]),

@@ -72,8 +72,8 @@ pub(super) enum Command {
     Close(oneshot::Sender<()>),
 }
 
-/// Wakes the waiters of one channel, or of all. Each of them is the first in this process to wait for its name, though two
-/// names may share a channel, so no wake-up is for nothing.
+/// Wakes the waiters of one channel, or of all. Each of them may ask the store now: it is the first in line of its process, or
+/// one of the readers that may enter together. Two names may share a channel.
 pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&str>) {
     let waiters: Vec<Signal> = {
         let channels = channels.lock();

@@ -244,6 +244,8 @@ async fn full_memory_costs_no_reader_and_no_writer() {
         };
         assert_eq!(refused.expect_err("no memory").kind(), ErrorKind::Rejected);
     }
+    let waits = leases.rw_lock("edit").read_timeout(T / 20).await;
+    assert!(waits.expect("contention is no error").is_none());
     assert!(keys(&server).iter().all(|(key, _)| !key.contains("other")), "{:?}", keys(&server));
     tokio::time::sleep(T * 5 / 3).await;
     page.check().expect("renewed");

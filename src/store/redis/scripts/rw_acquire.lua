@@ -99,8 +99,8 @@ else
     if kept_place ~= '0' and (not own or by == manager or arrived < own) then
       doing = 'PTTL'
       local kept = math.max(tonumber(kept_place), by == manager and call('PTTL', own_side) or 0)
-      doing = 'SET'
-      call('SET', own_side, format('%d %s', arrived, manager), 'PX', format('%d', kept))
+      -- Refused in a full memory: it waits all the same.
+      try('SET', own_side, format('%d %s', arrived, manager), 'PX', format('%d', kept))
     end
     return -4 - left
   end

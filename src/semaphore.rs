@@ -189,7 +189,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Semaphore::acquire), and [`Invalid`](crate::ErrorKind::Invalid) if `count` is 0 or larger than the
-    /// size.
+    /// size, or on Redis larger than 1000: the server keeps each permit for itself.
     ///
     /// # Panics
     ///

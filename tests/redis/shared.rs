@@ -310,7 +310,7 @@ async fn permits_stay_as_long_as_a_counter_without_an_end() {
     let one = pool.acquire().await.expect("a permit");
     let pttl = |key| server.command(&["PTTL", key]).int();
     assert_eq!((pttl("made"), pttl("{made}:timeout")), (-1, -1));
-    // Redisson's `setPermits` makes a counter of ours one of these.
+    // A counter of ours that lost its time to live.
     let other = leases.semaphore("set", 3);
     let two = other.acquire_many(2).await.expect("permits");
     assert!((1..=86_400_000).contains(&pttl("{set}:timeout")));

@@ -148,7 +148,7 @@ fn holder_of(permit: &str) -> String {
     let number = u64::from_str_radix(digits(20..HOLDER_DIGITS), 16);
     match number {
         Ok(number)
-            if permit.len() == DIGITS && &permit[12..13] == "4" && digits(16..20) == "0000" =>
+            if permit.len() == DIGITS && digits(12..13) == "4" && digits(16..20) == "0000" =>
         {
             format!("{}-{}-{}-..:{number}", digits(0..8), digits(8..12), digits(12..16))
         }

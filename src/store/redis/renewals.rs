@@ -77,27 +77,24 @@ impl Caller {
     /// Renews all items, in one call after the other if they are too many permits for one: a server does nothing else
     /// while it runs a call.
     async fn in_turn(&self, batch: &RenewBatch) -> Result<Verdicts> {
-        let (first, mut rest) = batch.items.split_at(fitting(&batch.items));
-        if rest.is_empty() {
+        if fitting(&batch.items) == batch.items.len() {
             return self.together(batch).await;
         }
         let until = self.clock.now() + batch.timeout;
-        let part = |items: &[Renewal]| RenewBatch {
-            items: items.to_vec(),
-            timeout: until.saturating_duration_since(self.clock.now()),
-            ..*batch
-        };
-        let mut verdicts = self.together(&part(first)).await?;
+        let mut verdicts = Vec::with_capacity(batch.items.len());
+        let mut rest = &batch.items[..];
         while !rest.is_empty() {
             let (next, behind) = rest.split_at(fitting(rest));
-            match self.together(&part(next)).await {
+            let timeout = until.saturating_duration_since(self.clock.now());
+            let part = RenewBatch { items: next.to_vec(), timeout, ..*batch };
+            match self.together(&part).await {
                 Ok(answers) => verdicts.extend(answers),
+                Err(error) if error.is_unavailable() => {
+                    verdicts.resize_with(batch.items.len(), || Err(error.clone()));
+                    break;
+                }
                 Err(error) => {
-                    let left = if error.is_unavailable() { rest.len() } else { next.len() };
-                    verdicts.resize_with(verdicts.len() + left, || Err(error.clone()));
-                    if error.is_unavailable() {
-                        break;
-                    }
+                    verdicts.resize_with(verdicts.len() + next.len(), || Err(error.clone()));
                 }
             }
             rest = behind;

@@ -151,7 +151,7 @@ impl Error {
     }
 
     /// The error of a semaphore that has another size.
-    pub(crate) fn other_size(has: u32, asked: u32) -> Self {
+    pub(crate) fn other_size(has: i64, asked: u32) -> Self {
         Self::invalid(format!(
             "the semaphore has {has} permits and was asked for with {asked}; use one size in all processes, or \
              resize it"

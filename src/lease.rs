@@ -90,7 +90,7 @@ impl Lease {
     /// Returns the id of this holder, as it is written to the store.
     ///
     /// It is the [`holder`](crate::HolderInfo::holder) that [`inspect`](crate::LeaseManager::inspect) reports, in any
-    /// process. Nested leases have the same id. So have the leases to which the hold is handed off in memory: to tell
+    /// process; of a permit on Redis, a part of it. Nested leases have the same id. So have the leases to which the hold is handed off in memory: to tell
     /// those apart, log [`fence`](Lease::fence) as well. A new grant of the store has a new id. It is for logs,
     /// neither a secret nor a permission.
     ///

@@ -25,8 +25,9 @@ use tokio::task::coop::consume_budget;
 /// # The size
 ///
 /// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid).
-/// [`resize`](Semaphore::resize) changes it for all of them. A semaphore that nobody uses keeps its size for the [`fence_retention`](crate::Builder::fence_retention), or a day without fencing
-/// tokens, or until [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away.
+/// [`resize`](Semaphore::resize) changes it for all of them. A semaphore that nobody uses keeps its size for the
+/// [`fence_retention`](crate::Builder::fence_retention), or a day without fencing tokens, or until
+/// [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away.
 ///
 /// # Order
 ///
@@ -189,7 +190,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Semaphore::acquire), and [`Invalid`](crate::ErrorKind::Invalid) if `count` is 0 or larger than the
-    /// size.
+    /// size, or on Redis larger than 1000: the server keeps each permit for itself.
     ///
     /// # Panics
     ///

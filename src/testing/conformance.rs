@@ -97,6 +97,11 @@ macro_rules! conformance_suite {
             bundle_of_permits_is_all_or_none
             permits_expire_and_come_back
             release_of_permits_wakes_a_waiter
+            resize_that_grows_wakes_waiters
+            resize_below_what_is_out_takes_nothing_away
+            resize_leaves_handles_with_a_former_size_working
+            resize_makes_a_semaphore_and_resizes_an_idle_one
+            resize_is_for_semaphores_only
             kinds_of_locks_do_not_mix
             batch_of_several_kinds_is_answered_in_order
             verdicts_say_when_the_request_left

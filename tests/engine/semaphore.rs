@@ -146,6 +146,70 @@ async fn bad_numbers_are_refused_and_nothing_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn resize_lets_waiters_of_all_processes_in() {
+    let setup = Setup::new();
+    let (here, there) = (pool(&setup.leases), pool(&setup.other()));
+    let all = here.acquire_many(4).await.unwrap();
+    let mut waits = JoinSet::new();
+    for semaphore in [here.clone(), there.clone()] {
+        waits.spawn(async move { timed(semaphore.acquire()).await });
+    }
+    sleep(T / 10).await;
+    assert_eq!(waits.len(), 2);
+    here.clone().resize(6).await.unwrap();
+    for (took, permit) in waits.join_all().await {
+        assert!(took < T / 10 + MOMENT * 100, "woken by the resize: {took:?}");
+        permit.unwrap().unlock().await.unwrap();
+    }
+    // Clones know of it. Others go on, up to their own size at once.
+    assert_eq!((here.size(), there.size(), free(&setup.leases).await), (6, 4, 2));
+    all.unlock().await.unwrap();
+    assert_eq!(failed(there.try_acquire_many(5).await), ErrorKind::Invalid);
+    drop(here.try_acquire_many(6).await.unwrap().expect("all of them"));
+    settle().await;
+    drop(there.try_acquire_many(4).await.unwrap().expect("as many as it knows of"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn resize_to_fewer_waits_until_enough_have_come_back() {
+    let setup = Setup::new();
+    let (here, there) = (pool(&setup.leases), pool(&setup.other()));
+    let (two, rest) = (here.acquire_many(2).await.unwrap(), there.acquire_many(2).await.unwrap());
+    there.resize(1).await.unwrap();
+    let usage = here.usage().await.unwrap();
+    assert_eq!((usage.size, usage.held, usage.free()), (1, 4, 0));
+    sleep(T * 2).await;
+    two.check().unwrap();
+    two.unlock().await.unwrap();
+    assert!(here.try_acquire().await.unwrap().is_none(), "2 of 1 are out");
+    rest.unlock().await.unwrap();
+    let one = here.try_acquire().await.unwrap().expect("it is free");
+    assert!(there.try_acquire().await.unwrap().is_none());
+    assert_eq!(failed(here.try_acquire_many(2).await), ErrorKind::Invalid, "there is one");
+    assert_eq!(failed(setup.leases.semaphore("pool", 3).acquire().await), ErrorKind::Invalid);
+    one.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn resize_that_fails_can_be_called_again() {
+    let setup = Setup::new();
+    let semaphore = pool(&setup.leases);
+    let permit = semaphore.acquire().await.unwrap();
+    assert_eq!(failed(semaphore.resize(0).await), ErrorKind::Invalid);
+    assert_eq!(failed(setup.leases.semaphore("", 1).resize(2).await), ErrorKind::Invalid);
+    assert_eq!(setup.calls(Call::Resize), 0, "nothing was sent");
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Resize));
+    assert_eq!(failed(semaphore.resize(5).await), ErrorKind::Unavailable);
+    assert_eq!((semaphore.size(), free(&setup.leases).await), (4, 3));
+    setup.faults.heal();
+    semaphore.resize(5).await.unwrap();
+    assert_eq!((semaphore.size(), free(&setup.leases).await), (5, 4));
+    permit.unlock().await.unwrap();
+    setup.leases.close().await.unwrap();
+    assert_eq!(failed(semaphore.resize(6).await), ErrorKind::Closed);
+}
+
+#[tokio::test(start_paused = true)]
 async fn close_releases_all_permits() {
     let setup = Setup::new();
     let semaphore = pool(&setup.leases);

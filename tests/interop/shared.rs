@@ -20,6 +20,7 @@ scenarios! {
     readers_of_both_sides_are_renewed_beside_each_other: on_a_server;
     permits_are_counted_on_both_sides: on_a_server in_a_cluster;
     permits_of_a_java_lease_that_ends_come_back: on_a_server;
+    size_set_on_one_side_is_that_of_the_other: on_a_server in_a_cluster;
 }
 
 async fn readers_and_writers_of_both_sides_exclude_each_other(world: &World) {
@@ -220,4 +221,40 @@ async fn permits_of_a_java_lease_that_ends_come_back(world: &World) {
     other.check().expect("renewed");
     assert!(!world.command(name, &["DEL", name, &format!("{{{name}}}:timeout")]).is_nil());
     assert_eq!(within(LONG, mine.lost()).await, Loss::Gone);
+}
+
+async fn size_set_on_one_side_is_that_of_the_other(world: &World) {
+    let (leases, java) = (world.rust(T).await, world.java(WATCHDOG).await);
+    let (name, thread) = (&*world.name("permits-size"), java.on("a"));
+    let call =
+        async |operation: &str, word: &str| thread.call("permits", &[name, operation, word]).await;
+    let pool = leases.semaphore(name, 2);
+    let two = pool.acquire_many(2).await.expect("permits");
+
+    // Java waits, and enters when Rust adds one.
+    let waiter = java.on("b").tell("permits", &[name, "acquire", ""]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiter.is_done());
+    let start = now();
+    pool.resize(3).await.expect("an answer");
+    let done = within(LONG, waiter.done()).await;
+    assert!(done.ended.saturating_sub(start) < SOON);
+    let id = done.ok();
+    assert_eq!(call("availablePermits", "").await.number::<i32>(), 0);
+    pool.resize(1).await.expect("an answer");
+    call("release", &id).await.ok();
+    assert!(pool.try_acquire().await.expect("an answer").is_none(), "two of one are out");
+
+    // Java adds some.
+    call("setPermits", "4").await.ok();
+    assert_eq!(call("availablePermits", "").await.number::<i32>(), 2);
+    let usage = pool.usage().await.expect("an answer");
+    assert_eq!((usage.size, usage.held), (4, 2));
+    let error = leases.semaphore(name, 3).try_acquire_many(3).await;
+    assert!(error.expect("a former size").is_none());
+    let rest = leases.semaphore(name, 4).acquire_many(2).await.expect("permits");
+    assert_eq!(call("availablePermits", "").await.number::<i32>(), 0);
+    two.unlock().await.expect("a release");
+    rest.unlock().await.expect("a release");
+    assert_eq!(call("availablePermits", "").await.number::<i32>(), 4);
 }

@@ -2,7 +2,7 @@
 
 use super::errors::{app, lease_url, set_user};
 use kit::{Server, within};
-use leasehold::{ErrorKind, LeaseManager, Loss, Upgraded};
+use leasehold::{ErrorKind, LeaseManager, LeaseState, Loss, Upgraded};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -272,4 +272,210 @@ async fn release_of_a_reader_looks_at_few_of_the_others() {
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_pttl:calls="));
     let calls = calls.and_then(|line| line.split(',').next()?.parse::<u32>().ok());
     assert!(calls.expect("some") <= 10, "{calls:?} of 200");
+}
+
+/// Returns how many permits a semaphore has: those that are free and those that are out.
+fn permits(server: &Server, name: &str) -> i64 {
+    let free: i64 = server.command(&["GET", name]).text().parse().expect("a number");
+    free + server.command(&["ZCARD", &format!("{{{name}}}:timeout")]).int()
+}
+
+/// A script ends at the command that the user may not run, and Redis does not roll back.
+#[tokio::test]
+async fn missing_right_costs_no_permit() {
+    let server = Server::start();
+    set_user(&server, &[kit::rights::of_one_server(), kit::rights::of_shared_names()].concat());
+    let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
+    let mut names = Vec::new();
+    for right in [
+        "get",
+        "set",
+        "time",
+        "pttl",
+        "pexpire",
+        "zadd",
+        "zrem",
+        "zmscore",
+        "zcard",
+        "zcount",
+        "zremrangebyrank",
+        "exists",
+        "hexists",
+        "hset",
+        "del",
+    ] {
+        let (name, fresh) = (format!("app:{right}"), format!("app:new-{right}"));
+        let pool = leases.semaphore(right, 4);
+        let two = pool.acquire_many(2).await.expect("permits");
+        // One that has expired, which the next acquire takes.
+        server.command(&["SET", &name, "1", "KEEPTTL"]);
+        server.command(&["ZADD", &format!("{{{name}}}:timeout"), "1", "0123456789abcdef"]);
+        server.command(&["ACL", "SETUSER", "lease", &format!("-{right}")]);
+        let next = pool.try_acquire_many(2).await;
+        assert_eq!(permits(&server, &name), 4, "{right}: {next:?}");
+        let new = leases.semaphore(format!("new-{right}"), 4).try_acquire().await;
+        assert_eq!(server.command(&["EXISTS", &fresh]).int(), i64::from(new.is_ok()), "{right}");
+        let size = pool.resize(5).await;
+        assert_eq!(permits(&server, &name), if size.is_ok() { 5 } else { 4 }, "{right}");
+        let released = two.unlock().await;
+        assert_eq!(permits(&server, &name), if size.is_ok() { 5 } else { 4 }, "{right}");
+        let out = server.command(&["ZCARD", &format!("{{{name}}}:timeout")]).int();
+        let left = if released.is_ok() { 0 } else { 2 } + if next.is_ok() { 2 } else { 1 };
+        assert_eq!(out, left, "{right}: {next:?} {released:?}");
+        for error in [next.err(), new.err(), size.err(), released.err()].into_iter().flatten() {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
+        }
+        let bare: Vec<_> = keys(&server).into_iter().filter(|(_, left)| *left < 0).collect();
+        assert!(bare.is_empty(), "{right}: {bare:?}");
+        server.command(&["ACL", "SETUSER", "lease", &format!("+{right}")]);
+        names.push(right);
+    }
+    for name in names {
+        let size = leases.semaphore(name, 4).usage().await.expect("an answer").size;
+        let all = leases.semaphore(name, size).acquire_many(size);
+        drop(within(LONG, all).await.expect("all come back"));
+    }
+}
+
+#[tokio::test]
+async fn full_memory_costs_no_permit() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    server.command(&["SET", "java", "3"]);
+    let (pool, java) = (leases.semaphore("pool", 4), leases.semaphore("java", 3));
+    let held = [pool.acquire_many(2).await, java.acquire_many(2).await].map(Result::unwrap);
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let before = keys(&server).len();
+    for error in [
+        pool.try_acquire().await.map(drop),
+        java.acquire().await.map(drop),
+        leases.semaphore("new", 2).acquire().await.map(drop),
+        leases.semaphore("new", 2).resize(3).await,
+        pool.resize(3).await,
+    ] {
+        assert_eq!(error.expect_err("no memory").kind(), ErrorKind::Rejected);
+    }
+    assert_eq!((keys(&server).len(), permits(&server, "pool")), (before, 4));
+    let start = std::time::Instant::now();
+    while start.elapsed() < T * 3 / 2 {
+        for permit in &held {
+            assert_eq!(permit.state(), LeaseState::Held);
+        }
+        tokio::time::sleep(T / 300).await;
+    }
+    for permit in held {
+        permit.unlock().await.expect("a release");
+    }
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    drop(pool.try_acquire_many(4).await.expect("an answer").expect("all are free"));
+    drop(java.try_acquire_many(3).await.expect("an answer").expect("all are free"));
+}
+
+/// Else the permits of a process that crashed would end with the set, and the counter would miss them for good.
+#[tokio::test]
+async fn permits_stay_as_long_as_a_counter_without_an_end() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    server.command(&["SET", "made", "3"]);
+    let pool = leases.semaphore("made", 3);
+    let one = pool.acquire().await.expect("a permit");
+    let pttl = |key| server.command(&["PTTL", key]).int();
+    assert_eq!((pttl("made"), pttl("{made}:timeout")), (-1, -1));
+    // A counter of ours that lost its time to live.
+    let other = leases.semaphore("set", 3);
+    let two = other.acquire_many(2).await.expect("permits");
+    assert!((1..=86_400_000).contains(&pttl("{set}:timeout")));
+    server.command(&["SET", "set", "1"]);
+    let last = other.acquire().await.expect("a permit");
+    assert!(pttl("{set}:timeout") > 31_536_000_000 && pttl("set") == -1);
+    drop((one, two, last));
+}
+
+#[tokio::test]
+async fn bundles_are_renewed_one_by_one_if_they_are_large() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let pool = leases.semaphore("pool", 5000);
+    let error = pool.acquire_many(1001).await.expect_err("too many at once");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let mut bundles = Vec::new();
+    for count in [1000, 1, 700, 700, 1, 1] {
+        bundles.push(pool.acquire_many(count).await.expect("permits"));
+    }
+    let lost = bundles.remove(2);
+    let digits = lost.holder_id().to_string();
+    let number: u64 = digits.rsplit(':').next().expect("a number").parse().expect("a number");
+    let script = "local n = 0 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do \
+        if string.byte(id, 14) == tonumber(ARGV[1]) % 256 then n = n + redis.call('ZREM', KEYS[1], id) end end return n";
+    let words = ["EVAL", script, "1", "{pool}:timeout", &number.to_string()];
+    assert_eq!(server.command(&words).int(), 700);
+    assert_eq!(within(LONG, lost.lost()).await, Loss::Gone);
+    tokio::time::sleep(T * 3 / 2).await;
+    for bundle in &bundles {
+        bundle.check().expect("renewed");
+    }
+}
+
+#[tokio::test]
+async fn expired_permits_are_free_however_many_they_are() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    server.command(&["SET", "pool", "0"]);
+    let script = "for i = 1, 3000 do redis.call('ZADD', KEYS[1], i, 'expired ' .. i) end";
+    server.command(&["EVAL", script, "1", "{pool}:timeout"]);
+    let pool = leases.semaphore("pool", 3000);
+    pool.resize(1500).await.expect("an answer");
+    let many = pool.try_acquire_many(1000).await.expect("an answer").expect("they have expired");
+    let rest = pool.try_acquire_many(500).await.expect("an answer").expect("they have expired");
+    assert!(pool.try_acquire().await.expect("an answer").is_none());
+    assert_eq!(permits(&server, "pool"), 1500);
+    drop((many, rest));
+}
+
+/// As Java can make it.
+#[tokio::test]
+async fn size_that_no_handle_can_have_is_invalid() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    for free in ["-1", "5000000000"] {
+        server.command(&["SET", "pool", free]);
+        let pool = leases.semaphore("pool", 2);
+        let error = pool.acquire().await.expect_err("another size");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        pool.resize(2).await.expect("an answer");
+        pool.acquire_many(2).await.expect("permits").unlock().await.expect("a release");
+    }
+}
+
+#[tokio::test]
+async fn former_sizes_are_kept_as_long_as_the_semaphore() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let pttl = |key| server.command(&["PTTL", key]).int();
+    let (pool, other) = (leases.semaphore("pool", 3), leases.semaphore("pool", 3));
+    let one = pool.acquire().await.expect("a permit");
+    pool.resize(5).await.expect("an answer");
+    let sizes = "leasehold_sizes:{pool}";
+    let fields = server.command(&["HKEYS", sizes]).list().into_iter().map(kit::Reply::text);
+    assert_eq!(fields.collect::<Vec<_>>(), ["3"]);
+    assert_eq!(server.command(&["GET", "pool"]).text(), "4");
+    for key in ["pool", "{pool}:timeout", sizes] {
+        assert!((86_000_000..=86_400_000).contains(&pttl(key)), "{key}");
+        server.command(&["PEXPIRE", key, "60000"]);
+    }
+    // Who uses a former size keeps it.
+    let two = other.acquire_many(2).await.expect("permits");
+    for key in ["pool", "{pool}:timeout", sizes] {
+        assert!((86_000_000..=86_400_000).contains(&pttl(key)), "{key}");
+    }
+    let forever = LeaseManager::builder().ttl(T).fence_retention(None);
+    let forever = forever.connect(&server.url()).await.expect("a manager");
+    forever.semaphore("kept", 2).resize(2).await.expect("an answer");
+    forever.semaphore("kept", 2).resize(4).await.expect("an answer");
+    assert_eq!((pttl("kept"), pttl("leasehold_sizes:{kept}")), (-1, -1));
+    drop((one, two));
+    for name in ["pool", "kept"] {
+        leases.force_unlock(name).await.expect("an answer");
+    }
+    assert!(keys(&server).is_empty());
 }

@@ -25,6 +25,7 @@ macro_rules! on_stores {
 on_stores! {
     writers_are_alone_and_readers_share: memory redis cluster;
     never_more_permits_out_than_there_are: memory redis cluster;
+    resize_is_known_to_all_processes: memory redis cluster;
     store_without_shared_modes_refuses: quorum zookeeper;
 }
 
@@ -123,11 +124,39 @@ async fn never_more_permits_out_than_there_are(pair: Pair) {
     let _permit = pair.leases[1].semaphore("pool", 5).acquire().await.expect("a new size");
 }
 
+async fn resize_is_known_to_all_processes(pair: Pair) {
+    let [here, there] = pair.leases.each_ref().map(|leases| leases.semaphore("pool", 2));
+    let first = here.acquire_many(2).await.expect("permits");
+    let waits = tokio::spawn({
+        let there = there.clone();
+        async move { there.acquire_many(2).await.expect("granted in the end") }
+    });
+    sleep(Duration::from_millis(300)).await;
+    assert!(!waits.is_finished());
+    here.resize(4).await.expect("set");
+    // Sooner than the first could expire.
+    let second = within(Duration::from_secs(4), waits).await.expect("no panic");
+    let usage = there.usage().await.expect("an answer");
+    assert_eq!((here.size(), there.size(), usage.size, usage.free()), (4, 2, 4, 0));
+
+    there.resize(1).await.expect("set");
+    first.unlock().await.expect("released");
+    second.check().expect("held");
+    assert!(here.try_acquire().await.expect("an answer").is_none(), "two of one are out");
+    second.unlock().await.expect("released");
+    let one = here.try_acquire().await.expect("an answer").expect("it is free");
+    assert!(there.try_acquire().await.expect("an answer").is_none());
+    let error = pair.leases[1].semaphore("pool", 3).acquire().await.expect_err("never a size");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    one.unlock().await.expect("released");
+}
+
 async fn store_without_shared_modes_refuses(pair: Pair) {
     let leases = &pair.leases[0];
     let read = leases.rw_lock("n").read().await.expect_err("no read-write locks");
     let permit = leases.semaphore("n", 2).acquire().await.expect_err("no semaphores");
-    for error in [read, permit] {
+    let size = leases.semaphore("n", 2).resize(3).await.expect_err("no semaphores");
+    for error in [read, permit, size] {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     }
     drop(leases.lock("n").try_lock().await.expect("an answer").expect("it is free"));

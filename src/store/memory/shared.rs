@@ -122,7 +122,7 @@ impl Shared {
         }
         let known = self.size == size || self.old_sizes.contains(&size);
         if !known || take > self.size {
-            return Err(Error::other_size(self.size, size));
+            return Err(Error::other_size(self.size.into(), size));
         }
         let kept = request.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
         self.keep(kept, now);

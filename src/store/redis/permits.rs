@@ -20,14 +20,16 @@ use std::time::Duration;
 
 /// The digits of a permit's id that its holder determines.
 const HOLDER_DIGITS: usize = 28;
-/// The largest bundle, because the place of a permit has 2 bytes.
-const LARGEST_BUNDLE: u32 = 65_535;
+/// The digits of a permit's id.
+const DIGITS: usize = 32;
+/// The most permits in one call, which takes the server a millisecond or two. Each is a member of a sorted set.
+pub(super) const MOST_PERMITS: u32 = 1000;
 
 /// Builds the call of an acquire.
 pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> Result<Call> {
-    if take > LARGEST_BUNDLE {
+    if take > MOST_PERMITS {
         return Err(Error::invalid(format!(
-            "{take} permits were asked for at once; ask for {LARGEST_BUNDLE} at most"
+            "{take} permits were asked for at once; ask for {MOST_PERMITS} at most"
         )));
     }
     let mut call = of(keys, &request.target.name, 1);
@@ -44,8 +46,7 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> R
 /// Reads the reply to an acquire.
 pub(super) fn acquired(size: u32, sent: Instant, reply: &[Element]) -> Result<Acquired> {
     if let [Element::Int(-2), has] = reply {
-        let has = u32::try_from(has.int()?).map_err(|_| replies::malformed_reply())?;
-        return Err(Error::other_size(has, size));
+        return Err(Error::other_size(has.int()?, size));
     }
     match code(reply)? {
         Code::Done(0) => Ok(Acquired::granted(sent, None)),
@@ -108,20 +109,19 @@ pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
     if !rest.is_empty() {
         return Err(replies::malformed_reply());
     }
-    let mut holders: BTreeMap<&str, (u64, Option<Duration>)> = BTreeMap::new();
+    let mut holders: BTreeMap<String, (u64, Option<Duration>)> = BTreeMap::new();
     for [id, left] in permits {
         let Element::Text(id) = id else { return Err(replies::malformed_reply()) };
-        let (_, left) = (id, replies::remaining(left.int()?));
-        let holder = id.get(..HOLDER_DIGITS).unwrap_or(id);
-        let (count, least) = holders.entry(holder).or_insert((0, left));
+        let left = replies::remaining(left.int()?);
+        let (count, least) = holders.entry(holder_of(id)).or_insert((0, left));
         *count += 1;
         *least = (*least).min(left);
     }
     let size = u32::try_from(size.int()?).ok();
-    let info = |(holder, (count, left)): (&str, (u64, Option<Duration>))| {
+    let info = |(holder, (count, left)): (String, (u64, Option<Duration>))| {
         let take = u32::try_from(count).unwrap_or(u32::MAX);
         let mode = Mode::Permits { size: size.unwrap_or(take), take };
-        HolderInfo::new(text(holder), count, left).with_mode(mode)
+        HolderInfo::new(holder, count, left).with_mode(mode)
     };
     Ok(Inspection::new(holders.into_iter().map(info)).with_size(size))
 }
@@ -138,11 +138,56 @@ fn digits(holder: HolderId) -> String {
     digits
 }
 
-/// Returns the beginning of the holder's id, as far as these digits have it; for a permit of Redisson, its digits.
-fn text(digits: &str) -> String {
-    let number = digits.get(16..HOLDER_DIGITS).and_then(|hex| u64::from_str_radix(hex, 16).ok());
-    match (digits.get(..8), digits.get(8..12), digits.get(12..16), number) {
-        (Some(a), Some(b), Some(c), Some(number)) => format!("{a}-{b}-{c}-:{number}"),
-        _ => digits.to_owned(),
+/// Returns the holder of a permit: the beginning of its id, as far as the permit has it, and its number; of a permit of
+/// Redisson, its digits.
+///
+/// Redisson's are random. Ours are told by the version of the uuid and by a number below 2^32; of Redisson's one in a million
+/// looks the same.
+fn holder_of(permit: &str) -> String {
+    let digits = |range| permit.get(range).unwrap_or_default();
+    let number = u64::from_str_radix(digits(20..HOLDER_DIGITS), 16);
+    match number {
+        Ok(number)
+            if permit.len() == DIGITS && digits(12..13) == "4" && digits(16..20) == "0000" =>
+        {
+            format!("{}-{}-{}-..:{number}", digits(0..8), digits(8..12), digits(12..16))
+        }
+        _ => permit.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use uuid::Uuid;
+
+    #[test]
+    fn size_that_no_handle_has_is_invalid() {
+        for has in [-3, 0, 1 << 32, i64::MIN] {
+            let reply = [Element::Int(-2), Element::Int(has)];
+            let error = acquired(3, Instant::ZERO, &reply).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{has}");
+            assert!(error.message().contains(&format!("has {has} permits")), "{error}");
+        }
+    }
+
+    #[test]
+    fn holder_of_a_permit_is_shown_as_far_as_it_is_known() {
+        let manager = Uuid::parse_str("04d81a7d-b331-4365-a44b-f78781e5233b").unwrap();
+        let ours = format!("{}0003", digits(HolderId::new(manager, 45)));
+        assert_eq!(holder_of(&ours), "04d81a7d-b331-4365-..:45");
+        for other in
+            ["", "ff", "9c41f0d2a5e84b7c8d3e6f1a2b3c4d5e", "04d81a7db33143650100000000450003"]
+        {
+            assert_eq!(holder_of(other), other);
+        }
+        let reply = |id: &str| [Element::Text(id.to_owned()), Element::Int(7)];
+        let other = "9c41f0d2a5e84b7c8d3e6f1a2b3c4d5e";
+        let last = format!("{}0004", &ours[..HOLDER_DIGITS]);
+        let permits = [&*ours, other, &last].map(reply).concat();
+        let inspection = inspection(&[&[Element::Int(3)][..], &permits].concat()).unwrap();
+        let holders = inspection.holders.iter().map(|info| (&*info.holder, info.hold_count));
+        assert_eq!(holders.collect::<Vec<_>>(), [("04d81a7d-b331-4365-..:45", 2), (other, 1)]);
     }
 }

@@ -1,4 +1,5 @@
-//! Renews leases: many in a call; in a cluster, in a call for each slot, and one for each kind of lock.
+//! Renews leases: many in a call; in a cluster, in a call for each slot, and one for each kind of lock. Large bundles of permits
+//! are divided among calls.
 
 use super::connection::Connection;
 use super::keys::Keys;
@@ -30,7 +31,7 @@ pub(super) async fn renew(caller: Caller, batch: RenewBatch) -> Result<Renewed> 
     let verdicts = if mixed || caller.connection.is_cluster() {
         caller.in_parts(batch).await
     } else {
-        caller.together(&batch).await?
+        caller.in_turn(&batch).await?
     };
     Ok(Renewed::new(sent, verdicts))
 }
@@ -55,7 +56,7 @@ impl Caller {
         let mut calls = JoinSet::new();
         for (indices, items) in parts.into_values() {
             let (caller, batch) = (self.clone(), RenewBatch { items, ..batch.clone() });
-            calls.spawn(async move { (indices, caller.together(&batch).await) });
+            calls.spawn(async move { (indices, caller.in_turn(&batch).await) });
         }
         let mut verdicts = vec![Err(replies::connection_closed()); count];
         while let Some(answer) = calls.join_next().await {
@@ -71,6 +72,34 @@ impl Caller {
             }
         }
         verdicts
+    }
+
+    /// Renews all items, in one call after the other if they are too many permits for one: a server does nothing else
+    /// while it runs a call.
+    async fn in_turn(&self, batch: &RenewBatch) -> Result<Verdicts> {
+        if fitting(&batch.items) == batch.items.len() {
+            return self.together(batch).await;
+        }
+        let until = self.clock.now() + batch.timeout;
+        let mut verdicts = Vec::with_capacity(batch.items.len());
+        let mut rest = &batch.items[..];
+        while !rest.is_empty() {
+            let (next, behind) = rest.split_at(fitting(rest));
+            let timeout = until.saturating_duration_since(self.clock.now());
+            let part = RenewBatch { items: next.to_vec(), timeout, ..*batch };
+            match self.together(&part).await {
+                Ok(answers) => verdicts.extend(answers),
+                Err(error) if error.is_unavailable() => {
+                    verdicts.resize_with(batch.items.len(), || Err(error.clone()));
+                    break;
+                }
+                Err(error) => {
+                    verdicts.resize_with(verdicts.len() + next.len(), || Err(error.clone()));
+                }
+            }
+            rest = behind;
+        }
+        Ok(verdicts)
     }
 
     /// Renews all items in one call.
@@ -130,5 +159,43 @@ impl Caller {
             }
         }
         verdicts
+    }
+}
+
+/// Returns how many of these items one call takes; one at least, if there are any.
+fn fitting(items: &[Renewal]) -> usize {
+    let mut permits = 0;
+    let fits = |item: &&Renewal| {
+        permits += item.target.mode.permits();
+        permits <= permits::MOST_PERMITS
+    };
+    items.iter().take_while(fits).count().max(1).min(items.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{HolderId, Mode, Name, Target};
+    use uuid::Uuid;
+
+    #[test]
+    fn call_renews_many_leases_or_few_large_bundles() {
+        let item = |mode| {
+            Renewal::new(Target::new(Name::new("n").unwrap(), mode), HolderId::new(Uuid::nil(), 1))
+        };
+        let permits = |take| item(Mode::Permits { size: 5000, take });
+        for (takes, fits) in [
+            (&[1; 100][..], 100),
+            (&[10; 100], 100),
+            (&[11; 100], 90),
+            (&[1000, 1], 1),
+            (&[600, 400, 1], 2),
+            (&[5000, 1], 1),
+            (&[], 0),
+        ] {
+            let items: Vec<_> = takes.iter().map(|take| permits(*take)).collect();
+            assert_eq!(fitting(&items), fits, "{takes:?}");
+        }
+        assert_eq!(fitting(&[(); 100].map(|()| item(Mode::Read))), 100);
     }
 }

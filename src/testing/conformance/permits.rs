@@ -2,8 +2,8 @@
 //! mode.
 
 use super::party::*;
-use crate::error::ErrorKind;
-use crate::store::{Absence, Mode, Name, Wait};
+use crate::error::{ErrorKind, Result};
+use crate::store::{Absence, Acquired, Mode, Name, Resize, Wait};
 use crate::testing::Harness;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,6 +118,140 @@ pub async fn release_of_permits_wakes_a_waiter(harness: &dyn Harness) {
     while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
     assert_eq!(released(one.release(0).await), None);
     timeout(PATIENCE, wakeups.recv()).await.expect("a release wakes a waiter");
+}
+
+async fn resize(party: &Party<'_>, size: u32) -> Result<Option<u32>> {
+    party.store.resize(Resize::new(party.name.clone(), size, Some(LONG), PATIENCE)).await
+}
+
+async fn resized(party: &Party<'_>, size: u32) -> Option<u32> {
+    resize(party, size).await.expect("the store sets the size")
+}
+
+/// Returns a new holder, with its own handle, of `take` permits of `size`.
+async fn sized<'a>(harness: &'a dyn Harness, name: &Name, size: u32, take: u32) -> Party<'a> {
+    Party::of(harness, name, Mode::Permits { size, take }).await
+}
+
+#[track_caller]
+fn invalid(verdict: Result<Acquired>) {
+    match verdict {
+        Err(error) if error.kind() == ErrorKind::Invalid => {}
+        verdict => panic!("expected the size to be refused, the store says {verdict:?}"),
+    }
+}
+
+/// Permits that a resize adds are granted at once.
+pub async fn resize_that_grows_wakes_waiters(harness: &dyn Harness) {
+    let name = unique("resize-wake");
+    let (all, waiter) = (party(harness, &name, 4).await, party(harness, &name, 2).await);
+    if !all.supported() {
+        return;
+    }
+    granted(all.acquire(1).await);
+    held(waiter.acquire(1).await);
+    let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
+    let wakes = waiter.store.capabilities().wakeups;
+    let mut wakeups = match wakes {
+        true => waiter.store.subscribe(wait).await.expect("wake-ups"),
+        false => None,
+    };
+    if let Some(wakeups) = &mut wakeups {
+        while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
+    }
+    assert_eq!(resized(&all, 6).await, Some(4));
+    if let Some(wakeups) = &mut wakeups {
+        timeout(PATIENCE, wakeups.recv()).await.expect("a resize wakes a waiter");
+    }
+    granted(waiter.acquire(1).await);
+    held(party(harness, &name, 1).await.acquire(1).await);
+    assert_eq!(all.look_any().await.expect("an answer").size, Some(6));
+}
+
+/// Permits that are out stay out, and count.
+pub async fn resize_below_what_is_out_takes_nothing_away(harness: &dyn Harness) {
+    let name = unique("resize-shrink");
+    let (one, three) = (party(harness, &name, 1).await, party(harness, &name, 3).await);
+    if !one.supported() {
+        return;
+    }
+    granted(one.acquire(1).await);
+    granted(three.acquire(1).await);
+    assert_eq!(resized(&one, 2).await, Some(4));
+    let next = sized(harness, &name, 2, 1).await;
+    held(next.acquire(1).await);
+    for party in [&one, &three] {
+        assert_eq!(renewed(party.renew().await), None);
+    }
+    assert_eq!(three.holders().await.len(), 2);
+    assert_eq!(released(one.release(0).await), None);
+    held(next.acquire(1).await);
+    assert_eq!(released(three.release(0).await), None);
+    granted(next.acquire(1).await);
+    let both = sized(harness, &name, 2, 2).await;
+    held(both.acquire(1).await);
+    assert_eq!(released(next.release(0).await), None);
+    granted(both.acquire(1).await);
+}
+
+/// Not all processes know of a resize.
+pub async fn resize_leaves_handles_with_a_former_size_working(harness: &dyn Harness) {
+    let name = unique("resize-former");
+    let first = party(harness, &name, 1).await;
+    if !first.supported() {
+        return;
+    }
+    granted(first.acquire(1).await);
+    // Twice is once.
+    assert_eq!((resized(&first, 6).await, resized(&first, 6).await), (Some(4), Some(6)));
+    granted(party(harness, &name, 2).await.acquire(1).await);
+    granted(sized(harness, &name, 6, 1).await.acquire(1).await);
+    invalid(sized(harness, &name, 5, 1).await.acquire(1).await);
+    invalid(sized(harness, &name, 7, 1).await.acquire(1).await);
+    assert_eq!(released(first.release(0).await), None);
+    assert_eq!(resized(&first, 3).await, Some(6));
+    held(first.acquire(1).await);
+    // It has no more than 3.
+    invalid(party(harness, &name, 4).await.acquire(1).await);
+    assert_eq!(resized(&first, 4).await, Some(3));
+    granted(sized(harness, &name, 3, 1).await.acquire(1).await);
+    held(sized(harness, &name, 6, 1).await.acquire(1).await);
+    assert!(first.force().await);
+    granted(sized(harness, &name, 9, 1).await.acquire(1).await);
+    invalid(party(harness, &name, 1).await.acquire(1).await);
+}
+
+/// There need be no permits out.
+pub async fn resize_makes_a_semaphore_and_resizes_an_idle_one(harness: &dyn Harness) {
+    let name = unique("resize-idle");
+    let four = party(harness, &name, 4).await;
+    if !four.supported() {
+        return;
+    }
+    assert_eq!(resized(&four, 2).await, None);
+    invalid(four.acquire(1).await);
+    let two = sized(harness, &name, 2, 2).await;
+    granted(two.acquire(1).await);
+    assert_eq!(released(two.release(0).await), None);
+    assert_eq!(resized(&four, 4).await, Some(2));
+    granted(four.acquire(1).await);
+    held(two.acquire(1).await);
+}
+
+/// What is in use as another kind of lock stays as it is, and a store without permits refuses.
+pub async fn resize_is_for_semaphores_only(harness: &dyn Harness) {
+    for mode in [Mode::Exclusive, Mode::Read, Mode::Write] {
+        let name = unique("resize-kinds");
+        let holder = Party::of(harness, &name, mode).await;
+        if !party(harness, &name, 1).await.supported() {
+            let error = resize(&holder, 2).await.expect_err("there are no semaphores");
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        } else if holder.supported() {
+            granted(holder.acquire(1).await);
+            wrong_type(resize(&holder, 2).await);
+            assert_eq!(renewed(holder.renew().await), None, "{mode:?}");
+        }
+    }
 }
 
 /// Clause 11: what is in use as another kind of lock stays as it is.

@@ -9,83 +9,80 @@
 
 local free, out, sizes = KEYS[1], KEYS[2], KEYS[3]
 local size, take = whole(ARGV[1], 1, LONGEST_COUNT), whole(ARGV[2], 1, 65535)
-local ttl, kept = whole(ARGV[3], 1, LONGEST_TTL), whole(ARGV[4], 0, 9007199254740991)
+local ttl, kept = whole(ARGV[3], 1, LONGEST_TTL), whole(ARGV[4], 0, FOREVER)
 local ids, now = ids_of(ARGV[5], take), clock()
 
 local left = free_of(free)
-local there = count_out(out, ids)
+local there, own = look_up(out, ids, now)
 if there == take then
-  doing = 'ZADD'
-  for _, id in ipairs(ids) do
-    call('ZADD', out, now + ttl, id)
-  end
+  put(out, ids, now + ttl)
   return 0
 end
 
--- What has expired is free again. Of our own ids, too, if only some are left.
-local back = there > 0 and remove(out, ids) or 0
-doing = 'ZRANGEBYSCORE'
-back = back + remove(out, call('ZRANGEBYSCORE', out, '-inf', now, 'LIMIT', 0, 1000))
 doing = 'ZCARD'
 local used = call('ZCARD', out)
+doing = 'ZCOUNT'
+local expired = call('ZCOUNT', out, '-inf', now)
 local fresh = not left
 -- A counter that was evicted is made again.
-left = left and left + back or size - used
+left = left or size - used
 local has = left + used
 -- Who does not know of a resize goes on with the size of today.
-local known = has == size
-if not known and take <= has then
+local former = false
+if has ~= size then
   doing = 'HEXISTS'
-  known = call('HEXISTS', sizes, ARGV[1]) == 1
-  if known and kept > 0 then
-    keep(sizes, kept)
+  former = take <= has and call('HEXISTS', sizes, ARGV[1]) == 1
+  if not former then
+    return { -2, has }
   end
 end
-local granted = known and left >= take
-if granted then
-  left = left - take
+-- Those that have expired are free again, but for some of our own that are left.
+local needed = take - there - left
+if expired - own < needed then
+  doing = 'ZRANGE'
+  local next = call('ZRANGE', out, expired, expired, 'WITHSCORES')
+  local ends = tonumber(next[2])
+  if not ends or ends - now > LONGEST_TTL then
+    return -3
+  end
+  return -4 - (ends - now)
 end
-if granted or back > 0 and not fresh then
-  doing = 'SET'
-  if not fresh then
-    call('SET', free, format('%d', left), 'KEEPTTL')
-  elseif kept == 0 then
-    call('SET', free, format('%d', left))
-  else
-    call('SET', free, format('%d', left), 'PX', format('%d', math.max(kept, ttl)))
-  end
+
+-- Changes nothing.
+doing = 'ZADD'
+call('ZADD', out, 'XX', 'GT', '-inf', ids[1])
+local swept = math.min(expired - own, math.max(needed, 1000))
+if swept > 0 then
+  doing = 'ZREMRANGEBYRANK'
+  call('ZREMRANGEBYRANK', out, 1, 0)
 end
-if not known then
-  return { -2, has }
+local ms = kept == 0 and FOREVER or math.max(kept, ttl)
+if former then
+  keep(sizes, ms)
 end
-if granted then
-  doing = 'ZADD'
-  for _, id in ipairs(ids) do
-    call('ZADD', out, now + ttl, id)
-  end
-  if kept == 0 then
-    return 0
-  end
-  keep(free, math.max(kept, ttl))
-  if used > 0 then
-    -- Others made it, perhaps to be kept forever.
-    keep(out, math.max(kept, ttl))
-    return 0
-  end
+local lasts = fresh and (kept == 0 and -1 or ms) or keep(free, ms)
+local expires = keep_out(out, lasts) == -2 and lasts ~= -1
+if expires then
   doing = 'PEXPIRE'
-  local expires = try('PEXPIRE', out, format('%d', math.max(kept, ttl)))
-  if expires ~= 1 then
-    -- These must not stay without a time to live.
-    remove(out, ids)
-    call('INCRBY', free, take)
-    error(expires)
-  end
-  return 0
+  call('PEXPIRE', out, format('%d', lasts))
 end
-doing = 'ZRANGE'
-local next = call('ZRANGE', out, 0, 0, 'WITHSCORES')
-local ends = tonumber(next[2])
-if not ends or ends - now > LONGEST_TTL then
-  return -3
+
+doing = 'SET'
+local rest = format('%d', left + there + swept - take)
+if not fresh then
+  call('SET', free, rest, 'KEEPTTL')
+elseif kept == 0 then
+  call('SET', free, rest)
+else
+  call('SET', free, rest, 'PX', format('%d', ms))
 end
-return -4 - math.max(ends - now, 0)
+put(out, ids, now + ttl)
+if swept > 0 then
+  doing = 'ZREMRANGEBYRANK'
+  call('ZREMRANGEBYRANK', out, 0, swept - 1)
+end
+if expires then
+  doing = 'PEXPIRE'
+  call('PEXPIRE', out, format('%d', lasts))
+end
+return 0

@@ -4,8 +4,15 @@
 -- out     sorted set: permit id, 16 bytes -> the server's time in ms at which it expires
 -- sizes   hash: its fields are the sizes that the semaphore had before a resize; not known to Redisson
 --
--- A holder's ids are 14 bytes, which it sends as 28 hexadecimal digits, and the number of the permit in 2 bytes. The size of
--- a semaphore is the number of free permits and of those that are out, so it is kept nowhere else.
+-- The size of a semaphore is the number of free permits and of those that are out, expired or not, so it is kept nowhere
+-- else. Redis does not roll back, and a script that ends between the counter and the set changes the size. So each script reads
+-- first. Then it calls each command that it needs for its changes in a way that changes nothing, which fails if it is not
+-- permitted. The changes come last. Full memory refuses only the first command that writes, and not one that only removes.
+--
+-- A holder's ids are 14 bytes, which it sends as 28 hexadecimal digits, and the number of the permit in 2 bytes.
+
+-- In ms. For what is kept as long as a key without a time to live.
+local FOREVER = 9007199254740991
 
 -- Returns the ids of a holder's permits.
 local function ids_of(hex, take)
@@ -27,7 +34,7 @@ local function free_of(free)
     return nil
   end
   local number = tonumber(text)
-  if not number or number % 1 ~= 0 then
+  if not number or number % 1 ~= 0 or math.abs(number) > FOREVER then
     error(refusal('WRONGTYPE the value under the name is no number of permits'))
   end
   return number
@@ -40,34 +47,63 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Returns how many of these ids are out.
-local function count_out(out, ids)
-  doing = 'ZSCORE'
-  local there = 0
-  for _, id in ipairs(ids) do
-    if call('ZSCORE', out, id) then
-      there = there + 1
-    end
+-- Calls `use` with the first and the last place of each part of a list, because a call takes some thousand arguments at most.
+local function in_parts(list, use)
+  for first = 1, #list, 500 do
+    use(first, math.min(first + 499, #list))
   end
-  return there
 end
 
--- Removes these ids, and returns how many were out. Not all at once: a call takes some thousand arguments.
+-- Returns how many of these ids are out, and how many of those have expired.
+local function look_up(out, ids, now)
+  doing = 'ZMSCORE'
+  local there, expired = 0, 0
+  in_parts(ids, function(first, last)
+    for _, ends in ipairs(call('ZMSCORE', out, unpack(ids, first, last))) do
+      if ends then
+        there = there + 1
+        expired = expired + (tonumber(ends) <= now and 1 or 0)
+      end
+    end
+  end)
+  return there, expired
+end
+
+-- Puts these ids among those that are out, or sets when they expire.
+local function put(out, ids, ends)
+  doing = 'ZADD'
+  in_parts(ids, function(first, last)
+    local words = {}
+    for i = first, last do
+      words[#words + 1] = ends
+      words[#words + 1] = ids[i]
+    end
+    call('ZADD', out, unpack(words))
+  end)
+end
+
+-- Removes these ids.
 local function remove(out, ids)
   doing = 'ZREM'
-  local removed = 0
-  for _, id in ipairs(ids) do
-    removed = removed + call('ZREM', out, id)
-  end
-  return removed
+  in_parts(ids, function(first, last)
+    call('ZREM', out, unpack(ids, first, last))
+  end)
 end
 
--- Keeps the keys for at least so many ms. One that is kept forever stays so.
+-- Keeps a key for at least so many ms, and returns how many it has left: -1 if it is kept forever, and stays so; -2 if there is
+-- no key.
 local function keep(key, ms)
   doing = 'PTTL'
   local left = call('PTTL', key)
-  if left >= 0 and left < ms then
-    doing = 'PEXPIRE'
-    call('PEXPIRE', key, format('%d', ms))
+  if left < 0 or left >= ms then
+    return left
   end
+  doing = 'PEXPIRE'
+  call('PEXPIRE', key, format('%d', ms))
+  return ms
+end
+
+-- Keeps the permits that are out for as long as the counter, which has so many ms left: it would miss them for good.
+local function keep_out(out, left)
+  return keep(out, left == -1 and FOREVER or left)
 end

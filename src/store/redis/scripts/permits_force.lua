@@ -12,8 +12,6 @@ local left = free_of(free)
 doing = 'ZCARD'
 local used = call('ZCARD', out)
 doing = 'DEL'
-call('DEL', free)
-call('DEL', out)
-call('DEL', KEYS[3])
+call('DEL', free, out, KEYS[3])
 wake(free, (left or 0) + used)
 return used > 0 and 1 or 0

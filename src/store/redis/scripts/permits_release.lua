@@ -8,10 +8,9 @@
 --
 -- Twice is harmless: the second run finds none of them.
 
-local free, out = KEYS[1], KEYS[2]
-free_of(free)
-local removed = remove(out, ids_of(ARGV[2], whole(ARGV[1], 1, 65535)))
-if removed == 0 then
+local free, out, ids = KEYS[1], KEYS[2], ids_of(ARGV[2], whole(ARGV[1], 1, 65535))
+local left, there = free_of(free), look_up(out, ids, 0)
+if there == 0 then
   return -1
 end
-return give_back(free, removed)
+return give_back(free, out, left, ids, there)

@@ -6,25 +6,27 @@
 --
 -- Twice is harmless: the time is set, not added to.
 
-local ttl, kept = whole(ARGV[1], 1, LONGEST_TTL), whole(ARGV[2], 0, 9007199254740991)
+local ttl, kept = whole(ARGV[1], 1, LONGEST_TTL), whole(ARGV[2], 0, FOREVER)
 local now = clock()
 
 local function renew(free, out, take, hex)
   local ids = ids_of(hex, whole(take, 1, 65535))
-  free_of(free)
-  if count_out(out, ids) < #ids then
-    give_back(free, remove(out, ids))
+  local left, there = free_of(free), look_up(out, ids, now)
+  if there < #ids then
+    if there > 0 then
+      give_back(free, out, left, ids, there)
+    end
     return -1
   end
-  doing = 'ZADD'
-  for _, id in ipairs(ids) do
-    call('ZADD', out, now + ttl, id)
-  end
-  keep(free, math.max(kept, ttl * 2))
-  keep(out, math.max(kept, ttl * 2))
+  put(out, ids, now + ttl)
+  local ms = math.max(kept, ttl * 2)
+  local lasts = keep(free, ms)
+  keep_out(out, lasts == -2 and ms or lasts)
   return 0
 end
 
+-- Changes nothing, but as the first command that writes it lets the others pass in full memory.
+try('ZREM', KEYS[2], '')
 local reply = {}
 for item = 1, (#ARGV - 2) / 2 do
   local done, result = pcall(renew, KEYS[item * 2 - 1], KEYS[item * 2], ARGV[item * 2 + 1], ARGV[item * 2 + 2])

@@ -7,33 +7,45 @@
 -- Twice is harmless: the second run finds the size as it is to be.
 
 local free, out, sizes = KEYS[1], KEYS[2], KEYS[3]
-local size, kept = whole(ARGV[1], 1, LONGEST_COUNT), whole(ARGV[2], 0, 9007199254740991)
+local size, kept = whole(ARGV[1], 1, LONGEST_COUNT), whole(ARGV[2], 0, FOREVER)
 local left, now = free_of(free), clock()
-doing = 'ZRANGEBYSCORE'
-local back = remove(out, call('ZRANGEBYSCORE', out, '-inf', now, 'LIMIT', 0, 1000))
 doing = 'ZCARD'
 local used = call('ZCARD', out)
-local before = left and left + back + used or -1
-if before < 0 then
+doing = 'ZCOUNT'
+local expired = call('ZCOUNT', out, '-inf', now)
+local before = left and left + used or -1
+local ms = kept == 0 and FOREVER or kept
+
+-- Changes nothing.
+doing = 'SET'
+call('SET', free, format('%d', left or 0), 'XX', 'KEEPTTL')
+local expires = keep(sizes, ms) == -2 and kept > 0
+if expires then
+  doing = 'PEXPIRE'
+  call('PEXPIRE', sizes, format('%d', ms))
+end
+local lasts = left and keep(free, ms) or ms
+keep_out(out, lasts)
+
+if not left then
   doing = 'DEL'
   call('DEL', sizes)
 elseif before ~= size then
   doing = 'HSET'
   call('HSET', sizes, format('%d', before), '1')
-  call('HDEL', sizes, format('%d', size))
-  if kept > 0 then
+  if expires then
     doing = 'PEXPIRE'
-    call('PEXPIRE', sizes, format('%d', kept))
+    call('PEXPIRE', sizes, format('%d', ms))
   end
 end
 doing = 'SET'
+local rest = format('%d', size - used)
 if left then
-  call('SET', free, format('%d', size - used), 'KEEPTTL')
-  keep(free, kept)
+  call('SET', free, rest, 'KEEPTTL')
 elseif kept > 0 then
-  call('SET', free, format('%d', size - used), 'PX', format('%d', kept))
+  call('SET', free, rest, 'PX', format('%d', kept))
 else
-  call('SET', free, format('%d', size - used))
+  call('SET', free, rest)
 end
-wake(free, size - used)
+wake(free, size - used + expired)
 return before

@@ -19,13 +19,17 @@ local function wake(free, permits)
   return listeners
 end
 
--- Gives permits back, and wakes waiters. A counter that is gone is made again by the next acquire.
-local function give_back(free, permits)
-  doing = 'EXISTS'
-  if permits == 0 or call('EXISTS', free) == 0 then
-    return 0
+-- Gives a holder's permits back, of which so many are out, and wakes waiters. `left` are free; nil if the counter is gone, which
+-- the next acquire makes again.
+local function give_back(free, out, left, ids, there)
+  -- Changes nothing.
+  doing = 'ZREM'
+  call('ZREM', out, '')
+  if left then
+    doing = 'SET'
+    call('SET', free, format('%d', left + there), 'KEEPTTL')
   end
-  doing = 'INCRBY'
-  return wake(free, call('INCRBY', free, permits))
+  remove(out, ids)
+  return left and wake(free, left + there) or 0
 end
 

@@ -196,6 +196,9 @@ public final class Agent {
         switch (operation) {
             case "trySetPermits":
                 return semaphore.trySetPermits(Integer.parseInt(word));
+            case "setPermits":
+                semaphore.setPermits(Integer.parseInt(word));
+                return "";
             case "availablePermits":
                 return semaphore.availablePermits();
             case "acquire":

@@ -135,7 +135,7 @@ impl Role {
         }
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         match text {
             "h" | "w" => Some(Self::Lock),
             "x" => Some(Self::Writer),

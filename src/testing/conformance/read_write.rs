@@ -112,8 +112,7 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
     if !reads.supported() {
         return;
     }
-    let mut writes = Party::of(harness, &name, Mode::Write).await;
-    writes.holder = reads.holder;
+    let writes = Party::of(harness, &name, Mode::Write).await.same_as(&reads);
     // A writer becomes a reader.
     let written = granted(writes.acquire(1).await);
     let first = granted(reads.acquire(1).await);
@@ -217,7 +216,6 @@ pub async fn read_write_releases_wake_waiters(harness: &dyn Harness) {
     if !reads.supported() || !reads.store.capabilities().wakeups {
         return;
     }
-    let writes = Party::of(harness, &name, Mode::Write).await;
     let waits = async |mode: Mode| {
         let waiter = Party::of(harness, &name, mode).await;
         let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
@@ -227,16 +225,18 @@ pub async fn read_write_releases_wake_waiters(harness: &dyn Harness) {
         (waiter, wakeups)
     };
     granted(reads.acquire(1).await);
-    let (_waiter, mut wakeups) = waits(Mode::Write).await;
+    let (writes, mut wakeups) = waits(Mode::Write).await;
     assert_eq!(released(reads.release(0).await), None);
     timeout(PATIENCE, wakeups.recv()).await.expect("the last reader wakes a writer");
     granted(writes.acquire(1).await);
-    let (_waiter, mut wakeups) = waits(Mode::Read).await;
-    let mut page = Party::of(harness, &name, Mode::Read).await;
-    page.holder = writes.holder;
+    let (waiter, mut wakeups) = waits(Mode::Read).await;
+    let page = Party::of(harness, &name, Mode::Read).await.same_as(&writes);
     granted(page.convert().await);
     timeout(PATIENCE, wakeups.recv()).await.expect("a downgrade wakes a reader");
-    assert_eq!(released(page.release(0).await), None);
+    granted(waiter.acquire(1).await);
+    for party in [page, waiter] {
+        assert_eq!(released(party.release(0).await), None);
+    }
     let writes = Party::of(harness, &name, Mode::Write).await;
     granted(writes.acquire(1).await);
     let (_waiter, mut wakeups) = waits(Mode::Read).await;

@@ -156,7 +156,8 @@ async fn readers_at_one_time_share_a_token_in_any_order() {
         let (store, seen) = (store(&server.url()).await, Arc::clone(&seen));
         tasks.push(tokio::spawn(async move {
             for round in 0..40u64 {
-                let mode = if task == 0 && round % 4 == 0 { Mode::Write } else { Mode::Read };
+                let mode = if (task + round) % 4 == 0 { Mode::Write } else { Mode::Read };
+                tokio::time::sleep(Duration::from_micros((task * 5 + round * 3) % 7 * 900)).await;
                 let party = Party::of(&store, "job");
                 let verdict = party.acquire(mode).await;
                 let since = Instant::now();
@@ -189,7 +190,7 @@ async fn readers_at_one_time_share_a_token_in_any_order() {
         }
     }
     println!("{shared} pairs of readers, {phases} writers, {} grants", seen.len());
-    assert!(shared > 20, "{shared}");
+    assert!(shared > 20 && phases > 2, "{shared}, {phases}");
 }
 
 #[tokio::test]

@@ -137,6 +137,7 @@ impl AcquireAttempt<'_> {
             path,
             granted: false,
             changing: false,
+            changes: 0,
             doubtful: false,
             token: czxid,
             fenced: self.request.fencing.is_some() && self.role().kind() != Kind::Semaphore,

@@ -111,7 +111,7 @@ impl Recipe {
         beside: Option<&str>,
     ) -> Result<Result<OwnNode, (OwnNode, Replaced)>> {
         let Some(path) = own.path.clone() else { return Ok(Err((own, Replaced::Gone))) };
-        let own = OwnNode { changing: true, ..own };
+        let own = OwnNode { changing: true, changes: own.changes.wrapping_add(1), ..own };
         self.note(request, &own);
         let by = in_place_of(&path, role, NodeOwner::Acquire(request.holder));
         let data = record(request.holder, request.count);

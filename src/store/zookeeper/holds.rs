@@ -27,6 +27,8 @@ pub(super) struct OwnNode {
     pub(super) granted: bool,
     /// Whether a change of the mode is under way, or its outcome is unknown. Then it may have another path.
     pub(super) changing: bool,
+    /// The number of changes of its name that were begun. It can have an earlier name again.
+    pub(super) changes: u32,
     /// Whether there may be nodes with its holder id besides `path`.
     pub(super) doubtful: bool,
     /// The fencing token.

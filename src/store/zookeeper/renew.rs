@@ -72,8 +72,10 @@ impl Recipe {
                     return Ok(true);
                 }
             }
-            let is_moved =
-                |now: OwnNode| now.changing || own.as_ref().is_some_and(|own| own.path != now.path);
+            let is_moved = |now: OwnNode| {
+                let own = own.as_ref();
+                own.is_some_and(|own| now.changing || now.changes != own.changes)
+            };
             if self.holds.find(name, holder).is_some_and(is_moved) {
                 // It has another path now.
                 return Err(Error::new(

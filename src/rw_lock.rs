@@ -34,8 +34,8 @@ use std::time::Duration;
 ///
 /// # Which stores
 ///
-/// Memory, Redis with Sentinel or Cluster, and a quorum of Redis servers. On ZooKeeper it is
-/// [`Unsupported`](ErrorKind::Unsupported). On Redis it has the layout of Redisson's `RReadWriteLock`, and both exclude each
+/// Memory, Redis with Sentinel or Cluster, a quorum of Redis servers, and ZooKeeper, where readers and writers of all processes
+/// are served in the order of arrival. On Redis it has the layout of Redisson's `RReadWriteLock`, and both exclude each
 /// other. A name that is in use as another kind of lock is [`WrongType`](ErrorKind::WrongType).
 ///
 /// ```

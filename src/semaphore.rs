@@ -27,18 +27,19 @@ use tokio::task::coop::consume_budget;
 /// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid).
 /// [`resize`](Semaphore::resize) changes it for all of them. A semaphore that nobody uses keeps its size for the
 /// [`fence_retention`](crate::Builder::fence_retention), or a day without fencing tokens, or until
-/// [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away.
+/// [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away. On ZooKeeper it keeps it for 5 to
+/// 10 s, or a minute if the process that used it last has ended.
 ///
 /// # Order
 ///
 /// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. Between
-/// managers there is no order.
+/// managers there is no order, except on ZooKeeper, where it is the same.
 ///
 /// # Which stores
 ///
-/// Memory, and Redis with Sentinel or Cluster. On a quorum it is [`Unsupported`](crate::ErrorKind::Unsupported), because
+/// Memory, Redis with Sentinel or Cluster, and ZooKeeper. On a quorum it is [`Unsupported`](crate::ErrorKind::Unsupported), because
 /// majorities cannot count: of three nodes with two permits, three holders can have two nodes each. Use
-/// [`slots`](crate::LeaseManager::slots) there, and on ZooKeeper. On Redis it has the layout of Redisson's
+/// [`slots`](crate::LeaseManager::slots) there. On Redis it has the layout of Redisson's
 /// `RPermitExpirableSemaphore`, and both count the permits of each other.
 ///
 /// ```

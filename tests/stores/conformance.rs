@@ -231,8 +231,9 @@ impl Harness for ZooKeeper {
         Duration::from_millis(500)
     }
 
+    /// A lease is ended late by a fiftieth of the longest time to live, and by a round trip.
     fn slack(&self) -> Duration {
-        Duration::from_secs(1)
+        Duration::from_secs(2)
     }
 }
 

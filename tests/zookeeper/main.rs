@@ -4,5 +4,7 @@ mod ensemble;
 mod faults;
 mod kinds;
 mod leases;
+mod modes;
+mod shared;
 mod store;
 mod users;

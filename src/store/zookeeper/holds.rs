@@ -7,7 +7,7 @@
 use super::names::{Names, NodeOwner};
 use super::session::Session;
 use crate::clock::{Clock, Instant};
-use crate::store::{HolderId, Name};
+use crate::store::{HolderId, Mode, Name};
 use crate::sync::Mutex;
 use crate::trace;
 use std::collections::HashMap;
@@ -20,14 +20,29 @@ use tracing::Level;
 #[derive(Clone, Debug)]
 pub(super) struct OwnNode {
     pub(super) session: Arc<Session>,
+    pub(super) mode: Mode,
     /// `None` while its creation is under way, or if its outcome is unknown.
     pub(super) path: Option<String>,
-    /// Whether it was found to be the first in the queue.
+    /// Whether it was found to have the name.
     pub(super) granted: bool,
+    /// Whether a change of the mode is under way, or its outcome is unknown. Then it may have another path.
+    pub(super) changing: bool,
+    /// The number of changes of its name that were begun. It can have an earlier name again.
+    pub(super) changes: u32,
     /// Whether there may be nodes with its holder id besides `path`.
     pub(super) doubtful: bool,
-    pub(super) fence: Option<u64>,
+    /// The fencing token.
+    pub(super) token: u64,
+    /// Whether its holder has asked for a fencing token.
+    pub(super) fenced: bool,
     pub(super) expires: Instant,
+}
+
+impl OwnNode {
+    /// Returns the name of the node, without its directory.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.path.as_deref()?.rsplit('/').next()
+    }
 }
 
 type Key = (Name, HolderId);
@@ -158,7 +173,7 @@ async fn delete_node(own: &OwnNode, directory: &str, holder: HolderId) {
         if let Some(path) = &own.path {
             own.session.delete(path).await?;
         }
-        if own.doubtful {
+        if own.doubtful || own.changing {
             own.session.sweep(directory, NodeOwner::Acquire(holder)).await?;
         }
         Ok(())

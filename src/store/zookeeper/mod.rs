@@ -1,24 +1,30 @@
 //! Keeps leases on a ZooKeeper server or ensemble.
 //!
-//! Each lock has a directory of ephemeral sequential nodes, its queue. The first node holds the lock, and each waiter
-//! watches the node before its own. One session serves all leases of a manager.
+//! Each name has a directory of ephemeral sequential nodes, its queue. The first node holds a lock, and each waiter watches
+//! the node before its own. One session serves all leases of a manager.
 //!
-//! The guide has the promises and the costs. `liveness.rs` explains for how long a lease is valid, `recipe.rs` how a lock
-//! is acquired, `waiter.rs` how a waiter waits, `session.rs` and `link.rs` how a session outlives its connections.
+//! The guide has the promises and the costs. `queue.rs` explains who has a name, `liveness.rs` for how long a lease is valid,
+//! `acquire.rs` how a name is acquired, `change.rs` how a reader becomes the writer, `waiter.rs` how a waiter waits,
+//! `session.rs` and `link.rs` how a session outlives its connections.
 
+mod acquire;
 mod address;
 mod auth;
+mod change;
 mod directories;
 mod errors;
 mod holds;
 mod link;
 mod liveness;
+mod look;
 mod names;
 mod nodes;
+mod queue;
 mod recipe;
 mod renew;
 mod session;
 mod sessions;
+mod size;
 mod ticks;
 mod waiter;
 
@@ -27,7 +33,7 @@ pub(crate) use address::Address;
 use super::options::in_task;
 use super::{
     Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Target, Wait, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,6 +41,7 @@ use crate::sync::Mutex;
 use async_trait::async_trait;
 use errors::{in_time, no_session};
 use holds::Holds;
+use names::Role;
 use recipe::Recipe;
 use sessions::Sessions;
 use std::fmt;
@@ -193,6 +200,9 @@ impl Store for ZooKeeperStore {
             .with_fence_blocks(false)
             .with_time_left(false)
             .with_renewal_batch(BATCH_SIZE)
+            .with_mode(Mode::Read)
+            .with_mode(Mode::Write)
+            .with_mode(Mode::Permits { size: 1, take: 1 })
     }
 
     /// Returns 0: every name is on every member.
@@ -217,19 +227,17 @@ impl Store for ZooKeeperStore {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        request.target.require_exclusive()?;
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
-            in_time(limit, recipe.inspect(&request.target.name)).await
+            in_time(limit, recipe.inspect(&request.target)).await
         })
         .await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        request.target.require_exclusive()?;
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
-            in_time(limit, recipe.force(&request.target.name)).await
+            in_time(limit, recipe.force(&request.target)).await
         })
         .await
     }
@@ -237,14 +245,13 @@ impl Store for ZooKeeperStore {
     /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id
     /// would only delay the waiters, so it gets no wake-ups.
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        request.target.require_exclusive()?;
         if request.holder.is_none() {
             return Ok(None);
         }
-        let name = request.target.name;
+        let Target { name, mode } = request.target;
         self.recipe.sessions.current()?;
         let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
-        let waiter = Waiter::new(self.recipe.names.lock(&name), self.attempt);
+        let waiter = Waiter::new(self.recipe.names.lock(&name), Role::of(mode), self.attempt);
         self.recipe.waiters.lock().entry(name.clone()).or_default().push(Arc::clone(&waiter));
         let kept = WaiterGuard { recipe: Arc::clone(&self.recipe), name, waiter };
         let (waiter, recipe) = (Arc::clone(&kept.waiter), Arc::clone(&self.recipe));

@@ -1,20 +1,24 @@
 //! The paths and names of nodes.
 //!
 //! ```text
-//! <chroot>/leasehold/locks/<name, percent-encoded>/   a container node, which the servers delete when empty
-//!     h~<holder id>~<sequence>                        of an acquire; data: holder id and hold count
-//!     w~<uuid>~<sequence>                             of a waiter; data empty until it holds
+//! <chroot>/leasehold/locks/<name, percent-encoded>/   a container node, which the servers delete when empty; its data is
+//!                                                     the size of a semaphore
+//!     h~<holder id>~<sequence>                        of a plain lock
+//!     w~<uuid>~<sequence>                             of a waiter for one
+//!     x~<owner>~<sequence>                            of a writer
+//!     r<token>~<owner>~<sequence>                     of a reader that shares this fencing token; 0 if none is chosen
+//!     p<take>of<size>~<owner>~<sequence>              of permits
 //! <chroot>/leasehold/sessions/<uuid>                  written to keep a session proven
 //! ```
 //!
-//! All nodes of a lock are one queue. The one with the lowest sequence number holds the lock, unless the directory has a
-//! node of another kind, such as one of a Curator lock: then no acquire is granted, and only a hold that was granted before
-//! stays. Curator's recipes do not respect these nodes either: they sort them behind their own, whatever the numbers.
+//! The owner is a holder id, or the uuid of a waiter. The data of a node that holds is the holder id and the hold count, and
+//! that of a waiter is empty. All nodes of a name are one queue, in the order of their numbers. A name shows all that is
+//! needed to decide who holds, so one list decides it.
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::store::{HolderId, Name};
+use crate::store::target::Kind;
+use crate::store::{HolderId, Mode, Name};
 use std::cmp::Ordering;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use uuid::Uuid;
 
 #[derive(Clone, Debug)]
@@ -66,81 +70,135 @@ pub(super) enum NodeOwner {
     Waiter(Uuid),
 }
 
-impl NodeOwner {
-    /// Returns the path of such a node, without the sequence number that the server appends.
-    pub(super) fn path(self, directory: &str) -> String {
-        format!("{directory}/{}", self.part())
-    }
-
-    fn part(self) -> String {
+impl fmt::Display for NodeOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Acquire(holder) => format!("h~{holder}~"),
-            Self::Waiter(id) => format!("w~{}~", id.as_hyphenated()),
+            Self::Acquire(holder) => write!(f, "{holder}"),
+            Self::Waiter(id) => write!(f, "{}", id.as_hyphenated()),
         }
     }
 }
 
-/// A node in the queue of a lock.
+/// What a node is in its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Lock,
+    /// A reader, with the fencing token that it shares with others, once that is chosen.
+    Reader(Option<u64>),
+    Writer,
+    Permits {
+        size: u32,
+        take: u32,
+    },
+}
+
+impl Role {
+    /// Returns what a new node of a mode is.
+    pub(super) fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Lock,
+            Mode::Read => Self::Reader(None),
+            Mode::Write => Self::Writer,
+            Mode::Permits { size, take } => Self::Permits { size, take },
+        }
+    }
+
+    pub(super) fn mode(self) -> Mode {
+        match self {
+            Self::Lock => Mode::Exclusive,
+            Self::Reader(_) => Mode::Read,
+            Self::Writer => Mode::Write,
+            Self::Permits { size, take } => Mode::Permits { size, take },
+        }
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        self.mode().kind()
+    }
+
+    /// Returns whether both can be in one queue.
+    pub(super) fn suits(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Permits { size: one, .. }, Self::Permits { size: other, .. }) => one == other,
+            _ => self.kind() == other.kind(),
+        }
+    }
+
+    /// Returns the name of such a node, without the sequence number that the server appends.
+    pub(super) fn prefix(self, owner: NodeOwner) -> String {
+        match (self, owner) {
+            (Self::Lock, NodeOwner::Acquire(_)) => format!("h~{owner}~"),
+            (Self::Lock, NodeOwner::Waiter(_)) => format!("w~{owner}~"),
+            (Self::Reader(token), _) => format!("r{}~{owner}~", token.unwrap_or(0)),
+            (Self::Writer, _) => format!("x~{owner}~"),
+            (Self::Permits { size, take }, _) => format!("p{take}of{size}~{owner}~"),
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "h" | "w" => Some(Self::Lock),
+            "x" => Some(Self::Writer),
+            _ => {
+                if let Some(token) = text.strip_prefix('r') {
+                    let token: u64 = token.parse().ok()?;
+                    return Some(Self::Reader(Some(token).filter(|token| *token > 0)));
+                }
+                let (take, size) = text.strip_prefix('p')?.split_once("of")?;
+                Some(Self::Permits { size: size.parse().ok()?, take: take.parse().ok()? })
+            }
+        }
+    }
+}
+
+/// A node in the queue of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Child {
     pub(super) name: String,
+    pub(super) role: Role,
     sequence: i32,
 }
 
 impl Child {
     /// Parses the name of a node; returns the name itself if the node is not one of ours.
-    fn parse(name: String) -> Result<Self, String> {
-        let ours = |owner: &str| owner.starts_with("h~") || owner.starts_with("w~");
-        let sequence = name.rsplit_once('~').filter(|(owner, _)| ours(owner));
-        match sequence.and_then(|(_, sequence)| sequence.parse().ok()) {
-            Some(sequence) => Ok(Self { name, sequence }),
+    pub(super) fn parse(name: String) -> Result<Self, String> {
+        match Self::parts(&name) {
+            Some((role, sequence)) => Ok(Self { name, role, sequence }),
             None => Err(name),
         }
     }
 
+    fn parts(name: &str) -> Option<(Role, i32)> {
+        let (rest, sequence) = name.rsplit_once('~')?;
+        let (role, owner) = rest.split_once('~')?;
+        if !is_owner(owner) {
+            return None;
+        }
+        Some((Role::parse(role)?, sequence.parse().ok()?))
+    }
+
     pub(super) fn is_of(&self, owner: NodeOwner) -> bool {
-        let (part, _) = self.name.split_at(self.name.rfind('~').map_or(0, |at| at + 1));
-        part == owner.part()
+        self.name.split('~').nth(1) == Some(&owner.to_string())
     }
 
     /// Compares by age. The server's counter wraps around.
-    fn order(&self, other: &Self) -> Ordering {
+    pub(super) fn order(&self, other: &Self) -> Ordering {
         self.sequence.wrapping_sub(other.sequence).cmp(&0)
     }
 }
 
-/// The nodes in the directory of a lock.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    /// The nodes of this kind of lock, the oldest first, whatever else is there.
-    pub(super) own: Vec<Child>,
-    /// The name of a node of another kind.
-    stranger: Option<String>,
+/// Returns whether this is a holder id, or the uuid of a waiter.
+fn is_owner(text: &str) -> bool {
+    let (id, number) = text.split_once(':').unwrap_or((text, "0"));
+    let digits = |byte: u8| byte.is_ascii_digit() || byte == b'.';
+    Uuid::try_parse(id).is_ok() && !number.is_empty() && number.bytes().all(digits)
 }
 
-impl Queue {
-    pub(super) fn new(children: Vec<String>) -> Self {
-        let mut queue = Self::default();
-        for child in children {
-            match Child::parse(child) {
-                Ok(child) => queue.own.push(child),
-                Err(name) => queue.stranger = Some(name),
-            }
-        }
-        queue.own.sort_by(Child::order);
-        queue
-    }
-
-    /// Returns the nodes of this kind of lock, or an error if there are nodes of another kind: neither kind respects the
-    /// other, so both could hold.
-    pub(super) fn alone(&self) -> Result<&[Child]> {
-        let Some(name) = &self.stranger else { return Ok(&self.own) };
-        let message = format!(
-            "the directory of this name in ZooKeeper has a node that is not leasehold's, {name:?}: a lock of another kind, \
-             or one that a user has made. It was left untouched. Delete it, or choose another name, prefix or path"
-        );
-        Err(Error::new(ErrorKind::WrongType, message))
-    }
+/// Returns the path of a node that takes the place of another one in the queue.
+pub(super) fn in_place_of(path: &str, role: Role, owner: NodeOwner) -> String {
+    let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let sequence = name.rsplit_once('~').map_or("", |(_, sequence)| sequence);
+    format!("{directory}/{}{sequence}", role.prefix(owner))
 }
 
 /// Returns the data of a holder's node.
@@ -171,49 +229,41 @@ mod tests {
     }
 
     #[test]
-    fn node_name_has_its_owner() {
-        let holder = HolderId::new(Uuid::nil(), 7);
-        let path = |owner: NodeOwner| owner.path("/locks/job");
-        assert_eq!(path(NodeOwner::Acquire(holder)), format!("/locks/job/h~{holder}~"));
-        assert_eq!(path(NodeOwner::Waiter(Uuid::nil())), format!("/locks/job/w~{}~", Uuid::nil()));
-    }
-
-    #[test]
-    fn queue_is_in_the_order_of_the_numbers_also_past_the_last() {
-        let holder = HolderId::new(Uuid::nil(), 7);
-        let name = |owner: NodeOwner, sequence: &str| format!("{}{sequence}", owner.part());
-        let (holder, waiter) = (NodeOwner::Acquire(holder), NodeOwner::Waiter(Uuid::nil()));
-        let children = vec![
-            name(waiter, "-2147483648"),
-            name(holder, "2147483646"),
-            name(waiter, "2147483647"),
-        ];
-        let queue = Queue::new(children);
-        let line = queue.alone().unwrap();
-        let sequences: Vec<i32> = line.iter().map(|child| child.sequence).collect();
-        assert_eq!(sequences, [i32::MAX - 1, i32::MAX, i32::MIN]);
-        assert!(line[0].is_of(holder) && !line[0].is_of(waiter));
-        assert!(line[1].is_of(waiter) && !line[1].is_of(NodeOwner::Waiter(Uuid::max())));
-        assert!(!line[0].is_of(NodeOwner::Acquire(HolderId::new(Uuid::nil(), 77))));
-    }
-
-    #[test]
-    fn nodes_of_other_kinds_are_named_and_not_in_the_queue() {
-        let own = format!("{}0000000003", NodeOwner::Waiter(Uuid::nil()).part());
-        for other in [
-            "_c_2a5f9f6e-lock-0000000001",
-            "read-0000000001",
-            "x~1~0000000001",
-            "h~1~",
-            "h~0000000001",
-            "orders",
+    fn node_name_has_its_role_and_its_owner() {
+        let holder = NodeOwner::Acquire(HolderId::new(Uuid::nil(), 7));
+        let waiter = NodeOwner::Waiter(Uuid::nil());
+        let uuid = Uuid::nil();
+        for (role, by_holder, by_waiter) in [
+            (Role::Lock, format!("h~{uuid}:7~"), format!("w~{uuid}~")),
+            (Role::Writer, format!("x~{uuid}:7~"), format!("x~{uuid}~")),
+            (Role::Reader(None), format!("r0~{uuid}:7~"), format!("r0~{uuid}~")),
+            (Role::Reader(Some(12)), format!("r12~{uuid}:7~"), format!("r12~{uuid}~")),
+            (
+                Role::Permits { size: 5, take: 2 },
+                format!("p2of5~{uuid}:7~"),
+                format!("p2of5~{uuid}~"),
+            ),
         ] {
-            let queue = Queue::new(vec![own.clone(), other.to_owned()]);
-            assert_eq!(queue.own.len(), 1);
-            let error = queue.alone().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::WrongType);
-            assert!(error.to_string().contains(other), "{error}");
+            for (owner, other, name) in [(holder, waiter, by_holder), (waiter, holder, by_waiter)] {
+                assert_eq!(role.prefix(owner), name);
+                let child = Child::parse(format!("{name}0000000003")).unwrap();
+                assert_eq!((child.role, child.sequence), (role, 3));
+                assert!(child.is_of(owner) && !child.is_of(other));
+            }
         }
+        let seventy_seven = NodeOwner::Acquire(HolderId::new(Uuid::nil(), 77));
+        let child = Child::parse(format!("h~{uuid}:7~0000000003")).unwrap();
+        assert!(!child.is_of(seventy_seven));
+    }
+
+    #[test]
+    fn node_that_takes_the_place_of_another_has_its_number() {
+        let (holder, waiter) = (HolderId::new(Uuid::nil(), 7), Uuid::nil());
+        let owner = NodeOwner::Acquire(holder);
+        let path = in_place_of(&format!("/locks/job/x~{waiter}~-000000005"), Role::Writer, owner);
+        assert_eq!(path, format!("/locks/job/x~{holder}~-000000005"));
+        let path = in_place_of(&path, Role::Reader(Some(9)), owner);
+        assert_eq!(path, format!("/locks/job/r9~{holder}~-000000005"));
     }
 
     #[test]

@@ -1,10 +1,23 @@
 //! Reads and writes nodes of a session.
 
 use super::errors::{Found, classify, find};
-use super::names::{NodeOwner, Queue};
+use super::names::{NodeOwner, Role};
+use super::queue::Queue;
 use super::session::Session;
 use crate::error::Result;
-use zookeeper_client::{CreateMode, Error as ZkError};
+use zookeeper_client::{CreateMode, Error as ZkError, MultiWriteError};
+
+/// The version of a node that may have any.
+const ANY_VERSION: i32 = -1;
+
+/// The outcome of [`Session::replace`].
+pub(super) enum Replaced {
+    Yes,
+    /// The node is gone.
+    Gone,
+    /// The node that had to exist beside it is gone. Nothing was changed.
+    Alone,
+}
 
 impl Session {
     /// Returns the nodes in a directory; none if there is no directory.
@@ -30,10 +43,10 @@ impl Session {
     pub(super) async fn enqueue(
         &self,
         directory: &str,
-        owner: NodeOwner,
+        (role, owner): (Role, NodeOwner),
         data: &str,
     ) -> Result<(String, u64)> {
-        let prefix = owner.path(directory);
+        let prefix = format!("{directory}/{}", role.prefix(owner));
         let mode = CreateMode::EphemeralSequential.with_acls(self.acls);
         loop {
             let link = self.link().await?;
@@ -41,7 +54,7 @@ impl Session {
                 Found::Yes((stat, sequence)) => {
                     return Ok((format!("{prefix}{sequence}"), czxid(stat.czxid)));
                 }
-                Found::NoNode => self.make(directory).await?,
+                Found::NoNode => drop(self.make(directory, "").await?),
             }
         }
     }
@@ -56,17 +69,54 @@ impl Session {
         Ok(stat.map(|stat| czxid(stat.czxid)))
     }
 
-    /// Makes the directory of a lock.
-    pub(super) async fn make(&self, directory: &str) -> Result<()> {
+    /// Returns the transaction of a node's creation, if the node exists.
+    pub(super) async fn made_at(&self, path: &str) -> Result<Option<u64>> {
+        let link = self.link().await?;
+        let stat = link.client.check_stat(path).await.map_err(classify)?;
+        Ok(stat.map(|stat| czxid(stat.czxid)))
+    }
+
+    /// Puts a node into the place of another one, in one step, if a node `beside` it still exists.
+    pub(super) async fn replace(
+        &self,
+        path: &str,
+        by: &str,
+        data: &str,
+        beside: Option<&str>,
+    ) -> Result<Replaced> {
+        let link = self.link().await?;
+        let mode = CreateMode::Ephemeral.with_acls(self.acls);
+        let mut writer = link.client.new_multi_writer();
+        let add = |writer: &mut zookeeper_client::MultiWriter<'_>| {
+            if let Some(beside) = beside {
+                writer.add_check_version(beside, ANY_VERSION)?;
+            }
+            writer.add_delete(path, None)?;
+            writer.add_create(by, data.as_bytes(), &mode)
+        };
+        add(&mut writer).map_err(classify)?;
+        match writer.commit().await {
+            Ok(_) => Ok(Replaced::Yes),
+            Err(MultiWriteError::OperationFailed { index, source: ZkError::NoNode }) => {
+                Ok(if index == 0 && beside.is_some() { Replaced::Alone } else { Replaced::Gone })
+            }
+            Err(error) => Err(classify(error.into())),
+        }
+    }
+
+    /// Makes the directory of a name. Returns whether it did not exist.
+    pub(super) async fn make(&self, directory: &str, data: &str) -> Result<bool> {
         let while_used = CreateMode::Container.with_acls(self.acls);
         let link = self.link().await?;
         // The servers only delete directories that have had a node, and this one may never get one.
         self.directories.mark_unused(directory);
-        match link.client.create(directory, b"", &while_used).await {
-            Ok(_) | Err(ZkError::NodeExists) => Ok(()),
+        match link.client.create(directory, data.as_bytes(), &while_used).await {
+            Ok(_) => Ok(true),
+            Err(ZkError::NodeExists) => Ok(false),
             // Another client has deleted the tree.
             Err(ZkError::NoNode) => {
-                link.client.mkdir(directory, &while_used).await.map_err(classify)
+                link.client.mkdir(directory, &while_used).await.map_err(classify)?;
+                Ok(false)
             }
             Err(error) => Err(classify(error)),
         }
@@ -88,9 +138,7 @@ impl Session {
     /// Deletes all nodes of one owner, also those whose creation was never answered. Returns whether there were any.
     pub(super) async fn sweep(&self, directory: &str, owner: NodeOwner) -> Result<bool> {
         let mut found = false;
-        for child in
-            self.synced_children(directory).await?.own.iter().filter(|child| child.is_of(owner))
-        {
+        for child in self.synced_children(directory).await?.of(owner) {
             found |= self.delete(&format!("{directory}/{}", child.name)).await?;
         }
         Ok(found)

@@ -5,16 +5,16 @@
 
 use super::errors::{Found, classify, find, in_time};
 use super::holds::OwnNode;
+use super::queue::Queue;
 use super::recipe::Recipe;
 use crate::clock::Instant;
-use crate::error::{ErrorKind, Result};
-use crate::store::{Absence, Name, RenewBatch, Renewal, Renewed};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Absence, Mode, RenewBatch, Renewal, Renewed, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Recipe {
     pub(super) async fn renew(&self, batch: RenewBatch) -> Result<Renewed> {
-        batch.require_exclusive()?;
         let (ttl, limit) = (batch.ttl, batch.timeout);
         let batch = batch.items;
         let asked = self.clock.now();
@@ -72,6 +72,17 @@ impl Recipe {
                     return Ok(true);
                 }
             }
+            let is_moved = |now: OwnNode| {
+                let own = own.as_ref();
+                own.is_some_and(|own| now.changing || now.changes != own.changes)
+            };
+            if self.holds.find(name, holder).is_some_and(is_moved) {
+                // It has another path now.
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the mode of the hold is being changed",
+                ));
+            }
             self.holds.remove(name, holder);
             Ok(false)
         });
@@ -79,7 +90,7 @@ impl Recipe {
         let gone =
             batch.iter().zip(&extended).filter(|(_, extended)| matches!(extended, Ok(false)));
         // Many may be lost at once. Their absences must not delay the verdicts of the others.
-        let absences = self.absences(gone.map(|(renewal, _)| &renewal.target.name));
+        let absences = self.absences(gone.map(|(renewal, _)| &renewal.target));
         let limit = until.saturating_duration_since(self.clock.now());
         let absences = tokio::time::timeout(limit, absences).await;
         let mut absences = absences.unwrap_or_default().into_iter();
@@ -92,34 +103,32 @@ impl Recipe {
     }
 
     /// Returns why a hold is absent.
-    pub(super) async fn absence(&self, name: &Name) -> Absence {
-        let absences = self.absences(std::iter::once(name)).await;
+    pub(super) async fn absence(&self, target: &Target) -> Absence {
+        let absences = self.absences(std::iter::once(target)).await;
         absences.first().copied().unwrap_or(Absence::Gone)
     }
 
     /// Returns why holds are absent; nothing if that cannot be found out. That they are absent is known either way.
-    async fn absences(&self, names: impl Iterator<Item = &Name>) -> Vec<Absence> {
+    async fn absences(&self, targets: impl Iterator<Item = &Target>) -> Vec<Absence> {
         let Ok(link) = self.sessions.current().map(|session| session.carrier()) else {
             return Vec::new();
         };
         let Some(link) = link else { return Vec::new() };
         // All are sent together.
-        let queues: Vec<_> =
-            names.map(|name| link.client.list_children(&self.names.lock(name))).collect();
+        let queues: Vec<_> = targets
+            .map(|target| (target.mode, link.client.list_children(&self.names.lock(&target.name))))
+            .collect();
         let mut absences = Vec::with_capacity(queues.len());
-        for queue in queues {
-            absences.push(absence_from(find(queue).await));
+        for (mode, queue) in queues {
+            absences.push(absence_from(mode, find(queue).await));
         }
         absences
     }
 }
 
-fn absence_from(children: Result<Found<Vec<String>>>) -> Absence {
+fn absence_from(mode: Mode, children: Result<Found<Vec<String>>>) -> Absence {
     match children {
-        Ok(Found::Yes(children)) => match children.is_empty() {
-            true => Absence::Gone,
-            false => Absence::Taken,
-        },
+        Ok(Found::Yes(children)) => Queue::new(children).absence(mode),
         // Another user has the directory now.
         Err(error) if error.kind() == ErrorKind::Denied => Absence::Taken,
         _ => Absence::Gone,

@@ -1,4 +1,4 @@
-//! Keeps a waiter's node in the queue of a lock. It watches the node directly before it, and no other.
+//! Keeps a waiter's node in the queue of a name. It watches the node that it waits for, and no other.
 //!
 //! # Invariants
 //!
@@ -7,10 +7,11 @@
 //! 2. A waiter that leaves, at any moment, leaves no node behind: the task sweeps until it has succeeded or the session
 //!    is over.
 //! 3. At most one node of a waiter stays: after a creation of unknown outcome, all but the first are deleted.
-//! 4. Only the node directly before it is watched, so a release wakes one waiter.
-//! 5. A waiter that was found to be first stays first, because numbers only grow. But a first waiter that does not take
-//!    its turn while another waits goes to the end of the queue: a future that is not polled delays the others only
-//!    briefly.
+//! 4. Only one node is watched ([`Place::Behind`]), so a release wakes one waiter, or the readers that it lets in. The first
+//!    that waits for permits watches the directory, because any of several nodes may bring them, and is the only one that
+//!    does.
+//! 5. A waiter that was found to be granted stays granted (`queue.rs`). But one that does not take its turn while another
+//!    waits goes to the end of the queue: a future that is not polled delays the others only briefly.
 //! 6. A waiter that waits again after its node was taken over, because the hold came to nothing, gets a new node:
 //!    otherwise nothing would wake it. The new node has another name, so that the waiter does not find the old node and
 //!    have it taken over twice.
@@ -19,7 +20,8 @@
 
 use super::errors::{Found, find, in_time, no_session};
 use super::link::Pauses;
-use super::names::NodeOwner;
+use super::names::{NodeOwner, Role};
+use super::queue::{Place, Queue};
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::clock::Instant;
@@ -43,10 +45,18 @@ pub(super) struct Node {
     pub(super) czxid: u64,
 }
 
-/// A waiter in the queue of a lock.
+impl Node {
+    fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+}
+
+/// A waiter in the queue of a name.
 #[derive(Debug)]
 pub(super) struct Waiter {
     directory: String,
+    /// What its nodes are.
+    pub(super) role: Role,
     /// The time limit of one step.
     attempt: Duration,
     /// Wakes the waiter.
@@ -63,24 +73,25 @@ struct State {
     /// The id in the names of its nodes.
     id: Uuid,
     node: Option<Node>,
-    /// When the list was requested in which its node was the first.
-    first: Option<Instant>,
+    /// When the list was requested in which its node was granted.
+    granted: Option<Instant>,
 }
 
 impl State {
     fn new(id: Uuid) -> Self {
-        Self { id, node: None, first: None }
+        Self { id, node: None, granted: None }
     }
 
     fn is_taken(&self) -> bool {
-        self.first.is_some() && self.node.is_none()
+        self.granted.is_some() && self.node.is_none()
     }
 }
 
 impl Waiter {
-    pub(super) fn new(directory: String, attempt: Duration) -> Arc<Self> {
+    pub(super) fn new(directory: String, role: Role, attempt: Duration) -> Arc<Self> {
         Arc::new(Self {
             directory,
+            role,
             attempt,
             signal: Signal::new(),
             state: Mutex::new(State::new(Uuid::new_v4())),
@@ -89,11 +100,11 @@ impl Waiter {
         })
     }
 
-    /// Takes the node if it is the first in the queue. It belongs to the caller then. Returns also when the list was
-    /// requested in which it was the first.
+    /// Takes the node if it is granted. It belongs to the caller then. Returns also when the list was requested in which
+    /// it was.
     pub(super) fn take(&self) -> Option<(Node, Instant)> {
         let mut state = self.state.lock();
-        let listed = state.first.filter(|_| !self.left.is_cancelled())?;
+        let listed = state.granted.filter(|_| !self.left.is_cancelled())?;
         Some((state.node.take()?, listed))
     }
 
@@ -123,7 +134,7 @@ impl Waiter {
                 tokio::select! {
                     result = self.wait_in(current) => {
                         let Err(error) = result;
-                        if error.kind() == ErrorKind::WrongType {
+                        if matches!(error.kind(), ErrorKind::WrongType | ErrorKind::Invalid) {
                             // The waiter asks, and is told.
                             self.signal.set();
                         }
@@ -161,17 +172,19 @@ impl Waiter {
                 }
             };
             let listed = session.now();
-            let Some(predecessor) = self.predecessor(session, &node).await? else {
+            let queue = in_time(self.attempt, session.children(&self.directory)).await?;
+            let Some(place) = queue.place(node.name())? else {
                 drop(self.reset());
                 continue;
             };
-            match predecessor {
-                Predecessor::None => {
-                    self.state.lock().first = Some(listed);
+            match &place {
+                Place::Granted => {
+                    self.state.lock().granted = Some(listed);
                     self.signal.set();
-                    self.until_turn_missed(session).await?;
+                    self.until_turn_missed(session, &node).await?;
                 }
-                Predecessor::Node(path) => self.until_gone(session, &path).await?,
+                Place::Behind(other) => self.until_gone(session, &node, other).await?,
+                Place::Next => self.until_changed(session, &node).await?,
             }
         }
     }
@@ -181,7 +194,7 @@ impl Waiter {
         let owner = NodeOwner::Waiter(self.state.lock().id);
         let queue = in_time(self.attempt, session.synced_children(&self.directory)).await?;
         let mut found = None;
-        for child in queue.alone()?.iter().filter(|child| child.is_of(owner)) {
+        for child in queue.of(owner) {
             let path = format!("{}/{}", self.directory, child.name);
             if found.is_none()
                 && let Some(czxid) = in_time(self.attempt, session.has_made(&path)).await?
@@ -193,28 +206,18 @@ impl Waiter {
         }
         let (path, czxid) = match found {
             Some(found) => found,
-            None => in_time(self.attempt, session.enqueue(&self.directory, owner, "")).await?,
+            None => {
+                queue.admits(self.role)?;
+                let create = session.enqueue(&self.directory, (self.role, owner), "");
+                in_time(self.attempt, create).await?
+            }
         };
         Ok(Node { session: Arc::clone(session), path, czxid })
     }
 
-    /// Returns what is before the node, or `None` if the node is gone.
-    async fn predecessor(&self, session: &Session, node: &Node) -> Result<Option<Predecessor>> {
-        let queue = in_time(self.attempt, session.children(&self.directory)).await?;
-        let queue = queue.alone()?;
-        let own = node.path.rsplit('/').next();
-        let Some(position) = queue.iter().position(|child| Some(child.name.as_str()) == own) else {
-            return Ok(None);
-        };
-        Ok(Some(match position.checked_sub(1) {
-            None => Predecessor::None,
-            Some(before) => Predecessor::Node(format!("{}/{}", self.directory, queue[before].name)),
-        }))
-    }
-
-    /// Waits until the waiter has missed its turn: it was woken as the first, but no acquire took its node over while
+    /// Waits until the waiter has missed its turn: it was woken, but no acquire took its node over while
     /// another waiter is in the queue, so its future is not polled. Then deletes the node.
-    async fn until_turn_missed(&self, session: &Session) -> Result<()> {
+    async fn until_turn_missed(&self, session: &Session, node: &Node) -> Result<()> {
         loop {
             tokio::time::sleep(self.attempt).await;
             if self.state.lock().is_taken() {
@@ -222,7 +225,7 @@ impl Waiter {
                 return std::future::pending().await;
             }
             let queue = in_time(self.attempt, session.children(&self.directory)).await;
-            if queue.is_ok_and(|queue| queue.own.len() > 1)
+            if queue.is_ok_and(|queue| queue.is_followed(node.name()))
                 && let Some(node) = self.give_up_turn()
             {
                 trace::later(Level::DEBUG, || {
@@ -238,34 +241,61 @@ impl Waiter {
     fn give_up_turn(&self) -> Option<Node> {
         let mut state = self.state.lock();
         let node = state.node.take()?;
-        state.first = None;
+        state.granted = None;
         Some(node)
     }
 
-    /// Waits until the node at `path` is deleted.
-    async fn until_gone(&self, session: &Session, path: &str) -> Result<()> {
+    /// Waits until the node of another one is deleted. Behind one that waits for permits, also until it has them.
+    async fn until_gone(&self, session: &Session, node: &Node, other: &str) -> Result<()> {
+        let counts = matches!(self.role, Role::Permits { .. });
+        let path = format!("{}/{other}", self.directory);
         loop {
             let link = in_time(self.attempt, session.link()).await?;
-            let watch = find(link.client.get_and_watch_data(path));
+            let watch = find(link.client.get_and_watch_data(&path));
             let Found::Yes((_, _, watcher)) = in_time(self.attempt, watch).await? else {
                 return Ok(());
             };
+            if counts {
+                // It may have them since the list.
+                let queue = in_time(self.attempt, session.children(&self.directory)).await?;
+                if queue.place(node.name())? != Some(Place::Behind(other.to_owned())) {
+                    return Ok(());
+                }
+            }
             let event = tokio::select! {
                 biased;
                 // The next link does not have this watch.
                 () = link.gone() => return Err(no_session()),
                 event = watcher.changed() => event,
             };
-            // A change of its data is a new hold count.
-            if event.event_type != EventType::NodeDataChanged {
+            // A change of its data is a new hold count, or a waiter that has its permits.
+            if counts || event.event_type != EventType::NodeDataChanged {
                 return Ok(());
             }
         }
     }
 
+    /// Waits until a node comes or goes.
+    async fn until_changed(&self, session: &Session, node: &Node) -> Result<()> {
+        let link = in_time(self.attempt, session.link()).await?;
+        let watch = find(link.client.list_and_watch_children(&self.directory));
+        let Found::Yes((children, watcher)) = in_time(self.attempt, watch).await? else {
+            return Ok(());
+        };
+        if Queue::new(children).place(node.name())? != Some(Place::Next) {
+            return Ok(());
+        }
+        tokio::select! {
+            biased;
+            // The next link does not have this watch.
+            () = link.gone() => Err(no_session()),
+            _ = watcher.changed() => Ok(()),
+        }
+    }
+
     /// Deletes its node, if it still has one.
     async fn leave(&self, session: &Arc<Session>) {
-        let State { id, node, first } = self.reset();
+        let State { id, node, granted } = self.reset();
         match node {
             Some(node) => {
                 session
@@ -273,7 +303,7 @@ impl Waiter {
                     .await;
             }
             // An acquire took it over.
-            None if first.is_some() => {}
+            None if granted.is_some() => {}
             // A creation may be in flight.
             None => {
                 let owner = NodeOwner::Waiter(id);
@@ -282,10 +312,4 @@ impl Waiter {
             }
         }
     }
-}
-
-/// The node directly before a node.
-enum Predecessor {
-    None,
-    Node(String),
 }

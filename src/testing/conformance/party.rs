@@ -76,6 +76,13 @@ impl<'a> Party<'a> {
         self
     }
 
+    /// Returns the holder and the handle of another party, in the mode of this one.
+    pub(super) fn same_as(mut self, other: &Self) -> Self {
+        self.holder = other.holder;
+        self.store = Arc::clone(&other.store);
+        self
+    }
+
     /// Returns a new holder in a mode.
     pub(super) async fn of(harness: &'a dyn Harness, name: &Name, mode: Mode) -> Self {
         Self::new(harness, name).await.to(mode)

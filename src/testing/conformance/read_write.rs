@@ -113,8 +113,7 @@ pub async fn mode_changes_only_on_request_and_only_for_the_sole_reader(harness: 
     if !reads.supported() {
         return;
     }
-    let mut writes = Party::of(harness, &name, Mode::Write).await;
-    writes.holder = reads.holder;
+    let writes = Party::of(harness, &name, Mode::Write).await.same_as(&reads);
     // A writer becomes a reader.
     let written = granted(writes.acquire(1).await);
     let first = granted(reads.acquire(1).await);
@@ -238,7 +237,7 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
 /// Clauses 3 and 7, for the modes that share a name.
 pub async fn readers_expire_one_by_one(harness: &dyn Harness) {
     let name = unique("rw-expiry");
-    let (gone, stays) = (
+    let (gone, mut stays) = (
         Party::of(harness, &name, Mode::Read).await.short(),
         Party::of(harness, &name, Mode::Read).await.short(),
     );
@@ -248,13 +247,12 @@ pub async fn readers_expire_one_by_one(harness: &dyn Harness) {
     }
     granted(gone.acquire(1).await);
     granted(stays.acquire(1).await);
-    harness.elapse(harness.ttl() / 2).await;
+    stays.ttl = LONG;
     assert_eq!(renewed(stays.renew().await), None);
-    harness.elapse(harness.ttl() * 3 / 4).await;
+    gone.outlast().await;
     held(writer.acquire(1).await);
     assert_eq!(renewed(stays.renew().await), None);
     assert_eq!(released(stays.release(0).await), None);
-    stays.outlast().await;
     granted(writer.acquire(1).await);
     assert_eq!(renewed(gone.renew().await), Some(Absence::Taken));
     assert_eq!(released(writer.release(0).await), None);
@@ -271,7 +269,6 @@ pub async fn read_write_releases_wake_waiters(harness: &dyn Harness) {
     if !reads.supported() || !reads.store.capabilities().wakeups {
         return;
     }
-    let writes = Party::of(harness, &name, Mode::Write).await;
     let waits = async |mode: Mode| {
         let waiter = Party::of(harness, &name, mode).await;
         let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
@@ -281,16 +278,18 @@ pub async fn read_write_releases_wake_waiters(harness: &dyn Harness) {
         (waiter, wakeups)
     };
     granted(reads.acquire(1).await);
-    let (_waiter, mut wakeups) = waits(Mode::Write).await;
+    let (writes, mut wakeups) = waits(Mode::Write).await;
     assert_eq!(released(reads.release(0).await), None);
     timeout(PATIENCE, wakeups.recv()).await.expect("the last reader wakes a writer");
     granted(writes.acquire(1).await);
-    let (_waiter, mut wakeups) = waits(Mode::Read).await;
-    let mut page = Party::of(harness, &name, Mode::Read).await;
-    page.holder = writes.holder;
+    let (waiter, mut wakeups) = waits(Mode::Read).await;
+    let page = Party::of(harness, &name, Mode::Read).await.same_as(&writes);
     granted(page.convert().await);
     timeout(PATIENCE, wakeups.recv()).await.expect("a downgrade wakes a reader");
-    assert_eq!(released(page.release(0).await), None);
+    granted(waiter.acquire(1).await);
+    for party in [page, waiter] {
+        assert_eq!(released(party.release(0).await), None);
+    }
     let writes = Party::of(harness, &name, Mode::Write).await;
     granted(writes.acquire(1).await);
     let (_waiter, mut wakeups) = waits(Mode::Read).await;

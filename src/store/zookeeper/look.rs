@@ -1,0 +1,83 @@
+//! Inspects names, and releases them by force.
+
+use super::errors::{Found, find};
+use super::names::parse_record;
+use super::recipe::Recipe;
+use super::session::Session;
+use super::size::{forget_size, size_of};
+use crate::error::Result;
+use crate::store::target::Kind;
+use crate::store::{HolderInfo, Inspection, Mode, Target};
+
+/// A node that has a name.
+struct Holding {
+    path: String,
+    mode: Mode,
+    data: Vec<u8>,
+}
+
+impl Recipe {
+    pub(super) async fn inspect(&self, target: &Target) -> Result<Inspection> {
+        let session = self.sessions.current()?;
+        let (holding, mut size) = self.holding(&session, target).await?;
+        if size.is_none() && target.mode.kind() == Kind::Semaphore {
+            size = size_of(&session, &self.names.lock(&target.name)).await?;
+        }
+        let info = |holding: &Holding| {
+            let (holder, count) = parse_record(&holding.data)?;
+            let count = match holding.mode {
+                Mode::Permits { take, .. } => take.into(),
+                Mode::Exclusive | Mode::Read | Mode::Write => count,
+            };
+            Some(HolderInfo::new(holder, count, None).with_mode(holding.mode))
+        };
+        Ok(Inspection::new(holding.iter().filter_map(info)).with_size(size))
+    }
+
+    /// Deletes the nodes that have the name, even if their owners do not know yet, but never one of another kind. Returns
+    /// whether there were any.
+    pub(super) async fn force(&self, target: &Target) -> Result<bool> {
+        let session = self.sessions.current()?;
+        let (holding, size) = self.holding(&session, target).await?;
+        let mut found = false;
+        for Holding { path, .. } in &holding {
+            found |= session.delete(path).await?;
+        }
+        if holding.is_empty() || size.is_some() {
+            forget_size(&session, &self.names.lock(&target.name)).await?;
+        }
+        Ok(found)
+    }
+
+    /// Returns the nodes that have the name, and the size of a semaphore in use. Beside a node that is not leasehold's one
+    /// of them must be a holder's: a waiter is not granted there.
+    async fn holding(
+        &self,
+        session: &Session,
+        target: &Target,
+    ) -> Result<(Vec<Holding>, Option<u32>)> {
+        let directory = self.names.lock(&target.name);
+        loop {
+            let queue = session.synced_children(&directory).await?;
+            let holders = queue.holders(target.mode.kind())?;
+            let link = session.link().await?;
+            let paths: Vec<_> =
+                holders.iter().map(|child| format!("{directory}/{}", child.name)).collect();
+            // All are sent together.
+            let reads: Vec<_> = paths.iter().map(|path| link.client.get_data(path)).collect();
+            let mut holding = Vec::with_capacity(reads.len());
+            for ((read, child), path) in reads.into_iter().zip(holders).zip(&paths) {
+                if let Found::Yes((data, _)) = find(read).await? {
+                    holding.push(Holding { path: path.clone(), mode: child.role.mode(), data });
+                }
+            }
+            if holding.is_empty() && !holders.is_empty() {
+                continue;
+            }
+            if holding.iter().all(|holding| parse_record(&holding.data).is_none()) {
+                queue.alone()?;
+            }
+            return Ok((holding, queue.size()));
+        }
+    }
+}

@@ -127,7 +127,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`usage`](Semaphore::usage), and [`Invalid`](crate::ErrorKind::Invalid) for a size of 0. After
+    /// As [`usage`](Semaphore::usage), [`Invalid`](crate::ErrorKind::Invalid) for a size of 0, and
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) on ZooKeeper. After
     /// [`Unavailable`](crate::ErrorKind::Unavailable) the size may have changed or not; call it again.
     ///
     /// # Panics

@@ -171,7 +171,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without [`Mode::Permits`], and
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without [`Mode::Permits`] or without a change of the size, and
     /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is no semaphore.
     ///
     /// # Cancel safety

@@ -25,7 +25,7 @@ macro_rules! on_stores {
 on_stores! {
     writers_are_alone_and_readers_share: memory redis cluster zookeeper;
     never_more_permits_out_than_there_are: memory redis cluster zookeeper;
-    resize_is_known_to_all_processes: memory redis cluster zookeeper;
+    resize_is_known_to_all_processes: memory redis cluster;
     store_without_shared_modes_refuses: quorum;
 }
 

@@ -222,8 +222,10 @@ impl Store for ZooKeeperStore {
         self.run(|recipe| async move { recipe.renew(batch).await })
     }
 
-    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        Err(Mode::Permits { size: request.size, take: 1 }.unsupported())
+    /// The nodes of the holders have the size in their names.
+    async fn resize(&self, _: Resize) -> Result<Option<u32>> {
+        let message = "on ZooKeeper a semaphore keeps its size while it is in use; wait until it is idle, or use another name";
+        Err(Error::new(ErrorKind::Unsupported, message))
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {

@@ -32,7 +32,7 @@ impl Core {
 
     /// Refuses a mode that the store does not support. A release or a renewal follows an acquire.
     fn check(&self, mode: Mode) -> Result<()> {
-        if self.can.supports(mode) { Ok(()) } else { Err(mode.unsupported()) }
+        if self.can.supports(mode) { Ok(()) } else { Err(self.can.unsupported(mode)) }
     }
 
     /// Asks the store for the holders of a name, whatever kind of lock it is.

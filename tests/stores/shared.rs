@@ -3,7 +3,7 @@
 
 use super::family::{LONG, Pair};
 use kit::within;
-use leasehold::{ErrorKind, Upgraded};
+use leasehold::{ErrorKind, Fate, Upgraded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
@@ -23,9 +23,10 @@ macro_rules! on_stores {
 }
 
 on_stores! {
-    writers_are_alone_and_readers_share: memory redis cluster;
+    writers_are_alone_and_readers_share: memory redis cluster quorum;
     never_more_permits_out_than_there_are: memory redis cluster;
-    store_without_shared_modes_refuses: quorum zookeeper;
+    quorum_refuses_permits_and_names_the_way_out: quorum;
+    store_without_shared_modes_refuses: zookeeper;
 }
 
 async fn writers_are_alone_and_readers_share(pair: Pair) {
@@ -121,6 +122,23 @@ async fn never_more_permits_out_than_there_are(pair: Pair) {
     all.unlock().await.expect("released");
     assert!(pair.leases[1].force_unlock("pool").await.is_ok());
     let _permit = pair.leases[1].semaphore("pool", 5).acquire().await.expect("a new size");
+}
+
+async fn quorum_refuses_permits_and_names_the_way_out(pair: Pair) {
+    let pool = pair.leases[0].semaphore("n", 2);
+    let mut errors = vec![pool.acquire().await.expect_err("no semaphores")];
+    errors.push(pool.try_acquire().await.expect_err("no semaphores"));
+    errors.push(pool.usage().await.expect_err("no semaphores"));
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.fate(), Fate::NotExecuted);
+        let text = error.to_string();
+        assert!(text.contains("three holders") && text.contains("`slots`"), "{text}");
+    }
+    let slots = pair.leases[0].slots("n", 2);
+    let (one, two) = (slots.take().await.expect("free"), slots.take().await.expect("free"));
+    assert!(pair.leases[1].slots("n", 2).try_take().await.expect("an answer").is_none());
+    drop((one, two));
 }
 
 async fn store_without_shared_modes_refuses(pair: Pair) {

@@ -351,26 +351,58 @@ async fn writer_does_not_starve_among_readers_of_other_processes() {
     }
 }
 
+/// A reader keeps out no writer of another process, so it needs a moment in which none of them wants the name.
+#[tokio::test(start_paused = true)]
+async fn reader_is_granted_the_name_when_writers_of_others_rest() {
+    let nodes = Nodes::new(3);
+    let (reads, _) = nodes.process();
+    let mut writers = tokio::task::JoinSet::new();
+    for at in 0..4 {
+        let leases = nodes.process().0;
+        writers.spawn(async move {
+            loop {
+                sleep(Duration::from_millis(100 + 7 * at)).await;
+                let edit = leases.rw_lock("job").write().await.expect("granted");
+                sleep(Duration::from_millis(20)).await;
+                edit.unlock().await.expect("held");
+            }
+        });
+    }
+    let mut longest = Duration::ZERO;
+    for _ in 0..20 {
+        sleep(Duration::from_millis(137)).await;
+        let (time, page) = timed(timeout(T, read(&reads))).await;
+        page.expect("the reader starves").unlock().await.expect("held");
+        longest = longest.max(time);
+    }
+    println!("a reader among writers waited for {longest:?} at most");
+}
+
 /// Nodes that kept the places of both sides could disagree about which comes first. Then nobody would be granted the name.
 #[tokio::test(start_paused = true)]
 async fn places_of_both_sides_never_block_each_other() {
     let nodes = Nodes::new(3);
-    let (stores, faults) = nodes.handles();
-    let holder = someone();
-    let quorum = Quorum::new(stores).expect("enough nodes");
-    let place = |waited| Some(Place::new(Duration::from_millis(waited), T));
-    let asks = async |mode, waited| {
-        quorum.acquire(acquire(mode, someone()).with_place(place(waited))).await
+    let [holds, writes, reads] = [0, 1, 2].map(|_| {
+        let (stores, faults) = nodes.handles();
+        (Quorum::new(stores).expect("enough nodes"), faults)
+    });
+    let asks = async |(quorum, _): &(Quorum, Vec<Faults>), mode, waited| {
+        let place = Place::new(Duration::from_millis(waited), T);
+        quorum.acquire(acquire(mode, someone()).with_place(Some(place))).await
     };
-    quorum.acquire(acquire(Mode::Write, holder)).await.expect("free");
-    // Node 1 meets the writer first, node 2 the reader, and they keep that. Node 3 is down.
-    faults[2].add(down());
-    faults[1].add(down().on(Call::Acquire).times(1));
-    assert!(matches!(asks(Mode::Write, 500).await, Ok(Acquired::Held { .. })));
-    faults[0].add(down().on(Call::Acquire).times(1));
-    assert!(matches!(asks(Mode::Read, 900).await, Ok(Acquired::Held { .. })));
-    quorum.release(Release::new(target(Mode::Write), holder, 0, T / 10)).await.expect("held");
-    let verdict = asks(Mode::Write, 500).await;
+    let holder = someone();
+    holds.0.acquire(acquire(Mode::Write, holder)).await.expect("free");
+    // Node 1 meets the writer, node 2 the reader, and node 3 nobody.
+    writes.1[2].add(down());
+    reads.1[2].add(down());
+    writes.1[1].add(down().on(Call::Acquire).times(1));
+    let verdict = asks(&writes, Mode::Write, 500).await;
+    assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
+    reads.1[0].add(down().on(Call::Acquire).times(1));
+    let verdict = asks(&reads, Mode::Read, 900).await;
+    assert!(matches!(verdict, Ok(Acquired::Held { .. })), "{verdict:?}");
+    holds.0.release(Release::new(target(Mode::Write), holder, 0, T / 10)).await.expect("held");
+    let verdict = asks(&writes, Mode::Write, 500).await;
     assert!(matches!(verdict, Ok(Acquired::Granted { .. })), "{verdict:?}");
 }
 

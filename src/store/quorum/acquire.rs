@@ -139,7 +139,12 @@ impl Inner {
         let majority = tally.majority();
         let clear = |tally: &Tally<Acquired>| {
             let votes = tally.votes(granted);
-            votes.yes >= majority || votes.yes + votes.pending < majority
+            // The others may have the same reason.
+            let reason = |answer: &Result<Acquired>| {
+                answer.as_ref().is_err_and(|error| !error.is_unavailable())
+            };
+            let has_reason = votes.pending > 0 && tally.answers.iter().flatten().any(reason);
+            votes.yes >= majority || votes.yes + votes.pending < majority && !has_reason
         };
         // Our grants block others while we wait, so nodes that were silent before get little time.
         let silent: Vec<bool> = self.nodes.iter().map(|node| node.is_silent()).collect();

@@ -20,7 +20,6 @@ use super::{Inner, node_limit};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, HolderId, Mode, Target};
 use std::sync::Arc;
-use std::time::Duration;
 
 impl Inner {
     /// Changes the mode of a hold.
@@ -134,28 +133,8 @@ impl Node {
         drop(head);
     }
 
-    /// Changes the mode of a living hold here to what the others have.
-    pub(super) async fn set_right(
-        self: Arc<Self>,
-        holds: Arc<Holds>,
-        (target, outer, ttl): (Target, HolderId, Duration),
-        limit: Duration,
-    ) {
-        let mut head = self.queues.head(&target, outer).await;
-        let Some(held) = holds.living(outer).filter(|held| held.strays(self.index)) else { return };
-        let holder = self.holder_id(held.holder);
-        if held.mode == Mode::Write && head.find(holder).is_some() {
-            return;
-        }
-        let target = Target::new(target.name, held.mode);
-        let request = Acquire::new(target, holder, ttl, limit);
-        let request = request.with_count(held.count).with_converts(true);
-        let _ = self.change(&(holds, outer), &request).await;
-        drop(head);
-    }
-
     /// Sends a change of the mode, and records what is known of this node then.
-    async fn change(
+    pub(super) async fn change(
         &self,
         (holds, outer): &(Arc<Holds>, HolderId),
         request: &Acquire,

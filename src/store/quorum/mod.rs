@@ -11,6 +11,7 @@ mod opening;
 mod queue;
 mod release;
 mod renew;
+mod repair;
 mod same;
 mod sides;
 mod sweep;

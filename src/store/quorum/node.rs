@@ -14,11 +14,9 @@ use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, HolderId, Mode, Place, Release, Released, RenewBatch, Renewed,
-    Store, Target,
+    Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, Renewed, Store,
 };
 use crate::sync::Mutex;
-use crate::trace;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,7 +24,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::Level;
 
 /// A node of a quorum.
 pub(super) struct Node {
@@ -51,9 +48,6 @@ struct Age {
     /// `None` if the node never forgets.
     age: Option<Duration>,
 }
-
-/// The waiting time of a hold that is there already: no place in an order of waiters comes before it.
-const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// One question to all nodes.
 #[derive(Clone)]
@@ -338,42 +332,6 @@ impl Node {
             }
         }
         Ok(verdicts)
-    }
-
-    /// Makes the key of a living hold again, where there is none.
-    async fn heal(
-        self: Arc<Self>,
-        holds: Arc<Holds>,
-        (target, outer, ttl): (Target, HolderId, Duration),
-        limit: Duration,
-    ) {
-        let mut head = self.queues.head(&target, outer).await;
-        // A release that comes from here on waits behind this request.
-        let Some(hold) = holds.living(outer) else { return };
-        let (holder, target) = (self.holder_id(hold.holder), Target::new(target.name, hold.mode));
-        let place = Some(Place::new(AGES, Duration::ZERO));
-        let request = Acquire::new(target, holder, ttl, limit).with_place(place);
-        hold.places.add(self.index);
-        head.sending(&request, self.clock.now());
-        let verdict = head.acquire(&request).await.0;
-        head.answered(holder, &verdict);
-        head.keep(holder);
-        trace::later(Level::DEBUG, || {
-            let (node, verdict) = (self.index + 1, verdict.clone());
-            move || tracing::debug!(node, ?verdict, "made again")
-        });
-        if !matches!(verdict, Ok(Acquired::Granted { .. })) {
-            return;
-        }
-        if hold.mode == Mode::Write && head.find(holder).is_none() {
-            holds.update(outer, |hold| {
-                hold.sides.iter_mut().for_each(|sides| sides.made_writer(self.index));
-            });
-        }
-        if hold.count > 1 {
-            let request = Acquire { count: hold.count, ..request };
-            let _ = bounded(limit, self.store.acquire(request)).await;
-        }
     }
 
     /// Returns an error unless the grant of this node counts. Call this after the operation that is to be counted.

@@ -61,6 +61,12 @@ pub(super) struct Orphan {
     permit: Option<Permit>,
 }
 
+/// Returns whether some of them must be released and exclude a mode.
+fn exclude(orphans: &[Orphan], mode: Mode) -> bool {
+    let shares = |other: Mode| (mode, other) == (Mode::Read, Mode::Read);
+    orphans.iter().any(|orphan| orphan.owed && !shares(orphan.mode))
+}
+
 impl Orphan {
     /// Returns whether it may still be at the node. A node that is silent may run an acquire when it answers again.
     fn remains(&mut self, now: Instant, is_silent: bool) -> bool {
@@ -117,18 +123,20 @@ impl NameQueues {
         limit: Duration,
     ) -> bool {
         let own = lane(target.mode, holder);
+        let left_by = |lane: &Lane, queue: &Queue| {
+            let idle = (*lane != own).then(|| queue.try_lock().ok()).flatten();
+            idle.is_some_and(|orphans| exclude(&orphans, target.mode))
+        };
         let others: Vec<Lane> = {
             let queues = self.lock();
-            let lanes = queues.by_name.get(&target.name);
-            lanes.into_iter().flat_map(HashMap::keys).copied().filter(|lane| *lane != own).collect()
+            let lanes = queues.by_name.get(&target.name).into_iter().flatten();
+            lanes.filter(|(lane, queue)| left_by(lane, queue)).map(|(lane, _)| *lane).collect()
         };
         let mut left = false;
         for lane in others {
             let Some(mut head) = self.idle_head(&target.name, lane) else { continue };
-            if head.excludes(target.mode) {
-                head.flush(limit).await;
-                left |= head.excludes(target.mode);
-            }
+            head.flush(limit).await;
+            left |= exclude(head.orphans(), target.mode);
         }
         left
     }
@@ -250,12 +258,6 @@ impl QueueHead {
     /// Returns whether a release is still unconfirmed.
     pub(super) fn owes(&mut self) -> bool {
         self.orphans().iter().any(|orphan| orphan.owed)
-    }
-
-    /// Returns whether a release is still unconfirmed of what excludes a mode.
-    fn excludes(&mut self, mode: Mode) -> bool {
-        let shares = |other: Mode| (mode, other) == (Mode::Read, Mode::Read);
-        self.orphans().iter().any(|orphan| orphan.owed && !shares(orphan.mode))
     }
 
     /// Records that a holder id must be released; at `until` it has expired.

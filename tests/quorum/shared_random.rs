@@ -192,15 +192,15 @@ fn stories(count: usize, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn random_stories_on_three_nodes_keep_writers_alone() {
-    stories(3, 0..150);
+    stories(3, 0..60);
 }
 
 #[test]
 fn random_stories_on_four_nodes_keep_writers_alone() {
-    stories(4, 1_000..1_050);
+    stories(4, 1_000..1_020);
 }
 
 #[test]
 fn random_stories_on_five_nodes_keep_writers_alone() {
-    stories(5, 2_000..2_080);
+    stories(5, 2_000..2_030);
 }

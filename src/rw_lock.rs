@@ -26,16 +26,17 @@ use std::time::Duration;
 ///
 /// # Order
 ///
-/// Neither side starves. Among the handles of a manager, a reader that comes after a waiting writer waits behind it.
+/// Neither side starves, but for readers on a quorum. Among the handles of a manager, a reader that comes after a waiting writer waits behind it.
 /// Between managers, the store remembers how long the oldest reader and the oldest writer have waited, and refuses those of
 /// the other side that came later. A waiter that goes away without being granted the name delays them by three
-/// [poll intervals](crate::Builder::max_poll_interval) at most. On a [`Quorum`](crate::store::Quorum) there is no such order
-/// between managers. Redisson's clients neither give nor see it.
+/// [poll intervals](crate::Builder::max_poll_interval) at most. On a [`Quorum`](crate::store::Quorum) a waiting writer keeps
+/// out later readers in the same way, but a waiting reader keeps out no later writer: writers of other processes that never
+/// rest can starve it. Redisson's clients neither give nor see this order.
 ///
 /// # Which stores
 ///
-/// Memory, Redis with Sentinel or Cluster, a quorum of Redis servers, and ZooKeeper, where readers and writers of all processes
-/// are served in the order of arrival. On Redis it has the layout of Redisson's `RReadWriteLock`, and both exclude each
+/// Memory, Redis (one server, Sentinel, Cluster), a quorum of stores that have it, and ZooKeeper, where readers and writers of
+/// all processes are served in the order of arrival. On Redis it has the layout of Redisson's `RReadWriteLock`, and both exclude each
 /// other. A name that is in use as another kind of lock is [`WrongType`](ErrorKind::WrongType).
 ///
 /// ```

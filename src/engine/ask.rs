@@ -33,7 +33,7 @@ impl Core {
 
     /// Refuses a mode that the store does not support. A release or a renewal follows an acquire.
     fn check(&self, mode: Mode) -> Result<()> {
-        if self.can.supports(mode) { Ok(()) } else { Err(mode.unsupported()) }
+        if self.can.supports(mode) { Ok(()) } else { Err(self.can.unsupported(mode)) }
     }
 
     /// Has the store set the number of permits of a semaphore.

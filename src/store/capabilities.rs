@@ -1,6 +1,7 @@
 //! Capabilities of a store.
 
 use super::target::Mode;
+use crate::error::{Error, ErrorKind};
 
 /// The abilities of a store.
 ///
@@ -43,6 +44,8 @@ pub struct Capabilities {
     /// [`Store::shard`](super::Store::shard) has more than one answer.
     pub sharded: bool,
     modes: Modes,
+    /// Why there are no permits, where the store knows more than that.
+    against_permits: Option<&'static str>,
 }
 
 /// One bit for each mode, whatever its numbers.
@@ -72,6 +75,7 @@ impl Default for Capabilities {
             renewal_batch: 100,
             sharded: false,
             modes: Modes::of(Mode::Exclusive),
+            against_permits: None,
         }
     }
 }
@@ -88,6 +92,19 @@ impl Capabilities {
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.modes.0 |= Modes::of(mode).0;
         self
+    }
+
+    /// Sets the error of a request for permits.
+    pub(crate) fn with_reason_against_permits(self, reason: &'static str) -> Self {
+        Self { against_permits: Some(reason), ..self }
+    }
+
+    /// Returns the error of a request in a mode that the store does not support.
+    pub(crate) fn unsupported(&self, mode: Mode) -> Error {
+        match (mode, self.against_permits) {
+            (Mode::Permits { .. }, Some(reason)) => Error::new(ErrorKind::Unsupported, reason),
+            _ => mode.unsupported(),
+        }
     }
 
     /// Sets [`fencing`](Self::fencing).

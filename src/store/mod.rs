@@ -242,7 +242,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns a text that identifies the server behind the store; `None` if it has none.
     ///
     /// A [`Quorum`] that is made from URLs refuses two nodes with the same text. Every quorum asks again after a
-    /// reconnect, to report nodes that are one server.
+    /// reconnect, to report nodes that are one server, and after each grant to a reader, to count that server once.
     ///
     /// # Errors
     ///

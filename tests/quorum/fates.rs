@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 
 /// Short, so that a run is.
-const TTL: Duration = Duration::from_secs(1);
+pub(super) const TTL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+pub(super) enum Fate {
     Runs,
     RequestLost,
     ReplyLost,
@@ -23,19 +23,31 @@ enum Fate {
     RunsLate,
 }
 
-const FATES: [Fate; 4] = [Fate::Runs, Fate::RequestLost, Fate::ReplyLost, Fate::RunsLate];
+pub(super) const FATES: [Fate; 4] =
+    [Fate::Runs, Fate::RequestLost, Fate::ReplyLost, Fate::RunsLate];
 
 /// A node whose first requests meet their fates, from any sender.
 #[derive(Clone, Debug)]
-struct Fated {
+pub(super) struct Fated {
     node: MemoryStore,
     fates: Arc<Mutex<VecDeque<Fate>>>,
 }
 
 impl Fated {
     fn new(fates: &[Fate]) -> Self {
-        let fates = Arc::new(Mutex::new(fates.iter().copied().collect()));
-        Self { node: MemoryStore::new(), fates }
+        let node = Self::of(MemoryStore::new());
+        fates.iter().for_each(|fate| node.meet(*fate));
+        node
+    }
+
+    /// A way to a node, whose requests meet fates of their own.
+    pub(super) fn of(node: MemoryStore) -> Self {
+        Self { node, fates: Arc::default() }
+    }
+
+    /// Adds the fate of a request, after those that were added before.
+    pub(super) fn meet(&self, fate: Fate) {
+        self.fates.lock().expect("no panic").push_back(fate);
     }
 
     fn run<T: Send + 'static>(
@@ -107,7 +119,7 @@ impl Store for Fated {
     async fn close(&self, _: Duration) {}
 }
 
-fn process(nodes: &[Fated]) -> LeaseManager {
+pub(super) fn process(nodes: &[Fated]) -> LeaseManager {
     let nodes = nodes.iter().map(|node| Arc::new(node.clone()) as Arc<dyn Store>);
     let quorum = Quorum::new(nodes.collect()).expect("enough nodes");
     LeaseManager::builder().ttl(TTL).build(quorum).expect("good settings")

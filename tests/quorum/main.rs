@@ -1,9 +1,13 @@
 //! A quorum of memory stores, in virtual time: nodes fail, are slow, or restart empty.
 
+mod changes;
 mod fates;
 mod nodes;
 mod outage;
 mod redis;
+mod redis_shared;
+mod shared;
+mod shared_random;
 mod splits;
 mod store;
 mod verdicts;

@@ -27,13 +27,13 @@ mod of_five {
     );
 }
 
-const T: Duration = Duration::from_secs(3);
-const LONG: Duration = Duration::from_secs(30);
+pub(super) const T: Duration = Duration::from_secs(3);
+pub(super) const LONG: Duration = Duration::from_secs(30);
 
-struct Servers(Vec<Server>);
+pub(super) struct Servers(pub(super) Vec<Server>);
 
 impl Servers {
-    fn start(count: usize) -> Self {
+    pub(super) fn start(count: usize) -> Self {
         Self::start_with(count, &[])
     }
 
@@ -48,12 +48,12 @@ impl Servers {
         line.expect("a line of INFO").trim().parse().expect("a number")
     }
 
-    fn urls(&self) -> String {
+    pub(super) fn urls(&self) -> String {
         let urls: Vec<String> = self.0.iter().map(Server::url).collect();
         urls.join(",")
     }
 
-    fn holds(&self, node: usize, key: &str) -> bool {
+    pub(super) fn holds(&self, node: usize, key: &str) -> bool {
         // A server that was just restarted may still be loading.
         matches!(self.0[node].command(&["EXISTS", key]), Reply::Int(1))
     }
@@ -140,18 +140,22 @@ impl Harness for Servers {
         Duration::from_millis(600)
     }
 
+    fn keeps_places_of_readers(&self) -> bool {
+        false
+    }
+
     /// Several servers do not run an operation at the same moment.
     fn slack(&self) -> Duration {
         Duration::from_millis(50)
     }
 }
 
-async fn connect(urls: &str) -> LeaseManager {
+pub(super) async fn connect(urls: &str) -> LeaseManager {
     connect_in_the_end(LeaseManager::builder().ttl(T), urls).await
 }
 
 /// A stall of the machine longer than the time limit of an attempt fails it, so ask again.
-async fn lock(leases: &LeaseManager, name: &str) -> Lease {
+pub(super) async fn lock(leases: &LeaseManager, name: &str) -> Lease {
     let start = Instant::now();
     loop {
         match leases.lock(name).lock().await {
@@ -162,7 +166,7 @@ async fn lock(leases: &LeaseManager, name: &str) -> Lease {
 }
 
 /// Works on under the lock for a while; the lease must be held all the time.
-async fn held_for(lease: &Lease, time: Duration) {
+pub(super) async fn held_for(lease: &Lease, time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
         lease.check().expect("held");

@@ -122,6 +122,10 @@ impl Harness for Nodes {
         Duration::from_millis(300)
     }
 
+    fn keeps_places_of_readers(&self) -> bool {
+        false
+    }
+
     fn slack(&self) -> Duration {
         Duration::ZERO
     }

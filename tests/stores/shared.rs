@@ -3,7 +3,7 @@
 
 use super::family::{LONG, Pair};
 use kit::within;
-use leasehold::{ErrorKind, Upgraded};
+use leasehold::{ErrorKind, Fate, Upgraded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
@@ -23,10 +23,10 @@ macro_rules! on_stores {
 }
 
 on_stores! {
-    writers_are_alone_and_readers_share: memory redis cluster zookeeper;
+    writers_are_alone_and_readers_share: memory redis cluster quorum zookeeper;
     never_more_permits_out_than_there_are: memory redis cluster zookeeper;
     resize_is_known_to_all_processes: memory redis cluster;
-    store_without_shared_modes_refuses: quorum;
+    quorum_refuses_permits_and_names_the_way_out: quorum;
 }
 
 async fn writers_are_alone_and_readers_share(pair: Pair) {
@@ -151,13 +151,20 @@ async fn resize_is_known_to_all_processes(pair: Pair) {
     one.unlock().await.expect("released");
 }
 
-async fn store_without_shared_modes_refuses(pair: Pair) {
-    let leases = &pair.leases[0];
-    let read = leases.rw_lock("n").read().await.expect_err("no read-write locks");
-    let permit = leases.semaphore("n", 2).acquire().await.expect_err("no semaphores");
-    let size = leases.semaphore("n", 2).resize(3).await.expect_err("no semaphores");
-    for error in [read, permit, size] {
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+async fn quorum_refuses_permits_and_names_the_way_out(pair: Pair) {
+    let pool = pair.leases[0].semaphore("n", 2);
+    let mut errors = vec![pool.acquire().await.expect_err("no semaphores")];
+    errors.push(pool.try_acquire().await.expect_err("no semaphores"));
+    errors.push(pool.resize(3).await.expect_err("no semaphores"));
+    errors.push(pool.usage().await.expect_err("no semaphores"));
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.fate(), Fate::NotExecuted);
+        let text = error.to_string();
+        assert!(text.contains("three holders") && text.contains("`slots`"), "{text}");
     }
-    drop(leases.lock("n").try_lock().await.expect("an answer").expect("it is free"));
+    let slots = pair.leases[0].slots("n", 2);
+    let (one, two) = (slots.take().await.expect("free"), slots.take().await.expect("free"));
+    assert!(pair.leases[1].slots("n", 2).try_take().await.expect("an answer").is_none());
+    drop((one, two));
 }

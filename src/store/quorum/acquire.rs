@@ -2,15 +2,18 @@
 
 use super::holds::Held;
 use super::load::refused;
+use super::node::Ballot;
 use super::same::abstain;
+use super::sides::stray;
 use super::tally::{Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, Mode, Release, StoreFuture, failed, usable};
+use crate::store::target::Kind;
+use crate::store::{Absence, Acquire, Acquired, Mode, Place, Release, StoreFuture, failed, usable};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -29,36 +32,29 @@ enum Outcome {
     Split(Acquired),
 }
 
-fn granted(verdict: &Acquired) -> bool {
+pub(super) fn granted(verdict: &Acquired) -> bool {
     matches!(verdict, Acquired::Granted { .. })
 }
 
 /// Returns whether too little of the time to live is left for a grant to be of use.
-fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
+pub(super) fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
     usable(ttl).saturating_sub(now.saturating_duration_since(sent)) < ttl / 2
 }
 
 impl Inner {
     pub(super) fn acquire(self: Arc<Self>, request: Acquire) -> StoreFuture<Acquired> {
-        match request.target.mode {
-            // Any two majorities have a node in common, which grants once.
-            Mode::Exclusive => {}
-            // Each node would have to count all readers, and permits do not add up over majorities.
-            mode @ (Mode::Read | Mode::Write | Mode::Permits { .. }) => {
-                return failed(mode.unsupported());
-            }
+        if let Err(error) = self.require(request.target.mode) {
+            return failed(error);
         }
         let (answer, verdict) = oneshot::channel();
         let inner = Arc::clone(&self);
         self.spawn(async move {
             let (target, holder, timeout) =
                 (request.target.clone(), request.holder, request.timeout);
-            let verdict = if request.count > 1 {
-                inner.reenter(request).await
-            } else {
-                inner.acquire_outermost(request).await
-            };
+            let converts = request.converts;
+            let verdict = inner.decide(request).await;
             let outermost = verdict.as_ref().is_ok_and(granted) && inner.is_outermost(holder);
+            let outermost = outermost && !converts;
             if answer.send(verdict).is_err() && outermost {
                 // The caller is gone.
                 let _ = inner.release(Release::new(target, holder, 0, timeout)).await;
@@ -73,6 +69,29 @@ impl Inner {
 
     fn is_outermost(&self, holder: crate::store::HolderId) -> bool {
         self.holds.living(holder).is_some_and(|held| held.count == 1)
+    }
+
+    async fn decide(self: &Arc<Self>, mut request: Acquire) -> Result<Acquired> {
+        let shares = request.target.mode.kind() == Kind::ReadWrite;
+        if shares && request.converts {
+            // Boxed, so that the other tasks stay small.
+            return Box::pin(Arc::clone(self).convert(request)).await;
+        }
+        if request.count > 1 {
+            return self.reenter(request).await;
+        }
+        match self.holds.living(request.holder).filter(|_| shares) {
+            // A late copy of a request: the holder has changed its mode since.
+            Some(held) if (request.target.mode, held.mode) == (Mode::Write, Mode::Read) => {
+                let left = held.until.saturating_duration_since(self.clock.now());
+                Ok(Acquired::held(Some(left)))
+            }
+            Some(held) => {
+                request.target.mode = held.mode;
+                self.acquire_outermost(request).await
+            }
+            None => self.acquire_outermost(request).await,
+        }
     }
 
     /// Acquires a name that this process does not hold.
@@ -104,19 +123,28 @@ impl Inner {
             return Outcome::Over(Err(error));
         }
         let holder = self.holds.holder_for(request.holder);
-        let places = self.holds.living(request.holder).map(|held| held.places).unwrap_or_default();
-        let (decision, decided) = watch::channel(None);
+        let living = self.holds.living(request.holder);
+        let places = living.as_ref().map(|held| held.places.clone()).unwrap_or_default();
+        let place = request.place.map(|place| place_at_node(request.target.mode, place));
         // Before the first send: the deadline counts from here.
         let sent = self.clock.now();
+        let (decision, ballot) = Ballot::new(sent);
         let mut tally = self.ask(|node, answers| {
-            let holder = node.holder_id(holder);
-            let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
-            node.acquire(request, (sent, places.clone()), decided.clone(), answers)
+            let (holder, target) = (node.holder_id(holder), request.target.clone());
+            let request =
+                Acquire { target, holder, place, fencing: None, timeout: limit, ..*request };
+            let counts = living.as_ref().is_none_or(|held| held.counts(node.index));
+            node.acquire(request, (ballot.clone(), places.clone(), counts), answers)
         });
         let majority = tally.majority();
         let clear = |tally: &Tally<Acquired>| {
             let votes = tally.votes(granted);
-            votes.yes >= majority || votes.yes + votes.pending < majority
+            // The others may have the same reason.
+            let reason = |answer: &Result<Acquired>| {
+                answer.as_ref().is_err_and(|error| !error.is_unavailable())
+            };
+            let has_reason = votes.pending > 0 && tally.answers.iter().flatten().any(reason);
+            votes.yes >= majority || votes.yes + votes.pending < majority && !has_reason
         };
         // Our grants block others while we wait, so nodes that were silent before get little time.
         let silent: Vec<bool> = self.nodes.iter().map(|node| node.is_silent()).collect();
@@ -132,7 +160,9 @@ impl Inner {
         let now = self.clock.now();
         if votes.yes >= majority && !stale(request.ttl, sent, now) {
             let (ttl, until) = (request.ttl, sent + request.ttl);
-            let held = Held { holder, count: 1, ttl, until, releasing: false, places };
+            let (mode, releasing) = (request.target.mode, false);
+            let sides = living.and_then(|held| held.sides);
+            let held = Held { holder, count: 1, ttl, until, releasing, places, mode, sides };
             self.holds.insert(request.holder, held, now);
             decision.send_replace(Some(true));
             return Outcome::Over(Ok(Acquired::granted(sent, None)));
@@ -144,12 +174,14 @@ impl Inner {
             let message = "a majority granted it, but too late to be of use";
             return Outcome::Over(Err(Error::new(ErrorKind::Unavailable, message)));
         }
-        if votes.no > 0 {
+        // Whatever single nodes grant is released here.
+        let error = tally.no_majority(describe_acquired).with_fate(Fate::NotExecuted);
+        // What a majority refuses for the same reason, no other holder releases.
+        if votes.no > 0 && error.is_unavailable() {
             let held = Acquired::held(remaining(&tally));
             return if votes.yes > 0 { Outcome::Split(held) } else { Outcome::Over(Ok(held)) };
         }
-        // Whatever single nodes grant is released here.
-        Outcome::Over(Err(tally.no_majority(describe_acquired).with_fate(Fate::NotExecuted)))
+        Outcome::Over(Err(error))
     }
 
     /// Returns an error if a majority is out of reach because too many nodes refuse. Then the others are not asked either,
@@ -174,12 +206,23 @@ impl Inner {
 
     /// Acquires re-entrantly: makes no key, and keeps the existing ones.
     async fn reenter(self: &Arc<Self>, request: Acquire) -> Result<Acquired> {
-        let (holder, limit) = (self.holds.holder_of(request.holder), node_limit(request.timeout));
+        let (held, limit) = (self.holds.find(request.holder), node_limit(request.timeout));
+        let holder = held.as_ref().map_or(request.holder, |held| held.holder);
         let sent = self.clock.now();
+        let (_undecided, ballot) = Ballot::new(sent);
         let mut tally = self.ask(|node, answers| {
-            let holder = node.holder_id(holder);
-            let request = Acquire { holder, fencing: None, timeout: limit, ..request.clone() };
-            node.reacquire(request, sent, answers)
+            let counts = held.as_ref().is_none_or(|held| held.counts(node.index));
+            let (holder, target) = (node.holder_id(holder), request.target.clone());
+            let request =
+                Acquire { target, holder, fencing: None, place: None, timeout: limit, ..request };
+            let ballot = ballot.clone();
+            async move {
+                if counts {
+                    node.reacquire(request, ballot, answers).await;
+                } else {
+                    answers.send(node.index, Err(stray()));
+                }
+            }
         });
         let majority = tally.majority();
         tally
@@ -209,6 +252,18 @@ impl Inner {
     }
 }
 
+/// Returns the place of a waiter at the nodes.
+///
+/// Nodes that keep both sides in an order can disagree about it: with one that lets the reader go first and one that lets the
+/// writer go first, nobody gets a majority. So they keep the places of writers only. A reader waits for the writers that came
+/// before it, and no writer waits for a reader that has not been granted the name.
+fn place_at_node(mode: Mode, place: Place) -> Place {
+    match mode {
+        Mode::Read => Place::new(place.waited, Duration::ZERO),
+        _ => place,
+    }
+}
+
 /// Returns the error of a node that was not asked, because a majority refuses.
 fn not_needed() -> Error {
     let message = "not asked, because a majority answers nothing";
@@ -216,7 +271,7 @@ fn not_needed() -> Error {
 }
 
 /// Returns when a majority of the nodes may be free, as far as is known.
-fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
+pub(super) fn remaining(tally: &Tally<Acquired>) -> Option<Duration> {
     let left = |verdict: &Acquired| match verdict {
         Acquired::Held { remaining } => *remaining,
         _ => Some(Duration::ZERO),

@@ -1,7 +1,8 @@
 //! The holds of one handle on the quorum, and their holder ids at the nodes.
 
+use super::sides::Sides;
 use crate::clock::Instant;
-use crate::store::HolderId;
+use crate::store::{HolderId, Mode};
 use crate::sync::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -21,6 +22,21 @@ pub(super) struct Held {
     /// Whether its release was begun. Then its holder id must not be sent again to make a key.
     pub(super) releasing: bool,
     pub(super) places: Places,
+    pub(super) mode: Mode,
+    /// What is known of each node, once the mode was changed.
+    pub(super) sides: Option<Sides>,
+}
+
+impl Held {
+    /// Returns whether a node that has it counts.
+    pub(super) fn counts(&self, node: usize) -> bool {
+        self.mode != Mode::Write || self.sides.is_none_or(|sides| sides.writes(node))
+    }
+
+    /// Returns whether a node may have it in another mode, and can be set right.
+    pub(super) fn strays(&self, node: usize) -> bool {
+        self.sides.is_some_and(|sides| sides.strays(node, self.mode))
+    }
 }
 
 /// The nodes that may have the key of a hold, or may still get it.
@@ -28,6 +44,10 @@ pub(super) struct Held {
 pub(super) struct Places(Arc<AtomicU16>);
 
 impl Places {
+    pub(super) fn all() -> Self {
+        Self(Arc::new(AtomicU16::new(u16::MAX)))
+    }
+
     pub(super) fn add(&self, node: usize) {
         self.0.fetch_or(1 << node, Ordering::Relaxed);
     }
@@ -74,6 +94,11 @@ impl Holds {
         self.lock().holds.get(&holder).map_or(holder, |held| held.holder)
     }
 
+    pub(super) fn find(&self, holder: HolderId) -> Option<Held> {
+        self.lock().holds.get(&holder).cloned()
+    }
+
+    /// Returns a hold of which no release was begun.
     pub(super) fn living(&self, holder: HolderId) -> Option<Held> {
         self.lock().holds.get(&holder).filter(|held| !held.releasing).cloned()
     }
@@ -111,7 +136,8 @@ mod tests {
 
     fn held(holder: HolderId, until: Instant) -> Held {
         let (ttl, places) = (Duration::from_secs(1), Places::default());
-        Held { holder, count: 1, ttl, until, releasing: false, places }
+        let (mode, sides) = (Mode::Exclusive, None);
+        Held { holder, count: 1, ttl, until, releasing: false, places, mode, sides }
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! Makes one store of several, of which a majority decides: the Redlock algorithm, made safe.
 
 mod acquire;
+mod asked;
+mod convert;
 mod holds;
+mod inspect;
 mod load;
 mod node;
 mod opening;
 mod queue;
 mod release;
 mod renew;
+mod repair;
 mod same;
+mod sides;
 mod sweep;
 mod tally;
 mod wake;
@@ -17,13 +22,11 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, HolderInfo, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Mode, Name, Release,
+    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
 };
 use crate::clock::Clock;
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use async_trait::async_trait;
 use holds::Holds;
 use node::Node;
@@ -36,6 +39,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+const NO_PERMITS: &str = "a quorum does not support semaphores, because majorities cannot count: of 3 nodes with 2 \
+                          permits, three holders can each have 2; use `slots`";
+
 const NODES: std::ops::RangeInclusive<usize> = 3..=15;
 /// The least time that a node has to answer, unless the request has less.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
@@ -44,8 +50,9 @@ const QUERY_LIMIT: Duration = Duration::from_secs(3);
 
 /// Grants what a majority of N independent stores grants.
 ///
-/// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. A lease of a quorum has no
-/// fencing token. [`quorum`](crate::guide::quorum) has the promises, the limits and the costs.
+/// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. It has read-write locks if all
+/// nodes have them, and no semaphores. A lease of a quorum has no fencing token. [`quorum`](crate::guide::quorum) has the
+/// promises, the limits and the costs.
 ///
 /// ```
 /// use leasehold::LeaseManager;
@@ -69,6 +76,8 @@ pub struct Quorum {
 struct Inner {
     nodes: Vec<Arc<Node>>,
     clock: Clock,
+    /// Whether all nodes have read-write locks.
+    has_shared: bool,
     holds: Arc<Holds>,
     closing: CancellationToken,
     /// The number of tasks at work.
@@ -91,12 +100,18 @@ impl Quorum {
                 "some nodes of the quorum run on tokio's clock, others on the system's",
             ));
         }
+        let has_shared = nodes.iter().all(|node| {
+            let can = node.capabilities();
+            can.supports(Mode::Read) && can.supports(Mode::Write)
+        });
         let closing = CancellationToken::new();
         let node =
             |(index, store)| Arc::new(Node::new(index, store, clock.clone(), closing.clone()));
         let nodes = nodes.into_iter().enumerate().map(node).collect();
         let (holds, tasks, wake) = Default::default();
-        Ok(Self { inner: Arc::new(Inner { nodes, clock, holds, closing, tasks, wake }) })
+        Ok(Self {
+            inner: Arc::new(Inner { nodes, clock, has_shared, holds, closing, tasks, wake }),
+        })
     }
 
     /// Returns an error unless a quorum can have so many nodes.
@@ -132,6 +147,17 @@ impl Drop for TaskGuard {
 }
 
 impl Inner {
+    /// Refuses a mode that the quorum does not have.
+    fn require(&self, mode: Mode) -> Result<()> {
+        match mode {
+            // Any two majorities have a node in common, which grants one of two that exclude each other.
+            Mode::Exclusive => Ok(()),
+            Mode::Read | Mode::Write if self.has_shared => Ok(()),
+            Mode::Read | Mode::Write => Err(mode.unsupported()),
+            Mode::Permits { .. } => Err(Error::new(ErrorKind::Unsupported, NO_PERMITS)),
+        }
+    }
+
     fn majority(&self) -> usize {
         majority(self.nodes.len())
     }
@@ -198,7 +224,10 @@ impl Store for Quorum {
 
     fn capabilities(&self) -> Capabilities {
         let all = || self.inner.nodes.iter().map(|node| node.store.capabilities());
-        Capabilities::default()
+        let modes = [Mode::Read, Mode::Write].into_iter().filter(|_| self.inner.has_shared);
+        modes
+            .fold(Capabilities::default(), Capabilities::with_mode)
+            .with_reason_against_permits(NO_PERMITS)
             .with_fencing(false)
             // There are no fencing tokens to reserve.
             .with_longest_fence_block(1)
@@ -230,43 +259,11 @@ impl Store for Quorum {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        request.target.require_exclusive()?;
-        let limit = request.timeout;
-        let tally = self.inner.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
-            let request = request.clone();
-            Box::pin(async move { store.inspect(request).await.map(Inspection::into_holder) })
-        });
-        let tally = tally.await;
-        let mut found: Vec<HolderInfo> = tally.verdicts().flatten().cloned().collect();
-        for holding in &mut found {
-            // The attempts of one hold have one holder.
-            if let Some((holder, _)) = holding.holder.split_once('.') {
-                holding.holder = holder.to_owned();
-            }
-        }
-        // Report the least time to live that a majority has at least.
-        found.sort_by_key(|holding| std::cmp::Reverse(holding.remaining));
-        let majority = tally.majority();
-        for holding in &found {
-            let mut same = found.iter().filter(|other| other.holder == holding.holder);
-            if let Some(last) = same.nth(majority - 1) {
-                return Ok(Inspection::new([last.clone()]));
-            }
-        }
-        let votes = tally.votes(Option::is_some);
-        // No holder has a majority, whatever the silent nodes have.
-        let silent = votes.failed + votes.pending;
-        let most = found.iter().map(|holding| {
-            found.iter().filter(|other| other.holder == holding.holder).count() + silent
-        });
-        if most.max().unwrap_or(silent) < majority {
-            return Ok(Inspection::default());
-        }
-        Err(tally.no_majority(|holding| if holding.is_some() { "held" } else { "free" }))
+        self.inner.inspect(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        request.target.require_exclusive()?;
+        self.inner.require(request.target.mode)?;
         let limit = request.timeout;
         let tally = self.inner.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             let request = request.clone();
@@ -281,7 +278,7 @@ impl Store for Quorum {
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        request.target.require_exclusive()?;
+        self.inner.require(request.target.mode)?;
         wake::subscribe(&self.inner.nodes, request).await
     }
 

@@ -2,27 +2,28 @@
 //!
 //! Requests for a name go to a node one at a time, so that a release never overtakes the acquire that it undoes. A key of
 //! this process that must be released is released before the name is acquired again. So its own keys never vote against
-//! it.
+//! it. For a read-write lock it is one request of each holder at a time.
 
+use super::asked::Asked;
 use super::holds::{Holds, Places};
 use super::load::{Load, Permit, refused};
 use super::queue::{NameQueues, bounded, timed_out};
+use super::same::Voters;
+use super::sides::stray;
 use super::tally::Answers;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, HolderId, Release, Released, RenewBatch, Renewed, Store, Target,
+    Absence, Acquire, Acquired, HolderId, Mode, Release, Released, RenewBatch, Renewed, Store,
 };
 use crate::sync::Mutex;
-use crate::trace;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::Level;
 
 /// A node of a quorum.
 pub(super) struct Node {
@@ -31,10 +32,8 @@ pub(super) struct Node {
     pub(super) clock: Clock,
     pub(super) queues: Arc<NameQueues>,
     pub(super) load: Arc<Load>,
-    /// The number of requests for the age that were begun.
-    asked: AtomicU64,
-    /// The last answer, and the number of its request.
-    age: AsyncMutex<(u64, Option<Result<Age>>)>,
+    ages: Asked<Age>,
+    servers: Asked<Option<String>>,
     pub(super) closing: CancellationToken,
     /// Whether it did not answer the last acquire. Then the next one does not wait long for it.
     silent: AtomicBool,
@@ -50,12 +49,31 @@ struct Age {
     age: Option<Duration>,
 }
 
-/// The decision of the ballot, once it is made.
-pub(super) type Decision<T> = watch::Receiver<Option<T>>;
+/// One question to all nodes.
+#[derive(Clone)]
+pub(super) struct Ballot<T> {
+    /// When it was begun.
+    pub(super) sent: Instant,
+    /// The decision, once it is made.
+    pub(super) decision: watch::Receiver<Option<T>>,
+    pub(super) voters: Arc<Voters>,
+}
 
-async fn decided<T: Clone>(decision: &mut Decision<T>) -> Option<T> {
-    // If the request was dropped, no decision comes.
-    decision.wait_for(Option::is_some).await.ok().and_then(|decision| decision.clone())
+impl<T: Clone> Ballot<T> {
+    /// Begins a ballot. Returns where its decision is made, too.
+    pub(super) fn new(sent: Instant) -> (watch::Sender<Option<T>>, Self) {
+        let (decide, decision) = watch::channel(None);
+        (decide, Self { sent, decision, voters: Arc::default() })
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.decision.borrow().is_some() || self.decision.has_changed().is_err()
+    }
+
+    pub(super) async fn decided(&mut self) -> Option<T> {
+        // If the request was dropped, no decision comes.
+        self.decision.wait_for(Option::is_some).await.ok().and_then(|decision| decision.clone())
+    }
 }
 
 impl Node {
@@ -68,8 +86,8 @@ impl Node {
         let load = Arc::default();
         let queues = NameQueues::new(Arc::clone(&store), clock.clone(), Arc::clone(&load));
         let queues = Arc::new(queues);
-        let (asked, age, silent, server) = Default::default();
-        Self { index, store, clock, queues, load, asked, age, closing, silent, server }
+        let (ages, servers, silent, server) = Default::default();
+        Self { index, store, clock, queues, load, ages, servers, closing, silent, server }
     }
 
     /// Returns the holder id of a hold at this node. Each node has its own, so that a server behind the addresses of two
@@ -90,14 +108,13 @@ impl Node {
     pub(super) async fn acquire(
         self: Arc<Self>,
         request: Acquire,
-        (sent, places): (Instant, Places),
-        decision: Decision<bool>,
+        (ballot, places, counts): (Ballot<bool>, Places, bool),
         answers: Answers<Acquired>,
     ) {
         let limit = request.timeout;
         match self.load.admit(self.clock.now(), limit) {
             Some(permit) => {
-                self.ask(&request, (sent, places, permit), decision, answers).await;
+                self.ask(&request, ballot, (places, permit, counts), answers).await;
             }
             None => {
                 self.silent.store(true, Ordering::Relaxed);
@@ -111,25 +128,22 @@ impl Node {
     async fn ask(
         &self,
         request: &Acquire,
-        (sent, places, permit): (Instant, Places, Permit),
-        mut decision: Decision<bool>,
+        mut ballot: Ballot<bool>,
+        (places, permit, counts): (Places, Permit, bool),
         answers: Answers<Acquired>,
     ) {
-        let (name, holder, limit) = (&request.target.name, request.holder, request.timeout);
-        let ttl = request.ttl;
-        let over = |decision: &Decision<bool>| {
-            decision.borrow().is_some() || decision.has_changed().is_err()
-        };
-        let mut head = self.queues.head(name).await;
-        if over(&decision) {
+        let (target, holder, limit) = (&request.target, request.holder, request.timeout);
+        let mut head = self.queues.head(target, holder).await;
+        if ballot.is_over() {
             return;
         }
         head.flush(limit).await;
-        if over(&decision) {
+        let others_left = timeout(limit, self.queues.flush_others(target, holder, limit)).await;
+        if ballot.is_over() {
             return;
         }
-        let own_left = head.owes();
-        head.sending(holder, sent, ttl);
+        let own_left = others_left.unwrap_or(true) || head.owes();
+        head.sending(request, ballot.sent);
         head.keep_open(holder, permit);
         let (verdict, late) = head.acquire(request).await;
         head.answered(holder, &verdict);
@@ -137,7 +151,8 @@ impl Node {
             places.add(self.index);
         }
         let vote = match verdict {
-            Ok(Acquired::Granted { .. }) => self.check_uptime(ttl, sent, limit).await.and(verdict),
+            Ok(Acquired::Granted { .. }) if !counts => Err(stray()),
+            Ok(Acquired::Granted { .. }) => self.check(request, &ballot).await.and(verdict),
             Ok(Acquired::Held { .. }) if own_left => {
                 let message = "an earlier key of our own may still be there";
                 Err(Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted))
@@ -150,20 +165,20 @@ impl Node {
         if head.find(holder).is_none() {
             return;
         }
-        if decided(&mut decision).await == Some(true) {
+        if ballot.decided().await == Some(true) {
             head.keep(holder);
         } else if !self.refuses(limit) {
-            let _ = head.release(holder, limit).await;
+            let _ = head.release((holder, target.mode), limit).await;
         }
         drop(head);
         // A call that does not keep its time limit is given up in the end. Its holder id is swept.
         if let Some(call) = late
             && let Ok(verdict) = timeout(limit, call).await
         {
-            let mut head = self.queues.head(name).await;
+            let mut head = self.queues.head(target, holder).await;
             head.answered(holder, &verdict);
             match head.find(holder).map(|orphan| orphan.owed) {
-                Some(true) => _ = head.release(holder, limit).await,
+                Some(true) => _ = head.release((holder, target.mode), limit).await,
                 Some(false) => head.keep(holder),
                 None => {}
             }
@@ -174,14 +189,12 @@ impl Node {
     pub(super) async fn reacquire(
         self: Arc<Self>,
         request: Acquire,
-        sent: Instant,
+        ballot: Ballot<bool>,
         answers: Answers<Acquired>,
     ) {
-        let (ttl, limit) = (request.ttl, request.timeout);
-        let vote = match bounded(limit, self.store.acquire(request)).await.0 {
-            Ok(granted @ Acquired::Granted { .. }) => {
-                self.check_uptime(ttl, sent, limit).await.map(|()| granted)
-            }
+        let verdict = bounded(request.timeout, self.store.acquire(request.clone())).await.0;
+        let vote = match verdict {
+            Ok(Acquired::Granted { .. }) => self.check(&request, &ballot).await.and(verdict),
             verdict => verdict,
         };
         answers.send(self.index, vote);
@@ -201,22 +214,22 @@ impl Node {
         owed: Option<(Instant, Places)>,
         answers: Answers<Released>,
     ) {
-        let (name, holder, limit) = (request.target.name, request.holder, request.timeout);
-        let mut head = self.queues.head(&name).await;
+        let (mode, holder, limit) = (request.target.mode, request.holder, request.timeout);
+        let mut head = self.queues.head(&request.target, holder).await;
         let is_hold = owed.is_some();
         match owed {
             Some((_, places)) if !places.contain(self.index) && head.find(holder).is_none() => {
                 // It never got there.
                 return answers.send(self.index, Ok(Released::NotYours(Absence::Gone)));
             }
-            Some((until, _)) => head.owe(holder, until),
+            Some((until, _)) => head.owe(holder, mode, until),
             // The holder ids of attempts that came to nothing.
             None => head.owe_all(holder),
         }
         if self.refuses(limit) {
             answers.send(self.index, Err(refused()));
         } else {
-            answers.send(self.index, head.release(holder, limit).await);
+            answers.send(self.index, head.release((holder, mode), limit).await);
             if !is_hold {
                 head.flush(limit).await;
             }
@@ -229,11 +242,10 @@ impl Node {
     pub(super) async fn renew(
         self: Arc<Self>,
         (holds, batch, holders): (Arc<Holds>, RenewBatch, Vec<HolderId>),
-        (sent, limit): (Instant, Duration),
-        mut decision: Decision<Arc<[bool]>>,
+        limit: Duration,
+        mut ballot: Ballot<Arc<[bool]>>,
         answers: Answers<Vec<Result<Option<Absence>>>>,
     ) {
-        let (ttl, count) = (batch.ttl, batch.items.len());
         let mut asked = RenewBatch { timeout: limit, ..batch.clone() };
         for (item, holder) in asked.items.iter_mut().zip(holders) {
             item.holder = self.holder_id(holder);
@@ -242,86 +254,102 @@ impl Node {
         if let Ok(Renewed { verdicts, .. }) = &verdict {
             verdicts.iter().for_each(|verdict| self.load.answered(verdict));
         }
-        let verdicts = self.renewal_votes(verdict, count, (ttl, sent, limit)).await;
+        let verdicts = self.renewal_votes(verdict, (&holds, &batch), &ballot, limit).await;
         answers.send(self.index, verdicts.clone());
         let verdicts = match late {
             // This is too late for the vote, but not for making keys again.
             Some(call) => {
-                self.renewal_votes(bounded(limit, call).await.0, count, (ttl, sent, limit)).await
+                let verdict = bounded(limit, call).await.0;
+                self.renewal_votes(verdict, (&holds, &batch), &ballot, limit).await
             }
             None => verdicts,
         };
         let Ok(verdicts) = verdicts else { return };
-        let Some(renewed) = decided(&mut decision).await else { return };
-        let mut heals = JoinSet::new();
+        let Some(renewed) = ballot.decided().await else { return };
+        let mut repairs = JoinSet::new();
         for ((item, verdict), renewed) in batch.items.into_iter().zip(verdicts).zip(renewed.iter())
         {
-            if *renewed && matches!(verdict, Ok(Some(Absence::Gone))) {
-                let lost = (item.target, item.holder, ttl);
-                heals.spawn(Arc::clone(&self).heal(Arc::clone(&holds), lost, limit));
+            let hold = (item.target, item.holder, batch.ttl);
+            match verdict {
+                Ok(Some(Absence::Gone)) if *renewed => {
+                    repairs.spawn(Arc::clone(&self).heal(Arc::clone(&holds), hold, limit));
+                }
+                Ok(Some(_)) => {}
+                // It is here.
+                verdict if is_shared(hold.0.mode) && has_run(&verdict) => {
+                    repairs.spawn(Arc::clone(&self).set_right(Arc::clone(&holds), hold, limit));
+                }
+                _ => {}
             }
         }
-        while heals.join_next().await.is_some() {}
+        while repairs.join_next().await.is_some() {}
         self.sweep(limit).await;
     }
 
-    /// Returns the verdicts of this node. Renewals count only if its uptime is sufficient.
-    async fn renewal_votes(
+    /// Returns the verdicts of this node. Renewals count only if its uptime is sufficient, those of a writer only if it is
+    /// the writer here, and those of a reader once for each server.
+    async fn renewal_votes<T: Clone>(
         &self,
         verdict: Result<Renewed>,
-        count: usize,
-        (ttl, sent, limit): (Duration, Instant, Duration),
+        (holds, batch): (&Holds, &RenewBatch),
+        ballot: &Ballot<T>,
+        limit: Duration,
     ) -> Result<Vec<Result<Option<Absence>>>> {
         let mut verdicts = verdict?.verdicts;
-        if verdicts.len() != count {
+        if verdicts.len() != batch.items.len() {
             return Err(Error::protocol("answered for a different number of leases"));
         }
-        if verdicts.iter().any(|verdict| matches!(verdict, Ok(None)))
-            && let Err(error) = self.check_uptime(ttl, sent, limit).await
-        {
-            for verdict in &mut verdicts {
-                if let Ok(None) = verdict {
-                    *verdict = Err(error.clone());
+        let shared = |index: usize| is_shared(batch.items[index].target.mode);
+        let has_shared = (0..verdicts.len()).any(shared);
+        let is_renewed = verdicts.iter().any(|verdict| matches!(verdict, Ok(None)));
+        let uptime = async {
+            if is_renewed { self.check_uptime(batch.ttl, ballot.sent, limit).await } else { Ok(()) }
+        };
+        let server = async {
+            let asked = is_renewed && has_shared;
+            if asked { self.check_server(&ballot.voters, limit).await } else { Ok(()) }
+        };
+        let (uptime, server) = tokio::join!(uptime, server);
+        for (index, verdict) in verdicts.iter_mut().enumerate() {
+            let vote = match verdict {
+                Ok(None) if shared(index) => {
+                    let hold = holds.living(batch.items[index].holder);
+                    let counts = hold.is_none_or(|hold| hold.counts(self.index));
+                    let side = if counts { Ok(()) } else { Err(stray()) };
+                    uptime.clone().and(server.clone()).and(side)
                 }
+                Ok(None) => uptime.clone(),
+                Ok(Some(_)) if shared(index) => {
+                    holds.update(batch.items[index].holder, |hold| {
+                        hold.sides.iter_mut().for_each(|sides| sides.forget(self.index));
+                    });
+                    Ok(())
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = vote {
+                *verdict = Err(error);
             }
         }
         Ok(verdicts)
     }
 
-    /// Makes the key of a living hold again, where there is none.
-    async fn heal(
-        self: Arc<Self>,
-        holds: Arc<Holds>,
-        (target, holder, ttl): (Target, HolderId, Duration),
-        limit: Duration,
-    ) {
-        let mut head = self.queues.head(&target.name).await;
-        // A release that comes from here on waits behind this request.
-        let Some(hold) = holds.living(holder) else { return };
-        let holder = self.holder_id(hold.holder);
-        let request = Acquire::new(target, holder, ttl, limit);
-        hold.places.add(self.index);
-        head.sending(holder, self.clock.now(), ttl);
-        let verdict = head.acquire(&request).await.0;
-        head.answered(holder, &verdict);
-        head.keep(holder);
-        trace::later(Level::DEBUG, || {
-            let (node, verdict) = (self.index + 1, verdict.clone());
-            move || tracing::debug!(node, ?verdict, "made again")
-        });
-        if matches!(verdict, Ok(Acquired::Granted { .. })) && hold.count > 1 {
-            let request = Acquire { count: hold.count, ..request };
-            let _ = bounded(limit, self.store.acquire(request)).await;
+    /// Returns an error unless the grant of this node counts. Call this after the operation that is to be counted.
+    pub(super) async fn check<T>(&self, request: &Acquire, ballot: &Ballot<T>) -> Result<()> {
+        let limit = request.timeout;
+        let uptime = self.check_uptime(request.ttl, ballot.sent, limit);
+        if request.target.mode != Mode::Read {
+            return uptime.await;
         }
+        tokio::try_join!(uptime, self.check_server(&ballot.voters, limit)).map(drop)
     }
 
-    /// Returns an error if the node may have forgotten a key that it had `ttl` before `sent`, or later. Call this after the
-    /// operation that is to be counted.
+    /// Returns an error if the node may have forgotten a key that it had `ttl` before `sent`, or later.
     async fn check_uptime(&self, ttl: Duration, sent: Instant, limit: Duration) -> Result<()> {
-        let before = self.asked.load(Ordering::Acquire);
-        let Age { at, age } = timeout(limit, self.age_after(before, limit))
-            .await
-            .unwrap_or_else(|_| Err(timed_out()))?;
+        let ask = self.ages.after(|| async {
+            self.store.age(limit).await.map(|age| Age { at: self.clock.now(), age })
+        });
+        let Age { at, age } = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
         let needed = ttl + at.saturating_duration_since(sent);
         match age {
             Some(age) if age < needed => Err(Error::new(
@@ -333,18 +361,18 @@ impl Node {
         }
     }
 
-    /// Returns the answer to a request that was begun after the first `before` ones. Concurrent callers share one, also if
-    /// it is an error.
-    async fn age_after(&self, before: u64, limit: Duration) -> Result<Age> {
-        let mut last = self.age.lock().await;
-        if let (number, Some(age)) = &*last
-            && *number > before
-        {
-            return age.clone();
-        }
-        let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        let age = self.store.age(limit).await.map(|age| Age { at: self.clock.now(), age });
-        *last = (number, Some(age.clone()));
-        age
+    /// Returns an error if the server of this node has voted as another node.
+    async fn check_server(&self, voters: &Voters, limit: Duration) -> Result<()> {
+        let ask = self.servers.after(|| self.store.server_id(limit));
+        let server = timeout(limit, ask).await.unwrap_or_else(|_| Err(timed_out()))?;
+        voters.count(server, self.index)
     }
+}
+
+fn is_shared(mode: Mode) -> bool {
+    matches!(mode, Mode::Read | Mode::Write)
+}
+
+fn has_run<T>(verdict: &Result<T>) -> bool {
+    verdict.as_ref().map_or_else(|error| error.fate() == Fate::Executed, |_| true)
 }

@@ -8,8 +8,8 @@ use super::{QUERY_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups, failed,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Mode, Name, Release,
+    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups, failed,
 };
 use crate::sync::Mutex;
 use crate::trace;
@@ -82,13 +82,17 @@ impl Quorum {
         }
         let open_nodes: OpenNodes =
             Arc::new(AsyncMutex::new(nodes.iter().map(downgrade).collect()));
+        let modes = common_modes(&nodes);
         for (index, opener, error) in missing {
             trace::later(
                 Level::WARN,
                 || move || tracing::warn!(node = index + 1, %error, "a node is down; tried again in the background"),
             );
-            nodes[index] =
-                Some(PendingNode::start(opener, clock.clone(), (index, open_nodes.clone())));
+            nodes[index] = Some(PendingNode::start(
+                (opener, modes),
+                clock.clone(),
+                (index, open_nodes.clone()),
+            ));
         }
         Self::new(nodes.into_iter().flatten().collect())
     }
@@ -99,6 +103,16 @@ type OpenNodes = Arc<AsyncMutex<Vec<Option<Weak<dyn Store>>>>>;
 
 fn downgrade(node: &Option<Arc<dyn Store>>) -> Option<Weak<dyn Store>> {
     node.as_ref().map(Arc::downgrade)
+}
+
+/// Returns the abilities of a node that is not open yet: the modes of those that are open. It refuses what it turns out not
+/// to have.
+fn common_modes(nodes: &[Option<Arc<dyn Store>>]) -> Capabilities {
+    let open = || nodes.iter().flatten();
+    let modes = [Mode::Read, Mode::Write].into_iter();
+    modes
+        .filter(|mode| open().all(|node| node.capabilities().supports(*mode)))
+        .fold(Capabilities::default(), Capabilities::with_mode)
 }
 
 fn same_server_error(first: usize, second: usize) -> Error {
@@ -141,13 +155,19 @@ struct PendingNode {
     /// Why it was refused when it was up.
     refused: Mutex<Option<Error>>,
     clock: Clock,
+    /// Until it is opened.
+    capabilities: Capabilities,
     reconnects: Signal,
 }
 
 impl PendingNode {
-    fn start(opener: NodeOpener, clock: Clock, position: (usize, OpenNodes)) -> Arc<dyn Store> {
+    fn start(
+        (opener, capabilities): (NodeOpener, Capabilities),
+        clock: Clock,
+        position: (usize, OpenNodes),
+    ) -> Arc<dyn Store> {
         let (store, refused, reconnects) = Default::default();
-        let pending = Arc::new(Self { store, refused, clock, reconnects });
+        let pending = Arc::new(Self { store, refused, clock, capabilities, reconnects });
         tokio::spawn(open_in_background(Arc::downgrade(&pending), opener, position));
         pending
     }
@@ -266,7 +286,7 @@ impl Store for PendingNode {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.store.get().map(|store| store.capabilities()).unwrap_or_default()
+        self.store.get().map_or(self.capabilities, |store| store.capabilities())
     }
 
     fn shard(&self, _: &Name) -> usize {
@@ -407,6 +427,17 @@ mod tests {
         }
     }
 
+    /// The engine asks a quorum for its abilities before all nodes are up.
+    #[tokio::test(start_paused = true)]
+    async fn node_that_is_down_does_not_cost_the_modes_of_the_others() {
+        for down in [0, 1] {
+            let servers = up_and(&[ErrorKind::Unavailable][..down], 3);
+            let can = open_all(&servers).await.expect("a majority").capabilities();
+            assert!(can.supports(Mode::Read) && can.supports(Mode::Write), "{down} down");
+            assert!(!can.supports(Mode::Permits { size: 2, take: 1 }));
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn node_that_refuses_us_fails_the_whole() {
         for kind in [ErrorKind::Denied, ErrorKind::Invalid] {
@@ -476,7 +507,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn node_that_is_down_answers_errors_and_then_as_the_node() {
         let server = Server::new(Some(ErrorKind::Unavailable));
-        let node = PendingNode::start(server.opener(), server.store.clock(), (0, alone()));
+        let node = PendingNode::start(
+            (server.opener(), Capabilities::default()),
+            server.store.clock(),
+            (0, alone()),
+        );
         let target = Target::exclusive(Name::new("job").unwrap());
         let inspect = || Inspect::new(target.clone(), T);
         let force = || ForceRelease::new(target.clone(), T);
@@ -523,7 +558,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn store_without_a_quorum_is_not_opened_any_more() {
         let server = Server::new(Some(ErrorKind::Unavailable));
-        let node = PendingNode::start(server.opener(), server.store.clock(), (0, alone()));
+        let node = PendingNode::start(
+            (server.opener(), Capabilities::default()),
+            server.store.clock(),
+            (0, alone()),
+        );
         sleep(RETRY * 2 + RETRY / 2).await;
         assert_eq!(server.tries(), 2);
         drop(node);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 impl Inner {
     pub(super) async fn release(self: Arc<Self>, request: Release) -> Result<Released> {
-        request.target.require_exclusive()?;
+        self.require(request.target.mode)?;
         let (outer, timeout) = (request.holder, request.timeout);
         let limit = node_limit(timeout);
         let is_last = request.count == 0;

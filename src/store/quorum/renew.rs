@@ -1,25 +1,25 @@
 //! Renews holds, by a majority for each item of a batch.
 
+use super::node::Ballot;
 use super::tally::{Tally, absence, describe_renewed};
 use super::{Inner, node_limit};
 use crate::error::Result;
 use crate::store::{Absence, HolderId, RenewBatch, Renewed};
 use crate::trace;
 use std::sync::Arc;
-use tokio::sync::watch;
 use tracing::Level;
 
 impl Inner {
     pub(super) async fn renew(self: Arc<Self>, batch: RenewBatch) -> Result<Renewed> {
-        batch.require_exclusive()?;
+        batch.items.iter().try_for_each(|item| self.require(item.target.mode))?;
         let limit = node_limit(batch.timeout);
         let holders: Vec<HolderId> =
             batch.items.iter().map(|item| self.holds.holder_of(item.holder)).collect();
-        let (decision, decided) = watch::channel(None);
         let sent = self.clock.now();
+        let (decision, ballot) = Ballot::new(sent);
         let mut tally = self.ask(|node, answers| {
             let asked = (Arc::clone(&self.holds), batch.clone(), holders.clone());
-            node.renew(asked, (sent, limit), decided.clone(), answers)
+            node.renew(asked, limit, ballot.clone(), answers)
         });
         let majority = tally.majority();
         let clear = |tally: &Tally<_>| {

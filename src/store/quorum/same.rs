@@ -1,13 +1,15 @@
 //! Finds nodes whose addresses lead to one server.
 //!
-//! Such a server votes once in any case, because each node has holder ids of its own. This module reports it to the log and
-//! in errors: otherwise a node that meets the key of its twin would seem to have another holder.
+//! Such a server votes once in any case. To locks and writers it does so because each node has holder ids of its own: a
+//! node that meets the key of its twin abstains, and does not seem to have another holder. Readers share a name, so a vote
+//! for a reader counts only with the id of the server, which is requested after it.
 
 use super::QUERY_LIMIT;
 use super::node::Node;
 use super::tally::Tally;
-use crate::error::{Error, ErrorKind, Fate};
+use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::Acquired;
+use crate::sync::Mutex;
 use crate::trace;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -22,6 +24,31 @@ impl Node {
     fn is_same_server(&self, other: &Self) -> bool {
         self.index != other.index && self.server().is_some_and(|id| other.server() == Some(id))
     }
+}
+
+/// The servers that have voted for a reader in one ballot.
+#[derive(Default)]
+pub(super) struct Voters(Mutex<Vec<(String, usize)>>);
+
+impl Voters {
+    /// Counts the vote of a server. Returns an error if it has voted as another node.
+    pub(super) fn count(&self, server: Option<String>, node: usize) -> Result<()> {
+        let Some(server) = server else { return Ok(()) };
+        let mut voters = self.0.lock();
+        match voters.iter().find(|(other, _)| *other == server) {
+            Some((_, twin)) if *twin != node => Err(twin_error(*twin, Fate::Executed)),
+            Some(_) => Ok(()),
+            None => {
+                voters.push((server, node));
+                Ok(())
+            }
+        }
+    }
+}
+
+fn twin_error(twin: usize, fate: Fate) -> Error {
+    let message = format!("its address leads to the server of node {}, which votes once", twin + 1);
+    Error::new(ErrorKind::Unavailable, message).with_fate(fate)
 }
 
 /// Requests the server ids of all nodes, and logs those that are the same.
@@ -61,11 +88,7 @@ pub(super) fn abstain(nodes: &[Arc<Node>], tally: &mut Tally<Acquired>) {
         if matches!(answer(tally, node), Some(Acquired::Held { .. }))
             && let Some(twin) = granted.iter().find(|other| other.is_same_server(node))
         {
-            let twin = twin.index + 1;
-            let message =
-                format!("its address leads to the server of node {twin}, which votes once");
-            let error = Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted);
-            tally.answers[node.index] = Some(Err(error));
+            tally.answers[node.index] = Some(Err(twin_error(twin.index, Fate::NotExecuted)));
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Releases what a node may have and no hold relies on, again and again.
 
 use super::node::Node;
-use super::queue::Sweeping;
+use super::queue::{Lane, Sweeping};
 use crate::store::Name;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// The number of names that are swept at once while the node answers.
+/// The number of queues that are swept at once while the node answers.
 const AT_ONCE: usize = 100;
 
 impl Node {
@@ -30,27 +30,29 @@ impl Node {
                 () = sleep(limit.max(Duration::from_millis(1))) => {}
                 () = self.closing.cancelled() => {}
             }
-            let mut names = sweeping.owed(limit);
-            // Each time another name comes first: there may be one that this node never answers for.
-            let first = round % names.len().max(1);
-            names.rotate_left(first);
+            let mut owed = sweeping.owed(limit);
+            // Each time another queue comes first: there may be one that this node never answers for.
+            let first = round % owed.len().max(1);
+            owed.rotate_left(first);
             round += 1;
-            self.sweep_once(names, limit).await;
+            self.sweep_once(owed, limit).await;
             if self.closing.is_cancelled() {
                 return;
             }
         }
     }
 
-    /// Releases the holder ids of these names, until the node does not answer.
-    async fn sweep_once(self: &Arc<Self>, mut names: Vec<Name>, limit: Duration) {
+    /// Releases the holder ids of these queues, until the node does not answer.
+    async fn sweep_once(self: &Arc<Self>, mut owed: Vec<(Name, Lane)>, limit: Duration) {
         // A silent node is asked once.
         let mut count = 1;
-        while !names.is_empty() {
+        while !owed.is_empty() {
             let mut releases = JoinSet::new();
-            for name in names.split_off(names.len().saturating_sub(count)) {
+            for (name, lane) in owed.split_off(owed.len().saturating_sub(count)) {
                 let node = Arc::clone(self);
-                releases.spawn(async move { node.queues.head(&name).await.flush(limit).await });
+                releases.spawn(
+                    async move { node.queues.head_of(&name, lane).await.flush(limit).await },
+                );
             }
             count = AT_ONCE;
             let mut answered = false;

@@ -33,7 +33,8 @@ pub(crate) use address::Address;
 use super::options::in_task;
 use super::{
     Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Target, Wait, Wakeups,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Target, Wait,
+    Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};

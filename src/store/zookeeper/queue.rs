@@ -127,7 +127,7 @@ impl Queue {
         let Some(first) = before.first() else { return Ok(true) };
         match (first.role, role) {
             (Role::Permits { size: has, .. }, Role::Permits { size, .. }) if has != size => {
-                return Err(Error::other_size(has, size));
+                return Err(Error::other_size(has.into(), size));
             }
             (first, role) if !first.suits(role) => return Err(first.kind().wrong_type()),
             _ => {}

@@ -21,7 +21,7 @@ pub(super) async fn claim_size(session: &Session, directory: &str, size: u32) ->
         };
         match parse(&data) {
             Some(has) if has == size => return Ok(()),
-            Some(has) => return Err(Error::other_size(has, size)),
+            Some(has) => return Err(Error::other_size(has.into(), size)),
             None => {}
         }
         let write = link.client.set_data(directory, text.as_bytes(), Some(stat.version));

@@ -1,0 +1,101 @@
+//! Finds the holders that a majority has.
+
+use super::Inner;
+use super::tally::Tally;
+use crate::error::Result;
+use crate::store::{HolderInfo, Inspect, Inspection, Mode, Store, StoreFuture};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+impl Inner {
+    pub(super) async fn inspect(self: &Arc<Self>, request: Inspect) -> Result<Inspection> {
+        self.require(request.target.mode)?;
+        let limit = request.timeout;
+        let tally = self.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let request = request.clone();
+            Box::pin(async move { Ok(at_node(store.inspect(request).await?)) })
+        });
+        let tally = tally.await;
+        let mut found: Vec<&HolderInfo> = tally.verdicts().flatten().collect();
+        found.sort_by(|one, other| one.holder.cmp(&other.holder));
+        let majority = tally.majority();
+        let same = || found.chunk_by(|one, other| one.holder == other.holder);
+        let holders: Vec<_> = same().filter_map(|same| of_majority(same, majority)).collect();
+        let votes = tally.votes(|holders| !holders.is_empty());
+        let silent = votes.failed + votes.pending;
+        let most = same().map(<[_]>::len).max().unwrap_or(0);
+        // No holder has a majority, whatever the silent nodes have.
+        if !holders.is_empty() || most + silent < majority {
+            return Ok(Inspection::new(holders));
+        }
+        Err(no_majority(&tally))
+    }
+}
+
+fn no_majority(tally: &Tally<Vec<HolderInfo>>) -> crate::error::Error {
+    tally.no_majority(|holders| if holders.is_empty() { "free" } else { "held" })
+}
+
+/// Returns the holders at a node, each of them once.
+fn at_node(inspection: Inspection) -> Vec<HolderInfo> {
+    let mut holders = inspection.holders;
+    for holding in &mut holders {
+        // The attempts of one hold have one holder.
+        if let Some((holder, _)) = holding.holder.split_once('.') {
+            holding.holder = holder.to_owned();
+        }
+    }
+    holders.sort_by(|one, other| {
+        one.holder.cmp(&other.holder).then(other.remaining.cmp(&one.remaining))
+    });
+    holders.dedup_by(|one, other| one.holder == other.holder);
+    holders
+}
+
+/// Returns a holder if a majority has it, with the least time to live that a majority has at least. Without a majority for
+/// the writer, it can be a reader at most.
+fn of_majority(same: &[&HolderInfo], majority: usize) -> Option<HolderInfo> {
+    let mut same = same.to_vec();
+    same.sort_by_key(|holding| Reverse(holding.remaining));
+    let least = (*same.get(majority - 1)?).clone();
+    let writers = same.iter().filter(|holding| holding.mode == Mode::Write).count();
+    match least.mode {
+        Mode::Read | Mode::Write => {
+            let mode = if writers >= majority { Mode::Write } else { Mode::Read };
+            Some(least.with_mode(mode))
+        }
+        Mode::Exclusive | Mode::Permits { .. } => Some(least),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn holding(holder: &str, mode: Mode, seconds: u64) -> HolderInfo {
+        let left = Some(Duration::from_secs(seconds));
+        HolderInfo::new(holder.into(), 1, left).with_mode(mode)
+    }
+
+    #[test]
+    fn attempts_of_a_holder_count_once_at_a_node() {
+        let read = |holder, seconds| holding(holder, Mode::Read, seconds);
+        let found = [read("a:1.1", 3), read("a:1.1.7", 9), read("a:2.1", 5)];
+        assert_eq!(at_node(Inspection::new(found)), [read("a:1", 9), read("a:2", 5)]);
+    }
+
+    #[test]
+    fn writer_is_whoever_a_majority_has_as_the_writer() {
+        let (read, write) = (|s| holding("a:1", Mode::Read, s), |s| holding("a:1", Mode::Write, s));
+        for (found, expected) in [
+            (vec![write(9), write(7), read(8)], Some(write(8))),
+            (vec![write(9), read(7), read(8)], Some(read(8))),
+            (vec![write(9), read(7)], Some(read(7))),
+            (vec![write(9)], None),
+        ] {
+            let found: Vec<&HolderInfo> = found.iter().collect();
+            assert_eq!(of_majority(&found, 2), expected, "{found:?}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Locks one name for one writer or for many readers.
 
-use crate::engine::{Converted, Engine, Hold, WaitLimit, acquire, convert};
+use crate::engine::{Converted, Engine, Hold, Share, WaitLimit, acquire_as, convert};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::runtime;
@@ -62,8 +62,8 @@ pub struct RwLock {
     current: Arc<Current>,
 }
 
-/// The last hold of a handle. Its leases have it too: they may change the mode of the hold.
-type Current = Mutex<Option<Arc<Hold>>>;
+/// The last hold of a handle, and its share in it. Its leases have it too: they may change the mode of the hold.
+type Current = Mutex<Option<(Arc<Hold>, Share)>>;
 
 /// The guard of a reader.
 ///
@@ -296,21 +296,23 @@ impl RwLock {
 
     async fn lease(&mut self, mode: Mode, limit: WaitLimit) -> Result<Option<Lease>> {
         runtime::need();
-        let mut current = self.current.lock().clone();
-        let reads =
-            current.as_ref().is_some_and(|hold| hold.mode == Mode::Read && hold.count() > 0);
+        let current = self.current.lock().clone();
+        let reads = current
+            .as_ref()
+            .is_some_and(|(hold, share)| hold.mode == Mode::Read && hold.count_of(*share) > 0);
         if reads && mode == Mode::Write {
             return Err(Error::invalid(
                 "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
                  ReadLease::try_upgrade",
             ));
         }
-        let claim = acquire(&self.engine.core, &self.name, mode, &mut current, limit).await?;
-        let lease = claim.map(|claim| Lease::new(&self.engine, claim));
-        if lease.is_some() {
-            *self.current.lock() = current;
-        }
-        Ok(lease)
+        let (mut hold, share) =
+            current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
+        let claim =
+            acquire_as(&self.engine.core, &self.name, mode, (&mut hold, share), limit).await?;
+        let Some(claim) = claim else { return Ok(None) };
+        *self.current.lock() = hold.map(|hold| (hold, claim.share()));
+        Ok(Some(Lease::new(&self.engine, claim)))
     }
 
     fn reading(&self, lease: Lease) -> ReadLease {
@@ -344,8 +346,8 @@ async fn change(
         Converted::Refused => Ok(Err(lease)),
         Converted::Changed(next) => {
             let mut current = current.lock();
-            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &hold)) {
-                *current = Some(Arc::clone(&next));
+            if current.as_ref().is_some_and(|(current, _)| Arc::ptr_eq(current, &hold)) {
+                *current = Some((Arc::clone(&next), Share::FIRST));
             }
             drop(current);
             Ok(Ok(lease.replaced(next)))

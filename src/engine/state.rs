@@ -90,12 +90,18 @@ enum Recorded {
     /// The store rejected a lower count; its count may be higher than this one. Not retried.
     AtLeast(u32),
     Unknown,
+    /// 1, whatever the number of leases: a read hold.
+    One,
 }
 
 impl Recorded {
     /// Returns whether this count needs no further record.
     fn is(self, count: u32) -> bool {
-        matches!(self, Self::Known(recorded) | Self::AtLeast(recorded) if recorded == count)
+        match self {
+            Self::Known(recorded) | Self::AtLeast(recorded) => recorded == count,
+            Self::Unknown => false,
+            Self::One => true,
+        }
     }
 }
 

@@ -24,6 +24,24 @@ use std::time::Duration;
 /// `write` is [`Invalid`](ErrorKind::Invalid) at once, because it would wait for itself forever: drop the read lease first,
 /// or use [`ReadLease::try_upgrade`].
 ///
+/// # Readers of one process
+///
+/// Handles of one [`LeaseManager`](crate::LeaseManager) that read the same name share one hold of the store, a *cohort*. The
+/// first reader asks the store. One that comes within a tenth of the [TTL](crate::Builder::ttl) after that grant joins it:
+/// it sends nothing and waits for nothing, so a million readers a second cost one request for each tenth of the TTL, and one
+/// lease to renew. Later readers ask again and begin a new cohort; they do not wait for the old one. A reader never joins
+/// while a writer of its own manager waits, and a writer elsewhere waits for the longest read and that tenth, and perhaps
+/// one [poll interval](crate::Builder::max_poll_interval).
+///
+/// Each lease stays a lease of its own: it ends when it is unlocked or dropped, and its token fires then. The last one of the
+/// cohort that ends releases the name, so the others return from [`unlock`](ReadLease::unlock) at once. What they share:
+///
+/// - They have one fencing token and one [`holder_id`](Lease::holder_id), and are lost together, at one time, for one reason.
+/// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease.
+/// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of its cohort.
+///
+/// [`hold_count`](Lease::hold_count) counts the leases of the own handle. The store counts one for the whole cohort.
+///
 /// # Order
 ///
 /// Neither side starves. Among the handles of a manager, a reader that comes after a waiting writer waits behind it.
@@ -69,9 +87,9 @@ type Current = Mutex<Option<(Arc<Hold>, Share)>>;
 ///
 /// It dereferences to its [`Lease`]. Dropping it releases it in the background.
 ///
-/// Its [fencing token](Lease::fence) is shared with the readers of other handles that are there at the same time: it is
-/// larger than that of each writer before them, and smaller than that of each writer after them. So a resource that compares
-/// tokens accepts what readers derive, such as a cache entry, until the next writer has written.
+/// Its [fencing token](Lease::fence) is shared with the readers of other handles that are there at the same time, in all
+/// processes: it is larger than that of each writer before them, and smaller than that of each writer after them. So a
+/// resource that compares tokens accepts what readers derive, such as a cache entry, until the next writer has written.
 #[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
 #[clippy::has_significant_drop]
 pub struct ReadLease {
@@ -111,7 +129,8 @@ impl RwLock {
 
     /// Waits until this handle may read.
     ///
-    /// Re-enters at once while a lease of this handle is alive, also a write lease.
+    /// Re-enters at once while a lease of this handle is alive, also a write lease, and [joins](RwLock#readers-of-one-process)
+    /// the readers of other handles if it can.
     ///
     /// # Errors
     ///

@@ -13,8 +13,8 @@
 //!    lease that ends, of whichever handle, has the hold released.
 
 use super::core::Core;
-use super::hold::Hold;
-use super::share::Share;
+use super::hold::{Hold, Inner};
+use super::share::{Share, Shares};
 use super::state::Reentry;
 use crate::store::Name;
 use std::sync::Arc;
@@ -28,13 +28,37 @@ impl Core {
     }
 }
 
+impl Inner {
+    /// Makes the last of the leases that the state counts that of a further share.
+    fn add_share(&mut self) -> Share {
+        let before = self.state.live() - 1;
+        self.shares.get_or_insert_with(|| Box::new(Shares::new(before))).add()
+    }
+
+    /// Ends a lease of a share.
+    pub(super) fn leave_share(&mut self, share: Share) {
+        if let Some(shares) = &mut self.shares {
+            shares.leave(share);
+        }
+    }
+
+    fn count_of(&self, share: Share) -> u32 {
+        self.shares.as_ref().map_or_else(|| self.state.live(), |shares| shares.count(share))
+    }
+}
+
 impl Hold {
+    /// Returns the number of live leases of a share.
+    pub(crate) fn count_of(&self, share: Share) -> u32 {
+        self.lock().count_of(share)
+    }
+
     /// Adds a lease of a handle that has none of this hold. Returns its share, or `None` if the hold cannot be joined.
     pub(super) fn join(self: &Arc<Self>, core: &Arc<Core>) -> Option<Share> {
         let now = core.now();
         let mut inner = self.lock();
         // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
-        let share = inner.state.join(&core.timing, now).then(|| inner.new_share());
+        let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
         drop(inner);
         if share.is_none() {
             core.queue.disband(self);
@@ -55,7 +79,12 @@ impl Hold {
             return Err(Reentry::Over);
         }
         match inner.state.join_again() {
-            None => Ok(inner.grow_share(share)),
+            None => {
+                if let Some(shares) = &mut inner.shares {
+                    shares.grow(share);
+                }
+                Ok(())
+            }
             Some(refused) => Err(refused),
         }
     }

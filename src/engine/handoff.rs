@@ -14,7 +14,11 @@
 //!    other processes.
 //! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
 //!    and in the end the hold is released in the store.
-//! 5. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 5. **In the order of arrival.** A flow that asks the store for permits comes before all that are in the queue, so it is
+//!    handed the hold while it asks ([`Turn::seek`](super::turn::Turn::seek)). Its turn ends in the same step, and the next
+//!    flow takes over its subscription and the time of its next request: the store has just refused, so it need not ask.
+//!    If that flow wants another number of permits, or makes one attempt, the hold is released in the store.
+//! 6. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::core::{Core, Settings};

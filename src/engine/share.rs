@@ -1,6 +1,5 @@
 //! The shares of the handles in one hold.
 
-use super::hold::{Hold, Inner};
 use std::collections::HashMap;
 
 /// The share of a handle in a hold: its own leases among all that the hold has. Only a read hold has more than one.
@@ -13,56 +12,43 @@ impl Share {
 }
 
 /// The number of leases of each share that has one.
-#[derive(Default)]
 pub(super) struct Shares {
     counts: HashMap<Share, u32>,
     /// The last number drawn.
     last: u32,
 }
 
-impl Inner {
-    /// Adds the first lease of a further share to those that the state counts.
-    pub(super) fn new_share(&mut self) -> Share {
-        let first = self.state.live() - 1;
-        let shares = self.shares.get_or_insert_with(|| {
-            Box::new(Shares { counts: HashMap::from([(Share::FIRST, first)]), last: 0 })
-        });
-        shares.last = shares.last.wrapping_add(1);
-        let share = Share(shares.last);
-        shares.counts.insert(share, 1);
+impl Shares {
+    /// Creates the shares of a hold with so many leases, all of the first one.
+    pub(super) fn new(leases: u32) -> Self {
+        Self { counts: HashMap::from([(Share::FIRST, leases)]), last: 0 }
+    }
+
+    /// Adds a share with one lease.
+    pub(super) fn add(&mut self) -> Share {
+        self.last = self.last.wrapping_add(1);
+        let share = Share(self.last);
+        self.counts.insert(share, 1);
         share
     }
 
     /// Adds a lease to a share.
-    pub(super) fn grow_share(&mut self, share: Share) {
-        if let Some(shares) = &mut self.shares {
-            *shares.counts.entry(share).or_default() += 1;
-        }
+    pub(super) fn grow(&mut self, share: Share) {
+        *self.counts.entry(share).or_default() += 1;
     }
 
     /// Ends a lease of a share.
-    pub(super) fn leave_share(&mut self, share: Share) {
-        let Some(shares) = &mut self.shares else { return };
-        if let Some(count) = shares.counts.get_mut(&share) {
+    pub(super) fn leave(&mut self, share: Share) {
+        if let Some(count) = self.counts.get_mut(&share) {
             *count -= 1;
             if *count == 0 {
-                shares.counts.remove(&share);
+                self.counts.remove(&share);
             }
         }
     }
 
-    /// Returns the number of live leases of a share.
-    pub(super) fn count_of(&self, share: Share) -> u32 {
-        match &self.shares {
-            None => self.state.live(),
-            Some(shares) => shares.counts.get(&share).copied().unwrap_or_default(),
-        }
-    }
-}
-
-impl Hold {
-    /// Returns the number of live leases of a share.
-    pub(crate) fn count_of(&self, share: Share) -> u32 {
-        self.lock().count_of(share)
+    /// Returns the number of leases of a share.
+    pub(super) fn count(&self, share: Share) -> u32 {
+        self.counts.get(&share).copied().unwrap_or_default()
     }
 }

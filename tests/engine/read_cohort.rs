@@ -409,8 +409,8 @@ fn readers_and_a_writer_never_meet_on_many_threads() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicI64, Ordering};
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all();
-    let runtime = { runtime }.build().unwrap();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
         let builder = LeaseManager::builder().ttl(Duration::from_millis(300));
         let leases = builder.build(leasehold::store::MemoryStore::new()).unwrap();

@@ -1,16 +1,15 @@
 //! The acquire loop: acquires a name at once, re-entrantly, or after waiting.
 
+mod again;
 mod line;
-mod read;
 mod seek;
 
-use super::attempt::{Attempt, Nested};
+use super::attempt::Attempt;
 use super::core::Core;
 use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
 use super::share::Share;
-use super::state::{NestedVerdict, Reentry};
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -286,66 +285,6 @@ impl<'core> AcquireLoop<'_, 'core> {
             let left = self.limit.saturating_sub(waited);
             Place::new(waited, core.place_kept().min(left))
         })
-    }
-
-    /// Returns a nested request in the mode of the hold. It must not outlive `C`.
-    fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
-        let timing = &self.core.timing;
-        let timeout = timing.attempt.min(hold.remaining(self.core));
-        Acquire::new(hold.target(), hold.holder, timing.ttl, timeout).with_count(count)
-    }
-
-    /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
-    async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
-        let core = self.core;
-        if hold.mode == Mode::Read {
-            return self.read_again(hold).await;
-        }
-        let count = loop {
-            match hold.reenter(core) {
-                Reentry::Count(count) => break count,
-                Reentry::Busy => {
-                    // This handle's own operation is in flight, so a silence here is the store's.
-                    self.answered.store(false, Ordering::Relaxed);
-                    let idle = timeout(self.silence_limit(), hold.until_idle()).await;
-                    idle.map_err(|_| Error::silent())?;
-                }
-                Reentry::Lost(loss) => return Err(Error::lost(loss)),
-                Reentry::Over => {
-                    // The release of this handle may still be in flight; `try_lock` waits for it
-                    // instead of reporting contention.
-                    if self.once {
-                        let _ = timeout(core.timing.attempt, hold.until_over()).await;
-                    }
-                    return Ok(None);
-                }
-            }
-        };
-        let mut nested = Nested::new(core, &hold, count);
-        let mut failures = 0;
-        let ask = async {
-            loop {
-                self.answered.store(false, Ordering::Relaxed);
-                match nested.ask(self.nested(&hold, count)).await {
-                    NestedVerdict::Failed(error) if error.is_unavailable() && !self.once => {
-                        failures += 1;
-                        tracing::debug!(%error, "nested acquire failed; retrying");
-                        sleep(core.timing.gap(failures, core.jitter())).await;
-                    }
-                    verdict => return verdict,
-                }
-            }
-        };
-        let limit = self.silence_limit();
-        tokio::select! {
-            biased;
-            verdict = timeout(limit, ask) => match verdict {
-                Ok(verdict) => nested.end(verdict, true)?,
-                Err(_) => return Err(Error::silent()),
-            },
-            loss = hold.when_lost() => return Err(Error::lost(loss)),
-        }
-        Ok(Some(self.claim(hold)))
     }
 
     /// Asks the store until it grants the name. Returns `None` if the name is held and this call

@@ -1,6 +1,6 @@
 //! The guard that the user keeps while a name is held.
 
-use crate::engine::{Claim, Core, Engine, Hold, Phase};
+use crate::engine::{Claim, Core, Engine, Hold, Phase, Share};
 use crate::error::{Error, Loss, Result};
 use crate::store::HolderId;
 use std::fmt;
@@ -56,6 +56,8 @@ pub struct Lease {
     hold: Arc<Hold>,
     /// Fires on loss, unlock and drop; made when first asked for.
     token: OnceLock<CancellationToken>,
+    /// That of its handle in the hold.
+    share: Share,
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
 }
@@ -74,8 +76,9 @@ pub enum LeaseState {
 
 impl Lease {
     pub(crate) fn new(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
+        let share = claim.share();
         let hold = claim.into_hold();
-        Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), over: false }
+        Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), share, over: false }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -316,7 +319,7 @@ impl Lease {
 
     /// Returns the number of live leases of this hold: 1, and one more for each nested call.
     pub fn hold_count(&self) -> u32 {
-        self.hold.count()
+        self.hold.count_of(self.share)
     }
 
     /// Releases the lease and waits for the store's answer.
@@ -359,7 +362,7 @@ impl Lease {
         let engine = Arc::clone(&self.engine);
         let _call = engine.core.begin_call();
         self.end();
-        let result = self.hold.unlock(&engine.core).await;
+        let result = self.hold.unlock(&engine.core, self.share).await;
         // Only now: what is begun must not wait for a turn of this task.
         consume_budget().await;
         result
@@ -382,7 +385,7 @@ impl Lease {
     /// ```
     pub fn forget(mut self) {
         self.end();
-        self.hold.forget(self.core());
+        self.hold.forget(self.core(), self.share);
     }
 
     /// Returns the engine and the hold.
@@ -393,7 +396,8 @@ impl Lease {
     /// Returns the lease of the hold that has replaced this one, which is over. Its token fires.
     pub(crate) fn replaced(mut self, hold: Arc<Hold>) -> Self {
         self.end();
-        Self { engine: Arc::clone(&self.engine), hold, token: OnceLock::new(), over: false }
+        let (engine, token) = (Arc::clone(&self.engine), OnceLock::new());
+        Self { engine, hold, token, share: Share::FIRST, over: false }
     }
 
     /// Makes the loss fire `token`, unless it fires another one already. Returns the token that it fires.
@@ -440,7 +444,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if !self.over {
             self.end();
-            self.hold.leave_in_background(self.core());
+            self.hold.leave_in_background(self.core(), self.share);
         }
     }
 }

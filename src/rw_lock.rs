@@ -1,6 +1,6 @@
 //! Locks one name for one writer or for many readers.
 
-use crate::engine::{Converted, Engine, Hold, WaitLimit, acquire, convert};
+use crate::engine::{Converted, Engine, Hold, Share, WaitLimit, acquire_as, convert};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::runtime;
@@ -23,6 +23,24 @@ use std::time::Duration;
 /// name stays locked for writing until all of these leases have ended. A handle that only reads enters again by `read`. Its
 /// `write` is [`Invalid`](ErrorKind::Invalid) at once, because it would wait for itself forever: drop the read lease first,
 /// or use [`ReadLease::try_upgrade`].
+///
+/// # Readers of one process
+///
+/// Handles of one [`LeaseManager`](crate::LeaseManager) that read the same name share one hold of the store, a *cohort*. The
+/// first reader asks the store. One that comes within a tenth of the [TTL](crate::Builder::ttl) after that grant joins it:
+/// it sends nothing and waits for nothing, so a million readers a second cost one request for each tenth of the TTL, and one
+/// lease to renew. Later readers ask again and begin a new cohort; they do not wait for the old one. A reader never joins
+/// while a writer of its own manager waits, and a writer elsewhere waits for the longest read and that tenth, and perhaps
+/// one [poll interval](crate::Builder::max_poll_interval).
+///
+/// Each lease stays a lease of its own: it ends when it is unlocked or dropped, and its token fires then. The last one of the
+/// cohort that ends releases the name, so the others return from [`unlock`](ReadLease::unlock) at once. What they share:
+///
+/// - They have one fencing token and one [`holder_id`](Lease::holder_id), and are lost together, at one time, for one reason.
+/// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease.
+/// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of its cohort.
+///
+/// [`hold_count`](Lease::hold_count) counts the leases of the own handle. The store counts one for the whole cohort.
 ///
 /// # Order
 ///
@@ -63,16 +81,16 @@ pub struct RwLock {
     current: Arc<Current>,
 }
 
-/// The last hold of a handle. Its leases have it too: they may change the mode of the hold.
-type Current = Mutex<Option<Arc<Hold>>>;
+/// The last hold of a handle, and its share in it. Its leases have it too: they may change the mode of the hold.
+type Current = Mutex<Option<(Arc<Hold>, Share)>>;
 
 /// The guard of a reader.
 ///
 /// It dereferences to its [`Lease`]. Dropping it releases it in the background.
 ///
-/// Its [fencing token](Lease::fence) is shared with the readers of other handles that are there at the same time: it is
-/// larger than that of each writer before them, and smaller than that of each writer after them. So a resource that compares
-/// tokens accepts what readers derive, such as a cache entry, until the next writer has written.
+/// Its [fencing token](Lease::fence) is shared with the readers of other handles that are there at the same time, in all
+/// processes: it is larger than that of each writer before them, and smaller than that of each writer after them. So a
+/// resource that compares tokens accepts what readers derive, such as a cache entry, until the next writer has written.
 #[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
 #[clippy::has_significant_drop]
 pub struct ReadLease {
@@ -112,7 +130,8 @@ impl RwLock {
 
     /// Waits until this handle may read.
     ///
-    /// Re-enters at once while a lease of this handle is alive, also a write lease.
+    /// Re-enters at once while a lease of this handle is alive, also a write lease, and [joins](RwLock#readers-of-one-process)
+    /// the readers of other handles if it can.
     ///
     /// # Errors
     ///
@@ -297,21 +316,23 @@ impl RwLock {
 
     async fn lease(&mut self, mode: Mode, limit: WaitLimit) -> Result<Option<Lease>> {
         runtime::need();
-        let mut current = self.current.lock().clone();
-        let reads =
-            current.as_ref().is_some_and(|hold| hold.mode == Mode::Read && hold.count() > 0);
+        let current = self.current.lock().clone();
+        let reads = current
+            .as_ref()
+            .is_some_and(|(hold, share)| hold.mode == Mode::Read && hold.count_of(*share) > 0);
         if reads && mode == Mode::Write {
             return Err(Error::invalid(
                 "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
                  ReadLease::try_upgrade",
             ));
         }
-        let claim = acquire(&self.engine.core, &self.name, mode, &mut current, limit).await?;
-        let lease = claim.map(|claim| Lease::new(&self.engine, claim));
-        if lease.is_some() {
-            *self.current.lock() = current;
-        }
-        Ok(lease)
+        let (mut hold, share) =
+            current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
+        let claim =
+            acquire_as(&self.engine.core, &self.name, mode, (&mut hold, share), limit).await?;
+        let Some(claim) = claim else { return Ok(None) };
+        *self.current.lock() = hold.map(|hold| (hold, claim.share()));
+        Ok(Some(Lease::new(&self.engine, claim)))
     }
 
     fn reading(&self, lease: Lease) -> ReadLease {
@@ -345,8 +366,8 @@ async fn change(
         Converted::Refused => Ok(Err(lease)),
         Converted::Changed(next) => {
             let mut current = current.lock();
-            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &hold)) {
-                *current = Some(Arc::clone(&next));
+            if current.as_ref().is_some_and(|(current, _)| Arc::ptr_eq(current, &hold)) {
+                *current = Some((Arc::clone(&next), Share::FIRST));
             }
             drop(current);
             Ok(Ok(lease.replaced(next)))

@@ -32,8 +32,11 @@ use tokio::task::coop::consume_budget;
 ///
 /// # Order
 ///
-/// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. Between
-/// managers there is no order, except on ZooKeeper, where it is the same.
+/// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. If the
+/// first of them wants as many permits as another flow unlocks, the permits are handed off in memory, without contacting the
+/// store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. Between managers there is
+/// no order, except on ZooKeeper, where it is the same. But a manager that hands off its permits releases them from time to
+/// time, and lets waiters of others go first.
 ///
 /// # Which stores
 ///

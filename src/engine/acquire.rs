@@ -1,13 +1,15 @@
 //! The acquire loop: acquires a name at once, re-entrantly, or after waiting.
 
+mod again;
 mod line;
+mod seek;
 
-use super::attempt::{Attempt, Nested};
+use super::attempt::Attempt;
 use super::core::Core;
 use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
-use super::state::{NestedVerdict, Reentry};
+use super::share::Share;
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -42,12 +44,18 @@ pub(crate) enum WaitLimit {
 pub(crate) struct Claim<'a> {
     core: &'a Arc<Core>,
     hold: Arc<Hold>,
+    share: Share,
     taken: bool,
 }
 
 impl<'a> Claim<'a> {
-    fn new(core: &'a Arc<Core>, hold: Arc<Hold>) -> Self {
-        Self { core, hold, taken: false }
+    fn new(core: &'a Arc<Core>, hold: Arc<Hold>, share: Share) -> Self {
+        Self { core, hold, share, taken: false }
+    }
+
+    /// Returns the share of its handle in the hold.
+    pub(crate) fn share(&self) -> Share {
+        self.share
     }
 
     /// Returns the hold. The caller must release it from now on.
@@ -60,17 +68,29 @@ impl<'a> Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if !self.taken {
-            self.hold.leave_in_background(self.core);
+            self.hold.leave_in_background(self.core, self.share);
         }
     }
 }
 
-/// Acquires a name, traced and bounded by the caller's limit. Every lease is acquired here.
-pub(crate) async fn acquire<'a>(
+/// Acquires a name for a handle that never shares a hold, as [`acquire_as`] does.
+pub(crate) fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
     mode: Mode,
     current: &mut Option<Arc<Hold>>,
+    limit: WaitLimit,
+) -> impl Future<Output = Result<Option<Claim<'a>>>> {
+    acquire_as(core, name, mode, (current, Share::FIRST), limit)
+}
+
+/// Acquires a name for a handle with this hold and its share in it, traced and bounded by the caller's limit. Every lease
+/// is acquired here.
+pub(crate) async fn acquire_as<'a>(
+    core: &'a Arc<Core>,
+    name: &Result<Name>,
+    mode: Mode,
+    (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
     let name = name.as_ref().map_err(Error::clone)?;
@@ -94,7 +114,8 @@ pub(crate) async fn acquire<'a>(
     };
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let acquiring = AcquireLoop { core, name, mode, once, limit: longest, pause, start, answered };
+    let acquiring =
+        AcquireLoop { core, name, mode, share, once, limit: longest, pause, start, answered };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -143,6 +164,8 @@ struct AcquireLoop<'a, 'core> {
     core: &'core Arc<Core>,
     name: &'a Name,
     mode: Mode,
+    /// That of the handle in its last hold.
+    share: Share,
     once: bool,
     /// The longest time for which it waits.
     limit: Duration,
@@ -158,8 +181,12 @@ impl<'core> AcquireLoop<'_, 'core> {
         core.check_open()?;
         core.ensure_running();
         let mut now = self.start;
-        // Most of the time the handle's last hold is over.
-        if let Some(hold) = current.clone().filter(|hold| !hold.is_finished()) {
+        // Most of the time the handle's last hold is over, or others alone read it on.
+        let is_own = |hold: &Arc<Hold>| match hold.mode {
+            Mode::Read => hold.count_of(self.share) > 0,
+            _ => !hold.is_finished(),
+        };
+        if let Some(hold) = current.clone().filter(is_own) {
             // Boxed, like all rare paths, so that the future of the other calls stays small.
             let mut reentering = Box::pin(self.reenter(hold));
             if let Some(claim) = Box::pin(core.unless_closed(reentering.as_mut())).await? {
@@ -168,10 +195,9 @@ impl<'core> AcquireLoop<'_, 'core> {
             now = core.now();
         }
         *current = None;
-        let Some(hold) = self.outermost(now).await? else {
+        let Some(claim) = self.outermost(now).await? else {
             return Ok(None);
         };
-        let claim = Claim::new(core, hold);
         // The engine's runtime may have ended during the wait.
         core.ensure_running();
         if core.is_closed() {
@@ -184,8 +210,13 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Acquires the name outermost: from the store, or by a hand-off, after waiting in the queue.
-    async fn outermost(&self, mut now: Instant) -> Result<Option<Arc<Hold>>> {
+    async fn outermost(&self, mut now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
+        if self.mode == Mode::Read
+            && let Some((hold, share)) = core.join_cohort(self.name)
+        {
+            return Ok(Some(Claim::new(core, hold, share)));
+        }
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, now) {
                 Some(turn) => self.begin(turn).await,
@@ -195,18 +226,26 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut ticket = core.queue.ticket(self.name, self.mode);
         loop {
             let admission = self.wait_in_line(&mut ticket, now).await?;
-            if let Some(hold) = self.admitted(admission).await? {
-                return Ok(Some(hold));
+            if let Some(claim) = self.admitted(admission).await? {
+                return Ok(Some(claim));
             }
             now = core.now();
         }
     }
 
     /// Asks the store for the name and begins a hold with its grant.
-    async fn begin(&self, turn: Turn) -> Result<Option<Arc<Hold>>> {
+    async fn begin(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
+        if matches!(self.mode, Mode::Permits { .. }) && !self.once {
+            return Box::pin(self.seek(turn)).await;
+        }
         let asking = pin!(self.ask_store(turn));
         let grant = self.core.unless_closed(asking).await?;
-        Ok(grant.map(|grant| Hold::begin(self.core, grant)))
+        Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant))))
+    }
+
+    /// Returns the claim of a hold that no other handle shares.
+    fn claim(&self, hold: Arc<Hold>) -> Claim<'core> {
+        Claim::new(self.core, hold, Share::FIRST)
     }
 
     /// Returns the time to wait for an answer before the store counts as silent.
@@ -238,76 +277,21 @@ impl<'core> AcquireLoop<'_, 'core> {
         })
     }
 
-    /// Returns a nested request in the mode of the hold. It must not outlive `C`.
-    fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
-        let timing = &self.core.timing;
-        let timeout = timing.attempt.min(hold.remaining(self.core));
-        Acquire::new(hold.target(), hold.holder, timing.ttl, timeout).with_count(count)
-    }
-
-    /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
-    async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
-        let core = self.core;
-        let count = loop {
-            match hold.reenter(core) {
-                Reentry::Count(count) => break count,
-                Reentry::Busy => {
-                    // This handle's own operation is in flight, so a silence here is the store's.
-                    self.answered.store(false, Ordering::Relaxed);
-                    let idle = timeout(self.silence_limit(), hold.until_idle()).await;
-                    idle.map_err(|_| Error::silent())?;
-                }
-                Reentry::Lost(loss) => return Err(Error::lost(loss)),
-                Reentry::Over => {
-                    // The release of this handle may still be in flight; `try_lock` waits for it
-                    // instead of reporting contention.
-                    if self.once {
-                        let _ = timeout(core.timing.attempt, hold.until_over()).await;
-                    }
-                    return Ok(None);
-                }
-            }
-        };
-        let mut nested = Nested::new(core, &hold, count);
-        let mut failures = 0;
-        let ask = async {
-            loop {
-                self.answered.store(false, Ordering::Relaxed);
-                match nested.ask(self.nested(&hold, count)).await {
-                    NestedVerdict::Failed(error) if error.is_unavailable() && !self.once => {
-                        failures += 1;
-                        tracing::debug!(%error, "nested acquire failed; retrying");
-                        sleep(core.timing.gap(failures, core.jitter())).await;
-                    }
-                    verdict => return verdict,
-                }
-            }
-        };
-        let limit = self.silence_limit();
-        tokio::select! {
-            biased;
-            verdict = timeout(limit, ask) => match verdict {
-                Ok(verdict) => nested.end(verdict, true)?,
-                Err(_) => return Err(Error::silent()),
-            },
-            loss = hold.when_lost() => return Err(Error::lost(loss)),
-        }
-        Ok(Some(Claim::new(core, hold)))
-    }
-
     /// Asks the store until it grants the name. Returns `None` if the name is held and this call
     /// asks only once, or if the turn was reclaimed because its steps took too long.
-    async fn ask_store(&self, turn: Turn) -> Result<Option<Grant>> {
+    async fn ask_store(&self, mut turn: Turn) -> Result<Option<Grant>> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
+        if let Some(seen) = turn.seen.take() {
+            let waits = Box::pin(self.wait_as_before(&turn, &mut hints, attempt.holder(), seen));
+            waits.await;
+        }
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
         let attempt_time = core.timing.attempt;
         if let Some(time) = turn.not_before() {
-            let time = time.min(self.start + self.pause);
-            turn.set_due(time + attempt_time);
-            core.clock().sleep_until(time).await;
+            self.let_others_go_first(&turn, time).await;
         }
         self.answered.store(false, Ordering::Relaxed);
         loop {
@@ -365,7 +349,11 @@ impl<'core> AcquireLoop<'_, 'core> {
                     }
                     (unanswered, failures) = (None, 0);
                     core.queue.saw_another(self.name);
-                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), remaining).await;
+                    let bound = core.settings.poll_bound;
+                    let pause = remaining
+                        .map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
+                    let until = core.now() + pause;
+                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
                     return Err(Error::protocol(
@@ -415,26 +403,39 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits for a hint, for the end of the holder's time to live or for the poll bound. Meanwhile
+    /// Waits for a hint, or until the holder's time to live or the poll bound ends. Meanwhile
     /// it moves the turn's due time on, which shows that this future is polled.
     async fn wait_to_retry<'a>(
         &'a self,
         turn: &Turn,
         hints: &mut Hints<'a>,
         holder: HolderId,
-        remaining: Option<Duration>,
+        until: Instant,
     ) {
         let core = self.core;
-        let bound = core.settings.poll_bound;
-        let pause = remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
-        let until = core.now() + pause;
+        if matches!(self.mode, Mode::Permits { .. }) {
+            self.note_refusal(turn, hints, until);
+        }
         loop {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
             turn.set_due(now + step + core.timing.attempt);
             if step.is_zero() || hints.wait(core, self.target(), holder, step).await {
-                return;
+                break;
             }
         }
+        // A flow of this process may have released permits while others wait elsewhere.
+        if matches!(self.mode, Mode::Permits { .. })
+            && let Some(time) = core.queue.not_before(self.name)
+        {
+            self.let_others_go_first(turn, time).await;
+        }
+    }
+
+    /// Lets waiters elsewhere go first until `time`.
+    async fn let_others_go_first(&self, turn: &Turn, time: Instant) {
+        let time = time.min(self.start + self.pause);
+        turn.set_due(time + self.core.timing.attempt);
+        self.core.clock().sleep_until(time).await;
     }
 }

@@ -129,10 +129,13 @@ impl Hold {
         let renew = core.timing.renewal(sent, core.jitter());
         let mut state = inner.state.change_mode(&core.timing, now, (sent, renew))?;
         state.reached(if reached { now } else { Instant::MAX });
+        if mode == Mode::Read {
+            state.share();
+        }
         let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());
         let target = Target::new(self.name.clone(), mode);
         let next = Self::new(target, self.holder, fence, state, seat);
-        core.queue.reseat(&self.name, number, mode, Some(Arc::clone(&next)));
+        core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
         drop(inner);
         core.schedule.set(self, scheduled, None);
         if let Some(watchers) = watchers {

@@ -14,51 +14,62 @@
 //!    other processes.
 //! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
 //!    and in the end the hold is released in the store.
-//! 5. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 5. **In the order of arrival.** A flow that asks the store for permits comes before all that are in the queue, so it is
+//!    handed the hold while it asks ([`Turn::seek`](super::turn::Turn::seek)). Its turn ends in the same step, and the next
+//!    flow takes over its subscription and the time of its next request: the store has just refused, so it need not ask.
+//!    If that flow wants another number of permits, or makes one attempt, the hold is released in the store.
+//! 6. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::core::{Core, Settings};
 use super::hold::Hold;
-use super::job::Job;
-use super::name_entry::{HandedOff, TakesBack};
-use super::state::Phase;
-use super::wake::{run_wakers, wake_waiter};
+use super::name_entry::{Delivery, HandedOff, TakesBack};
+use super::seat::Seat;
+use super::share::Share;
+use super::state::{Phase, State};
+use super::wake::run_wakers;
 use crate::clock::Instant;
 use std::sync::Arc;
-use tokio::sync::oneshot;
 
 impl Hold {
-    /// Ends one lease; the last one ends the hold for its holder. Returns the phase before that, or
+    /// Ends one lease of a share; the last one ends the hold for its holder. Returns the phase before that, or
     /// `None` if the hold was handed off. After `Some` the caller flushes.
-    pub(crate) fn leave(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<Phase> {
+    pub(crate) fn leave(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        share: Share,
+    ) -> Option<Phase> {
         if self.hand_off(core, now) {
             return None;
         }
-        Some(self.update_at(core, now, |state, now| state.leave(&core.timing, now)))
+        let mut inner = self.lock();
+        inner.leave_share(share);
+        let leave = |state: &mut State, now| state.leave(&core.timing, now);
+        Some(self.update_locked(core, now, inner, None, leave))
     }
 
-    /// Ends one lease and leaves the rest to the engine.
-    pub(crate) fn leave_in_background(self: &Arc<Self>, core: &Arc<Core>) {
-        if self.leave(core, core.now()).is_some() {
-            core.submit(Job::Flush(Arc::clone(self)));
+    /// Ends one lease of a share and leaves the rest to the engine.
+    pub(crate) fn leave_in_background(self: &Arc<Self>, core: &Arc<Core>, share: Share) {
+        if self.leave(core, core.now(), share).is_some() {
+            self.flush_if_needed(core);
         }
     }
 
     /// Hands the hold off to the first waiter. Returns whether it did.
     fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        let Some((waiter, hold)) = self.prepare_handoff(core, now) else { return false };
+        let Some((delivery, hold)) = self.prepare_handoff(core, now) else { return false };
         hold.start(core, now);
-        waiter.into_iter().for_each(wake_waiter);
+        delivery.complete();
         true
     }
 
-    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns the
-    /// waiter to wake and its hold.
+    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns what wakes its waiter.
     fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
-    ) -> Option<(Option<oneshot::Sender<()>>, Arc<Self>)> {
+    ) -> Option<(Delivery, Arc<Self>)> {
         let mut inner = self.lock();
         let Settings { handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
@@ -69,7 +80,8 @@ impl Hold {
             return None;
         }
         let when = (now, inner.state.is_young(now));
-        let next = core.queue.hand_off(&self.name, when, || {
+        let seat = inner.seat.as_ref().map(Seat::number)?;
+        let next = core.queue.hand_off((&self.name, seat), when, || {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
@@ -100,6 +112,6 @@ impl HandedOff {
 
 impl TakesBack for Core {
     fn take_back(self: Arc<Self>, hold: Arc<Hold>) {
-        hold.leave_in_background(&self);
+        hold.leave_in_background(&self, Share::FIRST);
     }
 }

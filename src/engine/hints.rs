@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::store::{HolderId, Target, Wakeups};
 use std::future::{Future, pending};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -13,7 +14,8 @@ use tokio::time::sleep;
 pub(crate) enum Hints<'a> {
     NotSubscribed,
     Subscribing(Subscribing<'a>),
-    Subscribed(Wakeups),
+    /// Shared with the queue, for the flow that asks next.
+    Subscribed(Arc<Wakeups>),
     /// The store has no wake-ups, or refused them: only the clock is left.
     Clock,
 }
@@ -51,9 +53,9 @@ impl<'a> Hints<'a> {
             *self = Self::Subscribing(Box::pin(in_time(limit, subscribe)));
         }
         match self {
-            Self::Subscribed(wakeups) => wakeups.recv().await,
+            Self::Subscribed(wakeups) => wakeups.heard().await,
             Self::Subscribing(subscribing) => match subscribing.await {
-                Ok(Some(wakeups)) => *self = Self::Subscribed(wakeups),
+                Ok(Some(wakeups)) => *self = Self::Subscribed(Arc::new(wakeups)),
                 Err(error) if error.is_unavailable() => {
                     // Wait by the clock this time and subscribe the next.
                     *self = Self::NotSubscribed;

@@ -1,6 +1,7 @@
 //! One hold: the data that its leases and the engine share.
 
 use super::seat::Seat;
+use super::share::Shares;
 use super::state::{Next, Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
@@ -17,7 +18,7 @@ static HOLDS: AtomicU64 = AtomicU64::new(0);
 
 /// The number of a hold, unique in the process. All holds of one chain of hand-offs have the same
 /// holder id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldNo(u64);
 
 /// One possession of a name, shared by its leases and the engine.
@@ -42,6 +43,8 @@ pub(super) struct Inner {
     pub(super) state: State,
     /// Kept until nothing more is to be sent for this hold.
     pub(super) seat: Option<Seat>,
+    /// The handles that share a read hold. `None` while it has one.
+    pub(super) shares: Option<Box<Shares>>,
 }
 
 impl Hold {
@@ -61,7 +64,7 @@ impl Hold {
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),
-            inner: Mutex::new(Inner { scheduled: None, state, seat }),
+            inner: Mutex::new(Inner { scheduled: None, state, seat, shares: None }),
         })
     }
 

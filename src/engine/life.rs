@@ -4,13 +4,15 @@ use super::core::Core;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::schedule::Group;
+use super::share::Share;
 use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::turn::Turn;
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
-use crate::store::{Absence, HolderId, Name, Target};
+use crate::store::{Absence, HolderId, Mode, Name, Target};
 use crate::trace;
+use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tracing::Level;
@@ -39,6 +41,9 @@ impl Hold {
         let mut state = State::granted(sent, renew, max_until, unsure_until);
         // How far the token is ahead of the clock is unknown, so only the reserved block counts.
         state.reached(if reached { now } else { Instant::MAX });
+        if target.mode == Mode::Read {
+            state.share();
+        }
         let number = turn.number();
         let hold = Self::new(target, holder, fence, state, turn.into_seat());
         let forced = core.queue.install(&hold, number, sent);
@@ -207,8 +212,13 @@ impl Hold {
         self.flush_if_needed(core);
     }
 
-    fn flush_if_needed(self: &Arc<Self>, core: &Core) {
-        if self.lock().state.needs_flush() {
+    /// Returns whether the store is to hear of what has changed.
+    pub(super) fn needs_flush(&self) -> bool {
+        self.lock().state.needs_flush()
+    }
+
+    pub(super) fn flush_if_needed(self: &Arc<Self>, core: &Core) {
+        if self.needs_flush() {
             core.submit(Job::Flush(Arc::clone(self)));
         }
     }
@@ -232,9 +242,11 @@ impl Hold {
         result
     }
 
-    /// Ends one lease without a release: the hold is left to expire.
-    pub(crate) fn forget(self: &Arc<Self>, core: &Arc<Core>) {
-        self.update(core, |state, _| state.forget());
+    /// Ends one lease of a share without a release: the hold is left to expire.
+    pub(crate) fn forget(self: &Arc<Self>, core: &Arc<Core>, share: Share) {
+        let mut inner = self.lock();
+        inner.leave_share(share);
+        self.update_locked(core, core.now(), inner, None, |state, _| state.forget());
     }
 
     /// Applies the verdict on [`Hold::next_op`]. Returns the result for the caller that waits for
@@ -267,11 +279,11 @@ impl Hold {
 
 /// Loses all holds that this process has of a name, and returns them.
 pub(super) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hold>> {
-    let mut lost: Vec<Arc<Hold>> = Vec::new();
+    let (mut lost, mut numbers) = (Vec::new(), HashSet::new());
     loop {
         // A hold may be handed off between this lookup and `lose`; look again.
-        let is_new = |hold: &Arc<Hold>| !lost.iter().any(|lost| Arc::ptr_eq(lost, hold));
-        let new: Vec<_> = core.queue.holds_of(name).into_iter().filter(is_new).collect();
+        let mut new = core.queue.holds_of(name);
+        new.retain(|hold| numbers.insert(hold.number));
         if new.is_empty() {
             return lost;
         }
@@ -286,7 +298,7 @@ mod tests {
     use super::super::ticket::{Admission, Ticket};
     use super::super::timing::Timing;
     use super::*;
-    use crate::store::{MemoryStore, Mode};
+    use crate::store::MemoryStore;
     use std::sync::Barrier;
 
     /// Begins a hold of a name that nothing else has.
@@ -343,7 +355,7 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 begins.wait();
                 for mut ticket in line {
-                    hold.leave_in_background(&handing);
+                    hold.leave_in_background(&handing, Share::FIRST);
                     let next = ticket.check_in(handing.now());
                     let Ok(Admission::Hold(next)) = next else { return };
                     let Some(next) = next.accept(&handing) else { return };

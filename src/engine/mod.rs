@@ -7,8 +7,9 @@
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
-//! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
+//! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
 //! | [`handoff`] | hands off a hold to the next local waiter |
+//! | [`cohort`], [`share`] | handles that read the same name share a hold |
 //! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
@@ -59,6 +60,7 @@ mod acquire;
 mod ask;
 mod attempt;
 mod close;
+mod cohort;
 mod convert;
 mod core;
 #[expect(clippy::module_inception, reason = "it runs the engine")]
@@ -68,6 +70,7 @@ mod hints;
 mod hold;
 mod job;
 mod life;
+mod members;
 mod name_entry;
 mod panic_guard;
 mod pause;
@@ -78,6 +81,7 @@ mod renewal;
 mod revoke;
 mod schedule;
 mod seat;
+mod share;
 #[cfg(test)]
 mod shared_mode_tests;
 mod spare;
@@ -90,11 +94,12 @@ mod wake;
 mod watchdog;
 mod worker;
 
-pub(crate) use acquire::{Claim, WaitLimit, acquire};
+pub(crate) use acquire::{Claim, WaitLimit, acquire, acquire_as};
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};
 pub(crate) use engine::Engine;
 pub(crate) use hold::Hold;
+pub(crate) use share::Share;
 pub(crate) use state::Phase;
 pub(crate) use timing::Timing;

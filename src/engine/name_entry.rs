@@ -1,11 +1,23 @@
 //! One name in the queue: its turns, its holds and its waiters.
 
 use super::hold::Hold;
+use super::members::{Member, Members, Stage, can_share};
+use super::wake::{run_wakers, wake_waiter};
 use crate::clock::Instant;
-use crate::store::Mode;
+use crate::store::{Mode, Wakeups};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
+
+/// The times by which the queue acts.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    pub(super) now: Instant,
+    /// The time since which a waiter that is polled has checked in.
+    pub(super) since: Instant,
+    /// The time by which an offer that is made now is taken up.
+    pub(super) due: Instant,
+}
 
 /// The owner of hand-offs, which takes back a hold that its waiter did not accept.
 pub(super) trait TakesBack: Send + Sync {
@@ -35,121 +47,12 @@ impl Drop for HandedOff {
     }
 }
 
-/// A turn or a seat: the permission to ask the store, or the place of a hold.
-pub(super) struct Member {
-    pub(super) number: u64,
-    pub(super) mode: Mode,
-    pub(super) stage: Stage,
-}
-
-/// The stage of a member.
-pub(super) enum Stage {
-    /// A turn. It takes its next step by `due` if it is polled.
-    Asking { due: Instant },
-    /// A seat. `None` until the grant is installed.
-    Holding(Option<Arc<Hold>>),
-}
-
-impl Member {
-    pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
-        Self { number, mode, stage: Stage::Asking { due } }
-    }
-
-    pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
-        match &self.stage {
-            Stage::Holding(hold) => hold.as_ref(),
-            Stage::Asking { .. } => None,
-        }
-    }
-
-    fn is_overdue(&self, now: Instant) -> bool {
-        matches!(self.stage, Stage::Asking { due } if due < now)
-    }
-}
-
-/// The members of an entry. Most names have one.
-#[derive(Default)]
-pub(super) enum Members {
-    #[default]
-    None,
-    One(Member),
-    Many(Vec<Member>),
-}
-
-impl Members {
-    pub(super) fn all(&self) -> &[Member] {
-        match self {
-            Self::None => &[],
-            Self::One(member) => std::slice::from_ref(member),
-            Self::Many(members) => members,
-        }
-    }
-
-    pub(super) fn all_mut(&mut self) -> &mut [Member] {
-        match self {
-            Self::None => &mut [],
-            Self::One(member) => std::slice::from_mut(member),
-            Self::Many(members) => members,
-        }
-    }
-
-    pub(super) fn get(&mut self, number: u64) -> Option<&mut Member> {
-        self.all_mut().iter_mut().find(|member| member.number == number)
-    }
-
-    pub(super) fn push(&mut self, member: Member) {
-        *self = match std::mem::take(self) {
-            Self::None => Self::One(member),
-            Self::One(first) => Self::Many(vec![first, member]),
-            Self::Many(mut members) => {
-                members.push(member);
-                Self::Many(members)
-            }
-        };
-    }
-
-    /// Removes and returns the members that `keep` rejects.
-    pub(super) fn remove(&mut self, mut keep: impl FnMut(&Member) -> bool) -> Self {
-        match self {
-            Self::None => Self::None,
-            Self::One(member) if keep(member) => Self::None,
-            Self::One(_) => std::mem::take(self),
-            Self::Many(members) => {
-                let removed = members.extract_if(.., |member| !keep(member)).collect();
-                if members.is_empty() {
-                    *self = Self::None;
-                }
-                Self::Many(removed)
-            }
-        }
-    }
-
-    /// Returns whether one more may ask for the name in this mode. This alone decides which local
-    /// waiter asks next; between processes the store decides.
-    pub(super) fn may_ask(&self, mode: Mode) -> bool {
-        match mode {
-            Mode::Exclusive | Mode::Write => self.all().is_empty(),
-            Mode::Read => self.all().iter().all(|member| member.mode == Mode::Read),
-            Mode::Permits { .. } => self.all().iter().all(|member| {
-                matches!(member.mode, Mode::Permits { .. }) && member.hold().is_some()
-            }),
-        }
-    }
-}
-
-/// Returns whether two holds of these modes can exist at once.
-pub(super) fn can_share(one: Mode, other: Mode) -> bool {
-    match (one, other) {
-        (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }) => true,
-        (Mode::Exclusive | Mode::Read | Mode::Write | Mode::Permits { .. }, _) => false,
-    }
-}
-
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
 fn can_hand_off(mode: Mode) -> bool {
     match mode {
-        Mode::Exclusive | Mode::Write => true,
-        Mode::Read | Mode::Permits { .. } => false,
+        Mode::Exclusive | Mode::Write | Mode::Permits { .. } => true,
+        // Readers join a hold instead.
+        Mode::Read => false,
     }
 }
 
@@ -173,6 +76,41 @@ pub(super) struct Rivals {
     pub(super) forced: Option<Instant>,
     /// While waiters elsewhere listen: the last number drawn before the store granted the name.
     pub(super) served_at: Option<u64>,
+    /// The read hold that readers of other handles join.
+    pub(super) cohort: Option<Cohort>,
+    /// The flow that asks for permits, if a hold can be handed off to it.
+    pub(super) seeker: Option<Seeker>,
+    /// What that flow has learned, for the next turn.
+    pub(super) seen: Option<Seen>,
+}
+
+/// The youngest read hold of a name, by the number of its seat.
+#[derive(Clone, Copy)]
+pub(super) struct Cohort {
+    pub(super) number: u64,
+    /// The time from which on readers ask the store again.
+    pub(super) until: Instant,
+}
+
+/// A flow with a turn. It is no longer in the queue, but comes before all that are.
+pub(super) struct Seeker {
+    /// That of its turn.
+    pub(super) number: u64,
+    pub(super) mode: Mode,
+    /// Its place among the waiters.
+    pub(super) place: u64,
+    pub(super) pass: oneshot::Sender<HandedOff>,
+    pub(super) seen: Option<Seen>,
+}
+
+/// The knowledge of a flow that the store has refused permits.
+#[derive(Clone)]
+pub(super) struct Seen {
+    pub(super) mode: Mode,
+    /// Its subscription, which is older than the refusal; `None` if the store has no wake-ups.
+    pub(super) wakeups: Option<Arc<Wakeups>>,
+    /// The time at which it would have asked again without a wake-up.
+    pub(super) ask_at: Instant,
 }
 
 /// A waiter in the queue.
@@ -188,7 +126,16 @@ pub(super) struct Waiter {
 pub(super) enum Offer {
     /// The turn of this number.
     Turn(u64),
+    /// A read hold that it may join.
+    Join(Arc<Hold>),
     Hold(HandedOff),
+}
+
+/// The local waiter that a hold is handed off to.
+pub(super) enum Recipient {
+    Waiter(u64),
+    /// The flow that asks the store.
+    Seeker,
 }
 
 impl Rivals {
@@ -206,12 +153,38 @@ impl Rivals {
     }
 }
 
+/// A hold on its way to the recipient.
+#[derive(Default)]
+pub(crate) struct Delivery {
+    waiter: Option<oneshot::Sender<()>>,
+    passed: Option<(oneshot::Sender<HandedOff>, HandedOff)>,
+    woken: Vec<oneshot::Sender<()>>,
+    void: (Option<Waiter>, Option<Offer>),
+    turn: Option<Member>,
+    removed: Removed,
+}
+
+impl Delivery {
+    /// Wakes the recipient, and those that may ask next. Call it with no lock held.
+    pub(crate) fn complete(self) {
+        drop((self.void, self.turn, self.removed));
+        if let Some((pass, offered)) = self.passed {
+            // One that was dropped meanwhile does not take it.
+            run_wakers(|| drop(pass.send(offered)));
+        }
+        self.waiter.into_iter().chain(self.woken).for_each(wake_waiter);
+    }
+}
+
 /// Everything that was removed from an entry. Drop it with no lock held.
 #[derive(Default)]
 pub(super) struct Removed {
-    _members: Members,
+    _member: Option<Member>,
+    _members: Vec<Member>,
     _offers: Vec<Offer>,
     _waiters: Vec<Waiter>,
+    _seeker: Option<Seeker>,
+    _seen: Option<Seen>,
 }
 
 impl NameEntry {
@@ -234,7 +207,7 @@ impl NameEntry {
     }
 
     pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.members.all().iter().filter_map(Member::hold)
+        self.members.iter().filter_map(Member::hold)
     }
 
     pub(super) fn has_waiters(&self) -> bool {
@@ -242,63 +215,118 @@ impl NameEntry {
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        self.members.all().iter().any(|member| member.is_overdue(now))
+        self.members.is_overdue(now)
     }
 
-    /// Offers turns to waiters in FIFO order, up to the first that may not ask. It passes over those
-    /// that have not checked in since `since`, unless none has. Returns the waiters to wake.
+    /// Returns whether a call that makes one attempt may ask now.
+    pub(super) fn may_try(&self, mode: Mode) -> bool {
+        // Readers that wait for the answer to another reader are no contention.
+        let excluded = |waiter: &Waiter| mode != Mode::Read || waiter.mode != Mode::Read;
+        let waits = self.rivals().is_some_and(|rivals| rivals.waiters.values().any(excluded));
+        !waits && self.members.may_try(mode)
+    }
+
+    /// Returns the hold that a reader may join.
+    fn joinable(&self, now: Instant) -> Option<&Arc<Hold>> {
+        let cohort = self.rivals()?.cohort.filter(|cohort| now < cohort.until)?;
+        let member = self.members.get(cohort.number)?;
+        member.hold().filter(|_| member.mode == Mode::Read)
+    }
+
+    /// Returns the hold that a reader joins that has not waited.
+    pub(super) fn cohort(&self, now: Instant) -> Option<&Arc<Hold>> {
+        if self.has_waiters() { None } else { self.joinable(now) }
+    }
+
+    /// Offers turns, and holds that can be joined, to waiters in FIFO order, up to the first that must wait. It passes
+    /// over those that have not checked in lately, unless none has. Returns the waiters to wake.
     pub(super) fn advance(
         &mut self,
         numbers: &mut u64,
-        (since, due): (Instant, Instant),
-    ) -> Vec<oneshot::Sender<()>> {
-        let mut woken = Vec::new();
-        let Some(rivals) = self.rivals.as_deref_mut() else { return woken };
-        let polled = rivals.waiters.values().any(|waiter| waiter.checked_in >= since);
+        times: Times,
+    ) -> (Vec<oneshot::Sender<()>>, Removed) {
+        let (mut woken, mut joining) = (Vec::new(), Vec::new());
+        let cohort = self.joinable(times.now).cloned();
+        let Some(rivals) = self.rivals.as_deref_mut() else { return Default::default() };
+        let polled = rivals.waiters.values().any(|waiter| waiter.checked_in >= times.since);
         for (ticket, waiter) in &mut rivals.waiters {
-            let passed_over = polled && waiter.checked_in < since;
+            let passed_over = polled && waiter.checked_in < times.since;
             if passed_over || rivals.offers.contains_key(ticket) {
                 continue;
             }
-            if !self.members.may_ask(waiter.mode) {
+            let joins = cohort.as_ref().filter(|_| self.members.can_all_share(waiter.mode));
+            let offer = if let Some(hold) = joins {
+                joining.push(*ticket);
+                Offer::Join(Arc::clone(hold))
+            } else if self.members.may_ask(waiter.mode) {
+                *numbers += 1;
+                self.members.push(Member::asking(*numbers, waiter.mode, times.due));
+                Offer::Turn(*numbers)
+            } else {
                 break;
-            }
-            *numbers += 1;
-            self.members.push(Member::asking(*numbers, waiter.mode, due));
-            rivals.offers.insert(*ticket, Offer::Turn(*numbers));
+            };
+            rivals.offers.insert(*ticket, offer);
             woken.extend(waiter.wake.take());
         }
-        woken
+        // They block no waiter behind them.
+        let joining = joining.iter().filter_map(|ticket| rivals.waiters.remove(ticket));
+        let waiters = joining.collect();
+        // Without a flow that asks next, nothing listens.
+        let seen = rivals.seen.take_if(|_| self.members.open().next().is_none());
+        (woken, Removed { _waiters: waiters, _seen: seen, ..Removed::default() })
     }
 
-    /// Removes the members that `keep` rejects, and their offers.
-    pub(super) fn remove(&mut self, keep: impl FnMut(&Member) -> bool) -> Removed {
-        let members = self.members.remove(keep);
-        if members.all().is_empty() {
+    /// Removes the member of this number and its offer. Returns `None` if it was reclaimed.
+    pub(super) fn take(&mut self, number: u64) -> Option<Removed> {
+        let member = self.members.take(number)?;
+        let removed = self.remove_traces(std::slice::from_ref(&member));
+        Some(Removed { _member: Some(member), ..removed })
+    }
+
+    /// Removes the members that exclude a hold of this mode.
+    pub(super) fn take_excluded(&mut self, mode: Mode, number: u64) -> Removed {
+        if self.members.can_all_share(mode) {
             return Removed::default();
         }
-        let offers = self.rivals_mut().map(|rivals| {
-            rivals.take_offers(|offer| {
-                members.all().iter().any(|member| match offer {
-                    Offer::Turn(number) => *number == member.number,
-                    Offer::Hold(offered) => member.hold().is_some_and(|hold| offered.is(hold)),
-                })
-            })
+        self.take_all(|member| member.number != number && !can_share(member.mode, mode))
+    }
+
+    fn take_all(&mut self, reject: impl Fn(&Member) -> bool) -> Removed {
+        let rejected = self.members.iter().filter(|member| reject(member));
+        let numbers: Vec<_> = rejected.map(|member| member.number).collect();
+        let taken = numbers.into_iter().filter_map(|number| self.members.take(number));
+        let members: Vec<_> = taken.collect();
+        let removed = self.remove_traces(&members);
+        Removed { _members: members, ..removed }
+    }
+
+    /// Removes what the entry has about members that are gone.
+    fn remove_traces(&mut self, members: &[Member]) -> Removed {
+        let Some(rivals) = self.rivals.as_deref_mut() else { return Removed::default() };
+        let is = |number: u64| members.iter().any(|member| member.number == number);
+        rivals.cohort.take_if(|cohort| is(cohort.number));
+        let seeker = rivals.seeker.take_if(|seeker| is(seeker.number));
+        let offers = rivals.take_offers(|offer| match offer {
+            Offer::Turn(number) => is(*number),
+            Offer::Join(_) => false,
+            Offer::Hold(offered) => {
+                members.iter().any(|member| member.hold().is_some_and(|hold| offered.is(hold)))
+            }
         });
-        let offers = offers.into_iter().flatten().map(|(_, offer)| offer).collect();
-        Removed { _offers: offers, _members: members, _waiters: Vec::new() }
+        let offers = offers.into_iter().map(|(_, offer)| offer).collect();
+        Removed { _offers: offers, _seeker: seeker, ..Removed::default() }
     }
 
     /// Reclaims turns from futures that are not polled. A waiter that was offered a turn and has
     /// not checked in by its due time leaves the queue until its next check-in. So does each waiter
     /// at the head of the queue that has not checked in since `since`.
-    pub(super) fn reclaim(&mut self, now: Instant, since: Instant) -> Removed {
+    pub(super) fn reclaim(&mut self, Times { now, since, .. }: Times) -> Removed {
         let mut waiters = Vec::new();
         if let Some(rivals) = self.rivals.as_deref_mut() {
-            let members = self.members.all();
+            let members = &self.members;
             let overdue = rivals.tickets(|offer| {
                 let Offer::Turn(number) = offer else { return false };
-                members.iter().any(|member| member.number == *number && member.is_overdue(now))
+                members.get(*number).is_some_and(|member| member.is_overdue(now))
             });
             waiters.extend(overdue.iter().filter_map(|ticket| rivals.waiters.remove(ticket)));
             // Remove all of them at once: otherwise each would be waited for in turn.
@@ -309,15 +337,76 @@ impl NameEntry {
                 waiters.push(first.remove());
             }
         }
-        let removed = self.remove(|member| !member.is_overdue(now));
+        let removed = self.take_all(|member| member.is_overdue(now));
         Removed { _waiters: waiters, ..removed }
     }
 
-    /// Returns the ticket of the first waiter that has checked in since `since`, if the only hold can be handed off to it.
-    pub(super) fn handoff_target(&self, since: Instant) -> Option<u64> {
-        let [member] = self.members.all() else { return None };
-        let mut waiters = self.rivals()?.waiters.iter();
-        let (ticket, waiter) = waiters.find(|(_, waiter)| waiter.checked_in >= since)?;
-        (can_hand_off(member.mode) && waiter.mode == member.mode).then_some(*ticket)
+    /// Returns the first waiter that is polled, if the hold in this seat can be handed off to it, and its place.
+    pub(super) fn recipient(&self, seat: u64, times: Times) -> Option<(Recipient, u64)> {
+        let (rivals, mode) = (self.rivals()?, self.members.get(seat)?.mode);
+        if !can_hand_off(mode) {
+            return None;
+        }
+        let mut open = self.members.open();
+        let (ticket, waiter) = match (open.next(), open.next()) {
+            // A mode that is not shared has no other member beside the seat.
+            (None, _) if self.members.only().is_some() || can_share(mode, mode) => {
+                let mut waiters = rivals.waiters.iter();
+                waiters.find(|(_, waiter)| waiter.checked_in >= times.since)?
+            }
+            (Some(asks), None) if can_share(mode, mode) && !asks.is_overdue(times.now) => {
+                let seeker = rivals.seeker.as_ref().filter(|seeker| seeker.number == asks.number);
+                if let Some(seeker) = seeker {
+                    return (seeker.mode == mode).then_some((Recipient::Seeker, seeker.place));
+                }
+                // It has not taken up its turn yet. The last of the offers, if there are others.
+                let is_turn =
+                    |offer: &Offer| matches!(offer, Offer::Turn(turn) if *turn == asks.number);
+                let (ticket, _) = rivals.offers.iter().rev().find(|(_, offer)| is_turn(offer))?;
+                rivals.waiters.get_key_value(ticket)?
+            }
+            _ => return None,
+        };
+        (waiter.mode == mode).then_some((Recipient::Waiter(*ticket), *ticket))
+    }
+
+    /// Puts the next hold of a chain into its seat, and offers it to the recipient. Returns what completes that with no
+    /// lock held.
+    pub(super) fn hand_off(
+        &mut self,
+        (seat, recipient): (u64, Recipient),
+        (next, offered): (&Arc<Hold>, HandedOff),
+        (numbers, times): (&mut u64, Times),
+    ) -> Delivery {
+        let mut delivery = Delivery::default();
+        // The caller still has the hold before, so none is dropped here.
+        self.members.change(seat, |member| member.stage = Stage::Holding(Some(Arc::clone(next))));
+        let rivals = self.rivals.get_or_insert_default();
+        let turn = match recipient {
+            Recipient::Waiter(ticket) => {
+                let waiter = rivals.waiters.get_mut(&ticket);
+                delivery.waiter = waiter.and_then(|waiter| waiter.wake.take());
+                // Many holds may be on their way; their waiters would be looked at each time.
+                let shares = can_share(next.mode, next.mode);
+                let waiter = if shares { rivals.waiters.remove(&ticket) } else { None };
+                // An earlier offer to it is void.
+                delivery.void = (waiter, rivals.offers.insert(ticket, Offer::Hold(offered)));
+                match delivery.void.1 {
+                    Some(Offer::Turn(number)) => Some(number),
+                    _ => None,
+                }
+            }
+            Recipient::Seeker => rivals.seeker.take().map(|seeker| {
+                rivals.seen = seeker.seen;
+                delivery.passed = Some((seeker.pass, offered));
+                seeker.number
+            }),
+        };
+        // It asks no more, so the next one does.
+        delivery.turn = turn.and_then(|number| self.members.take(number));
+        if turn.is_some() {
+            (delivery.woken, delivery.removed) = self.advance(numbers, times);
+        }
+        delivery
     }
 }

@@ -4,7 +4,7 @@
 //! # Invariants
 //!
 //! 1. A name has an entry exactly as long as it has a turn, an offered turn or a seat.
-//! 2. [`Members::may_ask`](super::name_entry::Members::may_ask) alone decides which waiter asks next. The
+//! 2. [`Members::may_ask`](super::members::Members::may_ask) alone decides which waiter asks next. The
 //!    end of a turn or seat admits the waiters that it blocked, in FIFO order. A turn that was
 //!    reclaimed ends without effect.
 //! 3. Nothing is dropped, woken or sent while the map is locked.
@@ -15,7 +15,8 @@
 //!    queue; at its next check-in it is back at its place.
 
 use super::hold::Hold;
-use super::name_entry::{HandedOff, NameEntry, Offer, Removed, Stage};
+use super::members::{Member, Stage, can_share};
+use super::name_entry::{Cohort, Delivery, HandedOff, NameEntry, Offer, Removed, Times};
 use super::pause::{Heard, Pauses};
 use super::timing::Timing;
 use super::wake::wake_waiter;
@@ -33,6 +34,8 @@ pub(crate) struct Queue {
     pub(super) attempt: Duration,
     /// A waiter that has not checked in for this long is passed over.
     patience: Duration,
+    /// The time for which readers join a read hold.
+    joins: Duration,
 }
 
 pub(super) struct QueueState {
@@ -52,22 +55,12 @@ impl QueueState {
         self.numbers
     }
 
-    /// Records that the store answered a request for a name.
-    fn answered(&mut self, name: &Name) {
-        if let Some(entry) = self.names.get_mut(name) {
-            entry.silent_since = None;
-        }
-    }
-
-    /// Admits the waiters that may ask now, and removes an entry without members. Returns the waiters
-    /// to wake.
-    fn advance(&mut self, name: &Name, times: (Instant, Instant)) -> Vec<oneshot::Sender<()>> {
-        let Some(entry) = self.names.get_mut(name) else { return Vec::new() };
-        let woken = entry.advance(&mut self.numbers, times);
-        if entry.members.all().is_empty() {
-            self.names.remove(name);
-        }
-        woken
+    /// Admits the waiters that may ask now, and removes an entry without members.
+    fn advance(&mut self, name: &Name, times: Times) -> Ended {
+        let Some(entry) = self.names.get_mut(name) else { return Ended::default() };
+        let (woken, traces) = entry.advance(&mut self.numbers, times);
+        let entry = if entry.members.is_empty() { self.names.remove(name) } else { None };
+        Ended { woken, _traces: traces, _entry: entry, ..Ended::default() }
     }
 }
 
@@ -77,6 +70,8 @@ impl QueueState {
 pub(super) struct Ended {
     pub(super) woken: Vec<oneshot::Sender<()>>,
     _removed: Removed,
+    _traces: Removed,
+    _entry: Option<NameEntry>,
 }
 
 impl Ended {
@@ -96,7 +91,7 @@ impl Queue {
         let (attempt, patience) = (timing.attempt, timing.ttl / 4);
         let (names, pauses) = (NameMap::default(), Pauses::new(timing.ttl));
         let state = Mutex::new(QueueState { names, numbers: 0, pauses, forced: None });
-        Self { state, clock, attempt, patience }
+        Self { state, clock, attempt, patience, joins: timing.longest_chain }
     }
 
     /// Records a release in the store. If waiters elsewhere heard it, the next turn pauses before
@@ -109,35 +104,38 @@ impl Queue {
         }
     }
 
-    /// Installs the hold of `next` and offers it to the first waiter that is polled, if there is one.
-    /// Returns what wakes that waiter. While waiters elsewhere listen and the chain of hand-offs is
-    /// not `early` any more, only a waiter that was queued when the store granted the name gets the
-    /// offer.
+    /// Returns the time until which waiters elsewhere go first, if that is to come.
+    pub(crate) fn not_before(&self, name: &Name) -> Option<Instant> {
+        self.lock().pauses.not_before(name, self.clock.now())
+    }
+
+    /// Returns whether a flow of this process asks or waits for a name.
+    pub(crate) fn is_wanted(&self, name: &Name) -> bool {
+        let state = self.lock();
+        let entry = state.names.get(name);
+        entry.is_some_and(|entry| entry.has_waiters() || entry.members.open().next().is_some())
+    }
+
+    /// Installs the hold of `next` in the seat of the hold before, and offers it to the first waiter that is polled, if
+    /// there is one. While waiters elsewhere listen and the chain of hand-offs is not `early` any more, only a waiter
+    /// that was there when the store granted the name gets the offer.
     pub(crate) fn hand_off(
         &self,
-        name: &Name,
+        (name, seat): (&Name, u64),
         (now, early): (Instant, bool),
         next: impl FnOnce() -> (Arc<Hold>, HandedOff),
-    ) -> Option<(Option<oneshot::Sender<()>>, Arc<Hold>)> {
-        let since = self.checked_in_since(now);
+    ) -> Option<(Delivery, Arc<Hold>)> {
+        let times = self.times(now);
         let mut state = self.lock();
-        let entry = state.names.get_mut(name)?;
-        let ticket = entry.handoff_target(since)?;
-        let rivals = entry.rivals_mut()?;
-        if !early && rivals.served_at.is_some_and(|last| ticket > last) {
+        let QueueState { names, numbers, .. } = &mut *state;
+        let entry = names.get_mut(name)?;
+        let (recipient, place) = entry.recipient(seat, times)?;
+        if !early && entry.rivals()?.served_at.is_some_and(|last| place > last) {
             return None;
         }
         let (next, offered) = next();
-        // An earlier offer to this waiter is void. It is dropped without the lock.
-        let offer = rivals.offers.insert(ticket, Offer::Hold(offered));
-        let waiter = rivals.waiters.get_mut(&ticket).and_then(|waiter| waiter.wake.take());
-        // Dropping the old hold here drops no seat: the caller still owns it.
-        for member in entry.members.all_mut() {
-            member.stage = Stage::Holding(Some(Arc::clone(&next)));
-        }
-        drop(state);
-        drop(offer);
-        Some((waiter, next))
+        let delivery = entry.hand_off((seat, recipient), (&next, offered), (numbers, times));
+        Some((delivery, next))
     }
 
     /// Withdraws the offer of `hold` from a waiter that did not accept it in time.
@@ -159,20 +157,47 @@ impl Queue {
     pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(&hold.name) else { return false };
-        if let Some(member) = entry.members.get(number) {
-            member.stage = Stage::Holding(Some(Arc::clone(hold)));
-        }
+        entry
+            .members
+            .change(number, |member| member.stage = Stage::Holding(Some(Arc::clone(hold))));
         entry.silent_since = None;
+        self.gather(entry, hold.mode, (number, sent));
         let forced = entry.rivals().is_some_and(|rivals| rivals.forced >= Some(sent));
-        // The turn ends with the grant; the next waiter for permits may ask.
-        let shares = matches!(hold.mode, Mode::Permits { .. }) && entry.has_waiters();
-        let woken = match shares {
+        // The turn ends with the grant: in a shared mode the next waiters may enter.
+        let shares = can_share(hold.mode, hold.mode) && entry.has_waiters();
+        let ended = match shares {
             true => state.advance(&hold.name, self.times(self.clock.now())),
-            false => Vec::new(),
+            false => Ended::default(),
         };
         drop(state);
-        Ended { woken, _removed: Removed::default() }.wake_all();
+        ended.wake_all();
         forced
+    }
+
+    /// Lets readers join the hold of this seat, granted by a request sent at `sent`, if it is a reader.
+    fn gather(&self, entry: &mut NameEntry, mode: Mode, (number, sent): (u64, Instant)) {
+        if mode == Mode::Read {
+            let until = sent + self.joins;
+            entry.rivals_or_default().cohort = Some(Cohort { number, until });
+        }
+    }
+
+    /// Returns the hold that a reader of another handle may join now: the youngest one, if no waiter is in line.
+    pub(super) fn cohort(&self, name: &Name) -> Option<Arc<Hold>> {
+        let state = self.lock();
+        state.names.get(name)?.cohort(self.clock.now()).cloned()
+    }
+
+    /// Lets no further reader join this hold.
+    pub(super) fn disband(&self, hold: &Arc<Hold>) {
+        let mut state = self.lock();
+        let Some(entry) = state.names.get_mut(&hold.name) else { return };
+        let cohort = entry.rivals().and_then(|rivals| rivals.cohort);
+        let member = cohort.and_then(|cohort| entry.members.get(cohort.number));
+        let is_own = member.and_then(Member::hold).is_some_and(|own| Arc::ptr_eq(own, hold));
+        if let (true, Some(rivals)) = (is_own, entry.rivals_mut()) {
+            rivals.cohort = None;
+        }
     }
 
     /// Marks a seat as one of [`Mode::Write`], if nothing else of this process holds the name, asks or waits for it.
@@ -180,28 +205,39 @@ impl Queue {
     pub(super) fn begin_upgrade(&self, name: &Name, number: u64) -> bool {
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(name) else { return false };
-        let alone = !entry.has_waiters();
-        match entry.members.all_mut() {
-            [member] if alone && member.number == number => member.mode = Mode::Write,
-            _ => return false,
-        }
-        true
+        let alone = !entry.has_waiters() && entry.members.only().is_some();
+        alone && entry.members.change(number, |member| member.mode = Mode::Write)
     }
 
-    /// Sets the mode of a seat, and the hold in it if one is given. Admits the waiters that may ask now.
-    pub(super) fn reseat(&self, name: &Name, number: u64, mode: Mode, hold: Option<Arc<Hold>>) {
+    /// Sets the mode of a seat, and the hold in it if one is given that was granted by a request of this time. Admits the
+    /// waiters that may ask now.
+    pub(super) fn reseat(
+        &self,
+        name: &Name,
+        number: u64,
+        mode: Mode,
+        hold: Option<(Arc<Hold>, Instant)>,
+    ) {
         let now = self.clock.now();
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(name) else { return };
-        let Some(member) = entry.members.get(number) else { return };
-        member.mode = mode;
-        // The caller still has the old hold, so none is dropped here.
-        if let Some(hold) = hold {
-            member.stage = Stage::Holding(Some(hold));
+        let granted = hold.as_ref().map(|(_, sent)| (number, *sent));
+        let changed = entry.members.change(number, |member| {
+            member.mode = mode;
+            // The caller still has the old hold, so none is dropped here.
+            if let Some((hold, _)) = hold {
+                member.stage = Stage::Holding(Some(hold));
+            }
+        });
+        if !changed {
+            return;
         }
-        let woken = state.advance(name, self.times(now));
+        if let Some(granted) = granted {
+            self.gather(entry, mode, granted);
+        }
+        let ended = state.advance(name, self.times(now));
         drop(state);
-        Ended { woken, _removed: Removed::default() }.wake_all();
+        ended.wake_all();
     }
 
     /// Records that this process forced a name open, at the latest at `now`.
@@ -222,14 +258,21 @@ impl Queue {
 
     /// Records that the store answered.
     pub(crate) fn answered(&self, name: &Name) {
-        self.lock().answered(name);
+        if let Some(entry) = self.lock().names.get_mut(name) {
+            entry.silent_since = None;
+        }
     }
 
     /// Records that the store answered that a name is held elsewhere.
     pub(crate) fn saw_another(&self, name: &Name) {
         let mut state = self.lock();
         state.pauses.saw_another(name);
-        state.answered(name);
+        let Some(entry) = state.names.get_mut(name) else { return };
+        entry.silent_since = None;
+        if let Some(rivals) = entry.rivals_mut() {
+            // A reader was refused beside readers, so a writer waits elsewhere.
+            rivals.cohort = None;
+        }
     }
 
     /// Returns the time of the first request for this name that the store has not answered.
@@ -269,14 +312,12 @@ impl Queue {
         let now = self.clock.now();
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(name) else { return };
-        if entry.members.get(number).is_none() {
-            // It was reclaimed.
-            return;
-        }
-        let removed = entry.remove(|member| member.number != number);
-        let woken = state.advance(name, self.times(now));
+        // Otherwise it was reclaimed.
+        let Some(removed) = entry.take(number) else { return };
+        let ended = state.advance(name, self.times(now));
         drop(state);
-        Ended { woken, _removed: removed }.wake_all();
+        drop(removed);
+        ended.wake_all();
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -288,17 +329,15 @@ impl Queue {
         Instant::ZERO + now.saturating_duration_since(Instant::ZERO + self.patience)
     }
 
-    /// Returns the time since which a waiter that is polled has checked in, and the time by which it takes up an offer
-    /// that is made now.
-    pub(super) fn times(&self, now: Instant) -> (Instant, Instant) {
-        (self.checked_in_since(now), now + self.attempt)
+    pub(super) fn times(&self, now: Instant) -> Times {
+        Times { now, since: self.checked_in_since(now), due: now + self.attempt }
     }
 
     /// Reclaims turns from futures that are not polled.
     pub(super) fn reclaim(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
-        let since = self.checked_in_since(now);
-        let removed = state.names.get_mut(name).map(|entry| entry.reclaim(now, since));
-        let woken = state.advance(name, self.times(now));
-        Ended { woken, _removed: removed.unwrap_or_default() }
+        let times = self.times(now);
+        let removed = state.names.get_mut(name).map(|entry| entry.reclaim(times));
+        let ended = state.advance(name, times);
+        Ended { _removed: removed.unwrap_or_default(), ..ended }
     }
 }

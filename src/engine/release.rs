@@ -5,6 +5,7 @@ use super::core::Core;
 use super::hold::Hold;
 use super::job::Job;
 use super::pause::Heard;
+use super::share::Share;
 use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -99,11 +100,13 @@ impl Flush<'_> {
         }
     }
 
-    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. In a shared mode the local
-    /// ones may listen too.
+    /// Gives waiters elsewhere, which wait for a message, time to ask before the local ones. It does not where others hold
+    /// on and no local one waits.
     fn give_way(&self, sent: Instant, listeners: u64) {
-        if matches!(self.hold.mode, Mode::Read | Mode::Permits { .. }) {
-            return;
+        match self.hold.mode {
+            Mode::Read => return,
+            Mode::Permits { .. } if !self.core.queue.is_wanted(&self.hold.name) => return,
+            Mode::Exclusive | Mode::Write | Mode::Permits { .. } => {}
         }
         let heard = (listeners > 0).then(|| Heard {
             now: self.now,
@@ -140,17 +143,21 @@ fn flush<'a>(
 }
 
 impl Hold {
-    /// Ends one lease. Waits until the store has confirmed the lower count or the release, or the
+    /// Ends one lease of a share. Waits until the store has confirmed the lower count or the release, or the
     /// hold was handed off.
-    pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>) -> Result<()> {
+    pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>, share: Share) -> Result<()> {
         let now = core.now();
-        let Some(phase) = self.leave(core, now) else {
+        let Some(phase) = self.leave(core, now, share) else {
             // A local waiter has it.
             return Ok(());
         };
         if let Phase::Lost(loss) = phase {
             core.submit(Job::Flush(Arc::clone(self)));
             return Err(Error::lost(loss));
+        }
+        if self.mode == Mode::Read && !self.needs_flush() {
+            // Other leases share the hold.
+            return Ok(());
         }
         core.ensure_running();
         // A request may have to wait for the request before it, so the limit is two attempts.

@@ -5,6 +5,7 @@ use super::hold::Hold;
 use super::life::lose_all;
 use crate::error::{Loss, Result};
 use crate::store::Name;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 impl Core {
@@ -15,13 +16,13 @@ impl Core {
         let held = self.force_release(name).await;
         // A grant whose request was sent before this, and that arrives later, is released.
         self.queue.forced(name, self.now());
-        let before = revoked.holds.clone();
+        let before: HashSet<_> = revoked.holds.iter().map(|hold| hold.number).collect();
         if held.is_ok() {
             revoked.holds.clear();
         }
         // A hold that a waiter of this manager was granted meanwhile may have been deleted as well.
         for hold in self.queue.holds_of(name) {
-            if !before.iter().any(|before| Arc::ptr_eq(before, &hold)) {
+            if !before.contains(&hold.number) {
                 hold.verify(self).await;
             }
         }

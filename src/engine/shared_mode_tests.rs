@@ -4,6 +4,7 @@ use super::acquire::{WaitLimit, acquire};
 use super::core::{Core, Settings};
 use super::engine::Engine;
 use super::hold::Hold;
+use super::share::Share;
 use super::state::Phase;
 use super::timing::Timing;
 use crate::clock::Clock;
@@ -161,6 +162,17 @@ impl Setup {
         self.ask(mode, WaitLimit::Forever).await.unwrap().expect("a hold")
     }
 
+    /// Begins two read holds, the second when the first can no longer be joined.
+    async fn two_readers(&self) -> [Arc<Hold>; 2] {
+        let first = self.lock(Mode::Read).await;
+        sleep(T / 10).await;
+        [first, self.lock(Mode::Read).await]
+    }
+
+    async fn unlock(&self, hold: &Arc<Hold>) -> Result<()> {
+        hold.unlock(self.core(), Share::FIRST).await
+    }
+
     fn is_held(&self, hold: &Arc<Hold>) -> bool {
         hold.phase(self.core()) == Phase::Held
     }
@@ -169,7 +181,7 @@ impl Setup {
 #[tokio::test(start_paused = true)]
 async fn read_holds_of_one_name_are_renewed_each_by_itself() {
     let setup = Setup::new();
-    let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
+    let [one, other] = setup.two_readers().await;
     assert_ne!(one.holder, other.holder);
     assert_ne!(one.number, other.number);
     for _ in 0..4 {
@@ -184,33 +196,33 @@ async fn read_holds_of_one_name_are_renewed_each_by_itself() {
 #[tokio::test(start_paused = true)]
 async fn read_hold_that_is_lost_leaves_the_other_as_it_is() {
     let setup = Setup::new();
-    let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
+    let [one, other] = setup.two_readers().await;
     let tokens = [one.lost_token(), other.lost_token()];
     setup.store.holders().remove(&one.holder);
     tokens[0].cancelled().await;
     assert_eq!(one.loss(), Some(Loss::Gone));
     assert!(!tokens[1].is_cancelled() && setup.is_held(&other));
-    other.unlock(setup.core()).await.unwrap();
+    setup.unlock(&other).await.unwrap();
     assert!(setup.store.holders().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn read_holds_are_released_one_by_one_and_a_writer_enters() {
     let setup = Setup::new();
-    let (one, other) = (setup.lock(Mode::Read).await, setup.lock(Mode::Read).await);
-    one.unlock(setup.core()).await.unwrap();
+    let [one, other] = setup.two_readers().await;
+    setup.unlock(&one).await.unwrap();
     assert_eq!(setup.store.holders().keys().collect::<Vec<_>>(), [&other.holder]);
     assert!(setup.is_held(&other));
     let writer = setup.lock(Mode::Write);
     let last = async {
         sleep(T / 10).await;
-        other.unlock(setup.core()).await.unwrap();
+        setup.unlock(&other).await.unwrap();
     };
     let (writer, ()) = tokio::join!(writer, last);
     assert_eq!(setup.store.holders().values().collect::<Vec<_>>(), [&Mode::Write]);
     // Neither a hold nor a turn stays behind.
     assert_eq!(setup.core().queue.holds().len(), 1);
-    writer.unlock(setup.core()).await.unwrap();
+    setup.unlock(&writer).await.unwrap();
     assert!(setup.core().queue.holds().is_empty());
 }
 
@@ -222,7 +234,7 @@ async fn readers_that_come_after_a_writer_wait_behind_it() {
     let writer = async {
         let hold = setup.lock(Mode::Write).await;
         order.lock().unwrap().push("writer");
-        hold.unlock(setup.core()).await.unwrap();
+        setup.unlock(&hold).await.unwrap();
     };
     let reader = async {
         sleep(Duration::from_millis(1)).await;
@@ -234,11 +246,12 @@ async fn readers_that_come_after_a_writer_wait_behind_it() {
     };
     let last = async {
         sleep(T / 10).await;
-        first.unlock(setup.core()).await.unwrap();
+        setup.unlock(&first).await.unwrap();
     };
     let ((), one, other, ()) = tokio::join!(writer, reader, reader_beside(&setup), last);
     assert_eq!(*order.lock().unwrap(), ["writer", "reader"]);
-    assert_eq!(setup.store.holders().len(), 2, "both readers at once");
+    assert!(Arc::ptr_eq(&one, &other), "both readers share a hold");
+    assert_eq!(setup.store.holders().len(), 1);
     drop((one, other));
 }
 
@@ -250,13 +263,13 @@ async fn reader_beside(setup: &Setup) -> Arc<Hold> {
 #[tokio::test(start_paused = true)]
 async fn revoke_and_close_reach_all_holds_of_a_name() {
     let setup = Setup::new();
-    let holds = [setup.lock(Mode::Read).await, setup.lock(Mode::Read).await];
+    let holds = setup.two_readers().await;
     assert!(setup.core().revoke(setup.name.as_ref().unwrap()).await.unwrap());
     assert!(holds.iter().all(|hold| hold.loss() == Some(Loss::Revoked)));
     for hold in holds {
-        let _ = hold.unlock(setup.core()).await;
+        let _ = setup.unlock(&hold).await;
     }
-    let holds = [setup.lock(Mode::Read).await, setup.lock(Mode::Read).await];
+    let holds = setup.two_readers().await;
     let closed = setup.core().close().await;
     assert!(holds.iter().all(|hold| hold.loss() == Some(Loss::Closed)));
     assert_eq!((closed.released, closed.failed.len()), (2, 0));

@@ -90,12 +90,18 @@ enum Recorded {
     /// The store rejected a lower count; its count may be higher than this one. Not retried.
     AtLeast(u32),
     Unknown,
+    /// 1, whatever the number of leases: a read hold.
+    One,
 }
 
 impl Recorded {
     /// Returns whether this count needs no further record.
     fn is(self, count: u32) -> bool {
-        matches!(self, Self::Known(recorded) | Self::AtLeast(recorded) if recorded == count)
+        match self {
+            Self::Known(recorded) | Self::AtLeast(recorded) => recorded == count,
+            Self::Unknown => false,
+            Self::One => true,
+        }
     }
 }
 
@@ -924,5 +930,65 @@ mod tests {
         assert!(!state.begin_reaping());
         state.end_reaping();
         assert!(state.begin_reaping());
+    }
+
+    /// A read hold with one lease, at its best.
+    fn read() -> State {
+        let mut state = held();
+        state.share();
+        state
+    }
+
+    #[test]
+    fn read_hold_is_joined_while_it_is_as_good_as_new() {
+        let mut state = read();
+        assert!(state.join(&timing(), at(99)) && state.live() == 2);
+        assert!(!state.needs_flush(), "the store counts one");
+        assert!(!state.join(&timing(), at(100)), "after T/10 the store is asked");
+        state.leave(&timing(), at(100));
+        assert!(!state.needs_flush());
+        state.leave(&timing(), at(100));
+        assert_eq!((state.next_op(at(100)), state.live()), (Next::Op(Op::Release), 0));
+        assert!(!state.join(&timing(), at(50)), "it is being released");
+    }
+
+    #[test]
+    fn read_hold_at_risk_changing_or_ending_is_not_joined() {
+        let joins = |change: &dyn Fn(&mut State)| {
+            let mut state = read();
+            change(&mut state);
+            let live = state.live();
+            let joined = state.join(&timing(), at(50));
+            assert_eq!(state.live(), live + u32::from(joined));
+            joined
+        };
+        assert!(joins(&|_| {}));
+        assert!(!joins(&|state| {
+            state.renew_at(at(10));
+            let attempt = renew(state, 10);
+            let failed = Err(unavailable());
+            verdict(state, 20, attempt, 10, failed);
+            assert_eq!(state.phase(), Phase::AtRisk);
+        }));
+        assert!(!joins(&|state| assert_eq!(state.reenter(&timing(), at(10)), Reentry::Count(2))));
+        assert!(!joins(&|state| {
+            state.reenter(&timing(), at(10));
+            let failed = NestedVerdict::Failed(unavailable());
+            assert!(state.reentered(&timing(), at(20), 0.0, failed, false).is_err());
+        }));
+        assert!(!joins(&|state| state.lose(Loss::Revoked, None)));
+        assert!(!joins(&|state| state.max_until = Some(at(50))));
+        let mut plain = held();
+        assert!(!plain.join(&timing(), at(50)), "its leases are counted in the store");
+    }
+
+    #[test]
+    fn read_hold_at_risk_is_entered_again_by_its_own_handle() {
+        let mut state = read();
+        let attempt = renew(&mut state, 333);
+        verdict(&mut state, 340, attempt, 333, Err(unavailable()));
+        assert_eq!((state.join_again(), state.live()), (None, 2));
+        state.lose(Loss::Gone, None);
+        assert_eq!((state.join_again(), state.live()), (Some(Reentry::Lost(Loss::Gone)), 2));
     }
 }

@@ -1,6 +1,8 @@
 //! A place in the queue of a name, and the offers made to it.
 
-use super::name_entry::{HandedOff, Member, NameEntry, Offer, Waiter};
+use super::hold::Hold;
+use super::members::{Member, can_share};
+use super::name_entry::{HandedOff, NameEntry, Offer, Waiter};
 use super::queue::{Ended, Queue};
 use super::turn::Turn;
 use crate::clock::Instant;
@@ -12,6 +14,8 @@ use tokio::sync::oneshot;
 pub(crate) enum Admission {
     /// The permission to ask the store.
     Turn(Turn),
+    /// A read hold that it may join.
+    Join(Arc<Hold>),
     /// A hold that another flow of this process handed off. The waiter must still accept it.
     Hold(HandedOff),
 }
@@ -52,12 +56,14 @@ impl Ticket {
         }
     }
 
-    /// Returns whether it waits behind a hold of this process and is the first waiter that is
+    /// Returns whether it waits for the end of a hold of this process and is the first waiter that is
     /// polled.
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
         let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
-        let entry = state.names.get(&self.name).filter(|entry| entry.holds().next().is_some());
+        let excludes = |hold: &Arc<Hold>| !can_share(hold.mode, self.mode);
+        let entry = state.names.get(&self.name);
+        let entry = entry.filter(|entry| entry.holds().next().is_some_and(excludes));
         let rivals = entry.and_then(NameEntry::rivals);
         let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
         let first = waiters.find(|(_, waiter)| waiter.checked_in >= since);
@@ -69,7 +75,7 @@ impl Ticket {
     /// turn or an offered hold that brought no hold: it keeps its place.
     pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
-        let (mut replaced, mut removed) = (None, None);
+        let (mut replaced, mut removed, mut passed) = (None, None, Vec::new());
         let mut guard = queue.lock();
         let state = &mut *guard;
         let mut ended = Ended::default();
@@ -78,7 +84,9 @@ impl Ticket {
             let Some(entry) = state.names.get_mut(name) else {
                 let member = Member::asking(number, mode, now + queue.attempt);
                 state.names.insert(name.clone(), NameEntry::new(member));
-                break Ok(Admission::Turn(queue.turn(state, name, mode, number, now)));
+                let place = *self.number.get_or_insert(number);
+                let turn = queue.turn(state, (name, mode), (number, place), now);
+                break Ok(Admission::Turn(turn));
             };
             let ticket = *self.number.get_or_insert(number);
             let rivals = entry.rivals_or_default();
@@ -93,8 +101,10 @@ impl Ticket {
                     replaced = self.woken.replace(woken);
                 }
                 self.queued = true;
-                if entry.members.may_ask(mode) {
-                    ended.woken.extend(entry.advance(&mut state.numbers, queue.times(now)));
+                if entry.members.can_all_share(mode) {
+                    let (woken, traces) = entry.advance(&mut state.numbers, queue.times(now));
+                    ended.woken.extend(woken);
+                    passed.push(traces);
                     offer = entry.rivals_or_default().offers.remove(&ticket);
                 }
             }
@@ -105,8 +115,11 @@ impl Ticket {
             }
             match offer {
                 Some(Offer::Hold(offered)) => break Ok(Admission::Hold(offered)),
+                Some(Offer::Join(hold)) => break Ok(Admission::Join(hold)),
                 Some(Offer::Turn(number)) => {
-                    let turn = queue.turn(state, name, mode, number, now);
+                    let seen = entry.rivals_or_default().seen.take();
+                    let mut turn = queue.turn(state, (name, mode), (number, ticket), now);
+                    turn.seen = seen;
                     break Ok(Admission::Turn(turn));
                 }
                 // Only once: an offer made after that is not overdue.
@@ -116,7 +129,7 @@ impl Ticket {
             ended = queue.reclaim(state, name, now);
         };
         drop(guard);
-        drop((replaced, removed));
+        drop((replaced, removed, passed));
         ended.wake_all();
         admission
     }
@@ -135,7 +148,7 @@ impl Drop for Ticket {
         match offer {
             Some(Offer::Turn(number)) => self.queue.leave(&self.name, number),
             Some(Offer::Hold(offered)) => drop(offered),
-            None => {}
+            Some(Offer::Join(_)) | None => {}
         }
     }
 }

@@ -1,11 +1,13 @@
 //! The permission to ask the store for a name.
 
-use super::name_entry::{Member, NameEntry, Stage, can_share};
+use super::members::{Member, Stage, can_share};
+use super::name_entry::{HandedOff, NameEntry, Seeker, Seen};
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// The outcome of [`Turn::keep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +27,13 @@ pub(crate) struct Turn {
     name: Name,
     number: u64,
     mode: Mode,
+    /// Its place among the waiters.
+    place: u64,
     /// True if a hold has the seat.
     granted: bool,
     not_before: Option<Instant>,
+    /// What the flow that asked before has learned.
+    pub(super) seen: Option<Seen>,
 }
 
 impl Queue {
@@ -45,7 +51,7 @@ impl Queue {
         let turn = loop {
             match state.names.get_mut(name) {
                 None => drop(state.names.insert(name.clone(), NameEntry::new(member))),
-                Some(entry) if !entry.has_waiters() && entry.members.may_ask(mode) => {
+                Some(entry) if entry.may_try(mode) => {
                     entry.members.push(member);
                 }
                 // Only once: a turn that is offered now is not overdue.
@@ -55,7 +61,7 @@ impl Queue {
                 }
                 Some(_) => break None,
             }
-            break Some(self.turn(&state, name, mode, number, now));
+            break Some(self.turn(&state, (name, mode), (number, number), now));
         };
         drop(state);
         if let Some(ended) = ended {
@@ -64,18 +70,17 @@ impl Queue {
         turn
     }
 
-    /// Returns the turn of a number that is a member of its entry.
+    /// Returns the turn of a number that is a member of its entry, for a waiter of this place.
     pub(super) fn turn(
         self: &Arc<Self>,
         state: &QueueState,
-        name: &Name,
-        mode: Mode,
-        number: u64,
+        (name, mode): (&Name, Mode),
+        (number, place): (u64, u64),
         now: Instant,
     ) -> Turn {
         let not_before = state.pauses.not_before(name, now);
-        let queue = Arc::clone(self);
-        Turn { queue, name: name.clone(), number, mode, granted: false, not_before }
+        let (queue, name) = (Arc::clone(self), name.clone());
+        Turn { queue, name, number, mode, place, granted: false, not_before, seen: None }
     }
 }
 
@@ -87,11 +92,7 @@ impl Turn {
 
     /// Sets the time by which the next step follows. After that, waiters may reclaim the turn.
     pub(crate) fn set_due(&self, time: Instant) {
-        self.with_entry(|entry, number| {
-            if let Some(Member { stage: Stage::Asking { due }, .. }) = entry.members.get(number) {
-                *due = time;
-            }
-        });
+        self.with_entry(|entry, number| entry.members.set_due(number, time));
     }
 
     /// Records a request to the store at `now`. Returns the time of the first unanswered request,
@@ -123,10 +124,10 @@ impl Turn {
             return Kept::Forced;
         }
         let entry = state.names.entry(name.clone()).or_insert_with(|| NameEntry::new(own()));
-        let excludes =
-            |member: &Member| member.number != *number && !can_share(member.mode, self.mode);
-        let is_held = |member: &Member| matches!(member.stage, Stage::Holding(_));
-        if entry.members.all().iter().any(|member| is_held(member) && excludes(member)) {
+        let excludes = |member: &Member| {
+            member.is_seat() && member.number != *number && !can_share(member.mode, self.mode)
+        };
+        if !entry.members.can_all_share(self.mode) && entry.members.iter().any(excludes) {
             return Kept::Excluded;
         }
         if entry
@@ -135,10 +136,9 @@ impl Turn {
         {
             return Kept::Forced;
         }
-        let removed = entry.remove(|member| !excludes(member));
-        match entry.members.get(*number) {
-            Some(member) => member.stage = Stage::Holding(None),
-            None => entry.members.push(own()),
+        let removed = entry.take_excluded(self.mode, *number);
+        if !entry.members.change(*number, |member| member.stage = Stage::Holding(None)) {
+            entry.members.push(own());
         }
         if served_at.is_some() || entry.rivals().is_some() {
             entry.rivals_or_default().served_at = served_at;
@@ -146,6 +146,28 @@ impl Turn {
         drop(state);
         drop(removed);
         Kept::Yes
+    }
+
+    /// Lets holds be handed off to the flow that has this turn.
+    pub(super) fn seek(&self) -> oneshot::Receiver<HandedOff> {
+        let (pass, passed) = oneshot::channel();
+        let Self { mode, place, .. } = *self;
+        let replaced = self.with_entry(|entry, number| {
+            entry.members.get(number)?;
+            let seeker = Seeker { number, mode, place, pass, seen: None };
+            entry.rivals_or_default().seeker.replace(seeker)
+        });
+        drop(replaced);
+        passed
+    }
+
+    /// Records that the store has refused permits, for the next turn, if a hold is handed off to this flow.
+    pub(super) fn refused(&self, seen: Seen) {
+        let replaced = self.with_entry(|entry, number| {
+            let seeker = entry.rivals_mut()?.seeker.as_mut()?;
+            (seeker.number == number).then(|| seeker.seen.replace(seen))
+        });
+        drop(replaced);
     }
 
     /// Returns the number of its member in the queue.

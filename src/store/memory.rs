@@ -54,12 +54,19 @@ struct State {
     fences: NameMap<u64>,
     /// The last one that was forgotten before its time.
     forgotten: u64,
-    waiters: NameMap<Vec<Signal>>,
+    waiters: NameMap<Vec<Listener>>,
     to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
     sweep_at: usize,
+}
+
+/// A subscriber, and the holder id for which it is about to ask.
+#[derive(Debug)]
+struct Listener {
+    holder: Option<HolderId>,
+    signal: Signal,
 }
 
 #[derive(Debug)]
@@ -195,7 +202,7 @@ impl State {
                 self.shared.insert(name.clone(), shared);
                 let outcome = outcome?;
                 if outcome.wakes {
-                    self.wake(name);
+                    self.wake(name, None);
                 }
                 Ok(outcome.verdict)
             }
@@ -255,7 +262,7 @@ impl State {
         let shared = self.of_kind(name, mode.kind(), now)?;
         if let Some(shared) = shared {
             let ended = shared.release(*holder, mode, *count);
-            return Ok(ended.verdict(|| self.wake(name)));
+            return Ok(ended.verdict(|| self.wake(name, Some(*holder))));
         }
         Ok(self.release_exclusive(request, now))
     }
@@ -270,7 +277,7 @@ impl State {
             }
             Ok(_) => {
                 self.holds.remove(name);
-                Released::done(self.wake(name))
+                Released::done(self.wake(name, Some(request.holder)))
             }
         }
     }
@@ -282,7 +289,7 @@ impl State {
         let shared = self.shared.entry(name.clone());
         let shared = shared.or_insert_with(|| Shared::new(Kind::Semaphore));
         let before = shared.resize(request, now);
-        self.wake(name);
+        self.wake(name, None);
         Ok(before)
     }
 
@@ -304,12 +311,14 @@ impl State {
         Renewed::new(now, verdicts.collect())
     }
 
-    /// Has the waiters of a name woken as soon as the lock is free, and returns how many. They are those of other
-    /// managers: the manager that holds the name has none here.
-    fn wake(&mut self, name: &Name) -> u64 {
+    /// Has the waiters of a name woken as soon as the lock is free, and returns how many are of another manager than the
+    /// holder that releases it.
+    fn wake(&mut self, name: &Name, holder: Option<HolderId>) -> u64 {
         let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
-        self.to_wake.extend(waiters.iter().cloned());
-        waiters.len() as u64
+        self.to_wake.extend(waiters.iter().map(|waiter| waiter.signal.clone()));
+        let manager = holder.map(HolderId::manager);
+        let is_own = |waiter: &Listener| waiter.holder.map(HolderId::manager) == manager;
+        waiters.iter().filter(|waiter| !is_own(waiter)).count() as u64
     }
 }
 
@@ -325,7 +334,7 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // A release counts all that have subscribed; those of its own manager would be taken for waiters elsewhere.
+        // A listener without a holder has no manager; one of the own manager would be taken for a waiter elsewhere.
         Capabilities::default()
             .with_announces(false)
             .with_mode(Mode::Read)
@@ -375,7 +384,7 @@ impl Store for MemoryStore {
             let held = held || state.entry(name, now).is_some();
             state.shared.remove(name);
             state.holds.remove(name);
-            state.wake(name);
+            state.wake(name, None);
             Ok(held)
         })
         .await
@@ -383,7 +392,8 @@ impl Store for MemoryStore {
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         let (name, signal) = (request.target.name, Signal::new());
-        self.lock().waiters.entry(name.clone()).or_default().push(signal.clone());
+        let listener = Listener { holder: request.holder, signal: signal.clone() };
+        self.lock().waiters.entry(name.clone()).or_default().push(listener);
         let subscription = Subscription { store: self.clone(), name, signal: signal.clone() };
         Ok(Some(Wakeups::new(signal, subscription)))
     }
@@ -418,7 +428,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         let mut state = self.store.lock();
         if let Some(waiters) = state.waiters.get_mut(&self.name) {
-            waiters.retain(|waiter| !waiter.is(&self.signal));
+            waiters.retain(|waiter| !waiter.signal.is(&self.signal));
             if waiters.is_empty() {
                 state.waiters.remove(&self.name);
             }

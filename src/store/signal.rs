@@ -68,6 +68,11 @@ impl Wakeups {
     ///
     /// Safe: a hint is not lost.
     pub async fn recv(&mut self) {
+        self.heard().await;
+    }
+
+    /// Waits for a hint, as [`recv`](Self::recv) does.
+    pub(crate) async fn heard(&self) {
         self.signal.recv().await;
     }
 }

@@ -111,7 +111,7 @@ async fn downgrade_lets_readers_in_and_no_writer() {
     let (took, (here, there)) = timed(async { (here.await.unwrap(), there.await.unwrap()) }).await;
     assert!(took < MOMENT * 2, "{took:?}");
     assert!(writes(&other).await.is_none());
-    assert_eq!(holders(&setup).await, 3);
+    assert_eq!(holders(&setup).await, 2, "one for each process");
     sleep(T * 3).await;
     for lease in [page, here, there] {
         lease.check().unwrap();
@@ -232,8 +232,9 @@ async fn stream_of_readers_does_not_starve_a_writer() {
         for _ in 0..20 {
             let mut writer = lock(if writes_here { &setup.leases } else { &other });
             let (took, edit) = timed(writer.write()).await;
-            // The longest read, and a poll of the writer.
-            assert!(took < Duration::from_millis(1_250), "{took:?}");
+            // The longest read, the time for which readers join, and a poll of the writer.
+            let bound = Duration::from_millis(200) + T / 10 + Duration::from_millis(1_010);
+            assert!(took < bound, "{took:?}");
             drop(edit);
             sleep(Duration::from_millis(100)).await;
         }
@@ -330,6 +331,7 @@ async fn waiter_that_is_gone_delays_the_other_side_a_little() {
     let setup = Setup::new();
     let other = setup.other();
     let page = reads(&setup.leases).await.unwrap();
+    sleep(T / 10).await;
     let mut gone = lock(&other);
     let mut gone = Box::pin(gone.write());
     assert!(poll_once(gone.as_mut()).await.is_pending());

@@ -1,23 +1,21 @@
 //! Waits behind other flows of this process.
 
 use super::super::hints::Hints;
-use super::super::hold::Hold;
 use super::super::ticket::{Admission, Ticket, Waits};
-use super::{AcquireLoop, FIRST_GAP, is_silent};
+use super::{AcquireLoop, Claim, FIRST_GAP, is_silent};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::trace;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 use tracing::Level;
 
-impl AcquireLoop<'_, '_> {
+impl<'core> AcquireLoop<'_, 'core> {
     /// Waits for the answer to a request of another flow of this process, as long as for an own
     /// one: a long silence may come from a stall of this process. Returns `None` if the store is
     /// not silent: then another flow has the name, or is about to.
-    pub(super) async fn wait_out_silence(&self) -> Result<Option<Arc<Hold>>> {
+    pub(super) async fn wait_out_silence(&self) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
         let mut ticket = core.queue.ticket(self.name, self.mode);
@@ -44,10 +42,15 @@ impl AcquireLoop<'_, '_> {
     }
 
     /// Takes what has come to a waiter, once.
-    pub(super) async fn admitted(&self, admission: Admission) -> Result<Option<Arc<Hold>>> {
+    pub(super) async fn admitted(&self, admission: Admission) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
         match admission {
             Admission::Turn(turn) => self.begin(turn).await,
-            Admission::Hold(offered) => Ok(offered.accept(self.core)),
+            Admission::Join(hold) => {
+                let share = hold.join(core);
+                Ok(share.map(|share| Claim::new(core, hold, share)))
+            }
+            Admission::Hold(offered) => Ok(offered.accept(core).map(|hold| self.claim(hold))),
         }
     }
 

@@ -65,6 +65,38 @@ impl State {
         }
     }
 
+    /// Makes it the state of a read hold, which handles share: the store counts one lease.
+    pub(in crate::engine) fn share(&mut self) {
+        self.recorded = Recorded::One;
+    }
+
+    /// Adds a lease of another handle, if the hold is as good as a new grant: it is sure, nothing changes its mode, enough
+    /// time is left, and the store was asked lately, so that waiters elsewhere do not wait long. Returns whether it did.
+    pub(in crate::engine) fn join(&mut self, timing: &Timing, now: Instant) -> bool {
+        let joins = self.phase == Phase::Held
+            && self.recorded == Recorded::One
+            && !self.is_busy()
+            && now < self.granted + timing.longest_chain
+            && !timing.stale(self.confirmed, now)
+            && self.max_until.is_none_or(|max| now < max);
+        self.live += u32::from(joins);
+        joins
+    }
+
+    /// Adds a lease of a handle that shares the hold already. Returns why not if it cannot.
+    pub(in crate::engine) fn join_again(&mut self) -> Option<Reentry> {
+        match self.phase {
+            Phase::Lost(loss) => Some(Reentry::Lost(loss)),
+            Phase::Held | Phase::AtRisk if self.is_busy() => Some(Reentry::Busy),
+            Phase::Held | Phase::AtRisk if self.recorded == Recorded::One => {
+                self.live += 1;
+                None
+            }
+            // Otherwise its mode is unknown, and it is about to be released.
+            Phase::Held | Phase::AtRisk | Phase::Releasing | Phase::Released => Some(Reentry::Over),
+        }
+    }
+
     /// Applies the verdict on a nested acquire. With `keep`, a grant adds one lease.
     pub(in crate::engine) fn reentered(
         &mut self,

@@ -1,0 +1,92 @@
+//! Enters again what the handle has.
+
+use super::super::attempt::Nested;
+use super::super::hold::Hold;
+use super::super::state::{NestedVerdict, Reentry};
+use super::{AcquireLoop, Claim};
+use crate::error::{Error, Result};
+use crate::store::{Acquire, Mode};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::time::{sleep, timeout};
+
+impl<'core> AcquireLoop<'_, 'core> {
+    /// Returns a nested request in the mode of the hold. It must not outlive `C`.
+    fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
+        let timing = &self.core.timing;
+        let timeout = timing.attempt.min(hold.remaining(self.core));
+        Acquire::new(hold.target(), hold.holder, timing.ttl, timeout).with_count(count)
+    }
+
+    /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
+    pub(super) async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        if hold.mode == Mode::Read {
+            return self.read_again(hold).await;
+        }
+        let count = loop {
+            match hold.reenter(core) {
+                Reentry::Count(count) => break count,
+                Reentry::Busy => {
+                    // This handle's own operation is in flight, so a silence here is the store's.
+                    self.answered.store(false, Ordering::Relaxed);
+                    let idle = timeout(self.silence_limit(), hold.until_idle()).await;
+                    idle.map_err(|_| Error::silent())?;
+                }
+                Reentry::Lost(loss) => return Err(Error::lost(loss)),
+                Reentry::Over => {
+                    // The release of this handle may still be in flight; `try_lock` waits for it
+                    // instead of reporting contention.
+                    if self.once {
+                        let _ = timeout(core.timing.attempt, hold.until_over()).await;
+                    }
+                    return Ok(None);
+                }
+            }
+        };
+        let mut nested = Nested::new(core, &hold, count);
+        let mut failures = 0;
+        let ask = async {
+            loop {
+                self.answered.store(false, Ordering::Relaxed);
+                match nested.ask(self.nested(&hold, count)).await {
+                    NestedVerdict::Failed(error) if error.is_unavailable() && !self.once => {
+                        failures += 1;
+                        tracing::debug!(%error, "nested acquire failed; retrying");
+                        sleep(core.timing.gap(failures, core.jitter())).await;
+                    }
+                    verdict => return verdict,
+                }
+            }
+        };
+        let limit = self.silence_limit();
+        tokio::select! {
+            biased;
+            verdict = timeout(limit, ask) => match verdict {
+                Ok(verdict) => nested.end(verdict, true)?,
+                Err(_) => return Err(Error::silent()),
+            },
+            loss = hold.when_lost() => return Err(Error::lost(loss)),
+        }
+        Ok(Some(self.claim(hold)))
+    }
+
+    /// Re-enters a read hold of this handle, without asking the store. Returns `None` if the handle has none of it any
+    /// more.
+    async fn read_again(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
+        loop {
+            match hold.join_again(core, self.share) {
+                Ok(()) => return Ok(Some(Claim::new(core, hold, self.share))),
+                Err(Reentry::Busy) => {
+                    // This handle tries to become the writer, so a silence here is the store's.
+                    self.answered.store(false, Ordering::Relaxed);
+                    let idle = timeout(self.silence_limit(), hold.until_idle()).await;
+                    idle.map_err(|_| Error::silent())?;
+                }
+                Err(Reentry::Lost(loss)) => return Err(Error::lost(loss)),
+                Err(Reentry::Over | Reentry::Count(_)) => return Ok(None),
+            }
+        }
+    }
+}

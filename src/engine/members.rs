@@ -1,0 +1,237 @@
+//! The turns and seats of one name.
+
+use super::hold::Hold;
+use crate::clock::Instant;
+use crate::store::Mode;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A turn or a seat: the permission to ask the store, or the place of a hold.
+pub(super) struct Member {
+    pub(super) number: u64,
+    pub(super) mode: Mode,
+    pub(super) stage: Stage,
+}
+
+/// The stage of a member.
+pub(super) enum Stage {
+    /// A turn. It takes its next step by `due` if it is polled.
+    Asking { due: Instant },
+    /// A seat. `None` until the grant is installed.
+    Holding(Option<Arc<Hold>>),
+}
+
+impl Member {
+    pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
+        Self { number, mode, stage: Stage::Asking { due } }
+    }
+
+    pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
+        match &self.stage {
+            Stage::Holding(hold) => hold.as_ref(),
+            Stage::Asking { .. } => None,
+        }
+    }
+
+    pub(super) fn is_seat(&self) -> bool {
+        matches!(self.stage, Stage::Holding(_))
+    }
+
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        matches!(self.stage, Stage::Asking { due } if due < now)
+    }
+}
+
+/// Returns whether two holds of these modes can exist at once.
+pub(super) fn can_share(one: Mode, other: Mode) -> bool {
+    match (one, other) {
+        (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }) => true,
+        (Mode::Exclusive | Mode::Read | Mode::Write | Mode::Permits { .. }, _) => false,
+    }
+}
+
+/// The members of an entry. Most names have one.
+#[derive(Default)]
+pub(super) enum Members {
+    #[default]
+    None,
+    One(Member),
+    Many(Box<Crowd>),
+}
+
+/// Several members. A semaphore may have thousands, so what is asked about all of them is counted.
+#[derive(Default)]
+pub(super) struct Crowd {
+    members: BTreeMap<u64, Member>,
+    /// Those without a hold: the turns, and the seats whose grants are not installed yet.
+    open: BTreeSet<u64>,
+    reads: usize,
+    permits: usize,
+    others: usize,
+}
+
+impl Crowd {
+    fn open(&self) -> impl Iterator<Item = &Member> {
+        self.open.iter().filter_map(|number| self.members.get(number))
+    }
+
+    fn push(&mut self, member: Member) {
+        let number = member.number;
+        if member.hold().is_none() {
+            self.open.insert(number);
+        }
+        *self.count(member.mode) += 1;
+        self.members.insert(number, member);
+    }
+
+    fn take(&mut self, number: u64) -> Option<Member> {
+        let member = self.members.remove(&number)?;
+        self.open.remove(&number);
+        *self.count(member.mode) -= 1;
+        Some(member)
+    }
+
+    /// Returns the number of members that have this mode, or one that cannot be shared as well.
+    fn count(&mut self, mode: Mode) -> &mut usize {
+        match mode {
+            Mode::Read => &mut self.reads,
+            Mode::Permits { .. } => &mut self.permits,
+            Mode::Exclusive | Mode::Write => &mut self.others,
+        }
+    }
+}
+
+impl Members {
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// Returns the only member, if there is one.
+    pub(super) fn only(&self) -> Option<&Member> {
+        match self {
+            Self::None => None,
+            Self::One(member) => Some(member),
+            Self::Many(crowd) if crowd.members.len() == 1 => crowd.members.values().next(),
+            Self::Many(_) => None,
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Member> {
+        let (one, many) = self.parts();
+        one.into_iter().chain(many.into_iter().flat_map(|crowd| crowd.members.values()))
+    }
+
+    /// Returns the members without a hold.
+    pub(super) fn open(&self) -> impl Iterator<Item = &Member> {
+        let (one, many) = self.parts();
+        let one = one.into_iter().filter(|member| member.hold().is_none());
+        one.chain(many.into_iter().flat_map(Crowd::open))
+    }
+
+    fn parts(&self) -> (Option<&Member>, Option<&Crowd>) {
+        match self {
+            Self::None => (None, None),
+            Self::One(member) => (Some(member), None),
+            Self::Many(crowd) => (None, Some(crowd)),
+        }
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<&Member> {
+        match self {
+            Self::None => None,
+            Self::One(member) => Some(member).filter(|member| member.number == number),
+            Self::Many(crowd) => crowd.members.get(&number),
+        }
+    }
+
+    /// Changes the member of this number. Returns whether there is one.
+    pub(super) fn change(&mut self, number: u64, change: impl FnOnce(&mut Member)) -> bool {
+        match self {
+            Self::One(member) if member.number == number => change(member),
+            Self::Many(crowd) => {
+                let Some(mut member) = crowd.take(number) else { return false };
+                change(&mut member);
+                crowd.push(member);
+            }
+            Self::None | Self::One(_) => return false,
+        }
+        true
+    }
+
+    /// Sets the time by which a turn takes its next step.
+    pub(super) fn set_due(&mut self, number: u64, time: Instant) {
+        let member = match self {
+            Self::One(member) if member.number == number => Some(member),
+            Self::Many(crowd) => crowd.members.get_mut(&number),
+            Self::None | Self::One(_) => None,
+        };
+        if let Some(Member { stage: Stage::Asking { due }, .. }) = member {
+            *due = time;
+        }
+    }
+
+    pub(super) fn push(&mut self, member: Member) {
+        *self = match std::mem::take(self) {
+            Self::None => Self::One(member),
+            Self::One(first) => {
+                let mut crowd = Box::<Crowd>::default();
+                crowd.push(first);
+                crowd.push(member);
+                Self::Many(crowd)
+            }
+            Self::Many(mut crowd) => {
+                crowd.push(member);
+                Self::Many(crowd)
+            }
+        };
+    }
+
+    /// Removes the member of this number.
+    pub(super) fn take(&mut self, number: u64) -> Option<Member> {
+        match self {
+            Self::One(member) if member.number == number => match std::mem::take(self) {
+                Self::One(member) => Some(member),
+                Self::None | Self::Many(_) => None,
+            },
+            Self::Many(crowd) => {
+                let member = crowd.take(number);
+                if crowd.members.is_empty() {
+                    *self = Self::None;
+                }
+                member
+            }
+            Self::None | Self::One(_) => None,
+        }
+    }
+
+    /// Returns whether all members can share the name with a hold of this mode.
+    pub(super) fn can_all_share(&self, mode: Mode) -> bool {
+        match self {
+            Self::None => true,
+            Self::One(member) => can_share(member.mode, mode),
+            Self::Many(crowd) => match mode {
+                Mode::Exclusive | Mode::Write => false,
+                Mode::Read => crowd.reads == crowd.members.len(),
+                Mode::Permits { .. } => crowd.permits == crowd.members.len(),
+            },
+        }
+    }
+
+    /// Returns whether one more may ask for the name in this mode. This alone decides which local
+    /// waiter asks next; between processes the store decides.
+    ///
+    /// In a shared mode one asks at a time: readers may join its hold, and permits are granted in the order of arrival.
+    pub(super) fn may_ask(&self, mode: Mode) -> bool {
+        self.can_all_share(mode) && self.open().next().is_none()
+    }
+
+    /// As [`may_ask`](Self::may_ask), for a call that makes one attempt and must not take another request for
+    /// contention.
+    pub(super) fn may_try(&self, mode: Mode) -> bool {
+        if mode == Mode::Read { self.can_all_share(mode) } else { self.may_ask(mode) }
+    }
+
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.open().any(|member| member.is_overdue(now))
+    }
+}

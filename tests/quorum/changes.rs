@@ -202,8 +202,8 @@ async fn writer_is_not_renewed_by_a_node_that_has_a_reader() {
     let nodes = Nodes::new(3);
     let (here, faults) = nodes.process();
     let page = here.rw_lock("job").read().await.expect("granted");
-    let mut other = acquire(Mode::Read, someone());
-    other.ttl = 9 * T;
+    let target = Target::new(name("job"), Mode::Read);
+    let other = Acquire::new(target, someone(), 9 * T, T / 10);
     nodes.0[2].acquire(other).await.expect("readers share");
     let edit = upgraded(page).await;
     assert_eq!(sides(&nodes).await, [(0, 1), (0, 1), (2, 0)]);

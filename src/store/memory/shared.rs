@@ -34,9 +34,10 @@ struct Hold {
     expires: Instant,
 }
 
-/// A waiter in the order between readers and writers.
+/// A waiter in the order between readers and writers. Only its own requests keep its place.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
+    holder: HolderId,
     /// In nanoseconds of the clock, of which a waiter may have arrived before the start.
     arrived: i128,
     until: Instant,
@@ -159,10 +160,10 @@ impl Shared {
     ) -> Acquired {
         let mode = request.target.mode;
         let left = self.excluded_for(mode, now);
-        let left = left.or_else(|| self.queued_for(mode, request.place, now));
+        let left = left.or_else(|| self.queued_for(request, now));
         if let Some(left) = left {
             if let (Some(place), Some(side)) = (request.place, side(mode)) {
-                self.queue(side, place, now);
+                self.queue(side, request, place, now);
             }
             return Acquired::held(Some(left));
         }
@@ -197,18 +198,32 @@ impl Shared {
     }
 
     /// Returns how long an older waiter of the other side keeps its place; `None` if there is none.
-    fn queued_for(&self, mode: Mode, place: Option<Place>, now: Instant) -> Option<Duration> {
-        let other = self.line[1 - side(mode)?].filter(|waiter| waiter.until > now)?;
-        let older = other.arrived < arrived(place, now);
+    fn queued_for(&self, request: &Acquire, now: Instant) -> Option<Duration> {
+        let side = side(request.target.mode)?;
+        let other = self.first(1 - side, now)?;
+        let older = other.arrived < self.arrived(side, request, now);
         older.then(|| other.until.saturating_duration_since(now))
     }
 
-    fn queue(&mut self, side: usize, place: Place, now: Instant) {
-        let mut arrived = arrived(Some(place), now);
-        if let Some(first) = self.line[side].filter(|waiter| waiter.until > now) {
-            arrived = arrived.min(first.arrived);
+    /// Remembers the place of a waiter, if no older one of its side is there.
+    fn queue(&mut self, side: usize, request: &Acquire, place: Place, now: Instant) {
+        let arrived = self.arrived(side, request, now);
+        let older = |first: &Waiter| first.holder != request.holder && first.arrived <= arrived;
+        if self.first(side, now).is_none_or(|first| !older(first)) {
+            let (holder, until) = (request.holder, now + place.kept);
+            self.line[side] = Some(Waiter { holder, arrived, until });
         }
-        self.line[side] = Some(Waiter { arrived, until: now + place.kept });
+    }
+
+    /// Returns the oldest waiter of a side.
+    fn first(&self, side: usize, now: Instant) -> Option<&Waiter> {
+        self.line[side].as_ref().filter(|waiter| waiter.until > now)
+    }
+
+    /// Returns when the waiter of a request arrived.
+    fn arrived(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
+        let own = self.first(side, now).filter(|first| first.holder == request.holder);
+        own.map_or_else(|| arrived(request.place, now), |first| first.arrived)
     }
 
     /// Returns what a holder finds that is not there.

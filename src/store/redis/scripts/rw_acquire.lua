@@ -3,7 +3,7 @@
 --
 -- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
 --        own side, other side   strings: when the oldest waiter among the readers or among the writers arrived, in
---                               microseconds of the server's clock
+--                               microseconds of the server's clock, and its holder id. Only its own requests keep it
 --        fence                  string: the last reserved fencing token; only if a block is requested
 -- ARGV   holder id, ttl in ms, read or write, hold count, 1 to change the mode (else 0), the time in microseconds that the
 --        caller has waited, the time in ms for which its place is kept (0: it does not wait); if there is a fence: block and
@@ -12,6 +12,13 @@
 --
 -- Twice is harmless: count and time to live are absolute, and the second run finds the first one's. A late copy of a request
 -- without the change never changes the mode of a holder.
+
+-- Returns when the oldest waiter of a side arrived, and its holder id; nil if there is none.
+local function place_of(side)
+  doing = 'GET'
+  local arrived, owner = string.match(call('GET', side) or '', '^(%d+) (.+)$')
+  return tonumber(arrived), owner
+end
 
 local lock, timeout, own_side, other_side, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local holder, ttl, writes, count = ARGV[1], ARGV[2], ARGV[3] == 'write', ARGV[4]
@@ -69,23 +76,25 @@ else
     return (not mode or not writes and mode == 'read') and -1 or -2
   end
   local refused = mode and (writes or mode == 'write')
-  if not refused then
-    -- An older waiter of the other side goes first.
-    doing = 'GET'
-    local oldest = tonumber(call('GET', other_side))
-    if oldest and oldest < now - waited then
+  local other = not refused and place_of(other_side)
+  if refused or other then
+    local arrived, first, owner = math.max(now - waited, 0), place_of(own_side)
+    if owner == holder then
+      arrived = first
+    end
+    if other and other < arrived then
+      -- An older waiter of the other side goes first.
       refused = true
+      doing = 'PTTL'
       left = call('PTTL', other_side)
     end
-  end
-  if refused then
-    if kept_place ~= '0' then
-      doing = 'GET'
-      local arrived, oldest = now - waited, tonumber(call('GET', own_side))
-      doing = 'SET'
-      call('SET', own_side, format('%d', math.min(arrived, oldest or arrived)), 'PX', kept_place)
+    if refused then
+      if kept_place ~= '0' and (not first or arrived < first or owner == holder) then
+        doing = 'SET'
+        call('SET', own_side, format('%d %s', arrived, holder), 'PX', kept_place)
+      end
+      return -4 - left
     end
-    return -4 - left
   end
   doing = 'DEL'
   call('DEL', own_side)

@@ -20,7 +20,7 @@
 use super::core::{Core, Settings};
 use super::hold::Hold;
 use super::job::Job;
-use super::name_entry::{HandedOff, TakesBack};
+use super::name_entry::{HandedOff, TakesBack, can_hand_off};
 use super::state::Phase;
 use super::wake::{run_wakers, wake_waiter};
 use crate::clock::Instant;
@@ -65,6 +65,8 @@ impl Hold {
         if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
             || core.is_closed()
+            // The seat of a reader that tried to become the writer is that of a writer still.
+            || !can_hand_off(self.mode)
         {
             return None;
         }

@@ -146,7 +146,7 @@ pub(super) fn can_share(one: Mode, other: Mode) -> bool {
 }
 
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
-fn can_hand_off(mode: Mode) -> bool {
+pub(super) fn can_hand_off(mode: Mode) -> bool {
     match mode {
         Mode::Exclusive | Mode::Write => true,
         Mode::Read | Mode::Permits { .. } => false,

@@ -52,8 +52,14 @@ const MUSEUM: [(u64, &str); 13] = [
 ];
 
 /// The same of stories in which names are shared.
-const MUSEUM_OF_MODES: [(u64, &str); 1] =
-    [(3812, "the hold of a reader whose upgrade had failed was handed off to a writer")];
+const MUSEUM_OF_MODES: [(u64, &str); 3] = [
+    (
+        224,
+        "a try was told that the store is silent, because of a call that had been dropped beside a reader",
+    ),
+    (3812, "the hold of a reader whose upgrade had failed was handed off to a writer"),
+    (628, "the same, because of a try that had found the name held, beside a waiter"),
+];
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;

@@ -326,7 +326,9 @@ impl<'a> Trial<'a> {
                 let request = ForceRelease::new(self.any(pool), TIMEOUT);
                 runtime.block_on(store.force_release(request))?;
                 // Who waits keeps his place on Redis, and not in memory.
-                self.subject.forget_line(&self.names[0]);
+                if !pool {
+                    self.subject.forget_line(&self.names[0]);
+                }
                 Ok(Verdict::Done)
             }
             Op::Delete { pool } => {

@@ -317,6 +317,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                     let refused = match kept {
                         Some(Kept::Yes) => None,
                         Some(Kept::Excluded) => {
+                            core.queue.answered(self.name);
                             attempt.undo(sent);
                             return Ok(None);
                         }
@@ -345,6 +346,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Ok(Acquired::Held { remaining }) => {
                     self.answered.store(true, Ordering::Relaxed);
                     if self.once {
+                        core.queue.answered(self.name);
                         return Ok(None);
                     }
                     (unanswered, failures) = (None, 0);

@@ -23,7 +23,7 @@
 
 use super::core::{Core, Settings};
 use super::hold::Hold;
-use super::name_entry::{Delivery, HandedOff, TakesBack};
+use super::name_entry::{Delivery, HandedOff, TakesBack, can_hand_off};
 use super::seat::Seat;
 use super::share::Share;
 use super::state::{Phase, State};
@@ -76,6 +76,8 @@ impl Hold {
         if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
             || core.is_closed()
+            // The seat of a reader that tried to become the writer is that of a writer still.
+            || !can_hand_off(self.mode)
         {
             return None;
         }

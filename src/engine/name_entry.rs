@@ -48,7 +48,7 @@ impl Drop for HandedOff {
 }
 
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
-fn can_hand_off(mode: Mode) -> bool {
+pub(super) fn can_hand_off(mode: Mode) -> bool {
     match mode {
         Mode::Exclusive | Mode::Write | Mode::Permits { .. } => true,
         // Readers join a hold instead.

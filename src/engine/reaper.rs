@@ -41,8 +41,14 @@ impl Work {
                 let _ = nested.end(verdict, false);
             }
             Some(Job::Abandon { sweep, verdict }) => {
+                let name = sweep.target.name.clone();
                 let mut attempt = Attempt::resume(core, sweep, verdict);
-                if let Ok(Acquired::Granted { sent, .. }) = attempt.land().await {
+                let verdict = attempt.land().await;
+                if verdict.is_ok() {
+                    // Other holds and waiters of the name may be there, and nobody else hears this.
+                    core.queue.answered(&name);
+                }
+                if let Ok(Acquired::Granted { sent, .. }) = verdict {
                     attempt.undo(sent);
                 }
             }

@@ -55,7 +55,8 @@ pub struct Acquire {
 /// The place of a waiter in the order between the readers and the writers of all processes.
 ///
 /// A store remembers it when it refuses the request. Then it refuses a later reader while an older writer waits, and a
-/// later writer while an older reader waits, so that neither side starves.
+/// later writer while an older reader waits, so that neither side starves. Only requests of its own manager keep a place:
+/// if others could, the places of a reader and a writer that are both gone would keep all others out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {

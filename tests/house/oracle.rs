@@ -4,9 +4,11 @@
 use kit::soak::history;
 use kit::soak::oracle::{Excuse, Verdict, judge};
 
-/// A history of one name `ash` with T = 1 s on the server `kept`, in lines of `<ms> <who> <what>`.
+/// A history of the name `ash`, and of names that several share, with T = 1 s on the server `kept`, in lines of
+/// `<ms> <who> <what>`.
 fn verdict(lines: &str) -> Verdict {
-    let mut events = vec!["0 soak name ash kept 1000".to_owned()];
+    let mut events: Vec<String> =
+        ["ash", "rw-ash", "pool3-ash"].map(|name| format!("0 soak name {name} kept 1000")).into();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (ms, rest) = line.split_once(' ').expect("a time and what happened");
         // In the fields, a number with `ms` behind it is a time as well.
@@ -626,4 +628,257 @@ fn history_is_read_as_written_but_for_a_line_cut_by_a_kill() {
     let events = history::read(&format!("{lines}5 p0.1 granted 0 1"));
     let written: String = events.iter().map(|event| format!("{event}\n")).collect();
     assert_eq!(written, lines);
+}
+
+/// A lease of a name that several share: who, the number, the mode, the fencing token, and from when to when. Its holder
+/// looks at it up to the end.
+fn shares(who: &str, ask: u64, mode: &str, fence: u64, from: u64, until: u64) -> String {
+    let (name, mode) = match mode {
+        "read" | "write" => ("rw-ash", format!("{mode} 0")),
+        permits => ("pool3-ash", format!("permits {permits}")),
+    };
+    format!(
+        "{from} {who} wanted {ask} {name} lock 0
+         {from} {who} shares {ask} {mode}
+         {from} {who} granted {ask} {fence} check
+         {until} {who} released {ask} {until}ms\n"
+    )
+}
+
+fn all(parts: &[String]) -> String {
+    parts.concat()
+}
+
+#[test]
+fn readers_beside_each_other_and_writers_alone_are_accepted() {
+    accepts(&all(&[
+        shares("p0.1", 0, "read", 100, 10, 40),
+        shares("p1.1", 0, "read", 100, 20, 50),
+        shares("p0.1", 1, "read", 100, 45, 60),
+        shares("p1.1", 1, "write", 228, 70, 80),
+        shares("p0.1", 2, "write", 356, 80, 90),
+        shares("p2.1", 0, "read", 400, 91, 99),
+    ]));
+}
+
+#[test]
+fn reader_beside_a_writer_is_found_whoever_came_first() {
+    for (first, second) in [("read", "write"), ("write", "read"), ("write", "write")] {
+        for who in ["p0.1", "p1.1"] {
+            finds(
+                "overlap",
+                &all(&[shares("p0.1", 0, first, 100, 10, 40), shares(who, 7, second, 228, 30, 60)]),
+            );
+        }
+    }
+    // Behind a reader that ends sooner.
+    finds(
+        "overlap",
+        &all(&[
+            shares("p0.1", 0, "read", 100, 10, 90),
+            shares("p1.1", 0, "read", 100, 20, 30),
+            shares("p2.1", 0, "write", 228, 40, 60),
+        ]),
+    );
+}
+
+#[test]
+fn readers_of_one_time_with_two_fences_are_found() {
+    let second = |fence| {
+        all(&[shares("p0.1", 0, "read", 100, 10, 40), shares("p1.1", 0, "read", fence, 30, 60)])
+    };
+    accepts(&second(100));
+    finds("fence", &second(101));
+    accepts(&format!("{}\n15 soak wiped 16ms rw-ash", second(101)));
+}
+
+#[test]
+fn fences_of_readers_lie_between_those_of_writers() {
+    let after = |first: (&str, u64), second: (&str, u64)| {
+        all(&[
+            shares("p0.1", 0, first.0, first.1, 10, 40),
+            shares("p1.1", 0, second.0, second.1, 50, 60),
+        ])
+    };
+    accepts(&after(("read", 100), ("read", 100)));
+    for (first, second) in [("read", "write"), ("write", "read"), ("write", "write")] {
+        accepts(&after((first, 100), (second, 101)));
+        finds("fence", &after((first, 100), (second, 100)));
+    }
+    finds("fence", &after(("read", 100), ("read", 99)));
+}
+
+#[test]
+fn update_lost_under_a_write_lease_is_found() {
+    finds("update", "9 p0.1 wrote rw-ash 1 100\n10 p1.1 wrote rw-ash 1 228");
+}
+
+/// A writer that becomes a reader from 40 to 60, or a reader that tries to become the writer and stays one; and a rival.
+fn changed(how: &str, rival: &str, from: u64) -> String {
+    let (before, fence) = if how == "downgrade" { ("write", 228) } else { ("read", 100) };
+    let rivals = if rival == "read" { fence } else { 500 };
+    all(&[
+        shares("p0.1", 0, before, 100, 10, 40),
+        format!(
+            "40 p0.1 wanted 1 rw-ash {how} 0
+             40 p0.1 shares 1 read 0
+             60 p0.1 granted 1 {fence} check
+             80 p0.1 released 1 80ms\n"
+        ),
+        shares("p1.1", 0, rival, rivals, from, from + 5),
+    ])
+}
+
+#[test]
+fn writer_let_in_while_a_mode_changes_is_found() {
+    for how in ["downgrade", "upgrade"] {
+        accepts(&changed(how, "read", 50));
+        accepts(&changed(how, "write", 80));
+        finds("overlap", &changed(how, "write", 50));
+        finds("overlap", &changed(how, "write", 70));
+    }
+    // The upgrade alone does not make it the writer before it returns.
+    let upgraded = |until| {
+        all(&[
+            shares("p0.1", 0, "read", 100, 10, 40),
+            "40 p0.1 wanted 1 rw-ash upgrade 0
+             40 p0.1 shares 1 write 0
+             60 p0.1 granted 1 228 check
+             80 p0.1 released 1 80ms\n"
+                .to_owned(),
+            shares("p1.1", 0, "read", 100, 20, until),
+        ])
+    };
+    accepts(&upgraded(59));
+    finds("overlap", &upgraded(61));
+}
+
+#[test]
+fn permit_too_many_is_found_and_the_last_one_is_not() {
+    let last = |permits| {
+        all(&[
+            shares("p0.1", 0, "1", 0, 10, 60),
+            shares("p1.1", 0, "1", 0, 20, 50),
+            shares("p0.1", 1, permits, 0, 30, 70),
+            shares("p2.1", 0, "2", 0, 60, 80),
+        ])
+    };
+    accepts(&last("1"));
+    finds("overlap", &last("2"));
+    let late =
+        |from| all(&[shares("p0.1", 0, "3", 0, 10, 60), shares("p1.1", 0, "1", 0, from, from + 9)]);
+    accepts(&late(60));
+    finds("overlap", &late(59));
+    finds("fence", &shares("p0.1", 0, "1", 100, 10, 20));
+}
+
+#[test]
+fn holders_of_a_name_that_was_taken_away_are_excused() {
+    let permits = |rival| {
+        all(&[
+            shares("p0.1", 0, "3", 0, 10, 1500),
+            "20 soak wiped 30ms pool3-ash\n".to_owned(),
+            shares("p1.1", 0, "2", 0, rival, 1600),
+        ])
+    };
+    let lost = verdict(&permits(100));
+    // Until T after it they may not know.
+    let rules: Vec<_> =
+        lost.findings.iter().map(|found| (found.rule, found.at / 1_000_000)).collect();
+    assert_eq!(rules, [("overlap", 1030)]);
+    accepts(&permits(100).replace("1500", "900"));
+    finds("overlap", &permits(1100));
+    // Both came after it.
+    finds("overlap", &all(&[permits(100), shares("p2.1", 0, "2", 0, 110, 120)]));
+    finds("overlap", &permits(100).replace("pool3-ash\n", "ash\n"));
+    let reader = |wiped: &str| {
+        all(&[
+            shares("p0.1", 0, "read", 100, 10, 900),
+            format!("20 soak wiped 30ms {wiped}\n"),
+            shares("p1.1", 0, "write", 228, 100, 200),
+        ])
+    };
+    accepts(&reader("rw-ash"));
+    finds("overlap", &reader("ash"));
+    // Permits that a primary granted that was replaced.
+    let replaced = |granted| {
+        let permits = permits(2500).replace("20 soak wiped 30ms", "2000 soak replaced 2400ms");
+        permits
+            .replace("10 p0.1", &format!("{granted} p0.1"))
+            .replace("1500", "2800")
+            .replace("1600", "2900")
+    };
+    accepts(&replaced(1500));
+    finds("overlap", &replaced(900));
+}
+
+/// A key of a name that several share, seen until `until`; one that was given back at 20.
+fn kept_beside_others(name: &str, id: &str, mode: &str, until: u64) -> String {
+    all(&[
+        "1 p0.1 manager 0123-4567-89ab\n".to_owned(),
+        shares("p0.1", 0, mode, u64::from(mode == "read") * 100, 11, 20),
+        format!("15 soak kept {until}ms {name} {id} 1\n"),
+    ])
+}
+
+#[test]
+fn key_of_a_reader_or_a_permit_that_nobody_has_is_found() {
+    for (name, id, mode) in [("rw-ash", "0123-4567-89ab", "read"), ("pool3-ash", "0123-4567-", "1")]
+    {
+        accepts(&kept_beside_others(name, id, mode, 400));
+        finds("orphan", &kept_beside_others(name, id, mode, 900));
+    }
+    for key in ["rw-ash", "{rw-ash}:u:1:rwlock_timeout:1", "leasehold_line:{rw-ash}:read"] {
+        finds("left over", &format!("9 soak undying {key}"));
+        finds("left over", &format!("9 soak left the key {key} on kept"));
+    }
+    finds("left over", "9 soak undying {pool3-ash}:timeout");
+    finds("left over", "9 soak left 1 permits of 3, not of 3, of pool3-ash on kept");
+}
+
+#[test]
+fn free_name_waits_for_a_place_that_is_forgotten_no_longer() {
+    let of = |name: &str, until| waits(until).replace("ash", name);
+    accepts(&of("rw-ash", 2800));
+    finds("waiting", &of("rw-ash", 2998).replace("3000", "3200").replace("2998ms", "3150ms"));
+    finds("waiting", &of("pool3-ash", 2900).replace("granted 0 100", "granted 0 0"));
+}
+
+#[test]
+fn whole_run_with_shared_names_must_meet_their_modes() {
+    let run = |parts: &[String]| {
+        let met = verdict(&all(parts)).met;
+        let new = |what: &str| what != "contended waits";
+        let some = met.iter().filter(|(what, count)| *count > 0 && new(what));
+        some.map(|(what, _)| *what).collect::<Vec<_>>()
+    };
+    let read = shares("p0.1", 0, "read", 100, 10, 40);
+    let permit = shares("p0.1", 9, "1", 0, 10, 40);
+    assert_eq!(
+        run(&[read.clone(), shares("p1.1", 0, "read", 100, 20, 50)]),
+        ["readers beside each other"]
+    );
+    assert_eq!(run(&[changed("downgrade", "read", 300)]), ["writers", "downgrades"]);
+    assert_eq!(run(&[changed("upgrade", "read", 300)]), ["upgrades refused"]);
+    let beside = [permit.clone(), shares("p1.1", 0, "2", 0, 20, 50)];
+    assert_eq!(run(&beside), ["permits beside each other", "bundles of permits"]);
+    let asked: Vec<_> =
+        verdict(&all(&[read, permit])).met.into_iter().map(|(what, _)| what).collect();
+    assert!(asked.contains(&"upgrades") && asked.contains(&"bundles of permits"), "{asked:?}");
+    assert!(!verdict("").met.iter().any(|(what, _)| *what == "upgrades"));
+}
+
+#[test]
+fn reader_beside_those_that_a_failover_brought_back_is_excused() {
+    let history = |mode, granted| {
+        all(&[
+            shares("p0.1", 0, "read", 100, 10, 800),
+            shares("p1.1", 0, "write", 228, granted, granted + 10),
+            "2000 soak replaced 2400ms rw-ash\n".to_owned(),
+            shares("p2.1", 0, mode, 100, 3500, 3600),
+        ])
+    };
+    accepts(&history("read", 1900));
+    finds("fence", &history("write", 1900));
+    finds("fence", &history("read", 900));
 }

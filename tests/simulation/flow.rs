@@ -6,7 +6,7 @@ use super::judge::Wait;
 use super::plan::ms;
 use super::runtime::Gate;
 use super::world::{Client, World};
-use leasehold::store::Name;
+use leasehold::store::{Mode, Name};
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, Lock, Result};
 use std::pin::pin;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub enum Way {
 pub struct Waiting<'a> {
     world: &'a World,
     id: u64,
-    served: bool,
+    pub served: bool,
 }
 
 impl Drop for Waiting<'_> {
@@ -138,12 +138,12 @@ impl Flow {
     }
 
     /// Mostly short, sometimes longer than a lease lasts by itself.
-    fn short(&mut self) -> u64 {
+    pub fn short(&mut self) -> u64 {
         let high = if self.dice.percent(8) { self.ttl() * 3 / 2 } else { self.ttl() / 8 };
         self.dice.below(high + 1)
     }
 
-    fn way(&mut self) -> Way {
+    pub fn way(&mut self) -> Way {
         let ttl = self.ttl();
         if self.odd.percent(self.world().plan.faults.aside) {
             return Way::Aside(self.aside());
@@ -159,15 +159,20 @@ impl Flow {
     }
 
     pub fn wait(&self, lock: &Lock, way: Way, in_line: bool) -> Waiting<'_> {
+        self.wait_in(lock.name(), Mode::Exclusive, way, in_line)
+    }
+
+    pub fn wait_in(&self, name: &str, mode: Mode, way: Way, in_line: bool) -> Waiting<'_> {
         let world = self.world();
         let wait = Wait {
             id: 0,
-            name: Name::new(lock.name()).expect("a good name"),
+            name: Name::new(name).expect("a good name"),
             client: self.client.id,
             task: self.task,
             since: world.now(),
             in_line: in_line && !matches!(way, Way::Try | Way::Aside(_)),
             patient: way == Way::Lock,
+            mode,
         };
         let id = world.lock().judge.wait(wait);
         Waiting { world, id, served: false }
@@ -203,7 +208,7 @@ impl Flow {
     }
 
     /// Errors are what the store said, and say so.
-    fn check_answer<T>(
+    pub fn check_answer<T>(
         &self,
         start: u64,
         name: &str,

@@ -3,10 +3,10 @@
 mod alone;
 
 use super::plan::{HoldId, Plan, ms};
-use super::server::Server;
+use super::server::{Server, excludes, permits};
 use alone::Alone;
 use leasehold::clock::Instant;
-use leasehold::store::Name;
+use leasehold::store::{Mode, Name};
 use leasehold::{ErrorKind, Lease, Loss};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -41,10 +41,16 @@ pub enum Sometimes {
     LogPanickedInCall,
     LogBlocked,
     LogSlow,
+    ReadersTogether,
+    PermitsTogether,
+    Downgrade,
+    Upgrade,
+    UpgradeRefused,
+    NestedInWrite,
 }
 
 impl Sometimes {
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 32] = [
         Self::Loss,
         Self::BlipSurvived,
         Self::Duplicate,
@@ -71,6 +77,12 @@ impl Sometimes {
         Self::LogPanickedInCall,
         Self::LogBlocked,
         Self::LogSlow,
+        Self::ReadersTogether,
+        Self::PermitsTogether,
+        Self::Downgrade,
+        Self::Upgrade,
+        Self::UpgradeRefused,
+        Self::NestedInWrite,
     ];
 }
 
@@ -88,6 +100,9 @@ pub struct Belief {
     pub client: usize,
     pub task: u64,
     pub hold: HoldId,
+    pub mode: Mode,
+    /// It is a writer's that asked to be a reader, and may have become one.
+    downgrades: bool,
     fence: u64,
     opened: u64,
     lost: Option<Loss>,
@@ -122,6 +137,7 @@ pub struct Wait {
     pub in_line: bool,
     /// It stays until it is served.
     pub patient: bool,
+    pub mode: Mode,
 }
 
 /// What is known of a token.
@@ -139,6 +155,12 @@ struct Known {
     forgotten: bool,
     /// How many holders had it.
     holders: u32,
+    /// Its mode was changed: a verdict on a renewal from before that tells the holder nothing.
+    changed: bool,
+    /// A reader that was let in beside others, some of which an injected fault may have brought back: it has their fence.
+    joined: bool,
+    /// Since when its holder has it, in whichever mode.
+    opened: u64,
     /// When somebody who asked for it was last there.
     sought: u64,
     /// When a flow of control last had a lease of it.
@@ -152,7 +174,8 @@ pub struct Judge {
     pub beliefs: Vec<Belief>,
     pub waits: Vec<Wait>,
     known: BTreeMap<HoldId, Known>,
-    fences: BTreeMap<Name, u64>,
+    /// The greatest of each name, and in which mode it was had.
+    fences: BTreeMap<Name, (u64, Mode)>,
     /// The token that each task asks for.
     seeking: BTreeMap<u64, HoldId>,
     /// What the store refused a task's acquire with.
@@ -261,6 +284,8 @@ impl Judge {
             (other.client, &other.name) == (wait.client, &wait.name)
                 && other.in_line
                 && other.id < wait.id
+                // Readers ask side by side.
+                && (other.mode, wait.mode) != (Mode::Read, Mode::Read)
         });
         if let (true, Some(other)) = (served, overtaken) {
             let (task, other) = (wait.task, other.task);
@@ -282,8 +307,19 @@ impl Judge {
         &mut self,
         plan: &Plan,
         moment: Moment,
-        (client, task): (usize, u64),
+        who: (usize, u64),
         lease: &Lease,
+    ) -> (u64, u64) {
+        self.open_in(plan, moment, who, (lease, Mode::Exclusive, false))
+    }
+
+    /// A flow of control has a new hold, or one in another mode.
+    pub fn open_in(
+        &mut self,
+        plan: &Plan,
+        moment: Moment,
+        (client, task): (usize, u64),
+        (lease, mode, changed): (&Lease, Mode, bool),
     ) -> (u64, u64) {
         let Moment { now, at } = moment;
         let name = Name::new(lease.name()).expect("it was locked");
@@ -297,12 +333,37 @@ impl Judge {
             ),
         );
         let wounded = self.is_wounded(hold);
+        // After a failover, readers that were back may have a fence from before those of the last writers.
+        let joined = self.known.get(&hold).is_some_and(|known| known.joined);
         let mut failures = Vec::new();
-        let mut overlaps = 0;
-        for other in self.beliefs.iter().filter(|other| other.name == name && other.lives()) {
+        let (mut overlaps, mut together) = (0, None);
+        let here = |other: &&Belief| other.name == name && other.lives();
+        let sure: u32 = self
+            .beliefs
+            .iter()
+            .filter(|other| here(other) && !self.is_wounded(other.hold))
+            .map(|other| permits(other.mode))
+            .sum();
+        if let (Mode::Permits { size, take }, false) = (mode, wounded)
+            && sure + take > size
+        {
+            failures.push(format!("t{task} has {take} permits of {name}, of which {sure} are out"));
+        }
+        for other in self.beliefs.iter().filter(here) {
+            if !excludes(mode, other.mode) {
+                let differ = fence != other.fence && !wounded && !self.is_wounded(other.hold);
+                if differ && !other.downgrades {
+                    failures.push(format!("t{task} and t{} have fences of their own", other.task));
+                }
+                together = Some(match mode {
+                    Mode::Read => Sometimes::ReadersTogether,
+                    _ => Sometimes::PermitsTogether,
+                });
+                continue;
+            }
             if !wounded && !self.is_wounded(other.hold) {
                 failures.push(format!("t{task} and t{} both hold {name}", other.task));
-            } else if !wounded && fence <= other.fence {
+            } else if !wounded && !joined && fence <= other.fence {
                 failures.push(format!("t{task}'s fence is not above that of t{}", other.task));
             }
             overlaps += 1;
@@ -310,15 +371,25 @@ impl Judge {
         if overlaps > 0 {
             self.saw(Sometimes::WoundedOverlap);
         }
-        let highest = self.fences.entry(name.clone()).or_default();
-        if fence <= *highest && !wounded {
+        together.into_iter().for_each(|what| self.saw(what));
+        let (highest, had) = self.fences.get(&name).copied().unwrap_or((0, mode));
+        let together = !excludes(mode, had);
+        if (fence < highest || fence == highest && !together) && !wounded && !joined {
             failures.push(format!("the fence {fence} of {name} comes after {highest}"));
         }
-        *highest = fence.max(*highest);
-        let passed = self.known(hold).holders > 0;
+        if fence >= highest {
+            self.fences.insert(name.clone(), (fence, mode));
+        }
         let known = self.known(hold);
+        if changed {
+            (known.holders, known.changed) = (0, true);
+        } else {
+            known.opened = now;
+        }
+        let opened = known.opened;
+        let passed = known.holders > 0;
         if passed {
-            if fence <= known.last_fence {
+            if fence <= known.last_fence && permits(mode) == 0 {
                 failures.push(format!("{hold:?} was passed on with no greater fence"));
             }
             if known.at_risk {
@@ -355,12 +426,21 @@ impl Judge {
             client,
             task,
             hold,
+            mode,
+            downgrades: false,
             fence,
-            opened: now,
+            opened,
             lost: None,
             leases: Vec::new(),
         });
         (id, self.enter(id, lease))
+    }
+
+    /// A writer asks to become a reader: from now on it believes in no more than that.
+    pub fn downgrades(&mut self, id: u64) {
+        if let Some(belief) = self.belief(id) {
+            (belief.mode, belief.downgrades) = (Mode::Read, true);
+        }
     }
 
     fn belief(&mut self, id: u64) -> Option<&mut Belief> {
@@ -438,7 +518,8 @@ impl Judge {
                 belief.count()
             ));
         }
-        if lease.fence() != Some(belief.fence) {
+        let fenced = permits(belief.mode) == 0;
+        if lease.fence() != fenced.then_some(belief.fence) {
             failures.push(format!("the fence of {hold:?} changed"));
         }
         if let (Some(loss), None) = (loss, was_lost) {
@@ -502,14 +583,23 @@ impl Judge {
         self.is_renewed(plan, moment.now, hold);
     }
 
-    /// The server granted the name to a new token.
-    pub fn created(&mut self, now: u64, name: &Name, hold: HoldId) {
+    /// The server granted the name to a new token, or in another mode.
+    pub fn created(&mut self, now: u64, name: &Name, hold: HoldId, mode: Mode) {
         self.taken.insert(name.clone(), now);
         let wounded = |belief: &&Belief| self.is_wounded(belief.hold);
         let believers = self.beliefs.iter().filter(|each| each.name == *name && each.lives());
-        let mut strangers = believers.filter(|each| each.hold != hold);
-        if let Some(task) = strangers.find(|each| !wounded(each)).map(|each| each.task) {
+        let strangers = believers.filter(|each| each.hold != hold && !wounded(each));
+        let mut rivals = strangers.clone().filter(|each| excludes(each.mode, mode));
+        if let Some(task) = rivals.next().map(|each| each.task) {
             self.fail(now, format_args!("{name} goes to {hold:?} while t{task} believes"));
+            return;
+        }
+        let out: u32 = strangers.map(|each| permits(each.mode)).sum();
+        if let Mode::Permits { size, take } = mode
+            && out + take > size
+        {
+            let text = format_args!("{take} permits of {name} go to {hold:?} while {out} are out");
+            self.fail(now, text);
         }
     }
 
@@ -531,6 +621,13 @@ impl Judge {
     pub fn failed(&mut self, hold: HoldId, sent: Instant) {
         let known = self.known(hold);
         known.at_risk |= known.confirmed.is_none_or(|confirmed| confirmed < sent);
+    }
+
+    /// A reader was let in beside these.
+    pub fn joins(&mut self, hold: HoldId, others: &[HoldId]) {
+        let known = |other: &HoldId| self.known.get(other);
+        let odd = others.iter().filter_map(known).any(|other| other.wounded || other.joined);
+        self.known(hold).joined |= odd;
     }
 
     pub fn told_lost(&mut self, now: u64, hold: HoldId) {
@@ -564,7 +661,7 @@ impl Judge {
             if plan.max_hold.is_some_and(|max| now > belief.opened + max + 2) {
                 failures.push(format!("{hold:?} outlived max_hold"));
             }
-            if known.told_lost.is_some_and(|told| now > told + 2) {
+            if known.told_lost.is_some_and(|told| now > told + 2) && !known.changed {
                 failures.push(format!("{hold:?} is believed though the store said it is gone"));
             }
             let left = server.left_of(&belief.name, hold, now).unwrap_or(0);
@@ -586,7 +683,7 @@ impl Judge {
         names.dedup();
         for name in names {
             let believed = self.beliefs.iter().any(|each| each.name == name && each.lives());
-            if believed || server.entry(&name, now).is_some() {
+            if believed || server.is_taken(&name, now) {
                 self.taken.insert(name, now);
                 continue;
             }
@@ -596,7 +693,9 @@ impl Judge {
             };
             let since = |wait: &Wait| wait.since.max(self.held_up(wait.client, &wait.name));
             let first = self.waits.iter().filter(waiting).map(since).min();
-            let bound = plan.poll + plan.slack();
+            // The place of a reader or writer that went away is kept for three.
+            let polls = if name.as_str().starts_with('r') { 4 } else { 1 };
+            let bound = polls * plan.poll + plan.slack();
             if first.is_some_and(|first| now > first.max(taken).saturating_add(bound)) {
                 self.taken.insert(name.clone(), now);
                 self.fail(now, format_args!("{name} is free and waited for since {taken} ms"));

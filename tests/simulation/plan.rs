@@ -15,6 +15,9 @@ const LATER: u64 = 73000;
 /// And with this, without what came last.
 const LAST: u64 = 74000;
 
+/// And with this, without those who share names.
+const SHARES: u64 = 75000;
+
 /// All times in milliseconds.
 pub struct Plan {
     pub ttl: u64,
@@ -37,6 +40,13 @@ pub struct Plan {
     pub users: Dice,
     /// Chance for waiters that leave when they are served, which came last.
     pub last: Dice,
+    /// How many tasks of each process read, write and take permits; none in most stories, which are as they were before
+    /// there was any of it.
+    pub sharers: u64,
+    /// The number of permits.
+    pub size: u32,
+    /// Chance for those.
+    pub shares: Dice,
 }
 
 /// What writing a line of the log does.
@@ -143,6 +153,9 @@ impl Plan {
         let log_panics_in_calls = users.between(20, 500);
         let in_calls = log == Some(LogFault::Panic) && users.percent(50);
         let log_panics_in_calls = in_calls.then_some(log_panics_in_calls);
+        let mut shares = Dice::new(seed ^ SHARES);
+        let sharers = if shares.percent(40) { shares.between(1, 4) } else { 0 };
+        let size = shares.between(1, 4) as u32;
         Self {
             ttl,
             poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),
@@ -159,6 +172,9 @@ impl Plan {
             odd,
             users,
             last,
+            sharers,
+            size,
+            shares,
         }
     }
 

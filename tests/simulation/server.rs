@@ -1,7 +1,9 @@
 //! The simulated server: its keys, by its own clock.
+//!
+//! It decides by compatibility of modes, in its own words: it shares no code with the stores.
 
 use super::plan::HoldId;
-use leasehold::store::{Absence, Acquire, Acquired, HolderId, Name, Release, Renewal};
+use leasehold::store::{Absence, Acquire, Acquired, HolderId, Mode, Name, Place, Release, Renewal};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ const ORIGIN: u64 = 1_000_000_000_000;
 pub struct Entry {
     pub token: HolderId,
     pub hold: HoldId,
+    pub mode: Mode,
     pub count: u32,
     pub fence: Option<u64>,
     /// In microseconds of the server's clock.
@@ -20,10 +23,20 @@ pub struct Entry {
     pub granted: u64,
 }
 
+/// The oldest waiter of one side of a read-write lock, by the server's clock in microseconds.
+#[derive(Clone, Copy)]
+struct Waiter {
+    hold: HoldId,
+    arrived: u64,
+    until: u64,
+}
+
 #[derive(Clone, Default)]
 struct Data {
-    holds: BTreeMap<Name, Entry>,
+    holds: BTreeMap<Name, Vec<Entry>>,
     fences: BTreeMap<Name, u64>,
+    /// Who waits to read, and who to write.
+    lines: BTreeMap<Name, [Option<Waiter>; 2]>,
 }
 
 pub struct Server {
@@ -41,7 +54,31 @@ pub struct Server {
 pub enum Deed {
     Created,
     Again,
+    /// The holder has another mode now.
+    Changed,
     Nothing,
+}
+
+/// Whether two can have a name at once, whoever else is there.
+pub fn excludes(one: Mode, other: Mode) -> bool {
+    let both = (one, other);
+    !matches!(both, (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }))
+}
+
+/// The number of permits of a mode.
+pub fn permits(mode: Mode) -> u32 {
+    match mode {
+        Mode::Permits { take, .. } => take,
+        _ => 0,
+    }
+}
+
+fn side(mode: Mode) -> Option<usize> {
+    match mode {
+        Mode::Read => Some(0),
+        Mode::Write => Some(1),
+        _ => None,
+    }
 }
 
 impl Server {
@@ -59,32 +96,46 @@ impl Server {
         self.clock(now) / 1000 * 1000 + ttl.as_micros() as u64
     }
 
-    /// The live entry of a name; a dead one is removed.
-    pub fn entry(&mut self, name: &Name, now: u64) -> Option<&mut Entry> {
+    /// The live entries of a name; dead ones are removed.
+    fn of_name(&mut self, name: &Name, now: u64) -> &mut Vec<Entry> {
         let clock = self.clock(now);
-        if self.data.holds.get(name).is_some_and(|entry| entry.expires <= clock) {
-            self.data.holds.remove(name);
-        }
-        self.data.holds.get_mut(name)
+        let entries = self.data.holds.entry(name.clone()).or_default();
+        entries.retain(|entry| entry.expires > clock);
+        entries
+    }
+
+    pub fn is_taken(&mut self, name: &Name, now: u64) -> bool {
+        !self.of_name(name, now).is_empty()
+    }
+
+    pub fn holders(&mut self, name: &Name, now: u64) -> Vec<Entry> {
+        self.of_name(name, now).clone()
     }
 
     /// How much of true time is left of an entry, in microseconds.
-    pub fn left(&self, entry_expires: u64, now: u64) -> u64 {
+    fn left(&self, entry_expires: u64, now: u64) -> u64 {
         let left = entry_expires.saturating_sub(self.clock(now));
         (left as i128 * 1_000_000 / (1_000_000 + self.rate) as i128) as u64
     }
 
     pub fn left_of(&mut self, name: &Name, hold: HoldId, now: u64) -> Option<u64> {
-        let expires = self.entry(name, now).filter(|entry| entry.hold == hold)?.expires;
+        let mut entries = self.of_name(name, now).iter();
+        let expires = entries.find(|entry| entry.hold == hold)?.expires;
         Some(self.left(expires, now))
     }
 
-    fn own(&mut self, name: &Name, token: HolderId, now: u64) -> Result<&mut Entry, Absence> {
-        match self.entry(name, now) {
-            None => Err(Absence::Gone),
-            Some(entry) if entry.token != token => Err(Absence::Taken),
-            Some(entry) => Ok(entry),
-        }
+    /// The entry of a holder, whichever mode it has; `mode` is that in which it looks for it.
+    fn own(
+        &mut self,
+        name: &Name,
+        token: HolderId,
+        mode: Mode,
+        now: u64,
+    ) -> Result<&mut Entry, Absence> {
+        let entries = self.of_name(name, now);
+        let rival = entries.iter().any(|entry| excludes(entry.mode, mode));
+        let absence = if rival { Absence::Taken } else { Absence::Gone };
+        entries.iter_mut().find(|entry| entry.token == token).ok_or(absence)
     }
 
     pub fn acquire(
@@ -96,52 +147,138 @@ impl Server {
     ) -> (Acquired, Deed) {
         let expires = self.expiry(now, request.ttl);
         let clock = self.clock(now);
-        match self.own(&request.target.name, request.holder, now) {
-            Ok(entry) => {
+        let (name, mode) = (&request.target.name, request.target.mode);
+        let held = |until: u64| {
+            let left = Duration::from_micros(until.saturating_sub(clock));
+            (Acquired::held(Some(left)), Deed::Nothing)
+        };
+        match self.own(name, request.holder, mode, now).map(|entry| entry.clone()) {
+            Ok(own) if request.converts && own.mode != mode => {
+                let rivals = self.of_name(name, now).iter().filter(|entry| entry.hold != hold);
+                let rivals = rivals.map(|entry| entry.expires).max();
+                let waits = self.waits(name, 1, clock);
+                if mode == Mode::Write
+                    && let Some(until) = rivals.or(waits.map(|waiter| waiter.until))
+                {
+                    return held(until);
+                }
+                let fence = self.fence(name, request, clock);
+                let entry = self.own(name, request.holder, mode, now).expect("it was just there");
+                (entry.mode, entry.fence) = (mode, fence);
                 (entry.count, entry.expires) = (request.count, expires);
-                (Acquired::granted(sent, entry.fence), Deed::Again)
+                (Acquired::granted(sent, fence), Deed::Changed)
             }
-            Err(absence) if request.count > 1 => (Acquired::NotYours(absence), Deed::Nothing),
-            Err(Absence::Taken) => {
-                let entry = self.entry(&request.target.name, now);
-                let remaining = entry.map(|entry| {
-                    std::time::Duration::from_micros(entry.expires.saturating_sub(clock))
-                });
-                (Acquired::held(remaining), Deed::Nothing)
+            Ok(own) if (own.mode, mode) == (Mode::Read, Mode::Write) => held(own.expires),
+            Ok(own) => {
+                let entry = self.own(name, request.holder, mode, now).expect("it was just there");
+                (entry.count, entry.expires) = (request.count, expires);
+                (Acquired::granted(sent, own.fence), Deed::Again)
+            }
+            Err(absence) if request.count > 1 || request.converts => {
+                (Acquired::NotYours(absence), Deed::Nothing)
             }
             Err(_) => {
-                let fence = request.fencing.map(|fencing| {
-                    let last = self.data.fences.entry(request.target.name.clone()).or_default();
-                    let first = (*last + 1).max(clock);
-                    *last = first + u64::from(fencing.block) - 1;
-                    first
-                });
+                if let Some(until) = self.refuses(name, mode, request.place, (hold, now)) {
+                    if let (Some(place), Some(side)) = (request.place, side(mode)) {
+                        self.queue(name, side, place, (hold, clock));
+                    }
+                    return held(until);
+                }
+                if let Some(side) = side(mode) {
+                    self.data.lines.entry(name.clone()).or_default()[side] = None;
+                }
+                let beside = self.of_name(name, now).first().map(|entry| entry.fence);
+                let fence = match (mode, beside) {
+                    (Mode::Permits { .. }, _) => None,
+                    // Readers that are there together share it.
+                    (Mode::Read, Some(fence)) => fence,
+                    _ => self.fence(name, request, clock),
+                };
                 let (token, count) = (request.holder, request.count);
-                let entry = Entry { token, hold, count, fence, expires, granted: now };
-                self.data.holds.insert(request.target.name.clone(), entry);
+                let entry = Entry { token, hold, mode, count, fence, expires, granted: now };
+                self.of_name(name, now).push(entry);
                 (Acquired::granted(sent, fence), Deed::Created)
             }
         }
     }
 
-    /// Also whether the name became free.
+    fn fence(&mut self, name: &Name, request: &Acquire, clock: u64) -> Option<u64> {
+        let fencing = request.fencing?;
+        let last = self.data.fences.entry(name.clone()).or_default();
+        let first = (*last + 1).max(clock);
+        *last = first + u64::from(fencing.block) - 1;
+        Some(first)
+    }
+
+    /// Until when at least nobody is let in by this mode.
+    fn refuses(
+        &mut self,
+        name: &Name,
+        mode: Mode,
+        place: Option<Place>,
+        (hold, now): (HoldId, u64),
+    ) -> Option<u64> {
+        let clock = self.clock(now);
+        let entries = self.of_name(name, now);
+        let rivals = entries.iter().filter(|entry| excludes(entry.mode, mode));
+        if let Some(until) = rivals.map(|entry| entry.expires).max() {
+            return Some(until);
+        }
+        if let Mode::Permits { size, take } = mode {
+            let out: u32 = entries.iter().map(|entry| permits(entry.mode)).sum();
+            let first = entries.iter().map(|entry| entry.expires).min();
+            return first.filter(|_| out + take > size);
+        }
+        // Who waits on the other side, and came before.
+        let other = self.waits(name, 1 - side(mode)?, clock)?;
+        let waited = place.map_or(0, |place| place.waited.as_micros() as u64);
+        let own = self.waits(name, side(mode)?, clock).filter(|own| own.hold == hold);
+        let arrived = own.map_or(clock - waited, |own| own.arrived);
+        (other.arrived < arrived).then_some(other.until)
+    }
+
+    fn waits(&self, name: &Name, side: usize, clock: u64) -> Option<Waiter> {
+        let line = self.data.lines.get(name)?;
+        line[side].filter(|waiter| waiter.until > clock)
+    }
+
+    /// Only its own requests keep a place.
+    fn queue(&mut self, name: &Name, side: usize, place: Place, (hold, clock): (HoldId, u64)) {
+        let (first, mut arrived) =
+            (self.waits(name, side, clock), clock - place.waited.as_micros() as u64);
+        if let Some(first) = first {
+            if first.hold == hold {
+                arrived = first.arrived;
+            } else if first.arrived <= arrived {
+                return;
+            }
+        }
+        let until = clock + place.kept.as_micros() as u64;
+        self.data.lines.entry(name.clone()).or_default()[side] =
+            Some(Waiter { hold, arrived, until });
+    }
+
+    /// Also whether others may be let in now.
     pub fn release(&mut self, now: u64, request: &Release) -> (Option<Absence>, bool) {
-        match self.own(&request.target.name, request.holder, now) {
+        let (name, mode) = (&request.target.name, request.target.mode);
+        match self.own(name, request.holder, mode, now) {
             Err(absence) => (Some(absence), false),
             Ok(entry) if request.count > 0 => {
                 entry.count = request.count;
                 (None, false)
             }
             Ok(_) => {
-                self.data.holds.remove(&request.target.name);
-                (None, true)
+                let entries = self.of_name(name, now);
+                entries.retain(|entry| entry.token != request.holder);
+                let lets_in = entries.iter().all(|entry| permits(entry.mode) > 0);
+                (None, lets_in)
             }
         }
     }
 
     pub fn renew(&mut self, now: u64, request: &Renewal, ttl: Duration) -> Option<Absence> {
         let expires = self.expiry(now, ttl);
-        match self.own(&request.target.name, request.holder, now) {
+        match self.own(&request.target.name, request.holder, request.target.mode, now) {
             Err(absence) => Some(absence),
             Ok(entry) => {
                 entry.expires = expires;
@@ -151,21 +288,22 @@ impl Server {
     }
 
     /// Deletes what is under a name; whose it was.
-    pub fn delete(&mut self, name: &Name, now: u64) -> Option<HoldId> {
-        let hold = self.entry(name, now)?.hold;
-        self.data.holds.remove(name);
-        Some(hold)
+    pub fn delete(&mut self, name: &Name, now: u64) -> Vec<HoldId> {
+        let entries = std::mem::take(self.of_name(name, now));
+        entries.into_iter().map(|entry| entry.hold).collect()
     }
 
     /// All live entries.
     pub fn entries(&mut self, now: u64) -> Vec<(Name, Entry)> {
         let clock = self.clock(now);
-        self.data.holds.retain(|_, entry| entry.expires > clock);
-        self.data.holds.iter().map(|(name, entry)| (name.clone(), entry.clone())).collect()
+        let all = self.data.holds.iter();
+        let all = all.flat_map(|(name, entries)| entries.iter().map(move |each| (name, each)));
+        let live = all.filter(|(_, entry)| entry.expires > clock);
+        live.map(|(name, entry)| (name.clone(), entry.clone())).collect()
     }
 
     pub fn holds(&self) -> Vec<HoldId> {
-        self.data.holds.values().map(|entry| entry.hold).collect()
+        self.data.holds.values().flatten().map(|entry| entry.hold).collect()
     }
 
     /// Starts again without what it kept.

@@ -6,6 +6,7 @@ use super::judge::Sometimes;
 use super::log::Log;
 use super::plan::{LogFault, Plan, ms};
 use super::runtime::{Gate, Task, USER, was_told};
+use super::share::{POOL, READ_WRITE};
 use super::world::{Client, World};
 use leasehold::LeaseManager;
 use leasehold::store::Name;
@@ -36,6 +37,8 @@ pub struct Story {
     pub users: Dice,
     /// For waiters that leave when they are served.
     last: Dice,
+    /// For those who share names.
+    shares: Dice,
     pub processes: Vec<Process>,
     /// Flows and closings of processes and runtimes that are gone, and what heals later.
     pub rest: Vec<JoinHandle<()>>,
@@ -60,6 +63,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
     let (odd, users, last) = (plan.odd.clone(), plan.users.clone(), plan.last.clone());
+    let shares = plan.shares.clone();
     let world = runtime.block_on(USER.scope((), async move {
         let world = World::new(plan, dice.fork(), calls, keep_log);
         let story = Story {
@@ -68,6 +72,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
             odd,
             users,
             last,
+            shares,
             processes: Vec::new(),
             rest: Vec::new(),
             tasks: 0,
@@ -136,6 +141,10 @@ impl Story {
             let flow = self.flow(&client, &manager, dice);
             flows.push(Task::spawn(flow.gate.clone(), true, flow.run()));
         }
+        for _ in 0..plan.sharers {
+            let flow = self.sharer(&client, &manager);
+            flows.push(Task::spawn(flow.gate.clone(), false, flow.share()));
+        }
         self.processes.push(Process { client, manager, flows });
     }
 
@@ -153,6 +162,20 @@ impl Story {
             dice,
             odd,
             last: self.last.fork(),
+            gate: Gate::new(&self.world, (client.id, self.tasks)),
+            over: Arc::clone(&self.over),
+        }
+    }
+
+    fn sharer(&mut self, client: &Client, manager: &LeaseManager) -> Flow {
+        self.tasks += 1;
+        Flow {
+            client: client.clone(),
+            manager: manager.clone(),
+            task: self.tasks,
+            dice: self.shares.fork(),
+            odd: self.shares.fork(),
+            last: self.shares.fork(),
             gate: Gate::new(&self.world, (client.id, self.tasks)),
             over: Arc::clone(&self.over),
         }
@@ -228,6 +251,10 @@ impl Story {
         if delete {
             let name = self.name();
             world.delete(&name);
+            if world.plan.sharers > 0 {
+                let name = self.shares.pick(&[READ_WRITE, POOL]);
+                world.delete(&Name::new(name).expect("a good name"));
+            }
         }
         if force {
             let (manager, name) = (self.processes[at].manager.clone(), self.name());
@@ -314,6 +341,11 @@ impl Story {
         let limit = ttl * 3 / 2 + ttl * u64::from(world.plan.faults.step > 0);
         let limit = limit + world.plan.poll + world.plan.slack();
         for process in &self.processes {
+            if world.plan.sharers > 0 {
+                // Places of those who went away are forgotten.
+                sleep(ms(3 * world.plan.poll)).await;
+                self.end_shared(process, limit).await;
+            }
             for number in 0..world.plan.names {
                 let name = format!("n{number}");
                 let mut lock = process.manager.lock(&name);
@@ -325,6 +357,27 @@ impl Story {
                     self.fail(format_args!("a place in the line of {name} is left"));
                 }
             }
+        }
+    }
+
+    /// The names that several share can be had alone.
+    async fn end_shared(&self, process: &Process, limit: u64) {
+        let mut lock = process.manager.rw_lock(READ_WRITE);
+        match timeout(ms(limit), lock.write()).await {
+            Ok(Ok(lease)) => drop(lease.unlock().await),
+            other => self.fail(format_args!("{READ_WRITE} cannot be written: {other:?}")),
+        }
+        if !matches!(lock.try_write().await, Ok(Some(_))) {
+            self.fail(format_args!("a place in the line of {READ_WRITE} is left"));
+        }
+        let size = self.world.plan.size;
+        let pool = process.manager.semaphore(POOL, size);
+        match timeout(ms(limit), pool.acquire_many(size)).await {
+            Ok(Ok(permit)) => drop(permit.unlock().await),
+            other => self.fail(format_args!("not all of {POOL} can be taken: {other:?}")),
+        }
+        if !matches!(pool.try_acquire_many(size).await, Ok(Some(_))) {
+            self.fail(format_args!("a place in the line of {POOL} is left"));
         }
     }
 

@@ -250,7 +250,7 @@ impl World {
     pub fn delete(&self, name: &Name) {
         let now = self.now();
         let mut inner = self.lock();
-        if let Some(hold) = inner.server.delete(name, now) {
+        for hold in inner.server.delete(name, now) {
             inner.judge.note(now, format_args!("{name} is deleted"));
             inner.judge.wound(now, hold);
         }
@@ -525,7 +525,9 @@ impl Store for Client {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default().with_renewal_batch(self.world.plan.batch)
+        let can = Capabilities::default().with_renewal_batch(self.world.plan.batch);
+        let permits = Mode::Permits { size: 1, take: 1 };
+        can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
     }
 
     fn shard(&self, _: &Name) -> usize {
@@ -537,23 +539,44 @@ impl Store for Client {
         let sent = self.world.clock.now();
         let task = TASK.try_with(|task| *task).ok();
         let (limit, count, name) = (request.timeout, request.count, request.target.name.clone());
+        let (mode, converts) = (request.target.mode, request.converts);
         {
             let (mut inner, now) = (self.world.lock(), self.world.now());
-            inner.judge.acquire_sent(now, hold, count, task);
+            if !converts {
+                inner.judge.acquire_sent(now, hold, count, task);
+            }
             if request.ttl != ms(self.world.plan.ttl) {
                 inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
             }
         }
-        let what = self.words(format_args!("acquire {name} {hold:?} x{count}"));
+        let what = match mode {
+            Mode::Exclusive => self.words(format_args!("acquire {name} {hold:?} x{count}")),
+            mode => {
+                self.words(format_args!("acquire {name} {hold:?} x{count} {mode:?} {converts}"))
+            }
+        };
         let sort = if count == 1 { Sort::Grant } else { Sort::Change };
-        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
+        let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let (verdict, deed) = inner.server.acquire(now, sent, &request, hold);
             match deed {
+                Deed::Changed => {
+                    let name = &request.target.name;
+                    inner.judge.note(now, format_args!("{hold:?} has {name} for {mode:?}"));
+                    inner.judge.created(now, name, hold, mode);
+                    if mode == Mode::Read {
+                        inner.wake(world, name);
+                    }
+                }
                 Deed::Created => {
+                    if mode == Mode::Read {
+                        let all = inner.server.holders(&request.target.name, now);
+                        let others: Vec<HoldId> = all.iter().map(|entry| entry.hold).collect();
+                        inner.judge.joins(hold, &others);
+                    }
                     inner
                         .judge
                         .note(now, format_args!("{} is granted to {hold:?}", request.target.name));
-                    inner.judge.created(now, &request.target.name, hold);
+                    inner.judge.created(now, &request.target.name, hold, mode);
                     if inner.left_by_dead.remove(&request.target.name) {
                         inner.judge.saw(Sometimes::CrashTakeOver);
                     }
@@ -669,13 +692,13 @@ impl Store for Client {
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         let limit = request.timeout;
-        let run =
-            move |inner: &mut Inner, _: &Arc<World>, now: u64| {
-                let entry = inner.server.entry(&request.target.name, now);
-                Inspection::new(entry.map(|entry| {
-                    HolderInfo::new(entry.token.to_string(), entry.count.into(), None)
-                }))
-            };
+        let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
+            let entries = inner.server.holders(&request.target.name, now);
+            Inspection::new(entries.into_iter().map(|entry| {
+                let info = HolderInfo::new(entry.token.to_string(), entry.count.into(), None);
+                info.with_mode(entry.mode)
+            }))
+        };
         self.call(String::new(), Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
@@ -684,11 +707,11 @@ impl Store for Client {
         let what = self.words(format_args!("force {name}"));
         let run = move |inner: &mut Inner, world: &Arc<World>, now: u64| {
             let held = inner.server.delete(&name, now);
-            if let Some(hold) = held {
-                inner.judge.wound(now, hold);
+            for hold in &held {
+                inner.judge.wound(now, *hold);
             }
             inner.wake(world, &name);
-            held.is_some()
+            !held.is_empty()
         };
         self.call(what, Sort::Passed, limit, run, |_, _, _| ()).await
     }

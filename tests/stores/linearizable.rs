@@ -177,7 +177,7 @@ impl Record {
     }
 }
 
-fn nanos(time: Duration) -> i64 {
+pub fn nanos(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).expect("a test is shorter than 292 years")
 }
 
@@ -211,14 +211,14 @@ fn is_linearizable(history: &[Record]) -> bool {
 }
 
 /// Small numbers that look random (xorshift).
-struct Dice(u64);
+pub struct Dice(u64);
 
 impl Dice {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -371,7 +371,7 @@ impl Trial {
     }
 }
 
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     match env::var("LEASEHOLD_SEED") {
         Ok(text) => text.parse().expect("LEASEHOLD_SEED is a number"),
         Err(_) => {
@@ -381,7 +381,7 @@ fn seed() -> u64 {
     }
 }
 
-fn runtime() -> Runtime {
+pub fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 

@@ -4,6 +4,8 @@
 mod conformance;
 mod family;
 mod linearizable;
+mod linearizable_modes;
 mod model;
+mod modes;
 mod protocol;
 mod shared;

@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
-const TTL: Duration = Duration::from_secs(30);
-const BLOCK: u64 = 7;
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TTL: Duration = Duration::from_secs(30);
+pub const BLOCK: u64 = 7;
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -148,22 +148,28 @@ impl Model {
 }
 
 /// A store, and what only somebody beside it can do to it.
-trait Subject {
+pub trait Subject {
     fn label(&self) -> &'static str;
     fn runtime(&self) -> &Runtime;
     fn store(&self) -> &Arc<dyn Store>;
     fn delete(&self, name: &Name) -> bool;
     fn lapse(&self, names: &[Name]);
+    /// The same for names that several share, and for all that is kept of them.
+    fn lapse_shared(&self, names: &[Name]);
+    /// An operator deletes all that is kept of a name that several share; what is remembered of it goes too.
+    fn delete_shared(&self, name: &Name);
+    /// Forgets who waits for a read-write lock, where that is kept apart from it.
+    fn forget_line(&self, name: &Name);
 }
 
-struct Memory {
+pub struct Memory {
     runtime: Runtime,
     store: MemoryStore,
     shared: Arc<dyn Store>,
 }
 
 impl Memory {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
         let store = runtime.block_on(async { MemoryStore::new() });
@@ -192,9 +198,19 @@ impl Subject for Memory {
     fn lapse(&self, _: &[Name]) {
         self.runtime.block_on(tokio::time::advance(TTL));
     }
+
+    fn lapse_shared(&self, names: &[Name]) {
+        self.lapse(names);
+    }
+
+    fn delete_shared(&self, name: &Name) {
+        self.delete(name);
+    }
+
+    fn forget_line(&self, _: &Name) {}
 }
 
-struct Redis {
+pub struct Redis {
     runtime: Runtime,
     server: kit::Server,
     connection: std::cell::RefCell<kit::Resp>,
@@ -202,7 +218,7 @@ struct Redis {
 }
 
 impl Redis {
-    fn start() -> Self {
+    pub fn start() -> Self {
         // Not the paused runtime: its clock would jump ahead while a reply is on its way.
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let server = kit::Server::start();
@@ -248,6 +264,39 @@ impl Subject for Redis {
                 return;
             }
         }
+    }
+
+    /// Permits whose time is over stay until an acquire counts them as free, and may be renewed until then; here they are
+    /// counted at once. The rest are keys.
+    fn lapse_shared(&self, names: &[Name]) {
+        const LAPSE: &str = "
+            for _, key in ipairs(redis.call('KEYS', '*' .. ARGV[1] .. '*')) do
+                local kind = redis.call('TYPE', key).ok
+                if kind == 'zset' then
+                    redis.call('INCRBY', key:match('^{(.*)}:timeout$'), redis.call('ZCARD', key))
+                    redis.call('DEL', key)
+                elseif kind == 'hash' or key:find(':rwlock_timeout:') or key:find('^leasehold_line:') then
+                    redis.call('PEXPIRE', key, 1)
+                end
+            end
+            return redis.call('TIME')";
+        let mut connection = self.connection.borrow_mut();
+        let now = |time: Vec<kit::Reply>| time[0].int() * 1000 + time[1].int() / 1000;
+        let mut last = 0;
+        for name in names {
+            last = now(connection.command(&["EVAL", LAPSE, "0", name.as_str()]).list());
+        }
+        while now(connection.command(&["TIME"]).list()) <= last + 1 {}
+    }
+
+    fn delete_shared(&self, name: &Name) {
+        self.server.command(&["DEL", name.as_str(), &format!("{{{name}}}:timeout")]);
+        self.forget_line(name);
+    }
+
+    fn forget_line(&self, name: &Name) {
+        let side = |side: &str| format!("leasehold_line:{{{name}}}:{side}");
+        self.server.command(&["DEL", &side("read"), &side("write")]);
     }
 }
 

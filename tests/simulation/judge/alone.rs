@@ -96,7 +96,8 @@ impl Judge {
     pub(super) fn watch_alone(&mut self, plan: &Plan, Moment { now, .. }: Moment) {
         for belief in &self.beliefs {
             self.own.insert((belief.client, belief.name.clone()), now);
-            if belief.lives() && belief.count() > 0 {
+            // A call that changes the mode has the lease.
+            if belief.lives() && (belief.count() > 0 || belief.downgrades) {
                 self.known.entry(belief.hold).or_default().had = now;
             }
         }

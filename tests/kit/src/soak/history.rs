@@ -71,6 +71,8 @@ events! {
 
     /// A flow of control asks; the number is for this lease in its process. `limit_ms` is 0 for no limit.
     Wanted = "wanted" { ask: u64, name: String, how: String, limit_ms: u64 }
+    /// In which mode of a name that several share it asks, and for how many permits.
+    Shares = "shares" { ask: u64, mode: String, permits: u32 }
     /// The call returned without a lease, or was dropped.
     GaveUp = "gave-up" { ask: u64, why: String }
     /// The call returned with a lease. `by` says what its holder goes by: `check`, or the `token` alone.

@@ -1,7 +1,53 @@
 //! The outcome of each request for a lease, put together from the events.
+//!
+//! A name says what it is used as: `rw-ash` is a read-write lock, `pool3-ash` a semaphore of three permits.
 
 use crate::soak::history::{Event, What};
 use std::collections::{BTreeMap, HashMap};
+
+/// What a name is used as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Lock,
+    ReadWrite,
+    Semaphore { size: u32 },
+}
+
+impl Kind {
+    pub fn of(name: &str) -> Self {
+        let pool = name.strip_prefix("pool").and_then(|rest| rest.split_once('-'));
+        match pool.and_then(|(size, _)| size.parse().ok()) {
+            Some(size) => Self::Semaphore { size },
+            None if name.starts_with("rw-") => Self::ReadWrite,
+            None => Self::Lock,
+        }
+    }
+}
+
+/// In which mode a lease is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Exclusive,
+    Read,
+    Write,
+    Permits(u32),
+}
+
+impl Mode {
+    fn read(word: &str, permits: u32) -> Self {
+        match word {
+            "read" => Self::Read,
+            "write" => Self::Write,
+            "permits" => Self::Permits(permits),
+            _ => Self::Exclusive,
+        }
+    }
+
+    /// Whether two leases of one name cannot be there together, whatever else is.
+    pub fn excludes(self, other: Self) -> bool {
+        !matches!((self, other), (Self::Read, Self::Read) | (Self::Permits(_), Self::Permits(_)))
+    }
+}
 
 /// One wish for a lease, and the lease if it was granted. Times in nanoseconds.
 #[derive(Clone, Debug)]
@@ -9,6 +55,7 @@ pub struct Lease {
     pub who: String,
     pub name: String,
     pub how: String,
+    pub mode: Mode,
     pub limit: u64,
     pub asked: u64,
     /// Given up, or the call failed.
@@ -40,6 +87,7 @@ pub struct Lease {
 pub struct Setting {
     pub server: String,
     pub ttl: u64,
+    pub kind: Kind,
 }
 
 impl Setting {
@@ -57,6 +105,13 @@ impl Setting {
     pub fn max_poll_interval(&self) -> u64 {
         1_000_000_000.min(self.ttl / 3)
     }
+
+    /// How long a free name may stay free beside a waiter that hears nothing: until it asks again, and where there is an
+    /// order between readers and writers, until the place of one that went away is forgotten.
+    pub fn longest_free(&self) -> u64 {
+        let polls = if self.kind == Kind::ReadWrite { 4 } else { 1 };
+        polls * self.max_poll_interval() + 2 * self.attempt()
+    }
 }
 
 impl Lease {
@@ -69,6 +124,13 @@ impl Lease {
     pub fn ended(&self) -> Option<u64> {
         let fired = self.fired.as_ref().map(|(at, _)| *at);
         self.released.into_iter().chain(fired).min()
+    }
+
+    /// Since when the holder has the name in this mode. Who changed the mode, or tried to, had the name all the time:
+    /// at least as a reader.
+    pub fn held_since(&self) -> Option<u64> {
+        let changed = self.mode == Mode::Read && ["upgrade", "downgrade"].contains(&&*self.how);
+        self.granted.map(|granted| if changed { self.asked } else { granted })
     }
 
     /// The process of this lease without its life: its slot.
@@ -92,6 +154,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 who: who.clone(),
                 name: name.clone(),
                 how: how.clone(),
+                mode: Mode::Exclusive,
                 limit: limit_ms * 1_000_000,
                 asked: at,
                 gave_up: None,
@@ -121,6 +184,7 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 lease.fence = *fence;
                 lease.by_token = by == "token";
             }
+            What::Shares { mode, permits, .. } => lease.mode = Mode::read(mode, *permits),
             What::Token { number, .. } => lease.number = Some(*number),
             What::Aside { .. } => lease.aside = Some(at),
             What::Unreleased { why, .. } => lease.unreleased = Some((at, why.clone())),
@@ -155,6 +219,7 @@ fn ask_of(what: &What) -> Option<u64> {
         | What::Granted { ask, .. }
         | What::Nested { ask, .. }
         | What::Token { ask, .. }
+        | What::Shares { ask, .. }
         | What::Aside { ask }
         | What::Forgot { ask }
         | What::Checked { ask, .. }
@@ -171,7 +236,8 @@ fn ask_of(what: &What) -> Option<u64> {
 pub fn settings(history: &[Event]) -> HashMap<String, Setting> {
     let setting = |event: &Event| match &event.what {
         What::Name { name, server, ttl_ms } => {
-            let setting = Setting { server: server.clone(), ttl: ttl_ms * 1_000_000 };
+            let (server, kind) = (server.clone(), Kind::of(name));
+            let setting = Setting { server, ttl: ttl_ms * 1_000_000, kind };
             Some((name.clone(), setting))
         }
         _ => None,

@@ -23,6 +23,9 @@
 //!
 //! - *overlap*: beliefs in one name never overlap, between processes and inside one.
 //! - *fence*: fencing tokens of one name grow in the order of beliefs; a nested lease has that of the outer.
+//! - *modes*: of a read-write lock, beliefs of readers may overlap, and those that do have one fencing token; it is larger
+//!   than those of the writers before, and smaller than those of the writers after. Who changes the mode is at least a
+//!   reader all the while. Of a semaphore, the beliefs have its size in permits together, at most, and no fencing token.
 //! - *update*: the values that the guarded resource accepted are 1, 2, 3, .. with tokens that never go back.
 //! - *waiting*: nobody waits for a name that is free on the server, over a path without faults, for longer
 //!   than the poll bound, two attempts and a reaction; nor beyond a limit of his own; nor for ever.
@@ -67,9 +70,10 @@ mod bounds;
 mod kept;
 mod met;
 mod rules;
+mod shared;
 
 use crate::soak::history::{Event, What};
-use crate::soak::leases::{Lease, Setting, leases, settings};
+use crate::soak::leases::{Kind, Lease, Setting, leases, settings};
 use rules::Rules;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -232,12 +236,13 @@ impl Case<'_> {
 
     fn setting(&self, name: &str) -> Setting {
         let setting = self.settings.get(name).cloned();
-        setting.unwrap_or(Setting { server: String::new(), ttl: SECOND })
+        let kind = Kind::of(name);
+        setting.unwrap_or(Setting { server: String::new(), ttl: SECOND, kind })
     }
 
     /// When somebody believed to have the name by this lease.
     fn belief(&self, lease: &Lease) -> Option<Span> {
-        let granted = lease.granted?;
+        let (granted, since) = (lease.granted?, lease.held_since()?);
         let end = if lease.by_token {
             self.token_told(lease)?
         } else {
@@ -245,7 +250,7 @@ impl Case<'_> {
             lease.released.map_or(told, |released| released.min(told))
         };
         let empty = end <= granted || (!lease.by_token && lease.last_ok < granted);
-        (!empty).then_some((granted, end))
+        (!empty).then_some((since, end))
     }
 
     /// When the token had told it, if the process was awake then.
@@ -381,43 +386,51 @@ impl Case<'_> {
         }
         let mut found = Vec::new();
         let mut excused = Vec::new();
-        for (name, beliefs) in names {
-            // Who believes longest so far, and the greatest fence so far.
-            let mut last: Option<(Span, &Lease)> = None;
+        for (name, mut beliefs) in names {
+            beliefs.sort_by_key(|(belief, _)| belief.0);
+            if let Kind::Semaphore { size } = Kind::of(name) {
+                self.permits(name, size, &beliefs, &mut found, &mut excused);
+                continue;
+            }
+            // Those who still believe, and the greatest fence so far.
+            let mut here: Vec<(Span, &Lease)> = Vec::new();
             let mut greatest: Option<&Lease> = None;
             for (belief, lease) in beliefs {
-                let both = last
-                    .and_then(|(other, holder)| overlap(other, belief).map(|both| (both, holder)));
-                let mut misled = self.wipes.iter().filter_map(|wipe| self.misled(wipe, lease));
-                if let Some((both, _)) = both
-                    && misled.any(|span| span.0 <= both.0 && both.1 <= span.1)
-                {
-                    excused.push(Excused { why: Excuse::Replaced, nanos: both.1 - both.0 });
-                } else if let Some((both, holder)) = both {
-                    excused.extend(self.excuse(holder, both));
-                    if let Some(both) = self.unexcused(holder, both) {
-                        let text = format!(
-                            "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
-                            holder.who,
-                            holder.fence,
-                            lease.who,
-                            lease.fence,
-                            (both.1 - both.0) as f64 / 1e6
-                        );
-                        found.push(("overlap", both.0, text));
+                here.retain(|(other, _)| other.1 > belief.0);
+                for (both, holder) in here.iter().filter_map(|(other, holder)| {
+                    overlap(*other, belief).map(|both| (both, *holder))
+                }) {
+                    if !holder.mode.excludes(lease.mode) {
+                        found.extend(self.strange_reader(holder, lease, both));
+                    } else if self.is_misled(lease, both) {
+                        excused.push(Excused { why: Excuse::Replaced, nanos: both.1 - both.0 });
+                    } else {
+                        excused.extend(self.excuse(holder, both));
+                        if let Some(both) = self.unexcused(holder, both) {
+                            let text = format!(
+                                "{name}: {} (fence {}) and {} (fence {}) both believe for {:.3} ms",
+                                holder.words(),
+                                holder.fence,
+                                lease.words(),
+                                lease.fence,
+                                (both.1 - both.0) as f64 / 1e6
+                            );
+                            found.push(("overlap", both.0, text));
+                        }
                     }
                 }
-                if last.is_none_or(|(other, _)| other.1 < belief.1) {
-                    last = Some((belief, lease));
-                }
+                here.push((belief, lease));
                 match greatest {
-                    Some(before) if before.fence >= lease.fence => {
+                    Some(before) if self.comes_too_late(before, lease) => {
                         if self.rules.fenced
                             && self.unexcused(before, (belief.0, belief.0 + 1)).is_some()
                         {
                             let text = format!(
                                 "{name}: {} was granted fence {} after {} had {}",
-                                lease.who, lease.fence, before.who, before.fence
+                                lease.words(),
+                                lease.fence,
+                                before.words(),
+                                before.fence
                             );
                             found.push(("fence", belief.0, text));
                         }
@@ -488,7 +501,7 @@ impl Case<'_> {
             if killed && lease.answered().is_none() {
                 continue;
             }
-            let bound = setting.max_poll_interval() + 2 * setting.attempt() + REACTION;
+            let bound = setting.longest_free() + REACTION;
             for (name, span) in &free {
                 // A set may wait for another one of its names.
                 let waits_for_it = **name == lease.name && lease.how != "set";

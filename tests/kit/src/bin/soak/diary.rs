@@ -64,6 +64,13 @@ impl Ask {
         self.diary.gave_up(self.number, why);
     }
 
+    /// In which mode of a name that several share.
+    pub fn in_mode(self, mode: &str, permits: u32) -> Self {
+        let (ask, mode) = (self.number, mode.to_owned());
+        self.diary.write(What::Shares { ask, mode, permits });
+        self
+    }
+
     /// Its future is not polled from now on.
     pub fn is_aside(&self) {
         self.diary.write(What::Aside { ask: self.number });
@@ -101,6 +108,11 @@ pub struct Belief {
 impl Belief {
     pub fn ask(&self) -> u64 {
         self.ask
+    }
+
+    /// Whether its loss was told.
+    pub fn is_over(&self) -> bool {
+        self.over
     }
 
     /// `check()`, called after `before`, was Ok.

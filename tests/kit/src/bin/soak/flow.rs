@@ -124,7 +124,7 @@ impl Flow {
     }
 
     /// Mostly short; for the long holders, one to three times the time to live.
-    fn how_long(&mut self, ttl: Duration) -> Duration {
+    pub fn how_long(&mut self, ttl: Duration) -> Duration {
         // Three seconds at a time, always, would leave little for the others.
         let long = self.holds_long && (ttl <= Duration::from_secs(1) || self.random.once_in(3));
         if long {
@@ -205,7 +205,7 @@ impl Flow {
     }
 
     /// A loss is final, and everything tells it.
-    async fn stays_lost(&mut self, lease: &Lease) {
+    pub async fn stays_lost(&mut self, lease: &Lease) {
         for _ in 0..3 {
             if lease.check().is_ok() || !lease.cancellation_token().is_cancelled() {
                 self.process.broken(format!("{} was lost, and came back", lease.name()));
@@ -257,7 +257,7 @@ impl Held {
     }
 }
 
-async fn yields(times: usize) {
+pub async fn yields(times: usize) {
     for _ in 0..times {
         tokio::task::yield_now().await;
     }

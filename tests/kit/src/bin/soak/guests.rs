@@ -2,7 +2,7 @@
 
 use crate::diary::error_word;
 use crate::faults::Process as Kind;
-use crate::holder::{Order, Process};
+use crate::holder::{Order, Process, SHARERS};
 use crate::inside::unwind;
 use crate::random::Random;
 use kit::soak::history::now;
@@ -14,6 +14,8 @@ use tokio::time::sleep;
 
 /// So many flows of control are on that runtime.
 const GUESTS: u64 = 4;
+/// And so many beside them share names.
+const SHARING_GUESTS: u64 = 3;
 /// The generators of the guests follow those of the other flows.
 const FIRST_PART: u64 = 1000;
 /// A crowd is so many that ask at once, again after a pause; in a flood they are more.
@@ -41,6 +43,9 @@ fn life(process: &Arc<Process>, seed: u64, first: u64) -> Result<(), String> {
         let mut flows = JoinSet::new();
         for part in first..first + GUESTS {
             flows.spawn(process.flow(seed, part)?.live());
+        }
+        for part in first..first + SHARING_GUESTS {
+            flows.spawn(process.flow(seed, SHARERS.end + part)?.live_shared());
         }
         tokio::select! {
             () = process.all_end(&mut flows) => {}

@@ -14,9 +14,12 @@ use crate::inside::{Inside, unwind};
 use crate::ledger::Ledger;
 use crate::random::Random;
 use kit::soak::history::{What, Words, now};
-use leasehold::{Lease, LeaseManager, Lock};
+use kit::soak::leases::Kind;
+use leasehold::{ErrorKind, Lease, LeaseManager, Lock};
 use std::collections::HashMap;
 use std::io::BufRead;
+use std::mem::discriminant;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -40,6 +43,8 @@ const WHOLE_LOG: u64 = 504;
 /// The part of the seed of the one that takes two names of one slot.
 const TOGETHER: u64 = 501;
 const SETS: u64 = 502;
+/// The parts of the seed of those who share names.
+pub const SHARERS: Range<u64> = 600..610;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
 
@@ -70,6 +75,8 @@ pub struct Place {
 pub struct Process {
     pub diary: Arc<Diary>,
     pub places: Vec<Place>,
+    /// The names that several share.
+    pub shared: Vec<Place>,
     ledger_port: u16,
     pub inside: Arc<Inside>,
     pub orders: watch::Receiver<Order>,
@@ -120,7 +127,9 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let places = settle_in(backends, dedicated_thread, replicas, who, &diary);
     let places =
         if dedicated_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
-    let process = Arc::new(Process { diary, places, ledger_port, inside, orders });
+    let is_lock = |place: &Place| Kind::of(&place.name) == Kind::Lock;
+    let (places, shared) = places.into_iter().partition(is_lock);
+    let process = Arc::new(Process { diary, places, shared, ledger_port, inside, orders });
     runtime.block_on(process.work(seed))
 }
 
@@ -147,9 +156,18 @@ async fn settle_in(
     diary: &Diary,
 ) -> Vec<Place> {
     let mut places = Vec::new();
-    for (store, backend) in backends.into_iter().enumerate() {
+    for (store, mut backend) in backends.into_iter().enumerate() {
         let leases = connect(&backend, dedicated_thread, replicas).await;
         introduce(&leases, who, diary).await;
+        for kind in [Kind::ReadWrite, Kind::Semaphore { size: 1 }] {
+            if !supports(&leases, kind, who).await {
+                let word = if kind == Kind::ReadWrite { "read-write locks" } else { "semaphores" };
+                let text = Words(format!("left out, because the store has none: {word}"));
+                diary.write(What::Seen { count: 1, text });
+                let of_kind = |name: &String| discriminant(&Kind::of(name)) == discriminant(&kind);
+                backend.names.retain(|name| !of_kind(name));
+            }
+        }
         places.extend(backend.names.into_iter().map(|name| Place {
             name,
             ttl: backend.ttl,
@@ -173,6 +191,21 @@ async fn connect(backend: &Backend, dedicated_thread: bool, replicas: bool) -> L
         match builder.connect(&backend.url).await {
             Ok(leases) => return leases,
             Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Asks once for a lease of a kind, by a name of this process.
+async fn supports(leases: &LeaseManager, kind: Kind, who: &str) -> bool {
+    loop {
+        let asked = match kind {
+            Kind::ReadWrite => leases.rw_lock(format!("rw-of-{who}")).try_read().await.map(drop),
+            _ => leases.semaphore(format!("pool1-of-{who}"), 1).try_acquire().await.map(drop),
+        };
+        match asked {
+            Err(error) if error.kind() == ErrorKind::Unsupported => return false,
+            Err(_) => sleep(Duration::from_millis(50)).await,
+            Ok(()) => return true,
         }
     }
 }
@@ -259,6 +292,9 @@ impl Process {
         }
         tasks.spawn(self.flow(seed, TOGETHER)?.live_together());
         tasks.spawn(self.flow(seed, SETS)?.live_in_sets());
+        for part in SHARERS {
+            tasks.spawn(self.flow(seed, part)?.live_shared());
+        }
         tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
         let host = Arc::clone(&self);
         tasks.spawn_blocking(move || guests::live(&host, seed));

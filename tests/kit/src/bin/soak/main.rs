@@ -30,6 +30,7 @@ mod picture;
 mod random;
 mod report;
 mod sets;
+mod shared;
 mod stage;
 mod together;
 
@@ -37,6 +38,7 @@ use crew::Crew;
 use faults::Plan;
 use kit::Server;
 use kit::soak::history::{Event, What, Words, now};
+use kit::soak::leases::Kind;
 use kit::soak::{history, oracle};
 use ledger::Ledger;
 use line::Line;
@@ -313,6 +315,7 @@ fn count_holds(crew: &Crew, backends: &[Backend], log: &Log) -> Result<bool, Str
     let places: Vec<(&Backend, &String)> = backends
         .iter()
         .flat_map(|backend| backend.names.iter().map(move |name| (backend, name)))
+        .filter(|(_, name)| Kind::of(name) == Kind::Lock)
         .collect();
     let count = |at: usize| 1 + (at % 3) as u64;
     let mut orders = vec!["hold".to_owned(); PROCESSES];

@@ -3,7 +3,7 @@
 use kit::soak::history::{Event, What};
 use kit::soak::leases::Lease;
 use kit::soak::oracle::{Excuse, Verdict};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// So many findings are printed; more would say no more.
 const SHOWN: usize = 20;
@@ -83,6 +83,12 @@ pub fn print(history: &[Event], verdict: &Verdict) {
         }
     }
     println!("writes      {wrote} accepted by the guarded resource");
+    let left_out = history.iter().filter_map(|event| match &event.what {
+        What::Seen { text, .. } => text.0.strip_prefix("left out, "),
+        _ => None,
+    });
+    let left_out: BTreeSet<&str> = left_out.collect();
+    left_out.iter().for_each(|what| println!("left out    {what}"));
     println!("stalls      {} of more than 20 ms, frozen processes included", stalls.count());
     println!();
     for (what, count) in &verdict.met {

@@ -41,9 +41,11 @@ impl Case<'_> {
             .collect();
         self.history.iter().filter_map(move |event| {
             let What::Kept { until, name, id, number } = &event.what else { return None };
-            let who = managers.get(id.as_str())?;
+            // The id of a permit has but the beginning of its manager's.
+            let whole = managers.iter().find(|(whole, _)| whole.starts_with(id.as_str()));
+            let who = *whole?.1;
             let span = (event.at, *until);
-            let own = self.leases.iter().filter(|lease| lease.who == *who && lease.name == *name);
+            let own = self.leases.iter().filter(|lease| lease.who == who && lease.name == *name);
             let (setting, own) = (self.setting(name), own.collect());
             Some(Key { who, name, number: *number, span, setting, own })
         })

@@ -3,7 +3,7 @@
 use super::rules::{LONG_RUN, OF_LONG_RUNS, Rules};
 use super::{Case, Finding, SECOND};
 use crate::soak::history::What;
-use crate::soak::leases::{Lease, slot};
+use crate::soak::leases::{Kind, Lease, Mode, slot};
 use std::collections::HashMap;
 
 impl Case<'_> {
@@ -63,8 +63,53 @@ impl Case<'_> {
                 met.push((what, times));
             }
         }
+        met.extend(self.met_of_shared());
         met.extend(must_strike.iter().map(|(what, kind)| (*what, struck(kind))));
         met
+    }
+
+    /// What a run with names that several share must meet. A kind that the store does not have is not asked for.
+    fn met_of_shared(&self) -> Vec<(&'static str, u64)> {
+        let asked = |is: fn(Kind) -> bool| self.leases.iter().any(|l| is(Kind::of(&l.name)));
+        let granted = |is: fn(&Lease) -> bool| {
+            self.leases.iter().filter(|lease| lease.granted.is_some() && is(lease)).count() as u64
+        };
+        let mut met = Vec::new();
+        if asked(|kind| kind == Kind::ReadWrite) {
+            met.extend([
+                ("readers beside each other", self.side_by_side(|mode| mode == Mode::Read)),
+                ("writers", granted(|lease| lease.mode == Mode::Write)),
+                ("downgrades", granted(|lease| lease.how == "downgrade")),
+                ("upgrades", granted(|lease| lease.how == "upgrade" && lease.mode == Mode::Write)),
+                (
+                    "upgrades refused",
+                    granted(|lease| lease.how == "upgrade" && lease.mode == Mode::Read),
+                ),
+                (
+                    "nested leases of writers",
+                    granted(|lease| lease.mode == Mode::Write && !lease.nested.is_empty()),
+                ),
+            ]);
+        }
+        if asked(|kind| matches!(kind, Kind::Semaphore { .. })) {
+            let bundles = granted(|lease| matches!(lease.mode, Mode::Permits(2..)));
+            let beside = self.side_by_side(|mode| matches!(mode, Mode::Permits(_)));
+            met.extend([("permits beside each other", beside), ("bundles of permits", bundles)]);
+        }
+        met
+    }
+
+    /// How often somebody came while another one of this mode was there.
+    fn side_by_side(&self, is: fn(Mode) -> bool) -> u64 {
+        let mut last: HashMap<&str, u64> = HashMap::new();
+        let mut count = 0;
+        for lease in self.leases.iter().filter(|lease| is(lease.mode)) {
+            let Some((from, until)) = lease.believed else { continue };
+            let end = last.entry(&lease.name).or_default();
+            count += u64::from(*end > from);
+            *end = until.max(*end);
+        }
+        count
     }
 
     /// In a whole run each of it must have happened.

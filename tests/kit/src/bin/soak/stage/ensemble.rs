@@ -121,7 +121,7 @@ impl Servers for Ensemble {
                 let mut keys = Vec::new();
                 for name in names {
                     if let Some((_, token)) = first(&session, name).await? {
-                        keys.push(Key { name: name.clone(), ttl: 0, token });
+                        keys.push(Key { name: name.clone(), ttl: 0, tokens: vec![token] });
                     }
                 }
                 client = Some(session);

@@ -85,8 +85,9 @@ pub struct Harm {
 pub struct Key {
     pub name: String,
     pub ttl: i64,
-    /// The field of a lock; empty for other keys, [`Key::UNKNOWN`] if it cannot be seen.
-    pub token: String,
+    /// The holders in a lock, and in a semaphore's set of permits; none for other keys, [`Key::UNKNOWN`] if they cannot be
+    /// seen.
+    pub tokens: Vec<String>,
 }
 
 impl Key {

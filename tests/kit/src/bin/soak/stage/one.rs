@@ -3,6 +3,7 @@
 use super::{Harm, Key, Servers, Strike};
 use crate::faults::ServerKind;
 use crate::line::Line;
+use kit::soak::leases::Kind;
 use kit::{Reply, Resp, Server};
 use std::io;
 use std::thread;
@@ -40,7 +41,9 @@ impl Servers for One {
     fn strike(&self, fault: Strike<'_>) -> Harm {
         let Strike { kind, at, lasts, names } = fault;
         match kind {
-            ServerKind::Delete => tell(&self.server, &["DEL", &names[at]]),
+            ServerKind::Delete => {
+                tell(&self.server, &["DEL", &names[at], &format!("{{{}}}:timeout", names[at])]);
+            }
             _ => strike_server(&self.server, kind, lasts),
         }
         let wiped = match kind {
@@ -132,15 +135,40 @@ impl<'a> Look<'a> {
 
     fn look(&mut self) -> io::Result<(Vec<Key>, bool)> {
         // In a cluster, a key of a slot on its way may be out of reach.
+        // A reader is there as long as its own key, and a permit as long as its score says.
         const LOOK: &str = "
-            local found = {}
-            for _, key in ipairs(redis.call('KEYS', '*')) do
-                local kind, ttl, token = redis.pcall('TYPE', key), -3, ARGV[1]
-                if not kind.err then
-                    ttl = redis.call('PTTL', key)
-                    token = kind.ok == 'hash' and redis.call('HKEYS', key)[1] or ''
+            local found, time = {}, redis.call('TIME')
+            local now = time[1] * 1000 + math.floor(time[2] / 1000)
+            local function tokens_of(key, kind)
+                local tokens = {}
+                if kind == 'zset' then
+                    for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, now, '+inf')) do
+                        local hex = string.gsub(id, '.', function(c)
+                            return string.format('%02x', string.byte(c))
+                        end)
+                        local a, b, c = hex:sub(1, 8), hex:sub(9, 12), hex:sub(13, 16)
+                        local number = tonumber(hex:sub(17, 28), 16)
+                        table.insert(tokens, a .. '-' .. b .. '-' .. c .. '-:' .. string.format('%d', number))
+                    end
+                elseif kind == 'hash' then
+                    local shared = redis.call('HEXISTS', key, 'mode') == 1
+                    for _, field in ipairs(redis.call('HKEYS', key)) do
+                        local own = '{' .. key .. '}:' .. field .. ':rwlock_timeout:1'
+                        if string.sub(field, -6) == ':write' then
+                            table.insert(tokens, string.sub(field, 1, -7))
+                        elseif not shared or field ~= 'mode' and redis.pcall('PTTL', own) ~= -2 then
+                            table.insert(tokens, field)
+                        end
+                    end
                 end
-                table.insert(found, { key, ttl, token })
+                return tokens
+            end
+            for _, key in ipairs(redis.call('KEYS', '*')) do
+                local kind, ttl, tokens = redis.pcall('TYPE', key), -3, { ARGV[1] }
+                if not kind.err then
+                    ttl, tokens = redis.call('PTTL', key), tokens_of(key, kind.ok)
+                end
+                table.insert(found, { key, ttl, tokens })
             end
             return { redis.call('ROLE')[1], found }";
         let connection = match &mut self.connection {
@@ -154,12 +182,20 @@ impl<'a> Look<'a> {
         let [role, found] = <[Reply; 2]>::try_from(reply.list())
             .map_err(|_| io::Error::other("no role and no keys"))?;
         let key = |reply: Reply| {
-            let [name, ttl, token] = reply.list().try_into().ok()?;
-            Some(Key { name: name.text(), ttl: ttl.int(), token: token.text() })
+            let [name, ttl, tokens] = reply.list().try_into().ok()?;
+            let tokens = tokens.list().into_iter().map(Reply::text).collect();
+            Some(Key { name: name.text(), ttl: ttl.int(), tokens })
         };
         Ok((found.list().into_iter().filter_map(key).collect(), role.text() == "master"))
     }
 }
+
+/// How many permits of a semaphore are out, and how many it has; one whose time is over may still be in the set.
+const PERMITS: &str = "
+    local free, set, time = redis.call('GET', ARGV[1]), '{' .. ARGV[1] .. '}:timeout', redis.call('TIME')
+    local out = redis.call('ZCOUNT', set, time[1] * 1000 + math.floor(time[2] / 1000), '+inf')
+    local all = redis.call('ZCARD', set)
+    return { out, free and free + all or all == 0 and tonumber(string.match(ARGV[1], '%d+')) or -1 }";
 
 /// What is left on one server.
 pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
@@ -170,9 +206,25 @@ pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
     let mut left = Vec::new();
     for key in ask(&["KEYS", "*"])? {
         let key = key.text();
-        // The last fencing token of each name is remembered.
-        if !key.starts_with("redisson_lock_token:") {
+        // The last fencing token of each name is remembered, and the size of an idle semaphore.
+        if key.starts_with("redisson_lock_token:") {
+            continue;
+        }
+        let untagged = key.trim_start_matches('{').replace("}:timeout", "");
+        let Kind::Semaphore { size } = Kind::of(&untagged) else {
             left.push(format!("the key {key} on {label}"));
+            continue;
+        };
+        let counted = server.command(&["EVAL", PERMITS, "0", &untagged]);
+        if counted.error().is_some() {
+            // A replica in a cluster does not answer.
+            continue;
+        }
+        let numbers: Vec<i64> = counted.list().iter().map(Reply::int).collect();
+        if let [out, all] = numbers[..]
+            && (out, all) != (0, size.into())
+        {
+            left.push(format!("{out} permits of {all}, not of {size}, of {untagged} on {label}"));
         }
     }
     for kind in ["CHANNELS", "SHARDCHANNELS"] {

@@ -1,8 +1,10 @@
-//! Looks at the keys of a store again and again: which names are free, or have an owner, and whether
+//! Looks at the keys of a store again and again: which names are free, or have which owners, and whether
 //! anything has no end.
 
-use super::{Backend, Log};
+use super::{Backend, Key, Log};
 use kit::soak::history::{What, Words, now};
+use kit::soak::leases::Kind;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -12,32 +14,37 @@ const BLIND: u64 = 100_000_000;
 /// A span shorter than this is of no interest.
 const SHORT: u64 = 150_000_000;
 
-/// What a name was like, from the first look that saw it so to the last.
+/// One owner of a name, or none at all.
+type Owner = Option<String>;
+
+/// From the first look that saw an owner to the last.
 struct Seen {
     from: u64,
     until: u64,
-    token: Option<String>,
 }
 
 pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
     let mut look = backend.servers.looker(&backend.names);
-    let mut spans: Vec<Option<Seen>> = backend.names.iter().map(|_| None).collect();
+    let mut spans: Vec<BTreeMap<Owner, Seen>> =
+        backend.names.iter().map(|_| BTreeMap::new()).collect();
     while !stop.load(Ordering::Relaxed) {
         let before = now();
         let keys = look();
         let after = now();
         let blind = keys.is_err() || after - before > BLIND;
         let keys = keys.unwrap_or_default();
-        for (name, span) in backend.names.iter().zip(&mut spans) {
-            let token = keys.iter().find(|key| key.name == *name).map(|key| key.token.clone());
-            match span {
-                Some(seen) if !blind && seen.token == token && before - seen.until < BLIND => {
-                    seen.until = before;
+        for (name, spans) in backend.names.iter().zip(&mut spans) {
+            let owners = if blind { BTreeSet::new() } else { owners(name, &keys) };
+            spans.retain(|owner, seen| {
+                let goes_on = owners.contains(owner) && before - seen.until < BLIND;
+                if !goes_on {
+                    tell(name, owner.as_deref(), seen, log);
                 }
-                _ => {
-                    tell(name, span.take(), log);
-                    *span = (!blind).then_some(Seen { from: after, until: after, token });
-                }
+                goes_on
+            });
+            for owner in owners {
+                let seen = spans.entry(owner).or_insert(Seen { from: after, until: after });
+                seen.until = seen.until.max(before);
             }
         }
         for key in keys.into_iter().filter(|key| key.ttl == -1) {
@@ -45,19 +52,40 @@ pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    for (name, span) in backend.names.iter().zip(spans) {
-        tell(name, span, log);
+    for (name, spans) in backend.names.iter().zip(spans) {
+        spans.iter().for_each(|(owner, seen)| tell(name, owner.as_deref(), seen, log));
     }
 }
 
-fn tell(name: &str, seen: Option<Seen>, log: &Log) {
-    let Some(Seen { from, until, token }) = seen.filter(|seen| seen.until - seen.from > SHORT)
-    else {
+/// Who has a name by the keys of a server.
+fn owners(name: &str, keys: &[Key]) -> BTreeSet<Owner> {
+    let permits = format!("{{{name}}}:timeout");
+    let is_pool = matches!(Kind::of(name), Kind::Semaphore { .. });
+    let mut its = keys.iter().filter(|key| key.name == if is_pool { &permits } else { name });
+    match Kind::of(name) {
+        Kind::Lock => {
+            // What is there and has no holder is no lock.
+            let holder = |key: &Key| key.tokens.first().cloned().unwrap_or_default();
+            BTreeSet::from([its.next().map(holder)])
+        }
+        Kind::ReadWrite | Kind::Semaphore { .. } => {
+            let mut its = its.peekable();
+            // A lock whose readers are all over is not free before it goes itself.
+            let is_free = is_pool || its.peek().is_none();
+            let owners: BTreeSet<Owner> =
+                its.flat_map(|key| key.tokens.iter().cloned().map(Some)).collect();
+            if owners.is_empty() && is_free { BTreeSet::from([None]) } else { owners }
+        }
+    }
+}
+
+fn tell(name: &str, owner: Option<&str>, seen: &Seen, log: &Log) {
+    let Seen { from, until } = *seen;
+    if until - from <= SHORT {
         return;
-    };
+    }
     let name = name.to_owned();
-    let token = token.as_deref().map(|token| token.split_once(':'));
-    match token {
+    match owner.map(|token| token.split_once(':')) {
         None => log.write(from, What::Free { until, name }),
         Some(Some((id, number))) => {
             // A quorum puts the number of the attempt behind it.

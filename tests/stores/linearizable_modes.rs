@@ -1,0 +1,585 @@
+//! Concurrent histories of readers, writers and holders of permits are linearizable, as those of
+//! [`super::linearizable`] are.
+//!
+//! Whoever has a name at one time has it by one fencing token: the writer's, or that of the readers who are there together.
+
+use super::linearizable::{Dice, nanos, runtime, seed};
+use leasehold::store::{
+    Absence, Acquire, Acquired, Fencing, HolderId, Inspect, MemoryStore, Mode, Name, Release,
+    Released, RenewBatch, Renewal, Store, Target,
+};
+use leasehold::{ErrorKind, Fate};
+use porcupine_rs::{CheckResult, Model, Operation, check_operations_timeout};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+const TTL: Duration = Duration::from_millis(60);
+/// A server counts whole milliseconds, and its clock is not ours.
+const EARLY: Duration = Duration::from_millis(2);
+const BLOCK: u64 = 4;
+const TIMEOUT: Duration = Duration::from_millis(500);
+const SIZE: u32 = 3;
+const CLIENTS: u64 = 4;
+const STEPS: usize = 10;
+const ROUNDS: usize = 10;
+const NAMES: usize = 4;
+
+/// The mode of a holder, as it may be kept in a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Side {
+    Read,
+    Write,
+    Permits(u32),
+}
+
+impl Side {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Read => Mode::Read,
+            Self::Write => Mode::Write,
+            Self::Permits(take) => Mode::Permits { size: SIZE, take },
+        }
+    }
+
+    fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Read => Self::Read,
+            Mode::Write => Self::Write,
+            Mode::Permits { take, .. } => Self::Permits(take),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_exclusive(self) -> bool {
+        self == Self::Write
+    }
+}
+
+/// A fencing token, or 0 for permits; `Held`, or what the holder found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Told {
+    Granted(u64),
+    Held,
+    Absent(Absence),
+}
+
+/// What a client asked for and was told: `None` if its answer is unknown.
+#[derive(Clone, Debug, PartialEq)]
+enum Op {
+    Acquire(u64, Side, Option<Told>),
+    Convert(u64, Side, Option<Told>),
+    Renew(u64, Side, Option<Option<Absence>>),
+    Release(u64, Side, Option<Option<Absence>>),
+    Look(BTreeMap<u64, Side>),
+    /// The time to live that this call has set is over.
+    Lapse(i64),
+}
+
+#[derive(Clone, Debug)]
+struct Shared;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    holds: BTreeMap<u64, Hold>,
+    /// The token of those who are there; `None`: nobody was told yet.
+    fence: Option<u64>,
+    /// No token up to here may be given again.
+    last_fence: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Hold {
+    side: Side,
+    /// The call that has set the time to live.
+    set_by: i64,
+}
+
+impl State {
+    fn absence(&self, side: Side) -> Absence {
+        let rival = |hold: &Hold| hold.side.is_exclusive() || side.is_exclusive();
+        if self.holds.values().any(rival) { Absence::Taken } else { Absence::Gone }
+    }
+
+    /// Whether this is what a store may say.
+    fn run(&mut self, call: i64, op: &Op) -> bool {
+        match op {
+            Op::Acquire(who, side, told) => self.acquire(call, *who, *side, *told),
+            Op::Convert(who, side, told) => self.convert(call, *who, *side, *told),
+            Op::Renew(who, side, told) => {
+                let absence = self.absence(*side);
+                let result = match self.holds.get_mut(who) {
+                    Some(hold) => {
+                        hold.set_by = call;
+                        None
+                    }
+                    None => Some(absence),
+                };
+                told.is_none_or(|told| told == result)
+            }
+            Op::Release(who, side, told) => {
+                let absence = self.absence(*side);
+                let result = self.holds.remove(who).map_or(Some(absence), |_| None);
+                told.is_none_or(|told| told == result)
+            }
+            Op::Look(told) => {
+                // On Redis, permits whose time is over are not shown, and can be released until an acquire takes them.
+                let may_hide = |side| matches!(side, Side::Permits(_));
+                let is_there = |(who, side): (&u64, &Side)| {
+                    self.holds.get(who).is_some_and(|hold| hold.side == *side)
+                };
+                let is_shown =
+                    |(who, hold): (&u64, &Hold)| told.contains_key(who) || may_hide(hold.side);
+                told.iter().all(is_there) && self.holds.iter().all(is_shown)
+            }
+            Op::Lapse(of) => {
+                self.holds.retain(|_, hold| hold.set_by != *of);
+                true
+            }
+        }
+    }
+
+    fn acquire(&mut self, call: i64, who: u64, side: Side, told: Option<Told>) -> bool {
+        if let Some(hold) = self.holds.get_mut(&who) {
+            if (hold.side, side) == (Side::Read, Side::Write) {
+                return told.is_none_or(|told| told == Told::Held);
+            }
+            hold.set_by = call;
+            if hold.side != side {
+                // A late copy of a request from when the writer was a reader: nobody waits for its answer.
+                return told.is_none_or(|told| matches!(told, Told::Granted(_)));
+            }
+            return self.is_granted(side, told);
+        }
+        let permits = |hold: &Hold| if let Side::Permits(take) = hold.side { take } else { 0 };
+        let held = match side {
+            Side::Write => !self.holds.is_empty(),
+            Side::Read => self.holds.values().any(|hold| hold.side == Side::Write),
+            Side::Permits(take) => self.holds.values().map(permits).sum::<u32>() + take > SIZE,
+        };
+        if held {
+            return told.is_none_or(|told| told == Told::Held);
+        }
+        if self.holds.is_empty() {
+            self.fence = None;
+        }
+        self.holds.insert(who, Hold { side, set_by: call });
+        self.is_granted(side, told)
+    }
+
+    fn convert(&mut self, call: i64, who: u64, side: Side, told: Option<Told>) -> bool {
+        let (absence, alone) = (self.absence(side), self.holds.len() == 1);
+        let Some(hold) = self.holds.get_mut(&who) else {
+            return told.is_none_or(|told| told == Told::Absent(absence));
+        };
+        if (hold.side, side) == (Side::Read, Side::Write) && !alone {
+            return told.is_none_or(|told| told == Told::Held);
+        }
+        if hold.side != side {
+            self.fence = None;
+        }
+        *hold = Hold { side, set_by: call };
+        self.is_granted(side, told)
+    }
+
+    fn is_granted(&mut self, side: Side, told: Option<Told>) -> bool {
+        let told = match told {
+            None => return true,
+            Some(Told::Granted(told)) => told,
+            Some(_) => return false,
+        };
+        if matches!(side, Side::Permits(_)) {
+            return told == 0;
+        }
+        match self.fence {
+            Some(fence) => told == fence,
+            // The first to be told of it.
+            None => {
+                let grows = told > self.last_fence;
+                self.last_fence = if side == Side::Write { told + BLOCK - 1 } else { told };
+                self.fence = Some(told);
+                grows
+            }
+        }
+    }
+}
+
+impl Model for Shared {
+    type State = State;
+    type Op = (i64, Op);
+    type Metadata = ();
+
+    fn init() -> State {
+        State { holds: BTreeMap::new(), fence: None, last_fence: 0 }
+    }
+
+    fn step(state: &State, (call, op): &(i64, Op)) -> (bool, State) {
+        let mut next = state.clone();
+        let accepted = next.run(*call, op);
+        (accepted, next)
+    }
+}
+
+/// When an operation was called, and when it returned: never, if its answer is unknown.
+#[derive(Clone, Debug)]
+struct Record {
+    call: i64,
+    returned: Option<i64>,
+    op: Op,
+}
+
+impl Record {
+    /// Whose time to live it may have set.
+    fn keeps(&self) -> Option<u64> {
+        match self.op {
+            Op::Acquire(who, _, None | Some(Told::Granted(_)))
+            | Op::Convert(who, _, None | Some(Told::Granted(_)))
+            | Op::Renew(who, _, None | Some(None)) => Some(who),
+            _ => None,
+        }
+    }
+
+    /// Whether a time to live of `who`, which was set before `returned`, is surely of no account by `end`.
+    fn ends(&self, who: u64, returned: i64, end: i64) -> bool {
+        let sure = self.call > returned && self.returned.is_some_and(|returned| returned < end);
+        sure && match self.op {
+            Op::Release(own, _, Some(None)) => own == who,
+            _ => self.keeps() == Some(who),
+        }
+    }
+}
+
+fn is_linearizable(history: &[Record]) -> bool {
+    let operation = |call, returned: Option<i64>, op| Operation::<Shared> {
+        client_id: None,
+        call_time: call,
+        return_time: returned.unwrap_or(i64::MAX),
+        op: (call, op),
+        metadata: None,
+    };
+    let mut operations: Vec<_> = history
+        .iter()
+        .map(|record| operation(record.call, record.returned, record.op.clone()))
+        .collect();
+    for record in history {
+        let Some(who) = record.keeps() else { continue };
+        let end = record.call + nanos(TTL - EARLY);
+        let superseded = |returned| history.iter().any(|other| other.ends(who, returned, end));
+        if !record.returned.is_some_and(superseded) {
+            operations.push(operation(end, None, Op::Lapse(record.call)));
+        }
+    }
+    match check_operations_timeout(&operations, Duration::from_secs(20)) {
+        CheckResult::Ok => true,
+        CheckResult::Illegal => false,
+        CheckResult::Unknown => panic!("the search takes too long: {history:#?}"),
+    }
+}
+
+/// One name, and what all clients were told of it.
+struct Trial {
+    store: Arc<dyn Store>,
+    name: Name,
+    pool: bool,
+    manager: Uuid,
+    start: Instant,
+    history: Mutex<Vec<Record>>,
+}
+
+impl Trial {
+    fn new(store: Arc<dyn Store>, pool: bool) -> Arc<Self> {
+        let manager = Uuid::new_v4();
+        let name = Name::new(&format!("shared:{manager}")).expect("a good name");
+        let (start, history) = (Instant::now(), Mutex::default());
+        Arc::new(Self { store, name, pool, manager, start, history })
+    }
+
+    fn holder(&self, who: u64) -> HolderId {
+        HolderId::new(self.manager, who)
+    }
+
+    fn target(&self, side: Side) -> Target {
+        Target::new(self.name.clone(), side.mode())
+    }
+
+    /// Runs an operation and keeps what came of it; returns what was told.
+    async fn run(&self, op: Op) -> Option<Op> {
+        let call = nanos(self.start.elapsed());
+        let result = self.ask(op.clone()).await;
+        let now = nanos(self.start.elapsed());
+        let (returned, op) = match result {
+            Ok(op) => (Some(now), op),
+            Err(error) if error.fate() == Fate::NotExecuted => return None,
+            Err(error) if error.kind() == ErrorKind::Unavailable => (None, op),
+            Err(error) => panic!("{op:?}: {error}"),
+        };
+        // A look that got no answer tells nothing.
+        if returned.is_none() && matches!(op, Op::Look(_)) {
+            return None;
+        }
+        let record = Record { call, returned, op: op.clone() };
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        returned.map(|_| op)
+    }
+
+    async fn acquire(&self, who: u64, side: Side, converts: bool) -> leasehold::Result<Told> {
+        let fencing = Fencing::new(BLOCK as u32, Some(Duration::from_secs(60)));
+        let request = Acquire::new(self.target(side), self.holder(who), TTL, TIMEOUT)
+            .with_fencing(Some(fencing))
+            .with_converts(converts);
+        Ok(match self.store.acquire(request).await? {
+            Acquired::Granted { fence, .. } => Told::Granted(fence.unwrap_or(0)),
+            Acquired::Held { .. } => Told::Held,
+            Acquired::NotYours(absence) => Told::Absent(absence),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// The same operation with what was told.
+    async fn ask(&self, op: Op) -> leasehold::Result<Op> {
+        Ok(match op {
+            Op::Acquire(who, side, _) => {
+                Op::Acquire(who, side, Some(self.acquire(who, side, false).await?))
+            }
+            Op::Convert(who, side, _) => {
+                Op::Convert(who, side, Some(self.acquire(who, side, true).await?))
+            }
+            Op::Renew(who, side, _) => {
+                let items = vec![Renewal::new(self.target(side), self.holder(who))];
+                let mut renewed = self.store.renew(RenewBatch::new(items, TTL, TIMEOUT)).await?;
+                Op::Renew(who, side, Some(renewed.verdicts.remove(0)?))
+            }
+            Op::Release(who, side, _) => {
+                let request = Release::new(self.target(side), self.holder(who), 0, TIMEOUT);
+                let told = match self.store.release(request).await? {
+                    Released::Done { .. } => None,
+                    Released::NotYours(absence) => Some(absence),
+                    other => panic!("{other:?}"),
+                };
+                Op::Release(who, side, Some(told))
+            }
+            Op::Look(_) => {
+                let side = if self.pool { Side::Permits(1) } else { Side::Read };
+                let looked = self.store.inspect(Inspect::new(self.target(side), TIMEOUT)).await?;
+                let holder = |info: leasehold::store::HolderInfo| {
+                    let number = info.holder.rsplit_once(':').map(|(_, number)| number.parse());
+                    let who = number.expect("uuid and number").expect("a number");
+                    (who, Side::of(info.mode))
+                };
+                Op::Look(looked.holders.into_iter().map(holder).collect())
+            }
+            Op::Lapse(_) => panic!("nobody can ask for it"),
+        })
+    }
+
+    fn side(&self, dice: &mut Dice) -> Side {
+        match (self.pool, dice.below(3)) {
+            (true, _) => Side::Permits(1 + dice.below(SIZE.into()) as u32),
+            (false, 0) => Side::Write,
+            (false, _) => Side::Read,
+        }
+    }
+
+    /// One client: what it asks for follows from its dice, and from what it holds.
+    async fn client(self: Arc<Self>, number: u64, mut dice: Dice) {
+        let (mut grants, mut holds) = (0, None);
+        // What a holder asks for at first, in case a copy of it comes late.
+        let mut first = self.side(&mut dice);
+        for _ in 0..STEPS {
+            let who = number * 1000 + grants;
+            let op = match (dice.below(12), holds) {
+                (0, _) => Op::Look(BTreeMap::new()),
+                (1..5, Some(Side::Read)) => Op::Convert(who, Side::Write, None),
+                (1..5, Some(Side::Write)) => Op::Convert(who, Side::Read, None),
+                (5, Some(_)) => Op::Acquire(who, first, None),
+                (..8, Some(side)) => Op::Renew(who, side, None),
+                (_, Some(side)) => Op::Release(who, side, None),
+                // A late copy of something that is over.
+                (1, None) => Op::Renew(who, first, None),
+                (2, None) => Op::Release(who, first, None),
+                (3, None) if !self.pool => Op::Convert(who, Side::Read, None),
+                _ => Op::Acquire(who, first, None),
+            };
+            let changes = matches!(op, Op::Convert(..));
+            if dice.below(8) == 0 && !changes {
+                // Twice at once.
+                tokio::join!(self.run(op.clone()), self.run(op.clone()));
+            }
+            match self.run(op.clone()).await {
+                Some(Op::Acquire(_, _, Some(Told::Granted(_))) | Op::Renew(_, _, Some(None))) => {
+                    holds = holds.or(Some(first))
+                }
+                Some(Op::Convert(_, side, Some(Told::Granted(_)))) => holds = Some(side),
+                Some(Op::Convert(_, _, Some(Told::Held)) | Op::Acquire(..) | Op::Look(_)) => {}
+                _ => {
+                    // Never used again, unless as a late copy; and never after a change whose outcome is unknown.
+                    holds = None;
+                    if dice.below(4) > 0 || changes {
+                        grants += 1;
+                        first = self.side(&mut dice);
+                    }
+                }
+            }
+            match dice.below(10) {
+                0 => tokio::time::sleep(TTL + TTL / 5).await,
+                1..7 => tokio::time::sleep(Duration::from_micros(dice.below(3000))).await,
+                _ => {}
+            }
+        }
+    }
+
+    fn history(&self) -> Vec<Record> {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        history.sort_by_key(|record| record.call);
+        history
+    }
+}
+
+/// Many short histories, each of a name of its own, half of them of a semaphore; all of them are returned.
+async fn rounds(store: Arc<dyn Store>, during: impl Fn(usize)) -> Vec<Vec<Record>> {
+    let seed = seed();
+    println!("LEASEHOLD_SEED={seed}");
+    let mut histories = Vec::new();
+    for round in 0..ROUNDS {
+        let mut trials = Vec::new();
+        let mut clients = tokio::task::JoinSet::new();
+        during(round);
+        for name in 0..NAMES {
+            let trial = Trial::new(Arc::clone(&store), name % 2 == 1);
+            for number in 0..CLIENTS {
+                let dice = Dice::new(seed + (round * 1000 + name * 10) as u64 + number);
+                clients.spawn(Arc::clone(&trial).client(number, dice));
+            }
+            trials.push(trial);
+        }
+        while let Some(client) = clients.join_next().await {
+            client.expect("a client that does not panic");
+        }
+        for trial in trials {
+            let history = trial.history();
+            assert!(is_linearizable(&history), "LEASEHOLD_SEED={seed}: {history:#?}");
+            histories.push(history);
+        }
+    }
+    histories
+}
+
+/// A test that meets none of what it is about shows nothing.
+fn assert_varied(histories: &[Vec<Record>]) {
+    let count =
+        |is: fn(&Op) -> bool| histories.iter().flatten().filter(|record| is(&record.op)).count();
+    let granted = |told: &Option<Told>| matches!(told, Some(Told::Granted(_)));
+    let numbers = [
+        ("reads", count(|op| matches!(op, Op::Acquire(_, Side::Read, Some(Told::Granted(_)))))),
+        ("writes", count(|op| matches!(op, Op::Acquire(_, Side::Write, Some(Told::Granted(_)))))),
+        ("held", count(|op| matches!(op, Op::Acquire(_, _, Some(Told::Held))))),
+        ("upgrades", count(|op| matches!(op, Op::Convert(_, Side::Write, Some(Told::Granted(_)))))),
+        ("refused", count(|op| matches!(op, Op::Convert(_, _, Some(Told::Held))))),
+        (
+            "downgrades",
+            count(|op| matches!(op, Op::Convert(_, Side::Read, Some(Told::Granted(_))))),
+        ),
+        (
+            "permits",
+            count(|op| matches!(op, Op::Acquire(_, Side::Permits(_), told) if told.is_some())),
+        ),
+        ("together", count(|op| matches!(op, Op::Look(told) if told.len() > 1))),
+    ];
+    let all: usize = histories.iter().map(Vec::len).sum();
+    println!("{} histories of {all} operations: {numbers:?}", histories.len());
+    assert!(histories.iter().flatten().any(|record| match &record.op {
+        Op::Acquire(_, Side::Permits(_), told) => granted(told),
+        _ => false,
+    }));
+    for (what, number) in numbers {
+        assert!(number > 0, "no {what}");
+    }
+}
+
+#[test]
+fn memory_store_with_modes_is_linearizable() {
+    let store: Arc<dyn Store> = Arc::new(runtime().block_on(async { MemoryStore::new() }));
+    assert_varied(&runtime().block_on(rounds(store, |_| {})));
+}
+
+#[test]
+fn redis_store_with_modes_is_linearizable() {
+    let server = kit::Server::start();
+    let histories = runtime().block_on(async {
+        let store = leasehold::testing::redis_store(&server.url(), TTL).await;
+        rounds(store.expect("the server is there"), |_| {}).await
+    });
+    assert_varied(&histories);
+}
+
+#[test]
+fn redis_store_with_modes_is_linearizable_when_replies_are_lost() {
+    let server = kit::Server::start();
+    let proxy = kit::Proxy::start(server.port());
+    let histories = runtime().block_on(async {
+        let store = leasehold::testing::redis_store(&proxy.url(), TTL).await;
+        let store = store.expect("the server is there");
+        rounds(store, |round| proxy.drop_reply_of(3 + 5 * (round % 4), "shared:")).await
+    });
+    assert_varied(&histories);
+    assert!(proxy.dropped() > 0, "no reply was lost");
+}
+
+/// Operations one after the other, a millisecond apart, each with its own duration of half of one.
+fn one_by_one(ops: &[Op]) -> Vec<Record> {
+    let at = |i: usize| i as i64 * 1_000_000;
+    let record = |(i, op): (usize, &Op)| Record {
+        call: at(i),
+        returned: Some(at(i) + 500_000),
+        op: op.clone(),
+    };
+    ops.iter().enumerate().map(record).collect()
+}
+
+fn took(who: u64, side: Side, fence: u64) -> Op {
+    Op::Acquire(who, side, Some(Told::Granted(fence)))
+}
+
+fn changed(who: u64, side: Side, fence: u64) -> Op {
+    Op::Convert(who, side, Some(Told::Granted(fence)))
+}
+
+#[track_caller]
+fn accepts(ops: &[Op]) {
+    assert!(is_linearizable(&one_by_one(ops)), "{ops:?}");
+}
+
+#[track_caller]
+fn refuses(ops: &[Op]) {
+    assert!(!is_linearizable(&one_by_one(ops)), "{ops:?}");
+}
+
+#[test]
+fn reader_admitted_beside_a_writer_is_refused() {
+    accepts(&[took(1, Side::Read, 10), took(2, Side::Read, 10)]);
+    refuses(&[took(1, Side::Read, 10), took(2, Side::Write, 20)]);
+    refuses(&[took(1, Side::Write, 10), took(2, Side::Read, 20)]);
+    refuses(&[took(1, Side::Read, 10), took(2, Side::Read, 11)]);
+}
+
+#[test]
+fn change_of_mode_that_lets_somebody_in_is_refused() {
+    let writer = [took(1, Side::Write, 10), changed(1, Side::Read, 20)];
+    accepts(&[&writer[..], &[took(2, Side::Read, 20)]].concat());
+    refuses(&[&writer[..], &[took(2, Side::Write, 30)]].concat());
+    let readers = [took(1, Side::Read, 10), took(2, Side::Read, 10)];
+    accepts(&[&readers[..], &[Op::Convert(1, Side::Write, Some(Told::Held))]].concat());
+    refuses(&[&readers[..], &[changed(1, Side::Write, 20)]].concat());
+    refuses(&[took(1, Side::Write, 10), changed(1, Side::Read, 10 + BLOCK - 1)]);
+    refuses(&[took(1, Side::Read, 10), changed(1, Side::Write, 10)]);
+}
+
+#[test]
+fn permit_too_many_is_refused() {
+    let two = [took(1, Side::Permits(1), 0), took(2, Side::Permits(2), 0)];
+    accepts(&two);
+    accepts(&[&two[..], &[Op::Acquire(3, Side::Permits(1), Some(Told::Held))]].concat());
+    refuses(&[&two[..], &[took(3, Side::Permits(1), 0)]].concat());
+    refuses(&[took(1, Side::Permits(1), 7)]);
+}

@@ -13,13 +13,6 @@
 -- Twice is harmless: count and time to live are absolute, and the second run finds the first one's. A late copy of a request
 -- without the change never changes the mode of a holder.
 
--- Returns when the oldest waiter of a side arrived, and its holder id; nil if there is none.
-local function place_of(side)
-  doing = 'GET'
-  local arrived, owner = string.match(call('GET', side) or '', '^(%d+) (.+)$')
-  return tonumber(arrived), owner
-end
-
 local lock, timeout, own_side, other_side, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local holder, ttl, writes, count = ARGV[1], ARGV[2], ARGV[3] == 'write', ARGV[4]
 local changes, waited, kept_place = ARGV[5] == '1', ARGV[6], ARGV[7]
@@ -109,6 +102,7 @@ else
       -- Refused in a full memory: it waits all the same.
       try('SET', own_side, format('%d %s', arrived, manager), 'PX', format('%d', kept))
     end
+    return -4 - left
   end
   leaves = by == manager
   if fence and mode == 'read' then

@@ -7,6 +7,7 @@ use leasehold::{ReadLease, RwLock, Upgraded, WriteLease};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 fn lock(leases: &LeaseManager) -> RwLock {
     leases.rw_lock("n")
@@ -134,10 +135,15 @@ async fn handle_knows_its_lease_after_a_downgrade() {
     let Upgraded::Write(edit) = page.try_upgrade().await.unwrap() else { panic!("alone") };
     let inner = handle.write().await.unwrap();
     assert_eq!(inner.hold_count(), 2);
-    // Not its only lease: the name stays locked for writing.
+    // Not its only lease: nothing changes, and the name stays locked for writing until both have ended.
+    let token = edit.cancellation_token();
     let page = edit.downgrade().await.unwrap();
-    assert!(reads(&setup.other()).await.is_none());
-    drop((page, inner));
+    assert!(!token.is_cancelled() && reads(&setup.other()).await.is_none());
+    inner.unlock().await.unwrap();
+    assert!(!token.is_cancelled() && reads(&setup.other()).await.is_none());
+    let Upgraded::Still(page) = page.try_upgrade().await.unwrap() else { panic!("a read lease") };
+    page.unlock().await.unwrap();
+    assert!(token.is_cancelled() && reads(&setup.other()).await.is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,12 +161,15 @@ async fn upgrade_is_refused_while_others_read_or_wait() {
     }
     settle().await;
     // A writer waits, elsewhere and here.
+    let mut page = page;
     for manager in [&other, &setup.leases] {
         let mut writer = lock(manager);
         let waits = tokio::spawn(async move { writer.write_timeout(T / 10).await });
         settle().await;
-        let Upgraded::Still(still) = reads_again(&page).await else { panic!("one waits to write") };
-        drop(still);
+        page = match page.try_upgrade().await.unwrap() {
+            Upgraded::Still(page) => page,
+            Upgraded::Write(_) => panic!("one waits to write"),
+        };
         assert!(waits.await.unwrap().unwrap().is_none());
     }
     sleep(T).await;
@@ -168,17 +177,6 @@ async fn upgrade_is_refused_while_others_read_or_wait() {
     sleep(T * 2).await;
     edit.check().unwrap();
     edit.unlock().await.unwrap();
-}
-
-/// An upgrade that is bound to be refused, because `page` reads.
-async fn reads_again(page: &ReadLease) -> Upgraded {
-    page.check().unwrap();
-    let setup = Setup::new();
-    let edit = writes(&setup.leases).await.unwrap().downgrade().await.unwrap();
-    let beside = reads(&setup.leases).await.unwrap();
-    let still = edit.try_upgrade().await.unwrap();
-    drop(beside);
-    still
 }
 
 #[tokio::test(start_paused = true)]

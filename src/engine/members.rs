@@ -11,6 +11,8 @@ pub(super) struct Member {
     pub(super) number: u64,
     pub(super) mode: Mode,
     pub(super) stage: Stage,
+    /// Whether the name was forced open after its last request, which may have been granted before.
+    pub(super) forced: bool,
 }
 
 /// The stage of a member.
@@ -23,7 +25,7 @@ pub(super) enum Stage {
 
 impl Member {
     pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
-        Self { number, mode, stage: Stage::Asking { due } }
+        Self { number, mode, stage: Stage::Asking { due }, forced: false }
     }
 
     pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
@@ -158,15 +160,33 @@ impl Members {
         true
     }
 
-    /// Sets the time by which a turn takes its next step.
-    pub(super) fn set_due(&mut self, number: u64, time: Instant) {
-        let member = match self {
+    /// Returns a member to change what is not counted.
+    fn get_mut(&mut self, number: u64) -> Option<&mut Member> {
+        match self {
             Self::One(member) if member.number == number => Some(member),
             Self::Many(crowd) => crowd.members.get_mut(&number),
             Self::None | Self::One(_) => None,
-        };
-        if let Some(Member { stage: Stage::Asking { due }, .. }) = member {
+        }
+    }
+
+    /// Sets the time by which a turn takes its next step.
+    pub(super) fn set_due(&mut self, number: u64, time: Instant) {
+        if let Some(Member { stage: Stage::Asking { due }, .. }) = self.get_mut(number) {
             *due = time;
+        }
+    }
+
+    /// Records that a turn sends a request now. Returns `None` if there is no such turn.
+    pub(super) fn asks(&mut self, number: u64) -> Option<()> {
+        self.get_mut(number).map(|member| member.forced = false)
+    }
+
+    /// Records that the name was forced open: each request so far may have been granted before.
+    pub(super) fn mark_forced(&mut self) {
+        match self {
+            Self::None => {}
+            Self::One(member) => member.forced = true,
+            Self::Many(crowd) => crowd.members.values_mut().for_each(|member| member.forced = true),
         }
     }
 

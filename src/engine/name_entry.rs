@@ -72,8 +72,6 @@ pub(super) struct Rivals {
     pub(super) waiters: BTreeMap<u64, Waiter>,
     /// The offers that waiters find at their next check-in.
     pub(super) offers: BTreeMap<u64, Offer>,
-    /// The time at which this process last forced the name open.
-    pub(super) forced: Option<Instant>,
     /// While waiters elsewhere listen: the last number drawn before the store granted the name.
     pub(super) served_at: Option<u64>,
     /// The read hold that readers of other handles join.

@@ -152,17 +152,18 @@ impl Queue {
         drop((missed, waiters));
     }
 
-    /// Puts a hold into the seat of this number. Returns whether the name was forced open after the
-    /// request was sent at `sent`.
+    /// Puts a hold into the seat of this number, by a request that was sent at `sent`. Returns whether the name was forced
+    /// open after the request.
     pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(&hold.name) else { return false };
-        entry
-            .members
-            .change(number, |member| member.stage = Stage::Holding(Some(Arc::clone(hold))));
+        let mut forced = false;
+        entry.members.change(number, |member| {
+            member.stage = Stage::Holding(Some(Arc::clone(hold)));
+            forced = member.forced;
+        });
         entry.silent_since = None;
         self.gather(entry, hold.mode, (number, sent));
-        let forced = entry.rivals().is_some_and(|rivals| rivals.forced >= Some(sent));
         // The turn ends with the grant: in a shared mode the next waiters may enter.
         let shares = can_share(hold.mode, hold.mode) && entry.has_waiters();
         let ended = match shares {
@@ -240,12 +241,13 @@ impl Queue {
         ended.wake_all();
     }
 
-    /// Records that this process forced a name open, at the latest at `now`.
+    /// Records that this process forced a name open, at the latest at `now`: each request so far may have been granted
+    /// before.
     pub(crate) fn forced(&self, name: &Name, now: Instant) {
         let mut state = self.lock();
         state.forced = Some(now);
         if let Some(entry) = state.names.get_mut(name) {
-            entry.rivals_or_default().forced = Some(now);
+            entry.members.mark_forced();
         }
     }
 

@@ -99,7 +99,7 @@ impl Turn {
     /// or `None` if the turn was reclaimed.
     pub(crate) fn asked(&self, now: Instant) -> Option<Instant> {
         self.with_entry(|entry, number| {
-            entry.members.get(number)?;
+            entry.members.asks(number)?;
             Some(*entry.silent_since.get_or_insert(now))
         })
         .flatten()
@@ -117,7 +117,12 @@ impl Turn {
         let Self { name, number, .. } = self;
         let mut state = self.queue.lock();
         let served_at = state.pauses.is_heard(name).then_some(state.numbers);
-        let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
+        let own = || Member {
+            number: *number,
+            mode: self.mode,
+            stage: Stage::Holding(None),
+            forced: false,
+        };
         let is_reclaimed =
             state.names.get_mut(name).is_none_or(|entry| entry.members.get(*number).is_none());
         if is_reclaimed && state.forced >= Some(sent) {
@@ -130,10 +135,7 @@ impl Turn {
         if !entry.members.can_all_share(self.mode) && entry.members.iter().any(excludes) {
             return Kept::Excluded;
         }
-        if entry
-            .rivals_mut()
-            .is_some_and(|rivals| rivals.forced.take_if(|at| *at >= sent).is_some())
-        {
+        if entry.members.get(*number).is_some_and(|member| member.forced) {
             return Kept::Forced;
         }
         let removed = entry.take_excluded(self.mode, *number);

@@ -146,6 +146,28 @@ async fn handle_knows_its_lease_after_a_downgrade() {
     assert!(token.is_cancelled() && reads(&setup.other()).await.is_some());
 }
 
+/// What the store granted before, it does not have any more, and it grants the name to another.
+#[tokio::test(start_paused = true)]
+async fn grants_that_arrive_after_force_unlock_are_no_leases() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(3));
+    let mut readers = JoinSet::new();
+    for _ in 0..3 {
+        let mut reader = lock(&setup.leases);
+        readers.spawn(async move { reader.read().await.unwrap() });
+    }
+    settle().await;
+    assert!(setup.leases.force_unlock("n").await.unwrap());
+    let edit = writes(&setup.other()).await.expect("it was forced open");
+    setup.faults.heal();
+    sleep(T / 10).await;
+    assert!(readers.try_join_next().is_none(), "a reader believes beside the writer");
+    edit.unlock().await.unwrap();
+    for page in readers.join_all().await {
+        page.check().unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn upgrade_is_refused_while_others_read_or_wait() {
     let setup = Setup::new();

@@ -400,6 +400,11 @@ impl Lease {
         Self { engine, hold, token, share: Share::FIRST, over: false }
     }
 
+    /// Returns whether the loss fires a token.
+    pub(crate) fn has_lost_token(&self) -> bool {
+        self.hold.has_lost_token()
+    }
+
     /// Makes the loss fire `token`, unless it fires another one already. Returns the token that it fires.
     pub(crate) fn share_loss(&self, token: &CancellationToken) -> CancellationToken {
         self.hold.share_lost_token(token)

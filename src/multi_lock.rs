@@ -5,7 +5,8 @@
 //! 1. While a call waits for a name, it holds no other name of the set, or it takes the names in their order. So no two
 //!    calls wait for each other.
 //! 2. A call that ends without a lease holds nothing.
-//! 3. All holds of a set have one loss token, so that the loss of any fires it.
+//! 3. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
+//!    given up, and all names are taken again.
 
 use crate::engine::{Engine, Hold, WaitLimit};
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -106,6 +107,8 @@ enum Attempt {
     Refused(usize),
     /// The store did not answer for the name at this place.
     Unanswered(usize, Error),
+    /// The lease around this call ended meanwhile, and its holds of some names are over.
+    Torn,
 }
 
 impl MultiLock {
@@ -278,16 +281,20 @@ impl MultiLock {
             };
             match outcome? {
                 Attempt::Granted(lease) => return Ok(Some(lease)),
+                // Once is enough: no old hold is left.
+                Attempt::Torn => continue,
                 Attempt::Refused(_) if is_once => return Ok(None),
                 Attempt::Unanswered(_, error) if is_once => return Err(error),
                 Attempt::Refused(place) | Attempt::Unanswered(place, _) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
-                        match Box::pin(self.one_by_one(left)).await? {
-                            None => return Ok(None),
+                        let Some(leases) = Box::pin(self.one_by_one(left)).await? else {
+                            return Ok(None);
+                        };
+                        match MultiLease::new(leases) {
                             Some(lease) if lease.check().is_ok() => return Ok(Some(lease)),
                             // The first ones were lost during the wait for the last one.
-                            Some(_) => continue,
+                            _ => continue,
                         }
                     }
                     // This waits for one name, and also for an answer of the store, while nothing else is held.
@@ -326,11 +333,12 @@ impl MultiLock {
             (None, None, None) => {}
         }
         leases.sort_unstable_by_key(|(place, _)| *place);
-        Ok(Attempt::Granted(MultiLease::new(leases.into_iter().map(|(_, lease)| lease).collect())))
+        let lease = MultiLease::new(leases.into_iter().map(|(_, lease)| lease).collect());
+        Ok(lease.map_or(Attempt::Torn, Attempt::Granted))
     }
 
     /// Takes the names one after the other, in their order.
-    async fn one_by_one(&mut self, left: impl Fn() -> WaitLimit) -> Result<Option<MultiLease>> {
+    async fn one_by_one(&mut self, left: impl Fn() -> WaitLimit) -> Result<Option<Vec<Lease>>> {
         let mut leases: Vec<Lease> = Vec::with_capacity(self.places.len());
         for place in &mut self.places {
             match place.lock(&self.engine, left()).await? {
@@ -338,7 +346,7 @@ impl MultiLock {
                 None => return Ok(None),
             }
         }
-        Ok(Some(MultiLease::new(leases)))
+        Ok(Some(leases))
     }
 }
 
@@ -354,13 +362,19 @@ impl Place {
 }
 
 impl MultiLease {
-    fn new(leases: Vec<Lease>) -> Self {
+    /// Returns `None` if some of the holds are those of a lease that has ended, and the others are new: each fires its own
+    /// token.
+    fn new(leases: Vec<Lease>) -> Option<Self> {
+        let old = leases.iter().filter(|lease| lease.has_lost_token()).count();
+        if old != 0 && old != leases.len() {
+            return None;
+        }
         // Of a nested lease, the holds have a common token already.
         let mut lost = CancellationToken::new();
         for lease in &leases {
             lost = lease.share_loss(&lost);
         }
-        Self { leases, lost, token: OnceLock::new() }
+        Some(Self { leases, lost, token: OnceLock::new() })
     }
 
     /// Returns the leases of the names, in the order of the bytes of the names.

@@ -131,6 +131,11 @@ impl Hold {
         lost.child_token()
     }
 
+    /// Returns whether the loss fires a token.
+    pub(crate) fn has_lost_token(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
     /// Makes the loss fire `token`, unless it fires another one already. Returns the token that it fires.
     pub(crate) fn share_lost_token(&self, token: &CancellationToken) -> CancellationToken {
         let lost = self.lost.get_or_init(|| token.clone());

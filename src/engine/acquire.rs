@@ -350,7 +350,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                         return Ok(None);
                     }
                     (unanswered, failures) = (None, 0);
-                    core.queue.saw_another(self.name);
+                    turn.refused();
                     let bound = core.settings.poll_bound;
                     let pause = remaining
                         .map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));

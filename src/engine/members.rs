@@ -13,6 +13,8 @@ pub(super) struct Member {
     pub(super) stage: Stage,
     /// Whether the name was forced open after its last request, which may have been granted before.
     pub(super) forced: bool,
+    /// Whether the store has refused its last request, so that it waits.
+    pub(super) refused: bool,
 }
 
 /// The stage of a member.
@@ -25,7 +27,7 @@ pub(super) enum Stage {
 
 impl Member {
     pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
-        Self { number, mode, stage: Stage::Asking { due }, forced: false }
+        Self { number, mode, stage: Stage::Asking { due }, forced: false, refused: false }
     }
 
     pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
@@ -181,6 +183,13 @@ impl Members {
         self.get_mut(number).map(|member| member.forced = false)
     }
 
+    /// Records that the store has refused the request of a turn.
+    pub(super) fn refuse(&mut self, number: u64) {
+        if let Some(member) = self.get_mut(number) {
+            member.refused = true;
+        }
+    }
+
     /// Records that the name was forced open: each request so far may have been granted before.
     pub(super) fn mark_forced(&mut self) {
         match self {
@@ -248,7 +257,14 @@ impl Members {
     /// As [`may_ask`](Self::may_ask), for a call that makes one attempt and must not take another request for
     /// contention.
     pub(super) fn may_try(&self, mode: Mode) -> bool {
-        if mode == Mode::Read { self.can_all_share(mode) } else { self.may_ask(mode) }
+        match mode {
+            Mode::Read => self.can_all_share(mode),
+            // One that was refused waits, and comes first.
+            Mode::Permits { .. } => {
+                self.can_all_share(mode) && self.open().all(|member| !member.refused)
+            }
+            Mode::Exclusive | Mode::Write => self.may_ask(mode),
+        }
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {

@@ -105,6 +105,12 @@ impl Turn {
         .flatten()
     }
 
+    /// Records that the store has refused the request: this call waits, and others have the name.
+    pub(crate) fn refused(&self) {
+        self.with_entry(|entry, number| entry.members.refuse(number));
+        self.queue.saw_another(&self.name);
+    }
+
     fn with_entry<R>(&self, change: impl FnOnce(&mut NameEntry, u64) -> R) -> Option<R> {
         let mut state = self.queue.lock();
         state.names.get_mut(&self.name).map(|entry| change(entry, self.number))
@@ -122,6 +128,7 @@ impl Turn {
             mode: self.mode,
             stage: Stage::Holding(None),
             forced: false,
+            refused: false,
         };
         let is_reclaimed =
             state.names.get_mut(name).is_none_or(|entry| entry.members.get(*number).is_none());
@@ -139,7 +146,10 @@ impl Turn {
             return Kept::Forced;
         }
         let removed = entry.take_excluded(self.mode, *number);
-        if !entry.members.change(*number, |member| member.stage = Stage::Holding(None)) {
+        let seated = |member: &mut Member| {
+            (member.stage, member.refused) = (Stage::Holding(None), false);
+        };
+        if !entry.members.change(*number, seated) {
             entry.members.push(own());
         }
         if served_at.is_some() || entry.rivals().is_some() {

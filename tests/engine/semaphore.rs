@@ -88,6 +88,43 @@ async fn many_permits_are_not_overtaken_by_few() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn attempts_at_once_are_granted_what_is_free() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire));
+    for limit in [None, Some(Duration::ZERO)] {
+        let mut attempts = JoinSet::new();
+        for _ in 0..6 {
+            let semaphore = pool(&setup.leases);
+            attempts.spawn(async move {
+                match limit {
+                    None => semaphore.try_acquire().await.unwrap(),
+                    Some(limit) => semaphore.acquire_timeout(limit).await.unwrap(),
+                }
+            });
+        }
+        let (took, permits) = timed(attempts.join_all()).await;
+        assert_eq!(permits.iter().flatten().count(), 4);
+        assert!(took <= MOMENT * 3, "side by side: {took:?}");
+        drop(permits);
+        settle().await;
+        assert_eq!(free(&setup.leases).await, 4);
+    }
+}
+
+/// Also not while it is the only one, and so not in the queue.
+#[tokio::test(start_paused = true)]
+async fn attempt_does_not_overtake_one_that_waits_for_many() {
+    let setup = Setup::new();
+    let held = pool(&setup.leases).acquire_many(2).await.unwrap();
+    let semaphore = pool(&setup.leases);
+    let waits = tokio::spawn(async move { semaphore.acquire_many(3).await.unwrap() });
+    settle().await;
+    assert!(pool(&setup.leases).try_acquire().await.unwrap().is_none(), "two are free");
+    held.unlock().await.unwrap();
+    drop(waits.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
 async fn permits_of_a_dead_process_come_back_after_the_ttl() {
     let setup = Setup::new();
     let dead = pool(&setup.other()).acquire_many(2).await.unwrap();

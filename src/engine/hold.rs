@@ -100,6 +100,11 @@ impl Hold {
         self.lock().state.is_over()
     }
 
+    /// Returns whether its leases believe in it, by the last look at the clock.
+    pub(super) fn is_believed(&self) -> bool {
+        self.lock().state.believed()
+    }
+
     /// Returns whether the hold is over and has no live lease.
     pub(crate) fn is_finished(&self) -> bool {
         let inner = self.lock();

@@ -288,6 +288,17 @@ impl Queue {
         state.names.get(name).into_iter().flat_map(NameEntry::holds).cloned().collect()
     }
 
+    /// Returns the modes of another kind than `mode` in which this process has a name, or waits for it after an answer of
+    /// the store, and the holds.
+    pub(super) fn used_otherwise(&self, name: &Name, mode: Mode) -> Vec<(Mode, Option<Arc<Hold>>)> {
+        let state = self.lock();
+        let members = state.names.get(name).into_iter().flat_map(|entry| entry.members.all());
+        let others = members.filter(|member| {
+            member.mode.kind() != mode.kind() && (member.refused || member.hold().is_some())
+        });
+        others.map(|member| (member.mode, member.hold().cloned())).collect()
+    }
+
     /// Returns all holds of this process, in the order in which they were requested.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let state = self.lock();

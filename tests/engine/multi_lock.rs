@@ -135,6 +135,17 @@ async fn nested_call_that_outlives_its_lease_is_told_of_each_loss() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn name_held_as_another_kind_fails_the_call() {
+    let setup = Setup::new();
+    let page = setup.leases.rw_lock("b").read().await.unwrap();
+    let result = timeout(T, both(&setup.leases).lock()).await.expect("at once");
+    assert_eq!(failed(result.map(drop)), ErrorKind::WrongType);
+    settle().await;
+    assert_eq!(setup.recorded("a").await, None);
+    page.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn loss_of_one_name_fires_the_token_of_the_set() {
     let setup = Setup::new();
     let mut lock = both(&setup.leases);

@@ -169,6 +169,54 @@ async fn grants_that_arrive_after_force_unlock_are_no_leases() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn name_held_here_as_another_kind_is_refused_at_once() {
+    let setup = Setup::new();
+    let page = reads(&setup.leases).await.unwrap();
+    let (mut other_lock, other_pool) = (setup.leases.lock("n"), setup.leases.semaphore("n", 2));
+    assert_eq!(failed(other_lock.try_lock().await), ErrorKind::WrongType);
+    assert_eq!(failed(other_pool.try_acquire().await), ErrorKind::WrongType);
+    let (took, waited) = timed(timeout(T, other_lock.lock())).await;
+    assert_eq!((took, failed(waited.unwrap())), (Duration::ZERO, ErrorKind::WrongType));
+    let (took, waited) = timed(timeout(T, other_pool.acquire())).await;
+    assert_eq!((took, failed(waited.unwrap())), (Duration::ZERO, ErrorKind::WrongType));
+    // A name that is about to be free is of no kind.
+    drop(page);
+    let lease = timeout(T, other_lock.lock()).await.unwrap().unwrap();
+    assert_eq!(failed(lock(&setup.leases).try_read().await), ErrorKind::WrongType);
+    let (took, waited) = timed(timeout(T, lock(&setup.leases).write())).await;
+    assert_eq!((took, failed(waited.unwrap())), (Duration::ZERO, ErrorKind::WrongType));
+    lease.unlock().await.unwrap();
+}
+
+/// One that waits here shows what kind the name is elsewhere.
+#[tokio::test(start_paused = true)]
+async fn name_awaited_here_as_another_kind_is_refused() {
+    let setup = Setup::new();
+    let edit = writes(&setup.other()).await.unwrap();
+    let mut reader = lock(&setup.leases);
+    let waits = tokio::spawn(async move { reader.read().await });
+    settle().await;
+    let mut other_lock = setup.leases.lock("n");
+    assert_eq!(failed(other_lock.try_lock().await), ErrorKind::WrongType);
+    let (took, waited) = timed(timeout(T, other_lock.lock())).await;
+    assert_eq!((took, failed(waited.unwrap())), (Duration::ZERO, ErrorKind::WrongType));
+    edit.unlock().await.unwrap();
+    waits.await.unwrap().unwrap().unlock().await.unwrap();
+    // While its first request is unanswered, it shows nothing: it may be refused itself.
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire).times(1));
+    let edit = lock(&setup.leases);
+    let waits = tokio::spawn({
+        let mut edit = edit;
+        async move { edit.write().await.unwrap() }
+    });
+    settle().await;
+    let (took, waited) = timed(timeout(T, other_lock.lock())).await;
+    assert_eq!(failed(waited.unwrap()), ErrorKind::WrongType);
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    waits.await.unwrap().unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn upgrade_is_refused_while_others_read_or_wait() {
     let setup = Setup::new();
     let other = setup.other();

@@ -23,7 +23,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             let now = core.now();
             core.check_open()?;
             if !is_silent(core, self.name, None) {
-                return Ok(None);
+                return self.check_kind().map(|()| None);
             }
             if until <= now {
                 return Err(Error::silent());
@@ -39,6 +39,16 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return self.admitted(admission).await;
             }
         }
+    }
+
+    /// Fails if this process uses the name as another kind of lock: the store would refuse the request, which waits here.
+    fn check_kind(&self) -> Result<()> {
+        let others = self.core.queue.used_otherwise(self.name, self.mode);
+        // One that ends soon, or never was, is of no account.
+        let is_sure =
+            |hold: &Option<Arc<Hold>>| hold.as_ref().is_none_or(|hold| hold.is_believed());
+        let other = others.iter().find(|(_, hold)| is_sure(hold));
+        other.map_or(Ok(()), |(mode, _)| Err(mode.kind().wrong_type()))
     }
 
     /// Takes what has come to a waiter, once.
@@ -75,6 +85,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             };
             // After the check-in: `close` wakes each waiter that it finds.
             core.check_open()?;
+            self.check_kind()?;
             let mut pause = gap.min(core.timing.check_in_period());
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;

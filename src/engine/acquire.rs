@@ -350,7 +350,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                         return Ok(None);
                     }
                     (unanswered, failures) = (None, 0);
-                    turn.refused();
+                    turn.held_elsewhere();
                     let bound = core.settings.poll_bound;
                     let pause = remaining
                         .map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));

@@ -106,7 +106,7 @@ impl Turn {
     }
 
     /// Records that the store has refused the request: this call waits, and others have the name.
-    pub(crate) fn refused(&self) {
+    pub(crate) fn held_elsewhere(&self) {
         self.with_entry(|entry, number| entry.members.refuse(number));
         self.queue.saw_another(&self.name);
     }

@@ -317,15 +317,6 @@ impl RwLock {
     async fn lease(&mut self, mode: Mode, limit: WaitLimit) -> Result<Option<Lease>> {
         runtime::need();
         let current = self.current.lock().clone();
-        let reads = current
-            .as_ref()
-            .is_some_and(|(hold, share)| hold.mode == Mode::Read && hold.count_of(*share) > 0);
-        if reads && mode == Mode::Write {
-            return Err(Error::invalid(
-                "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
-                 ReadLease::try_upgrade",
-            ));
-        }
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
         let claim =

@@ -181,20 +181,23 @@ impl<'core> AcquireLoop<'_, 'core> {
         core.check_open()?;
         core.ensure_running();
         let mut now = self.start;
+        let mut share = self.share;
         // Most of the time the handle's last hold is over, or others alone read it on.
-        let is_own = |hold: &Arc<Hold>| match hold.mode {
-            Mode::Read => hold.count_of(self.share) > 0,
-            _ => !hold.is_finished(),
-        };
-        if let Some(hold) = current.clone().filter(is_own) {
-            // Boxed, like all rare paths, so that the future of the other calls stays small.
-            let mut reentering = Box::pin(self.reenter(hold));
-            if let Some(claim) = Box::pin(core.unless_closed(reentering.as_mut())).await? {
-                return Ok(Some(claim));
+        while let Some(hold) = current.clone() {
+            let is_own = match hold.mode {
+                Mode::Read => hold.count_of(share) > 0,
+                _ => !hold.is_finished(),
+            };
+            if is_own {
+                // Boxed, like all rare paths, so that the future of the other calls stays small.
+                if let Some(claim) = Box::pin(self.enter_again(&hold, share)).await? {
+                    return Ok(Some(claim));
+                }
+                now = core.now();
             }
-            now = core.now();
+            // A change of its mode may have made another hold of it.
+            (*current, share) = (hold.changed_to(share), Share::FIRST);
         }
-        *current = None;
         let Some(claim) = self.outermost(now).await? else {
             return Ok(None);
         };

@@ -12,6 +12,7 @@
 use super::attempt::Nested;
 use super::core::Core;
 use super::hold::Hold;
+use super::share::{Share, Shares};
 use super::state::{NestedVerdict, Reentry};
 use super::wake::run_wakers;
 use crate::clock::Instant;
@@ -136,6 +137,8 @@ impl Hold {
         let target = Target::new(self.name.clone(), mode);
         let next = Self::new(target, self.holder, fence, state, seat);
         core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
+        let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
+        inner.changed_to = Some((share, Arc::clone(&next)));
         drop(inner);
         core.schedule.set(self, scheduled, None);
         if let Some(watchers) = watchers {

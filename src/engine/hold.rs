@@ -1,7 +1,7 @@
 //! One hold: the data that its leases and the engine share.
 
 use super::seat::Seat;
-use super::share::Shares;
+use super::share::{Share, Shares};
 use super::state::{Next, Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
@@ -45,6 +45,8 @@ pub(super) struct Inner {
     pub(super) seat: Option<Seat>,
     /// The handles that share a read hold. `None` while it has one.
     pub(super) shares: Option<Box<Shares>>,
+    /// The hold that a change of the mode has made of it, and the share of the handle that changed it.
+    pub(super) changed_to: Option<(Share, Arc<Hold>)>,
 }
 
 impl Hold {
@@ -64,13 +66,26 @@ impl Hold {
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),
-            inner: Mutex::new(Inner { scheduled: None, state, seat, shares: None }),
+            inner: Mutex::new(Inner {
+                scheduled: None,
+                state,
+                seat,
+                shares: None,
+                changed_to: None,
+            }),
         })
     }
 
     /// Returns the target of requests for this hold.
     pub(super) fn target(&self) -> Target {
         Target::new(self.name.clone(), self.mode)
+    }
+
+    /// Returns the hold that a handle with this share has made of it by a change of the mode.
+    pub(super) fn changed_to(&self, share: Share) -> Option<Arc<Self>> {
+        let inner = self.lock();
+        let own = inner.changed_to.as_ref().filter(|(by, _)| *by == share);
+        own.map(|(_, hold)| Arc::clone(hold))
     }
 
     /// Returns the number of its seat in the queue, while it has one.

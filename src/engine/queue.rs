@@ -292,7 +292,7 @@ impl Queue {
     /// the store, and the holds.
     pub(super) fn used_otherwise(&self, name: &Name, mode: Mode) -> Vec<(Mode, Option<Arc<Hold>>)> {
         let state = self.lock();
-        let members = state.names.get(name).into_iter().flat_map(|entry| entry.members.all());
+        let members = state.names.get(name).into_iter().flat_map(|entry| entry.members.iter());
         let others = members.filter(|member| {
             member.mode.kind() != mode.kind() && (member.refused || member.hold().is_some())
         });

@@ -47,6 +47,11 @@ impl Shares {
         }
     }
 
+    /// Returns the only share that has a lease.
+    pub(super) fn only(&self) -> Share {
+        self.counts.keys().next().copied().unwrap_or_default()
+    }
+
     /// Returns the number of leases of a share.
     pub(super) fn count(&self, share: Share) -> u32 {
         self.counts.get(&share).copied().unwrap_or_default()

@@ -146,6 +146,36 @@ async fn handle_knows_its_lease_after_a_downgrade() {
     assert!(token.is_cancelled() && reads(&setup.other()).await.is_some());
 }
 
+/// The handle waits for its own change, and not for the lease that comes of it.
+#[tokio::test(start_paused = true)]
+async fn handle_does_not_wait_for_itself_during_a_change() {
+    let setup = Setup::new();
+    let mut handle = lock(&setup.leases);
+    for entry_first in [false, true] {
+        setup.faults.add(Rule::new(Fault::Delay(MOMENT)).on(Call::Acquire));
+        let page = handle.read().await.unwrap();
+        let again = timeout(T, handle.read());
+        let (upgraded, again) = match entry_first {
+            true => {
+                let (again, upgraded) = tokio::join!(again, page.try_upgrade());
+                (upgraded, again)
+            }
+            false => tokio::join!(page.try_upgrade(), again),
+        };
+        let again = again.expect("at once").unwrap();
+        assert_eq!(again.hold_count(), 2);
+        assert_eq!(matches!(upgraded.unwrap(), Upgraded::Still(_)), entry_first);
+        drop(again);
+        settle().await;
+        assert!(setup.memory.is_empty());
+    }
+    let edit = handle.write().await.unwrap();
+    let (page, again) = tokio::join!(edit.downgrade(), timeout(T, handle.write()));
+    assert_eq!(failed(again.expect("at once")), ErrorKind::Invalid, "it reads now");
+    page.unwrap().unlock().await.unwrap();
+    assert!(setup.memory.is_empty());
+}
+
 /// What the store granted before, it does not have any more, and it grants the name to another.
 #[tokio::test(start_paused = true)]
 async fn grants_that_arrive_after_force_unlock_are_no_leases() {

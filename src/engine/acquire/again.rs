@@ -2,10 +2,12 @@
 
 use super::super::attempt::Nested;
 use super::super::hold::Hold;
+use super::super::share::Share;
 use super::super::state::{NestedVerdict, Reentry};
 use super::{AcquireLoop, Claim};
 use crate::error::{Error, Result};
 use crate::store::{Acquire, Mode};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::{sleep, timeout};
@@ -18,12 +20,30 @@ impl<'core> AcquireLoop<'_, 'core> {
         Acquire::new(hold.target(), hold.holder, timing.ttl, timeout).with_count(count)
     }
 
-    /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
-    pub(super) async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
-        let core = self.core;
-        if hold.mode == Mode::Read {
-            return self.read_again(hold).await;
+    /// Re-enters a hold of which this handle has a share. Returns `None` if nothing is left of it, but for the one that a
+    /// change of its mode has made of it.
+    pub(super) async fn enter_again(
+        &self,
+        hold: &Arc<Hold>,
+        share: Share,
+    ) -> Result<Option<Claim<'core>>> {
+        if hold.mode == Mode::Read && self.mode == Mode::Write {
+            return Err(Error::invalid(
+                "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
+                 ReadLease::try_upgrade",
+            ));
         }
+        let hold = Arc::clone(hold);
+        let core = self.core;
+        match hold.mode {
+            Mode::Read => core.unless_closed(pin!(self.read_again(hold, share))).await,
+            _ => core.unless_closed(pin!(self.reenter(hold))).await,
+        }
+    }
+
+    /// Re-enters a hold of this handle. Returns `None` if nothing is left of the hold.
+    async fn reenter(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+        let core = self.core;
         let count = loop {
             match hold.reenter(core) {
                 Reentry::Count(count) => break count,
@@ -73,11 +93,11 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Re-enters a read hold of this handle, without asking the store. Returns `None` if the handle has none of it any
     /// more.
-    async fn read_again(&self, hold: Arc<Hold>) -> Result<Option<Claim<'core>>> {
+    async fn read_again(&self, hold: Arc<Hold>, share: Share) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         loop {
-            match hold.join_again(core, self.share) {
-                Ok(()) => return Ok(Some(Claim::new(core, hold, self.share))),
+            match hold.join_again(core, share) {
+                Ok(()) => return Ok(Some(Claim::new(core, hold, share))),
                 Err(Reentry::Busy) => {
                     // This handle tries to become the writer, so a silence here is the store's.
                     self.answered.store(false, Ordering::Relaxed);

@@ -1,12 +1,14 @@
 //! Waits behind other flows of this process.
 
 use super::super::hints::Hints;
+use super::super::hold::Hold;
 use super::super::ticket::{Admission, Ticket, Waits};
 use super::{AcquireLoop, Claim, FIRST_GAP, is_silent};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::trace;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 use tracing::Level;

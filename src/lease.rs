@@ -1,7 +1,7 @@
 //! The guard that the user keeps while a name is held.
 
 use crate::engine::{Claim, Core, Engine, Hold, Phase, Share};
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::store::HolderId;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -443,6 +443,17 @@ pub(crate) async fn run_while_held<F: Future>(
         lost.as_mut().poll(cx).map(|loss| Err(Error::lost(loss)))
     })
     .await
+}
+
+/// Returns the result of a body, unless the release finds that the lease was lost. Another failure of the release is
+/// traced.
+pub(crate) fn finish<R>(result: Result<R>, released: Result<()>, name: &str) -> Result<R> {
+    match released {
+        Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
+        Err(error) => tracing::warn!(name, %error, "release failed"),
+        Ok(()) => {}
+    }
+    result
 }
 
 impl Drop for Lease {

@@ -2,7 +2,7 @@
 
 use crate::engine::{Engine, Hold, WaitLimit, acquire};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Lease;
+use crate::lease::{Lease, finish};
 use crate::runtime;
 use crate::store::{Mode, Name, NameMap};
 use std::fmt;
@@ -240,12 +240,7 @@ impl Lock {
     {
         let lease = self.lock().await?;
         let result = lease.run(body(self, &lease)).await;
-        match lease.unlock().await {
-            Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
-            Err(error) => tracing::warn!(name = self.name(), %error, "release failed"),
-            Ok(()) => {}
-        }
-        result
+        finish(result, lease.unlock().await, self.name())
     }
 }
 

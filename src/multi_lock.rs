@@ -9,8 +9,10 @@
 //!    given up, and all names are taken again.
 
 use crate::engine::{Engine, Hold, WaitLimit};
-use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::lease::{Lease, run_while_held};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Loss, Result};
+use crate::lease::{Lease, finish, run_while_held};
 use crate::lock::lease;
 use crate::runtime;
 use crate::store::Name;
@@ -245,12 +247,8 @@ impl MultiLock {
     {
         let lease = self.lock().await?;
         let result = lease.run(body(self, &lease)).await;
-        match lease.unlock().await {
-            Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
-            Err(error) => tracing::warn!(%error, "release failed"),
-            Ok(()) => {}
-        }
-        result
+        let names = self.names().collect::<Vec<_>>().join(", ");
+        finish(result, lease.unlock().await, &names)
     }
 
     async fn acquire(&mut self, limit: WaitLimit) -> Result<Option<MultiLease>> {

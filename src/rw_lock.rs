@@ -1,8 +1,10 @@
 //! Locks one name for one writer or for many readers.
 
 use crate::engine::{Converted, Engine, Hold, Share, WaitLimit, acquire_as, convert};
-use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Lease;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
+use crate::lease::{Lease, finish};
 use crate::runtime;
 use crate::store::{Mode, Name};
 use crate::sync::Mutex;
@@ -333,16 +335,6 @@ impl RwLock {
     fn writing(&self, lease: Lease) -> WriteLease {
         WriteLease { lease, current: Arc::clone(&self.current) }
     }
-}
-
-/// Returns the result of a body, unless the release finds that the lease was lost.
-fn finish<R>(result: Result<R>, released: Result<()>, name: &str) -> Result<R> {
-    match released {
-        Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
-        Err(error) => tracing::warn!(name, %error, "release failed"),
-        Ok(()) => {}
-    }
-    result
 }
 
 /// Changes the mode of the hold of a lease, if that is its only one. Returns the lease as it was if that is refused.

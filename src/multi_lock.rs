@@ -4,7 +4,7 @@
 //!
 //! 1. While a call waits for a name, it holds no other name of the set, or it takes the names in their order. So no two
 //!    calls wait for each other.
-//! 2. A call that ends without a lease holds nothing.
+//! 2. A call that ends without a lease leaves no lease: what it took is released in the background.
 //! 3. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
@@ -44,8 +44,8 @@ const MOST_REFUSALS: u32 = 8;
 /// It asks for all names at once. If one of them is held, it releases the others, waits for that one while it holds
 /// nothing, and asks for the others again. After 8 refusals, or a third of the [TTL](crate::Builder::ttl), it takes the
 /// names one after the other in the order of their bytes, so that it gets them even if they are seldom free together.
-/// For a moment, the names that were free are held during an attempt that fails: a
-/// [`try_lock`](crate::Lock::try_lock) of one of them can return `None` then.
+/// The names that were free are held during an attempt that fails, and after it until the store has released them in the
+/// background, for about a round trip: a [`try_lock`](crate::Lock::try_lock) of one of them can return `None` then.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -150,7 +150,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`](crate::Lock::lock), for the name that the message begins with. Nothing is held then.
+    /// As [`Lock::lock`](crate::Lock::lock), for the name that the message begins with. Names that were taken on the way are
+    /// released in the background.
     ///
     /// # Panics
     ///
@@ -169,7 +170,8 @@ impl MultiLock {
 
     /// Locks all names if they are free now; returns `None` if one of them is not.
     ///
-    /// Makes one attempt for each name, as [`Lock::try_lock`](crate::Lock::try_lock) does, at the same time.
+    /// Makes one attempt for each name, as [`Lock::try_lock`](crate::Lock::try_lock) does, at the same time. After `None`,
+    /// the others are released in the background.
     ///
     /// # Errors
     ///

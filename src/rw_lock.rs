@@ -153,9 +153,10 @@ impl RwLock {
         lease.map(|lease| self.reading(lease)).ok_or_else(Error::silent)
     }
 
-    /// Reads if no writer holds the name now, and none has waited for it; returns `None` otherwise.
+    /// Locks for reading if no writer holds the name now, and none has waited for it; returns `None` otherwise.
     ///
-    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does.
+    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does. It returns `None` also while a request to write
+    /// of the same manager, or a [`try_upgrade`](ReadLease::try_upgrade), has no answer yet, even if it is refused then.
     ///
     /// # Errors
     ///
@@ -229,7 +230,7 @@ impl RwLock {
         lease.map(|lease| self.writing(lease)).ok_or_else(Error::silent)
     }
 
-    /// Writes if the name is free now, and no reader waits for it; returns `None` otherwise.
+    /// Locks for writing if the name is free now, and no reader waits for it; returns `None` otherwise.
     ///
     /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does.
     ///
@@ -367,8 +368,9 @@ impl ReadLease {
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost), or [`Unavailable`](ErrorKind::Unavailable) if the store did not answer in two
-    /// [attempts](crate::guide::settings#what-follows-from-the-ttl). The lease is released then.
+    /// [`Lost`](ErrorKind::Lost), [`Unavailable`](ErrorKind::Unavailable) if the store did not answer in two
+    /// [attempts](crate::guide::settings#what-follows-from-the-ttl), [`Closed`](ErrorKind::Closed), and the refusals of
+    /// [`Lock::lock`](crate::Lock::lock). The lease is released then.
     ///
     /// # Panics
     ///
@@ -430,14 +432,16 @@ impl ReadLease {
 impl WriteLease {
     /// Makes the writer a reader, in one step: nothing else writes in between.
     ///
-    /// Other readers may enter then. If the handle has other leases of the name, it stays locked for writing until all but
-    /// this one have ended, and this one is a read lease by its type alone. The new lease has a new cancellation token; that
-    /// of the old one fires.
+    /// Other readers may enter then. If the mode was changed, the lease has a new fencing token and a new cancellation token,
+    /// and the old one fires. If the handle has other leases of the name, the mode stays: lease, tokens and fence are as they
+    /// were, and the name stays locked for writing until all of them have ended, this one too. It is a read lease by its type
+    /// alone then, and [`try_upgrade`](ReadLease::try_upgrade) returns it as it is. End the other leases first.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost), or [`Unavailable`](ErrorKind::Unavailable) if the store did not answer in two
-    /// [attempts](crate::guide::settings#what-follows-from-the-ttl). The lease is released then.
+    /// [`Lost`](ErrorKind::Lost), [`Unavailable`](ErrorKind::Unavailable) if the store did not answer in two
+    /// [attempts](crate::guide::settings#what-follows-from-the-ttl), [`Closed`](ErrorKind::Closed), and the refusals of
+    /// [`Lock::lock`](crate::Lock::lock). The lease is released then.
     ///
     /// # Panics
     ///

@@ -24,7 +24,8 @@ use tokio::task::coop::consume_budget;
 ///
 /// # The size
 ///
-/// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid).
+/// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid), once it
+/// reaches the store: behind other calls of its manager it waits for its turn first, and a `try_` returns `None`.
 /// [`resize`](Semaphore::resize) changes it for all of them. A semaphore that nobody uses keeps its size for the
 /// [`fence_retention`](crate::Builder::fence_retention), or a day without fencing tokens, or until
 /// [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away. On ZooKeeper it keeps it for 5 to
@@ -34,9 +35,10 @@ use tokio::task::coop::consume_budget;
 ///
 /// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. If the
 /// first of them wants as many permits as another flow unlocks, the permits are handed off in memory, without contacting the
-/// store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. Between managers there is
-/// no order, except on ZooKeeper, where it is the same. But a manager that hands off its permits releases them from time to
-/// time, and lets waiters of others go first.
+/// store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. A manager that hands off its
+/// permits releases them from time to time, and lets waiters of others go first. But between managers there is no order, and
+/// no bound: a call for many permits can wait forever while other managers take single ones in turn, because so many may never
+/// be free at once. Where that can be, let all ask for the same number. On ZooKeeper the order of arrival is that of all.
 ///
 /// # Which stores
 ///

@@ -165,8 +165,7 @@ fn story(seed: u64, count: usize) -> [usize; 6] {
         let ways: Vec<Fated> = nodes.iter().map(|node| Fated::of(node.clone())).collect();
         let again = process(&ways).rw_lock("job").try_write().await;
         assert!(matches!(again, Ok(Some(_))), "seed {seed}: {again:?}");
-        let counts = *board.counts.borrow();
-        counts
+        *board.counts.borrow()
     };
     runtime.block_on(local.run_until(story))
 }

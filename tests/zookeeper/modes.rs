@@ -150,7 +150,8 @@ async fn two_readers_never_both_become_the_writer() {
 #[tokio::test]
 async fn readers_at_one_time_share_a_token_in_any_order() {
     let server = ZooKeeper::start();
-    let seen: Arc<Mutex<Vec<(Mode, u64, Instant, Instant)>>> = Arc::default();
+    type Seen = Vec<(Mode, u64, Instant, Instant)>;
+    let seen: Arc<Mutex<Seen>> = Arc::default();
     let mut tasks = Vec::new();
     for task in 0..6u64 {
         let (store, seen) = (store(&server.url()).await, Arc::clone(&seen));

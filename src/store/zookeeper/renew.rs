@@ -74,7 +74,7 @@ impl Recipe {
             }
             let is_moved = |now: OwnNode| {
                 let own = own.as_ref();
-                own.is_some_and(|own| now.changing || now.changes != own.changes)
+                own.is_some_and(|own| own.changing || now.changing || now.changes != own.changes)
             };
             if self.holds.find(name, holder).is_some_and(is_moved) {
                 // It has another path now.

@@ -21,6 +21,7 @@ const IN_CALLS: [&str; 4] = [
     "leasehold::engine::hints",
     "leasehold::lock",
     "leasehold::engine::acquire",
+    "leasehold::engine::acquire::again",
     "leasehold::engine::acquire::line",
 ];
 

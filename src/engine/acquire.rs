@@ -3,6 +3,7 @@
 mod again;
 mod line;
 mod seek;
+mod wait;
 
 use super::attempt::Attempt;
 use super::core::Core;
@@ -406,41 +407,5 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Err(_) => {}
             }
         }
-    }
-
-    /// Waits for a hint, or until the holder's time to live or the poll bound ends. Meanwhile
-    /// it moves the turn's due time on, which shows that this future is polled.
-    async fn wait_to_retry<'a>(
-        &'a self,
-        turn: &Turn,
-        hints: &mut Hints<'a>,
-        holder: HolderId,
-        until: Instant,
-    ) {
-        let core = self.core;
-        if matches!(self.mode, Mode::Permits { .. }) {
-            self.note_refusal(turn, hints, until);
-        }
-        loop {
-            let now = core.now();
-            let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
-            turn.set_due(now + step + core.timing.attempt);
-            if step.is_zero() || hints.wait(core, self.target(), holder, step).await {
-                break;
-            }
-        }
-        // A flow of this process may have released permits while others wait elsewhere.
-        if matches!(self.mode, Mode::Permits { .. })
-            && let Some(time) = core.queue.not_before(self.name)
-        {
-            self.let_others_go_first(turn, time).await;
-        }
-    }
-
-    /// Lets waiters elsewhere go first until `time`.
-    async fn let_others_go_first(&self, turn: &Turn, time: Instant) {
-        let time = time.min(self.start + self.pause);
-        turn.set_due(time + self.core.timing.attempt);
-        self.core.clock().sleep_until(time).await;
     }
 }

@@ -393,7 +393,7 @@ async fn reader_dropped_while_it_joins_leaves_nothing() {
     async fn unlocks(setup: &Setup, cut: Cut) -> bool {
         let Ok(one) = lock(&setup.leases).read().await else { return true };
         let Ok(two) = lock(&setup.leases).read().await else { return true };
-        let (stays, goes) = if cut.polls % 2 == 0 { (one, two) } else { (two, one) };
+        let (stays, goes) = if cut.polls.is_multiple_of(2) { (one, two) } else { (two, one) };
         let faster = cut.run(goes.unlock()).await.is_some();
         let last = cut.run(stays.unlock()).await.is_some();
         faster && last

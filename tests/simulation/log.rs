@@ -17,10 +17,11 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 4] = [
+const IN_CALLS: [&str; 5] = [
     "leasehold::engine::hints",
     "leasehold::lock",
     "leasehold::engine::acquire",
+    "leasehold::engine::acquire::again",
     "leasehold::engine::acquire::line",
 ];
 

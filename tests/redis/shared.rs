@@ -261,8 +261,8 @@ async fn missing_right_costs_no_permit() {
     }
     for name in names {
         let size = leases.semaphore(name, 4).usage().await.expect("an answer").size;
-        let all = leases.semaphore(name, size).acquire_many(size);
-        drop(within(LONG, all).await.expect("all come back"));
+        let pool = leases.semaphore(name, size);
+        drop(within(LONG, pool.acquire_many(size)).await.expect("all come back"));
     }
 }
 

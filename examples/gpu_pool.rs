@@ -6,7 +6,7 @@
 //! ```
 //!
 //! At most four frames are rendered at one time. A large frame takes two GPUs at once, so two large frames cannot each have
-//! one and wait for the other. A host that crashes gives nothing back: its permits come back one TTL later. Two more GPUs are
+//! one and wait for the other. The permits of a host that crashed come back one TTL later. Two more GPUs are
 //! added while the others work.
 
 use leasehold::{LeaseManager, Permit, Semaphore};
@@ -68,7 +68,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         return Err(format!("{most} GPUs worked at one time, of 4").into());
     }
 
-    // As after a crash: nothing renews these any more, and nothing gives them back.
+    // As after a crash: nothing renews these any more, and nothing releases them.
     gpus.acquire_many(3).await?.into_lease().forget();
     let crashed = Instant::now();
     gpus.acquire_many(4).await?.unlock().await?;

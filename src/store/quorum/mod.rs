@@ -16,6 +16,7 @@ mod same;
 mod sides;
 mod sweep;
 mod tally;
+mod voters;
 mod wake;
 
 pub(crate) use opening::NodeOpener;

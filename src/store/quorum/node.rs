@@ -8,9 +8,9 @@ use super::asked::Asked;
 use super::holds::{Holds, Places};
 use super::load::{Load, Permit, refused};
 use super::queue::{NameQueues, bounded, timed_out};
-use super::same::Voters;
 use super::sides::stray;
 use super::tally::Answers;
+use super::voters::Voters;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{

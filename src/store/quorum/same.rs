@@ -7,9 +7,9 @@
 use super::QUERY_LIMIT;
 use super::node::Node;
 use super::tally::Tally;
-use crate::error::{Error, ErrorKind, Fate, Result};
+use super::voters::twin_error;
+use crate::error::{Fate, Result};
 use crate::store::Acquired;
-use crate::sync::Mutex;
 use crate::trace;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -24,31 +24,6 @@ impl Node {
     fn is_same_server(&self, other: &Self) -> bool {
         self.index != other.index && self.server().is_some_and(|id| other.server() == Some(id))
     }
-}
-
-/// The servers that have voted for a reader in one ballot.
-#[derive(Default)]
-pub(super) struct Voters(Mutex<Vec<(String, usize)>>);
-
-impl Voters {
-    /// Counts the vote of a server. Returns an error if it has voted as another node.
-    pub(super) fn count(&self, server: Option<String>, node: usize) -> Result<()> {
-        let Some(server) = server else { return Ok(()) };
-        let mut voters = self.0.lock();
-        match voters.iter().find(|(other, _)| *other == server) {
-            Some((_, twin)) if *twin != node => Err(twin_error(*twin, Fate::Executed)),
-            Some(_) => Ok(()),
-            None => {
-                voters.push((server, node));
-                Ok(())
-            }
-        }
-    }
-}
-
-fn twin_error(twin: usize, fate: Fate) -> Error {
-    let message = format!("its address leads to the server of node {}, which votes once", twin + 1);
-    Error::new(ErrorKind::Unavailable, message).with_fate(fate)
 }
 
 /// Requests the server ids of all nodes, and logs those that are the same.

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn change_back_that_may_still_run_rules_the_node_out_for_a_writer() {
+    fn change_back_that_may_still_run_rules_out_the_node() {
         for (verdict, late) in [
             (granted(), false),
             (Ok(Acquired::NotYours(Absence::Gone)), false),

@@ -91,7 +91,7 @@ async fn hand_off(leases: &LeaseManager) -> Duration {
 
 /// The times in which so many permits are acquired, and unlocked, one after the other.
 async fn many(leases: &LeaseManager, permits: u32) -> (Duration, Duration) {
-    let pool = leases.semaphore(&format!("many:{permits}"), permits);
+    let pool = leases.semaphore(format!("many:{permits}"), permits);
     let start = Instant::now();
     let mut held = Vec::new();
     for _ in 0..permits {

@@ -137,7 +137,7 @@ impl Inspection {
 pub struct HolderInfo {
     /// The [`HolderId`](super::HolderId) as the store has it: `<uuid of its manager>:<number>`.
     ///
-    /// Of a permit on Redis it is `<beginning of the uuid>..:<number>`, because the 16 bytes of a permit cannot hold the
+    /// Of a permit on Redis it is `<beginning of the uuid>-..:<number>`, because the 16 bytes of a permit cannot hold the
     /// whole; of a permit of Redisson, its 32 digits.
     ///
     /// An identity for debugging. It is neither a secret nor a permission.

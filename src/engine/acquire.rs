@@ -7,11 +7,13 @@ use super::core::Core;
 use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
+use super::place::{Heirs, OpenPlace};
 use super::state::{NestedVerdict, Reentry};
+use super::ticket::Ticket;
 use super::turn::{Kept, Turn};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::{Acquire, Acquired, HolderId, Mode, Name, Place, Target};
+use crate::store::{Acquire, Acquired, HolderId, Line, Mode, Name, Place, Target};
 use crate::trace::QuietSpan;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -36,6 +38,25 @@ pub(crate) enum WaitLimit {
     Once,
     For(Duration),
     Forever,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    mode: Mode,
+    /// Whether it takes part in the order of the waiters of all processes.
+    fair: bool,
+}
+
+impl Wanted {
+    /// An exclusive lock, in the order of arrival.
+    pub(crate) const FAIR: Self = Self { mode: Mode::Exclusive, fair: true };
+}
+
+impl From<Mode> for Wanted {
+    fn from(mode: Mode) -> Self {
+        Self { mode, fair: false }
+    }
 }
 
 /// A hold that was acquired and has no lease yet. Dropping it releases it.
@@ -69,11 +90,17 @@ impl Drop for Claim<'_> {
 pub(crate) async fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
-    mode: Mode,
+    wanted: impl Into<Wanted>,
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
     let name = name.as_ref().map_err(Error::clone)?;
+    let Wanted { mode, fair } = wanted.into();
+    if fair {
+        core.check_line()?;
+    }
+    // Where the store has a queue of its own, all locks are fair.
+    let fair = fair && core.can.line == Line::Places;
     let _call = core.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
@@ -95,8 +122,17 @@ pub(crate) async fn acquire<'a>(
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let answered_by = &answered;
-    let acquiring =
-        AcquireLoop { core, name, mode, once, limit: longest, pause, start, answered: answered_by };
+    let acquiring = AcquireLoop {
+        core,
+        name,
+        mode,
+        fair,
+        once,
+        limit: longest,
+        pause,
+        start,
+        answered: answered_by,
+    };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -145,6 +181,8 @@ struct AcquireLoop<'a, 'core> {
     core: &'core Arc<Core>,
     name: &'a Name,
     mode: Mode,
+    /// Whether the store orders it among the waiters of all processes.
+    fair: bool,
     once: bool,
     /// The longest time for which it waits.
     limit: Duration,
@@ -188,13 +226,15 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// Acquires the name outermost: from the store, or by a hand-off, after waiting in the queue.
     async fn outermost(&self, mut now: Instant) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
+        // Dropped after the ticket.
+        let _place = self.fair.then(|| OpenPlace { core, name: self.name });
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, now) {
                 Some(turn) => self.begin(turn).await,
                 None => Box::pin(self.wait_out_silence()).await,
             };
         }
-        let mut ticket = core.queue.ticket(self.name, self.mode);
+        let mut ticket = self.ticket();
         loop {
             let admission = self.wait_in_line(&mut ticket, now).await?;
             if let Some(hold) = self.admitted(admission).await? {
@@ -229,15 +269,28 @@ impl<'core> AcquireLoop<'_, 'core> {
             .with_place(self.place())
     }
 
-    /// Returns the place between the readers and writers of all processes.
+    /// Returns the place in the order of the waiters of all processes.
     fn place(&self) -> Option<Place> {
-        let (core, mode) = (self.core, self.mode);
-        let waits = !self.once && matches!(mode, Mode::Read | Mode::Write);
-        waits.then(|| {
+        let core = self.core;
+        let ordered = match self.mode {
+            Mode::Exclusive => self.fair,
+            Mode::Read | Mode::Write => !self.once,
+            Mode::Permits { .. } => false,
+        };
+        ordered.then(|| {
+            if self.once {
+                // It passes nobody and gets no place.
+                return Place::new(Duration::ZERO, Duration::ZERO);
+            }
             let waited = core.now().saturating_duration_since(self.start);
             let left = self.limit.saturating_sub(waited);
             Place::new(waited, core.place_kept().min(left))
         })
+    }
+
+    /// Returns a ticket for the queue of this process.
+    fn ticket(&self) -> Ticket {
+        self.core.queue.ticket(self.name, self.mode).arrived(self.start, self.fair)
     }
 
     /// Returns a nested request in the mode of the hold. It must not outlive `C`.
@@ -299,13 +352,14 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Asks the store until it grants the name. Returns `None` if the name is held and this call
     /// asks only once, or if the turn was reclaimed because its steps took too long.
-    async fn ask_store(&self, turn: Turn) -> Result<Option<Grant>> {
+    async fn ask_store(&self, mut turn: Turn) -> Result<Option<Grant>> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
         let attempt_time = core.timing.attempt;
+        turn.set_fair(self.fair);
         if let Some(time) = turn.not_before() {
             let time = time.min(self.start + self.pause);
             turn.set_due(time + attempt_time);
@@ -326,7 +380,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return Err(Error::silent());
             };
             match verdict {
-                Ok(Acquired::Granted { sent, fence, reached }) => {
+                Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
                     let now = core.now();
                     let kept = match core.timing.stale(sent, now) {
                         true => None,
@@ -357,6 +411,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                         sent,
                         now,
                         unsure_until,
+                        heirs: Heirs::of(self.fair, sent, oldest),
                         turn,
                     }));
                 }

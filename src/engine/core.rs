@@ -208,9 +208,10 @@ impl Core {
         self.settings.fencing.map(block)
     }
 
-    /// Returns how long a store remembers the place of a waiter, which asks again at each poll.
+    /// Returns how long a store remembers the place of a waiter, which asks again at each poll. A request may take an
+    /// attempt.
     pub(super) fn place_kept(&self) -> Duration {
-        self.settings.poll_bound * 3
+        (self.settings.poll_bound * 3).max(self.timing.attempt * 2)
     }
 
     /// Submits a job to the worker. Works on any thread, inside and outside a runtime.

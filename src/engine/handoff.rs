@@ -14,7 +14,9 @@
 //!    other processes.
 //! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
 //!    and in the end the hold is released in the store.
-//! 5. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 5. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
+//!    processes ([`Heirs`](super::place::Heirs)).
+//! 6. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::core::{Core, Settings};
@@ -69,7 +71,8 @@ impl Hold {
             return None;
         }
         let when = (now, inner.state.is_young(now));
-        let next = core.queue.hand_off(&self.name, when, || {
+        let heirs = inner.state.heirs();
+        let next = core.queue.hand_off(&self.name, when, heirs, || {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);

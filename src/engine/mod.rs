@@ -7,7 +7,7 @@
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]), and runs wakers ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
-//! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
+//! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
 //! | [`handoff`] | hands off a hold to the next local waiter |
 //! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
@@ -71,6 +71,7 @@ mod life;
 mod name_entry;
 mod panic_guard;
 mod pause;
+mod place;
 mod queue;
 mod reaper;
 mod release;
@@ -90,7 +91,7 @@ mod wake;
 mod watchdog;
 mod worker;
 
-pub(crate) use acquire::{Claim, WaitLimit, acquire};
+pub(crate) use acquire::{Claim, WaitLimit, Wanted, acquire};
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};

@@ -1,6 +1,7 @@
 //! One name in the queue: its turns, its holds and its waiters.
 
 use super::hold::Hold;
+use super::place::Heirs;
 use crate::clock::Instant;
 use crate::store::Mode;
 use std::collections::BTreeMap;
@@ -182,6 +183,10 @@ pub(super) struct Waiter {
     pub(super) wake: Option<oneshot::Sender<()>>,
     /// The time of its last check-in.
     pub(super) checked_in: Instant,
+    /// The time of its arrival.
+    pub(super) arrived: Instant,
+    /// Whether it takes part in the line of the name.
+    pub(super) fair: bool,
 }
 
 /// An offer to a waiter.
@@ -239,6 +244,10 @@ impl NameEntry {
 
     pub(super) fn has_waiters(&self) -> bool {
         self.rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
+    }
+
+    pub(super) fn has_fair_waiters(&self) -> bool {
+        self.rivals().is_some_and(|rivals| rivals.waiters.values().any(|waiter| waiter.fair))
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
@@ -314,10 +323,17 @@ impl NameEntry {
     }
 
     /// Returns the ticket of the first waiter that has checked in since `since`, if the only hold can be handed off to it.
-    pub(super) fn handoff_target(&self, since: Instant) -> Option<u64> {
+    pub(super) fn handoff_target(&self, since: Instant, heirs: Heirs) -> Option<u64> {
         let [member] = self.members.all() else { return None };
+        let (ticket, waiter) = self.first_waiter(since)?;
+        let fits = can_hand_off(member.mode) && waiter.mode == member.mode;
+        (fits && heirs.admit(waiter)).then_some(ticket)
+    }
+
+    /// Returns the first waiter that has checked in since `since`, and its ticket.
+    pub(super) fn first_waiter(&self, since: Instant) -> Option<(u64, &Waiter)> {
         let mut waiters = self.rivals()?.waiters.iter();
-        let (ticket, waiter) = waiters.find(|(_, waiter)| waiter.checked_in >= since)?;
-        (can_hand_off(member.mode) && waiter.mode == member.mode).then_some(*ticket)
+        let first = waiters.find(|(_, waiter)| waiter.checked_in >= since)?;
+        Some((*first.0, first.1))
     }
 }

@@ -17,11 +17,13 @@
 use super::hold::Hold;
 use super::name_entry::{HandedOff, NameEntry, Offer, Removed, Stage};
 use super::pause::{Heard, Pauses};
+use super::place::Heirs;
 use super::timing::Timing;
 use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};
-use crate::store::{Mode, Name, NameMap};
+use crate::store::{HolderId, Mode, Name, NameMap};
 use crate::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -33,6 +35,8 @@ pub(crate) struct Queue {
     pub(super) attempt: Duration,
     /// A waiter that has not checked in for this long is passed over.
     patience: Duration,
+    /// Set with the first waiter of a fair lock.
+    pub(super) is_fair: AtomicBool,
 }
 
 pub(super) struct QueueState {
@@ -43,6 +47,8 @@ pub(super) struct QueueState {
     /// The last time that this process forced a name open, whichever it was: a turn that was reclaimed has no place
     /// where its own name could be remembered.
     pub(super) forced: Option<Instant>,
+    /// The places that releases took for the first local waiter, until that one asks: see [`place`](super::place).
+    pub(super) places: NameMap<HolderId>,
 }
 
 impl QueueState {
@@ -95,8 +101,14 @@ impl Queue {
     pub(crate) fn new(clock: Clock, timing: &Timing) -> Self {
         let (attempt, patience) = (timing.attempt, timing.ttl / 4);
         let (names, pauses) = (NameMap::default(), Pauses::new(timing.ttl));
-        let state = Mutex::new(QueueState { names, numbers: 0, pauses, forced: None });
-        Self { state, clock, attempt, patience }
+        let state = Mutex::new(QueueState {
+            names,
+            numbers: 0,
+            pauses,
+            forced: None,
+            places: NameMap::default(),
+        });
+        Self { state, clock, attempt, patience, is_fair: AtomicBool::new(false) }
     }
 
     /// Records a release in the store. If waiters elsewhere heard it, the next turn pauses before
@@ -117,12 +129,13 @@ impl Queue {
         &self,
         name: &Name,
         (now, early): (Instant, bool),
+        heirs: Heirs,
         next: impl FnOnce() -> (Arc<Hold>, HandedOff),
     ) -> Option<(Option<oneshot::Sender<()>>, Arc<Hold>)> {
         let since = self.checked_in_since(now);
         let mut state = self.lock();
         let entry = state.names.get_mut(name)?;
-        let ticket = entry.handoff_target(since)?;
+        let ticket = entry.handoff_target(since, heirs)?;
         let rivals = entry.rivals_mut()?;
         if !early && rivals.served_at.is_some_and(|last| ticket > last) {
             return None;

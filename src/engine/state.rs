@@ -4,6 +4,7 @@ mod count;
 
 pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
 
+use super::place::Heirs;
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -134,6 +135,8 @@ pub(crate) struct State {
     /// The time by which the store's clock had surely reached the first fencing token of the grant;
     /// `Instant::MAX` if unknown.
     reached: Instant,
+    /// To whom it may be handed off.
+    heirs: Heirs,
     /// The latest time of the release that is owed to the store, if the key is still ours after the
     /// loss.
     owed: Option<Instant>,
@@ -160,6 +163,7 @@ impl State {
             failures: 0,
             granted: sent,
             reached: sent,
+            heirs: Heirs::Plain,
             handoffs: 0,
             live: 1,
             recorded: Recorded::Known(1),
@@ -297,6 +301,16 @@ impl State {
     /// Returns whether it may be renewed: it has a live lease that a waiter has accepted.
     fn renewable(&self) -> bool {
         self.live > 0 && !self.offered
+    }
+
+    /// Sets to whom the hold may be handed off.
+    pub(super) fn set_heirs(&mut self, heirs: Heirs) {
+        self.heirs = heirs;
+    }
+
+    /// Returns to whom the hold may be handed off.
+    pub(super) fn heirs(&self) -> Heirs {
+        self.heirs
     }
 
     /// Sets the time by which the store's clock has reached the first fencing token.

@@ -27,6 +27,8 @@ pub(crate) struct Turn {
     mode: Mode,
     /// True if a hold has the seat.
     granted: bool,
+    /// Whether its hold takes part in the line of the name.
+    fair: bool,
     not_before: Option<Instant>,
 }
 
@@ -75,7 +77,7 @@ impl Queue {
     ) -> Turn {
         let not_before = state.pauses.not_before(name, now);
         let queue = Arc::clone(self);
-        Turn { queue, name: name.clone(), number, mode, granted: false, not_before }
+        Turn { queue, name: name.clone(), number, mode, granted: false, fair: false, not_before }
     }
 }
 
@@ -83,6 +85,11 @@ impl Turn {
     /// Returns the earliest time to ask the store, if waiters elsewhere go first.
     pub(crate) fn not_before(&self) -> Option<Instant> {
         self.not_before
+    }
+
+    /// Sets whether its hold takes part in the line of the name. If so, it counts as one that waiters elsewhere listen to.
+    pub(crate) fn set_fair(&mut self, fair: bool) {
+        self.fair = fair;
     }
 
     /// Sets the time by which the next step follows. After that, waiters may reclaim the turn.
@@ -115,7 +122,8 @@ impl Turn {
     pub(crate) fn keep(&self, sent: Instant) -> Kept {
         let Self { name, number, .. } = self;
         let mut state = self.queue.lock();
-        let served_at = state.pauses.is_heard(name).then_some(state.numbers);
+        let heard = self.fair || state.pauses.is_heard(name);
+        let served_at = heard.then_some(state.numbers);
         let own = || Member { number: *number, mode: self.mode, stage: Stage::Holding(None) };
         let is_reclaimed =
             state.names.get_mut(name).is_none_or(|entry| entry.members.get(*number).is_none());

@@ -1,12 +1,13 @@
 //! The embedded store: leases of one process, in maps.
 
+mod line;
 mod shared;
 
 use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Signal, Store,
-    StoreFuture, Wait, Wakeups,
+    Inspection, Leave, Line, Mode, Name, NameMap, Place, Release, Released, RenewBatch, Renewed,
+    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -50,6 +51,8 @@ struct State {
     holds: NameMap<Entry>,
     /// The names that several holders share. A name is in one of these maps at most, but for what has expired.
     shared: NameMap<Shared>,
+    /// The managers that wait for a name in the order of arrival.
+    lines: NameMap<line::Queue>,
     /// The last reserved fencing token of each name, until the clock has passed it.
     fences: NameMap<u64>,
     /// The last one that was forgotten before its time.
@@ -105,6 +108,7 @@ impl MemoryStore {
         let mut state = self.lock();
         state.holds.clear();
         state.shared.clear();
+        state.lines.clear();
         let forgotten = state.fences.drain().map(|(_, last)| last).max();
         state.forgotten = state.forgotten.max(forgotten.unwrap_or_default());
         state.restarted = Some(now);
@@ -185,7 +189,10 @@ impl State {
         let (name, mode) = (&request.target.name, request.target.mode);
         self.of_kind(name, mode.kind(), now)?;
         match mode {
-            Mode::Exclusive => Ok(self.acquire_exclusive(request, now)),
+            Mode::Exclusive => match request.place.filter(|_| request.count == 1) {
+                Some(place) => Ok(self.acquire_in_line(request, place, now)),
+                None => Ok(self.acquire_exclusive(request, now)),
+            },
             Mode::Read | Mode::Write | Mode::Permits { .. } => {
                 self.sweep(now);
                 let shared = self.shared.remove(name);
@@ -227,6 +234,45 @@ impl State {
         }
     }
 
+    /// Acquires a name in the order of arrival.
+    fn acquire_in_line(&mut self, request: &Acquire, place: Place, now: Instant) -> Acquired {
+        let (name, holder) = (&request.target.name, request.holder);
+        let is_free = self.entry(name, now).is_none();
+        let mut line = self.lines.remove(name).unwrap_or_default();
+        let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
+            Some(left) => Acquired::held(Some(left)),
+            None => self.acquire_exclusive(request, now),
+        };
+        let verdict = match verdict {
+            Acquired::Granted { .. } => {
+                line.leave(holder);
+                verdict.with_oldest(line.oldest_but(holder, now))
+            }
+            Acquired::Held { .. } | Acquired::NotYours(_) => {
+                line.enter(holder, place, now);
+                verdict
+            }
+        };
+        self.keep_line(name, line);
+        verdict
+    }
+
+    fn keep_line(&mut self, name: &Name, line: line::Queue) {
+        if !line.is_empty() {
+            self.lines.insert(name.clone(), line);
+        }
+    }
+
+    /// Gives up a place. The others may have waited for it to lapse.
+    fn leave(&mut self, name: &Name, holder: HolderId, now: Instant) {
+        let Some(mut line) = self.lines.remove(name) else { return };
+        let left = line.leave(holder);
+        self.keep_line(name, line);
+        if left && self.entry(name, now).is_none() {
+            self.wake(name);
+        }
+    }
+
     /// Reserves a block of fencing tokens and returns the first.
     fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
         let last = self.fences.entry(name.clone()).or_insert(self.forgotten);
@@ -237,16 +283,21 @@ impl State {
     }
 
     fn sweep(&mut self, now: Instant) {
-        let names = self.holds.len() + self.shared.len() + self.fences.len();
+        let names = self.names();
         if names < self.sweep_at.max(1024) {
             return;
         }
         self.holds.retain(|_, entry| entry.expires > now);
         self.shared.retain(|_, shared| shared.is_live(now));
+        self.lines.retain(|_, line| line.is_live(now));
         // However long they are to be kept: from then on the clock does as well.
         let now = micros(now);
         self.fences.retain(|_, last| *last >= now);
-        self.sweep_at = 2 * (self.holds.len() + self.shared.len() + self.fences.len());
+        self.sweep_at = 2 * self.names();
+    }
+
+    fn names(&self) -> usize {
+        self.holds.len() + self.shared.len() + self.lines.len() + self.fences.len()
     }
 
     fn release(&mut self, request: &Release, now: Instant) -> Result<Released> {
@@ -270,7 +321,13 @@ impl State {
             }
             Ok(_) => {
                 self.holds.remove(name);
-                Released::done(self.wake(name))
+                let listeners = self.wake(name);
+                let Some(place) = request.place else { return Released::done(listeners) };
+                let mut line = self.lines.remove(name).unwrap_or_default();
+                line.enter(request.holder, place, now);
+                let ordered = line.oldest_but(request.holder, now).is_some();
+                self.keep_line(name, line);
+                Released::done(if ordered { 0 } else { listeners })
             }
         }
     }
@@ -317,6 +374,7 @@ impl Store for MemoryStore {
         // A release counts all that have subscribed; those of its own manager would be taken for waiters elsewhere.
         Capabilities::default()
             .with_announces(false)
+            .with_line(Line::Places)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })
@@ -362,6 +420,22 @@ impl Store for MemoryStore {
             state.holds.remove(name);
             state.wake(name);
             Ok(held)
+        })
+        .await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.at_once(|state, now| {
+            let line = state.lines.get(&request.target.name);
+            Ok(line.map(|line| line.waiting(now)).unwrap_or_default())
+        })
+        .await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.at_once(|state, now| {
+            state.leave(&request.target.name, request.holder, now);
+            Ok(())
         })
         .await
     }

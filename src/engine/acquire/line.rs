@@ -20,7 +20,7 @@ impl AcquireLoop<'_, '_> {
     pub(super) async fn wait_out_silence(&self) -> Result<Option<Arc<Hold>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
-        let mut ticket = core.queue.ticket(self.name, self.mode);
+        let mut ticket = self.ticket();
         loop {
             let now = core.now();
             core.check_open()?;

@@ -169,6 +169,7 @@ impl State {
             offered: true,
             granted: self.granted,
             reached: self.reached,
+            heirs: self.heirs,
             handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, None, unsure_until)

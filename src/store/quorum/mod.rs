@@ -17,8 +17,9 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, HolderInfo, Inspect, Inspection, Name, Release,
-    Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, HolderInfo, Inspect, Inspection, Leave, Name,
+    Place, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Waiting,
+    Wakeups, failed,
 };
 use crate::clock::Clock;
 #[cfg(doc)]
@@ -214,7 +215,10 @@ impl Store for Quorum {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        Arc::clone(&self.inner).acquire(request)
+        match request.plain_name() {
+            Ok(_) => Arc::clone(&self.inner).acquire(request),
+            Err(error) => failed(error),
+        }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
@@ -274,6 +278,15 @@ impl Store for Quorum {
             return Err(tally.no_majority(|held| if *held { "deleted" } else { "free" }));
         }
         Ok(votes.yes > 0)
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        // Majorities would disagree about the first.
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

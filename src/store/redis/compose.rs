@@ -48,10 +48,43 @@ macro_rules! compose {
     ($dir:literal, permits, $body:literal) => {
         compose!($dir, run, ["permits_common"], [$body])
     };
+    ($dir:literal, line_acquire) => {
+        compose!(
+            $dir, run, ["line_common"], ["line_acquire"],
+            // `acquire.lua` says what these are.
+            "local ttl, count, block, retention, now, newest\n",
+            "local function acquire(lock, fence, holder)\n",
+            compose!($dir; "acquire", "fence", "grant"),
+            "end\n"
+        )
+    };
+    ($dir:literal, line_release, $publish:literal) => {
+        compose!(
+            $dir, run, ["line_common"], ["line_release"],
+            compose!($dir; $publish),
+            "local now\nlocal function release(lock, holder)\n",
+            compose!($dir; "release", "wake"),
+            "end\n"
+        )
+    };
+    ($dir:literal, line_leave, $publish:literal) => {
+        compose!(
+            $dir, run, ["line_common"], ["line_leave"],
+            compose!($dir; $publish),
+            "local now\nlocal function wake(lock)\n",
+            compose!($dir; "wake"),
+            "end\n"
+        )
+    };
+    ($dir:literal, line_inspect) => {
+        compose!($dir, run, ["line_common"], ["line_inspect"], "local now\n")
+    };
     // Functions that the body calls, and the body, which is a function too.
-    ($dir:literal, run, [$($part:literal),+], [$($body:literal),+]) => {
+    ($dir:literal, run, [$($part:literal),+], [$($body:literal),+] $(, $first:expr)*) => {
         concat!(
-            compose!($dir; "common", "check", $($part),+),
+            compose!($dir; "common", "check"),
+            $($first,)*
+            compose!($dir; $($part),+),
             "local function run()\n",
             compose!($dir; $($body),+),
             "end\n",

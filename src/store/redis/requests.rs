@@ -1,6 +1,7 @@
 //! Writes requests as arguments of scripts, and reads their replies as verdicts.
 
 use super::keys::Keys;
+use super::line;
 use super::replies::{self, Code, Element};
 use super::scripts::{ACQUIRE, Call, Script, Scripts};
 use super::subscriptions::Subscriptions;
@@ -22,8 +23,10 @@ pub(super) trait Request: Send + Sync + 'static {
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Returns the call of the script for a request that is alone in its call; `None` if there is no such script.
     fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
-    /// Reads the reply to this item.
-    fn read(&self, codec: &Codec, sent: Instant, reply: &Element) -> Result<Self::Verdict>;
+    /// Returns whether it cannot share a call with others.
+    fn is_apart(&self) -> bool;
+    /// Reads the reply to this item: one element, unless it had a call of its own.
+    fn read(&self, codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
     /// Returns the verdict if too few replicas confirmed the call.
     fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
 }
@@ -189,6 +192,9 @@ impl Request for Acquire {
         if self.count != 1 {
             return None;
         }
+        if let Some(place) = self.place {
+            return Some(line::acquire(codec, self, place));
+        }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
@@ -202,12 +208,23 @@ impl Request for Acquire {
         Some((&ACQUIRE, call))
     }
 
-    fn read(&self, _codec: &Codec, sent: Instant, reply: &Element) -> Result<Acquired> {
+    fn is_apart(&self) -> bool {
+        self.count == 1 && self.place.is_some()
+    }
+
+    fn read(&self, _codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+        let (reply, oldest) = match reply {
+            [first, Element::Int(waited)] if self.is_apart() => {
+                (first, Some(Duration::from_micros(u64::try_from(*waited).unwrap_or_default())))
+            }
+            [first] => (first, None),
+            _ => return Err(replies::malformed_reply()),
+        };
         match reply.code()? {
             Code::Done(first) if (first > 0) == self.fencing.is_some() => {
                 // By `acquire.lua`.
                 let reached = first % 2 == 0;
-                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached })
+                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached, oldest })
             }
             Code::Done(_) => Err(replies::malformed_reply()),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
@@ -247,13 +264,21 @@ impl Request for Release {
         if self.count > 0 {
             return None;
         }
+        if let Some(place) = self.place {
+            return Some(line::release(codec, self, place));
+        }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
         Some((&codec.scripts.release, call))
     }
 
-    fn read(&self, codec: &Codec, _sent: Instant, reply: &Element) -> Result<Released> {
+    fn is_apart(&self) -> bool {
+        self.count == 0 && self.place.is_some()
+    }
+
+    fn read(&self, codec: &Codec, _sent: Instant, reply: &[Element]) -> Result<Released> {
+        let [reply] = reply else { return Err(replies::malformed_reply()) };
         let mut listeners = match reply.code()? {
             Code::Done(listeners) => listeners,
             Code::Absent(absence) => return Ok(Released::NotYours(absence)),
@@ -396,13 +421,15 @@ mod tests {
     async fn each_answer_means_one_thing_to_each_request() {
         let (codec, sent) = (codec(None), crate::clock::Clock::system().now());
         let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire(1) };
-        let asked = |acquire: &Acquire, said| match acquire.read(&codec, sent, &Element::Int(said))
-        {
-            Ok(Acquired::Granted { fence, reached, .. }) => format!("granted {fence:?} {reached}"),
-            Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
-            Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
-            Err(error) => format!("{:?}", error.kind()),
-        };
+        let asked =
+            |acquire: &Acquire, said| match acquire.read(&codec, sent, &[Element::Int(said)]) {
+                Ok(Acquired::Granted { fence, reached, .. }) => {
+                    format!("granted {fence:?} {reached}")
+                }
+                Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
+                Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
+                Err(error) => format!("{:?}", error.kind()),
+            };
         for (said, plain, with_fence) in [
             (7, "Protocol", "granted Some(7) false"),
             (8, "Protocol", "granted Some(8) true"),
@@ -418,7 +445,7 @@ mod tests {
         }
         asked(&fenced, i64::MIN);
         let released = |said| {
-            let verdict = release().read(&codec, sent, &Element::Int(said));
+            let verdict = release().read(&codec, sent, &[Element::Int(said)]);
             verdict.map_err(|error| error.kind())
         };
         for (said, absence) in [(-1, Absence::Gone), (-2, Absence::Taken)] {
@@ -458,7 +485,7 @@ mod tests {
     async fn grant_on_too_few_replicas_is_refused_but_a_hold_goes_on() {
         let error = Error::new(ErrorKind::Rejected, "too few");
         let sent = crate::clock::Clock::system().now();
-        let granted = || Acquired::Granted { sent, fence: None, reached: true };
+        let granted = || Acquired::granted_with_fence_reached(sent, None);
         assert!(acquire(1).unconfirmed(granted(), &error).is_err());
         assert!(acquire(2).unconfirmed(granted(), &error).is_ok());
         let held = Acquired::Held { remaining: None };
@@ -485,7 +512,7 @@ mod tests {
         let (subscriptions, mut orders) = Subscriptions::detached();
         let codec = Codec { subscriptions, ..codec(None) };
         let sent = crate::clock::Clock::system().now();
-        let listeners = |said| match release().read(&codec, sent, &Element::Int(said)) {
+        let listeners = |said| match release().read(&codec, sent, &[Element::Int(said)]) {
             Ok(Released::Done { listeners }) => listeners,
             other => panic!("{other:?}"),
         };

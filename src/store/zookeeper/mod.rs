@@ -26,8 +26,9 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Name,
-    Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
+    Line, Name, Place, Release, Released, RenewBatch, Renewed, Signal, Store, StoreFuture, Wait,
+    Waiting, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -192,6 +193,7 @@ impl Store for ZooKeeperStore {
             .with_announces(false)
             .with_fence_blocks(false)
             .with_time_left(false)
+            .with_line(Line::Queue)
             .with_renewal_batch(BATCH_SIZE)
     }
 
@@ -228,6 +230,14 @@ impl Store for ZooKeeperStore {
             in_time(limit, recipe.force(&request.target.name)).await
         })
         .await
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id

@@ -52,7 +52,7 @@ impl Drop for Recipe {
 
 impl Recipe {
     pub(super) async fn acquire(&self, request: Acquire) -> Result<Acquired> {
-        request.target.require_exclusive()?;
+        request.plain_name()?;
         self.check_ttl(request.ttl)?;
         let asked = self.clock.now();
         let limit = self.limit(&request);

@@ -4,10 +4,11 @@ mod line;
 
 use super::attempt::{Attempt, Nested};
 use super::core::Core;
+use super::heirs::Heirs;
 use super::hints::Hints;
 use super::hold::Hold;
 use super::life::Grant;
-use super::place::{Heirs, OpenPlace};
+use super::place::OpenPlace;
 use super::state::{NestedVerdict, Reentry};
 use super::ticket::Ticket;
 use super::turn::{Kept, Turn};

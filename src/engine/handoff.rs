@@ -15,7 +15,7 @@
 //! 4. **Never dropped on the way.** The offer of a waiter that goes away moves to the next waiter,
 //!    and in the end the hold is released in the store.
 //! 5. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
-//!    processes ([`Heirs`](super::place::Heirs)).
+//!    processes ([`Heirs`](super::heirs::Heirs)).
 //! 6. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 

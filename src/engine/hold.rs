@@ -1,6 +1,6 @@
 //! One hold: the data that its leases and the engine share.
 
-use super::place::Heirs;
+use super::heirs::Heirs;
 use super::seat::Seat;
 use super::state::{Next, Phase, State};
 use crate::clock::Instant;

@@ -1,9 +1,9 @@
 //! The life of one hold: each transition and its effects.
 
 use super::core::Core;
+use super::heirs::Heirs;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
-use super::place::Heirs;
 use super::schedule::Group;
 use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::turn::Turn;

@@ -8,7 +8,7 @@
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
-//! | [`handoff`] | hands off a hold to the next local waiter |
+//! | [`handoff`], [`heirs`] | hands off a hold to the next local waiter; to whom it may |
 //! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
@@ -64,6 +64,7 @@ mod core;
 #[expect(clippy::module_inception, reason = "it runs the engine")]
 mod engine;
 mod handoff;
+mod heirs;
 mod hints;
 mod hold;
 mod job;

@@ -1,7 +1,7 @@
 //! One name in the queue: its turns, its holds and its waiters.
 
+use super::heirs::Heirs;
 use super::hold::Hold;
-use super::place::Heirs;
 use crate::clock::Instant;
 use crate::store::Mode;
 use std::collections::BTreeMap;
@@ -327,7 +327,7 @@ impl NameEntry {
         let [member] = self.members.all() else { return None };
         let (ticket, waiter) = self.first_waiter(since)?;
         let fits = can_hand_off(member.mode) && waiter.mode == member.mode;
-        (fits && heirs.admit(waiter)).then_some(ticket)
+        (fits && heirs.admit(waiter.fair, waiter.arrived)).then_some(ticket)
     }
 
     /// Returns the first waiter that has checked in since `since`, and its ticket.

@@ -12,54 +12,19 @@
 //! 3. **A place without a waiter is left.** The waiter that asked gives it up when it goes
 //!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request. A place that a release took is open
 //!    until the first waiter asks. If none is left to ask, the last one that goes gives it up ([`OpenPlace`]).
-//! 4. **A hold is handed off over nobody's head**: see [`Heirs`].
-//! 5. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
+//! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
 use super::core::Core;
+use super::heirs::Heirs;
 use super::hold::Hold;
 use super::job::Job;
-use super::name_entry::{NameEntry, Waiter};
+use super::name_entry::NameEntry;
 use super::queue::Queue;
 use crate::clock::Instant;
 use crate::store::{HolderId, Mode, Name, Place, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// The waiters of this process to which a hold may be handed off, as far as those of other processes are concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heirs {
-    /// Those that take no part in the line: a grant of a plain lock does not tell who waits elsewhere.
-    Plain,
-    /// Any, because none waited elsewhere.
-    All,
-    /// Those that arrived before this time, at which the oldest waiter elsewhere arrived.
-    Before(Instant),
-}
-
-impl Heirs {
-    /// Returns those of a grant that was requested at `sent`.
-    pub(super) fn of(fair: bool, sent: Instant, oldest: Option<Duration>) -> Self {
-        let arrived = |waited| {
-            let since_start = sent.saturating_duration_since(Instant::ZERO);
-            Instant::ZERO + since_start.saturating_sub(waited)
-        };
-        match (fair, oldest) {
-            (false, _) => Self::Plain,
-            (true, None) => Self::All,
-            (true, Some(waited)) => Self::Before(arrived(waited)),
-        }
-    }
-
-    /// Returns whether a waiter is one of them.
-    pub(super) fn admit(self, waiter: &Waiter) -> bool {
-        match self {
-            Self::Plain => !waiter.fair,
-            Self::All => true,
-            Self::Before(time) => waiter.arrived < time,
-        }
-    }
-}
 
 /// Gives up an open place when it is dropped, if no waiter is left that will ask. Each waiter has one.
 pub(super) struct OpenPlace<'a> {

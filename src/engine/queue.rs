@@ -14,10 +14,10 @@
 //! 5. A waiter keeps its place until it has a hold. While it does not check in, it is out of the
 //!    queue; at its next check-in it is back at its place.
 
+use super::heirs::Heirs;
 use super::hold::Hold;
 use super::name_entry::{HandedOff, NameEntry, Offer, Removed, Stage};
 use super::pause::{Heard, Pauses};
-use super::place::Heirs;
 use super::timing::Timing;
 use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};

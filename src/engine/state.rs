@@ -4,7 +4,7 @@ mod count;
 
 pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
 
-use super::place::Heirs;
+use super::heirs::Heirs;
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss, Result};

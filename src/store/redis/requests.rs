@@ -1,15 +1,15 @@
 //! Writes requests as arguments of scripts, and reads their replies as verdicts.
 
 use super::keys::Keys;
-use super::line;
 use super::replies::{self, Code, Element};
-use super::scripts::{ACQUIRE, Call, Script, Scripts};
+use super::scripts::{ACQUIRE, Call, LINE_ACQUIRE, Script, Scripts};
 use super::subscriptions::Subscriptions;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, HolderId, Name, Release, Released, RenewBatch, Renewal,
+    Absence, Acquire, Acquired, Fencing, HolderId, Name, Place, Release, Released, RenewBatch,
+    Renewal,
 };
 use std::time::Duration;
 use uuid::Uuid;
@@ -193,17 +193,19 @@ impl Request for Acquire {
             return None;
         }
         if let Some(place) = self.place {
-            return Some(line::acquire(codec, self, place));
+            let mut call = call_in_line(&codec.keys, &self.target.name);
+            call.show(self.holder);
+            call.number(millis(self.ttl));
+            write_place(&mut call, place);
+            self.write_fence(&codec.keys, &mut call);
+            call.wait = codec.replicas;
+            return Some((&LINE_ACQUIRE, call));
         }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
         call.number(millis(self.ttl));
-        if let Some(fencing) = self.fencing {
-            call.key(&codec.keys.fence(&self.target.name));
-            call.number(fencing.block.into());
-            call.number(fencing.retention.map_or(0, millis));
-        }
+        self.write_fence(&codec.keys, &mut call);
         call.wait = codec.replicas;
         Some((&ACQUIRE, call))
     }
@@ -265,7 +267,10 @@ impl Request for Release {
             return None;
         }
         if let Some(place) = self.place {
-            return Some(line::release(codec, self, place));
+            let mut call = call_in_line(&codec.keys, &self.target.name);
+            call.show(self.holder);
+            write_place(&mut call, place);
+            return Some((&codec.scripts.line_release, call));
         }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
@@ -300,6 +305,30 @@ impl Request for Release {
     fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
         Ok(verdict)
     }
+}
+
+impl Acquire {
+    /// Writes the key of the fencing token and its settings.
+    fn write_fence(&self, keys: &Keys, call: &mut Call) {
+        if let Some(fencing) = self.fencing {
+            call.key(&keys.fence(&self.target.name));
+            call.number(fencing.block.into());
+            call.number(fencing.retention.map_or(0, millis));
+        }
+    }
+}
+
+/// Begins a call with the keys of a lock and of its line.
+pub(super) fn call_in_line(keys: &Keys, name: &Name) -> Call {
+    let mut call = Call::of(2);
+    call.key(&keys.lock(name));
+    keys.in_line(name).iter().for_each(|key| call.key(key));
+    call
+}
+
+fn write_place(call: &mut Call, place: Place) {
+    call.number(u64::try_from(place.waited.as_micros()).unwrap_or(u64::MAX));
+    call.number(millis(place.kept));
 }
 
 /// Builds the call of the renewal script for some items of a batch.

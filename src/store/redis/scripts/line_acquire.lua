@@ -1,5 +1,5 @@
 -- Acquires a lock in the order of arrival, or grants it again to the holder that has it. Only for an outermost acquire.
--- `line_common.lua` comes before.
+-- `line_common.lua` is the function `line_of`.
 --
 -- KEYS   lock          hash of one field: holder id -> hold count
 --        line, lapses  see `line_common.lua`
@@ -23,23 +23,14 @@ if fence then
 end
 
 doing = 'EXISTS'
-local lined = call('EXISTS', KEYS[2]) == 1
-local first, lapse, arrived = nil, nil, nil
-local function arrive()
-  open(KEYS[2], KEYS[3], holder)
-  arrived = now - waited
-  if lined and place_of(manager) == number then
-    doing = 'ZSCORE'
-    arrived = math.min(arrived, tonumber(call('ZSCORE', line, manager)) or arrived)
-  end
-end
-if lined then
-  arrive()
-  first, lapse = oldest()
+local waits, arrived, first, lapse = nil, nil, nil, nil
+if call('EXISTS', KEYS[2]) == 1 then
+  waits = line_of(KEYS[2], KEYS[3], holder)
+  arrived, first, lapse = waits.arrival(waited), waits.oldest()
   if first and first < arrived then
     doing = 'EXISTS'
     if call('EXISTS', lock) == 0 then
-      take(arrived, kept)
+      waits.take(arrived, kept)
       return -4 - math.ceil((lapse - now) / 1000)
     end
   end
@@ -47,15 +38,13 @@ end
 local reply = acquire(lock, fence, holder)
 if reply < 0 then
   if kept > 0 then
-    if not arrived then
-      arrive()
-    end
-    take(arrived, kept)
+    waits = waits or line_of(KEYS[2], KEYS[3], holder)
+    waits.take(arrived or now - waited, kept)
   end
   return reply
 end
-if lined then
-  leave()
+if waits then
+  waits.leave()
   if first then
     return { reply, math.max(now - first, 0) }
   end

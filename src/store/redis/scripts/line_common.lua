@@ -1,23 +1,22 @@
--- The common part of the scripts of lines: the managers that wait for a lock, in the order of arrival. The part before defines
--- now, the server's time in microseconds, which is nil until it is asked for.
+-- The line of a lock: the managers that wait for it, in the order of arrival. The body of a function, because to make its
+-- functions costs more than the commands of a lock that nobody waits for. Its arguments: line and lapses, the keys; holder, the
+-- id of the request. The part before defines now, the server's time in microseconds, which is nil until it is asked for.
 --
 -- line    sorted set: manager -> when its oldest waiter arrived, in microseconds
 -- lapses  hash: manager -> number of the holder id that took the place, a space, and when the place lapses, in microseconds
+--
+-- Reply  a table of functions
+--
+-- Twice is harmless: times and numbers are absolute.
 
-local line, lapses, manager, number = nil, nil, nil, nil
-
--- Sets the keys and the manager that asks, and the time.
-local function open(line_key, lapses_key, holder)
-  line, lapses = line_key, lapses_key
-  local head, tail = string.match(holder, '^([^:]+):(%d+)')
-  if not tail then
-    error('LEASEHOLD bad argument ' .. holder, 0)
-  end
-  manager, number = head, tonumber(tail)
-  doing = 'TIME'
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
+local manager, number = string.match(holder, '^([^:]+):(%d+)')
+number = tonumber(number)
+if not number then
+  error('LEASEHOLD bad argument ' .. holder, 0)
 end
+doing = 'TIME'
+local time = call('TIME')
+now = time[1] * 1000000 + time[2]
 
 -- Returns who took the place of a manager, and when it lapses; nil if it has none.
 local function place_of(who)
@@ -36,6 +35,16 @@ local function remove(who)
   call('ZREM', line, who)
   doing = 'HDEL'
   call('HDEL', lapses, who)
+end
+
+-- Returns when the waiter that asks arrived: a repeated request never makes it later.
+local function arrival(waited)
+  local arrived = now - waited
+  if place_of(manager) == number then
+    doing = 'ZSCORE'
+    arrived = math.min(arrived, tonumber(call('ZSCORE', line, manager)) or arrived)
+  end
+  return arrived
 end
 
 -- Returns when the oldest waiter of another manager arrived, and when its place lapses; nil if there is none. Removes the
@@ -104,3 +113,5 @@ local function leave()
   remove(manager)
   return true
 end
+
+return { place_of = place_of, arrival = arrival, oldest = oldest, take = take, leave = leave }

@@ -6,12 +6,11 @@
 --
 -- Twice is harmless: it writes nothing.
 
-open(KEYS[2], KEYS[3], '-:0')
-local reply = {}
+local waits, reply = line_of(KEYS[2], KEYS[3], '-:0'), {}
 doing = 'ZRANGE'
-local all = call('ZRANGE', line, 0, -1, 'WITHSCORES')
+local all = call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
 for i = 1, #all, 2 do
-  local _, lapse = place_of(all[i])
+  local _, lapse = waits.place_of(all[i])
   if lapse and lapse > now then
     reply[#reply + 1] = all[i]
     reply[#reply + 1] = math.max(now - tonumber(all[i + 1]), 0)

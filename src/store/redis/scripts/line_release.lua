@@ -1,4 +1,4 @@
--- Releases a lock, and takes a place in its line for the next waiter of the same manager. `line_common.lua` comes before.
+-- Releases a lock, and takes a place in its line for the next waiter of the same manager. `line_common.lua` is the function `line_of`.
 --
 -- KEYS   lock          hash of one field: holder id -> hold count
 --        line, lapses  see `line_common.lua`
@@ -16,9 +16,9 @@ if reply == -1 or reply == -2 or kept == 0 and reply <= 0 then
 end
 -- What fails here must not turn a completed release into an error.
 local done, first = pcall(function()
-  open(KEYS[2], KEYS[3], holder)
-  take(now - waited, kept)
-  return oldest()
+  local waits = line_of(KEYS[2], KEYS[3], holder)
+  waits.take(now - waited, kept)
+  return waits.oldest()
 end)
 if done and first and reply > 0 then
   return 0

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each office has a manager of its own, as a process would have. A plain lock keeps the pages of a document together, but
-//! an office may print several of its documents before it lets the others go first. The fair lock keeps the order, too. Whoever
-//! does not want to wait any longer drops the call: a document that is withdrawn delays nobody.
+//! an office may print several of its documents before it lets the others go first. The fair lock keeps the order, too. To
+//! withdraw a document, the example drops the call that waits for its turn; it then delays no other.
 
 use leasehold::LeaseManager;
 use leasehold::store::MemoryStore;
@@ -52,7 +52,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
             Err(_) => LeaseManager::builder().build(memory.clone())?,
         });
     }
-    // Somebody clears a paper jam meanwhile.
+    // A paper jam is cleared meanwhile.
     let jam = offices[0].lock(PRINTER).lock().await?;
     let (tray, mut documents) = (Tray::default(), JoinSet::new());
     for document in 0..12 {

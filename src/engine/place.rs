@@ -49,7 +49,7 @@ impl Core {
         let now = self.now();
         let waited = |arrived| now.saturating_duration_since(arrived);
         match self.queue.next_arrival(&hold.name, now) {
-            Some(arrived) => Some(Place::new(waited(arrived), self.place_kept())),
+            Some(arrived) => Some(Place::new(waited(arrived), self.place_kept(hold.mode))),
             None if hold.heirs() == Heirs::Plain => None,
             None => Some(Place::new(Duration::ZERO, Duration::ZERO)),
         }

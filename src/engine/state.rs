@@ -303,16 +303,6 @@ impl State {
         self.live > 0 && !self.offered
     }
 
-    /// Sets to whom the hold may be handed off.
-    pub(super) fn set_heirs(&mut self, heirs: Heirs) {
-        self.heirs = heirs;
-    }
-
-    /// Returns to whom the hold may be handed off.
-    pub(super) fn heirs(&self) -> Heirs {
-        self.heirs
-    }
-
     /// Sets the time by which the store's clock has reached the first fencing token.
     pub(super) fn reached(&mut self, time: Instant) {
         self.reached = time;

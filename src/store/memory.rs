@@ -234,45 +234,6 @@ impl State {
         }
     }
 
-    /// Acquires a name in the order of arrival.
-    fn acquire_in_line(&mut self, request: &Acquire, place: Place, now: Instant) -> Acquired {
-        let (name, holder) = (&request.target.name, request.holder);
-        let is_free = self.entry(name, now).is_none();
-        let mut line = self.lines.remove(name).unwrap_or_default();
-        let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
-            Some(left) => Acquired::held(Some(left)),
-            None => self.acquire_exclusive(request, now),
-        };
-        let verdict = match verdict {
-            Acquired::Granted { .. } => {
-                line.leave(holder);
-                verdict.with_oldest(line.oldest_but(holder, now))
-            }
-            Acquired::Held { .. } | Acquired::NotYours(_) => {
-                line.enter(holder, place, now);
-                verdict
-            }
-        };
-        self.keep_line(name, line);
-        verdict
-    }
-
-    fn keep_line(&mut self, name: &Name, line: line::Queue) {
-        if !line.is_empty() {
-            self.lines.insert(name.clone(), line);
-        }
-    }
-
-    /// Gives up a place. The others may have waited for it to lapse.
-    fn leave(&mut self, name: &Name, holder: HolderId, now: Instant) {
-        let Some(mut line) = self.lines.remove(name) else { return };
-        let left = line.leave(holder);
-        self.keep_line(name, line);
-        if left && self.entry(name, now).is_none() {
-            self.wake(name);
-        }
-    }
-
     /// Reserves a block of fencing tokens and returns the first.
     fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
         let last = self.fences.entry(name.clone()).or_insert(self.forgotten);
@@ -322,12 +283,7 @@ impl State {
             Ok(_) => {
                 self.holds.remove(name);
                 let listeners = self.wake(name);
-                let Some(place) = request.place else { return Released::done(listeners) };
-                let mut line = self.lines.remove(name).unwrap_or_default();
-                line.enter(request.holder, place, now);
-                let ordered = line.oldest_but(request.holder, now).is_some();
-                self.keep_line(name, line);
-                Released::done(if ordered { 0 } else { listeners })
+                Released::done(if self.released_in_line(request, now) { 0 } else { listeners })
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The hold count: re-entry, ended leases, and the count in the store.
 
+use super::super::heirs::Heirs;
 use super::super::timing::Timing;
 use super::{Cleanup, InFlight, Phase, Recorded, Renewal, State};
 use crate::clock::Instant;
@@ -135,6 +136,16 @@ impl State {
             && now < self.granted + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max)
+    }
+
+    /// Sets to whom the hold may be handed off.
+    pub(in crate::engine) fn set_heirs(&mut self, heirs: Heirs) {
+        self.heirs = heirs;
+    }
+
+    /// Returns to whom the hold may be handed off.
+    pub(in crate::engine) fn heirs(&self) -> Heirs {
+        self.heirs
     }
 
     /// Returns the time of the request that the store granted; hand-offs keep it.

@@ -1,8 +1,9 @@
 //! The line of a name: the managers that wait for an exclusive lock, in the order of arrival.
 
+use super::State;
 use super::shared::arrived;
 use crate::clock::Instant;
-use crate::store::{HolderId, Place, Waiting};
+use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, Waiting};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -103,5 +104,62 @@ impl Waiter {
     fn waited(&self, now: Instant) -> Duration {
         let now = arrived(None, now);
         Duration::from_nanos(u64::try_from(now - self.arrived).unwrap_or_default())
+    }
+}
+
+impl State {
+    /// Acquires a name in the order of arrival.
+    pub(super) fn acquire_in_line(
+        &mut self,
+        request: &Acquire,
+        place: Place,
+        now: Instant,
+    ) -> Acquired {
+        let (name, holder) = (&request.target.name, request.holder);
+        let is_free = self.entry(name, now).is_none();
+        let mut line = self.lines.remove(name).unwrap_or_default();
+        let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
+            Some(left) => Acquired::held(Some(left)),
+            None => self.acquire_exclusive(request, now),
+        };
+        let verdict = match verdict {
+            Acquired::Granted { .. } => {
+                line.leave(holder);
+                verdict.with_oldest(line.oldest_but(holder, now))
+            }
+            Acquired::Held { .. } | Acquired::NotYours(_) => {
+                line.enter(holder, place, now);
+                verdict
+            }
+        };
+        self.keep_line(name, line);
+        verdict
+    }
+
+    fn keep_line(&mut self, name: &Name, line: Queue) {
+        if !line.is_empty() {
+            self.lines.insert(name.clone(), line);
+        }
+    }
+
+    /// Gives up a place. The others may have waited for it to lapse.
+    pub(super) fn leave(&mut self, name: &Name, holder: HolderId, now: Instant) {
+        let Some(mut line) = self.lines.remove(name) else { return };
+        let left = line.leave(holder);
+        self.keep_line(name, line);
+        if left && self.entry(name, now).is_none() {
+            self.wake(name);
+        }
+    }
+
+    /// Enters the place of the next waiter after a release. Returns whether another manager waits in the line.
+    pub(super) fn released_in_line(&mut self, request: &Release, now: Instant) -> bool {
+        let Some(place) = request.place else { return false };
+        let name = &request.target.name;
+        let mut line = self.lines.remove(name).unwrap_or_default();
+        line.enter(request.holder, place, now);
+        let others = line.oldest_but(request.holder, now).is_some();
+        self.keep_line(name, line);
+        others
     }
 }

@@ -127,6 +127,18 @@ fn place_that_cannot_expire_is_not_kept() {
     }
 }
 
+/// In a full memory a waiter waits without a place.
+#[test]
+fn place_that_has_no_memory_is_none() {
+    let server = Server::start();
+    run(&server, ACQUIRE, &KEYS, &["holder:1", "30000", "0", "0"]);
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let reply = run(&server, ACQUIRE, &KEYS, &["m:1", "30000", "0", "1000"]);
+    assert!(matches!(reply, Reply::Int(..=-4)), "{reply:?}");
+    assert_eq!(keys(&server), ["n"]);
+    assert!(matches!(run(&server, RELEASE, &KEYS, &["holder:1", "5", "1000"]), Reply::Int(0)));
+}
+
 /// What another client keeps under the keys of a line is an error, and stays.
 #[test]
 fn line_of_another_type_is_an_error() {

@@ -100,7 +100,10 @@ local function take(arrived, kept)
     try('ZREM', line, manager)
     try('HDEL', lapses, manager)
     doing = what
-    error(caught, 0)
+    -- In a full memory it waits all the same, without a place.
+    if not find(message(caught), 'OOM', 1, true) then
+      error(caught, 0)
+    end
   end
 end
 

@@ -233,7 +233,7 @@ impl LeaseManager {
     /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// for waiting in leases.line("printer").await? {
-    ///     println!("{} waits since {:?}", waiting.manager, waiting.waited);
+    ///     println!("{} has waited for {:?}", waiting.manager, waiting.waited);
     /// }
     /// # Ok(())
     /// # }

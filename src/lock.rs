@@ -46,7 +46,8 @@ use std::time::Duration;
 ///
 /// # Fairness
 ///
-/// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper. But a
+/// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper; a
+/// [`FairLock`](crate::FairLock) has one. But a
 /// manager keeps a lock among its own waiters only for so long
 /// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets waiters of other managers go first;
 /// see [fairness](crate::guide::settings#fairness).
@@ -240,13 +241,18 @@ impl Lock {
     {
         let lease = self.lock().await?;
         let result = lease.run(body(self, &lease)).await;
-        match lease.unlock().await {
-            Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
-            Err(error) => tracing::warn!(name = self.name(), %error, "release failed"),
-            Ok(()) => {}
-        }
-        result
+        end_with(self.name(), lease, result).await
     }
+}
+
+/// Releases the lease of a `with`, and returns the result of its body, or the loss.
+pub(crate) async fn end_with<R>(name: &str, lease: Lease, result: Result<R>) -> Result<R> {
+    match lease.unlock().await {
+        Err(error) if error.kind() == ErrorKind::Lost => return result.and(Err(error)),
+        Err(error) => tracing::warn!(name, %error, "release failed"),
+        Ok(()) => {}
+    }
+    result
 }
 
 async fn lock(

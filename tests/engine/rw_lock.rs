@@ -7,7 +7,6 @@ use leasehold::{ReadLease, RwLock, Upgraded, WriteLease};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 fn lock(leases: &LeaseManager) -> RwLock {
     leases.rw_lock("n")

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Mode, Name, Release, Released, RenewBatch, Renewal, Renewed, Resize, Signal, Store,
-    StoreFuture, Wait, Wakeups,
+    Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed, Resize,
+    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -120,8 +120,9 @@ impl Store for FileStore {
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         // The holder's deadline counts from here, before anything is done.
         let sent = self.clock().now();
-        let Acquire { target, holder, count, ttl, fencing, timeout, .. } = request;
-        self.run(target.into_exclusive(), timeout, move |table, name| {
+        let name = request.plain_name();
+        let Acquire { holder, count, ttl, fencing, timeout, .. } = request;
+        self.run(name, timeout, move |table, name| {
             let now = table.now;
             let entry = match table.own(&name, holder) {
                 Ok(entry) => entry,
@@ -181,6 +182,14 @@ impl Store for FileStore {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         let free = |table: &mut Table, name| table.held(&name).map(|it| it.count = 0).is_some();
         self.run(request.target.into_exclusive(), request.timeout, free).await
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

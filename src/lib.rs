@@ -127,6 +127,8 @@
 //! - [`LeaseManager`] is the connection to a store and the source of locks. Its clones are the same manager.
 //! - [`Builder`] has its settings.
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
+//! - [`FairLock`] is a handle on one name that serves the waiters of all processes in the order of arrival; [`Waiting`] is
+//!   a manager that waits.
 //! - [`MultiLock`] is a handle on several names, which it locks all or none; [`MultiLease`] is its guard.
 //! - [`RwLock`] is a handle on a read-write lock; [`ReadLease`] and [`WriteLease`] are its guards, [`Upgraded`] the
 //!   outcome of an upgrade.
@@ -152,6 +154,7 @@
 pub mod clock;
 mod engine;
 mod error;
+mod fair_lock;
 #[cfg(doc)]
 pub mod guide;
 mod lease;
@@ -170,6 +173,7 @@ mod together;
 mod trace;
 
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
+pub use fair_lock::FairLock;
 pub use lease::{Lease, LeaseState};
 pub use lock::{Holder, Lock};
 pub use manager::{Builder, CloseError, LeaseManager};
@@ -177,7 +181,7 @@ pub use multi_lock::{MultiLease, MultiLock};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use semaphore::{Permit, Semaphore, Usage};
 pub use slots::{Slot, Slots};
-pub use store::HolderInfo;
+pub use store::{HolderInfo, Waiting};
 pub use tokio_util::sync::CancellationToken;
 
 /// Makes the README's examples tests.

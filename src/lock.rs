@@ -46,7 +46,8 @@ use std::time::Duration;
 ///
 /// # Fairness
 ///
-/// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper. But a
+/// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper; a
+/// [`FairLock`](crate::FairLock) has one. But a
 /// manager keeps a lock among its own waiters only for so long
 /// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets waiters of other managers go first;
 /// see [fairness](crate::guide::settings#fairness).

@@ -323,7 +323,8 @@ impl RwLock {
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
         let claim =
-            acquire_as(&self.engine.core, &self.name, mode, (&mut hold, share), limit).await?;
+            acquire_as(&self.engine.core, &self.name, mode.into(), (&mut hold, share), limit)
+                .await?;
         let Some(claim) = claim else { return Ok(None) };
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))

@@ -1,28 +1,28 @@
 //! The acquire loop: acquires a name at once, re-entrantly, or after waiting.
 
 mod again;
+mod asking;
 mod line;
 mod seek;
 mod wait;
 
-use super::attempt::Attempt;
 use super::core::Core;
-use super::hints::Hints;
 use super::hold::Hold;
-use super::life::Grant;
+use super::place::OpenPlace;
 use super::share::Share;
-use super::turn::{Kept, Turn};
+use super::ticket::Ticket;
+use super::turn::Turn;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::{Acquire, Acquired, HolderId, Mode, Name, Place, Target};
+use crate::store::{Acquire, HolderId, Line, Mode, Name, Place, Target};
 use crate::trace::QuietSpan;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// A server counts the time to live in milliseconds; this margin lets it end first.
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
@@ -39,6 +39,25 @@ pub(crate) enum WaitLimit {
     Once,
     For(Duration),
     Forever,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    mode: Mode,
+    /// Whether it takes part in the order of the waiters of all processes.
+    fair: bool,
+}
+
+impl Wanted {
+    /// An exclusive lock, in the order of arrival.
+    pub(crate) const FAIR: Self = Self { mode: Mode::Exclusive, fair: true };
+}
+
+impl From<Mode> for Wanted {
+    fn from(mode: Mode) -> Self {
+        Self { mode, fair: false }
+    }
 }
 
 /// A hold that was acquired and has no lease yet. Dropping it releases it.
@@ -78,11 +97,11 @@ impl Drop for Claim<'_> {
 pub(crate) fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
-    mode: Mode,
+    wanted: impl Into<Wanted>,
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
 ) -> impl Future<Output = Result<Option<Claim<'a>>>> {
-    acquire_as(core, name, mode, (current, Share::FIRST), limit)
+    acquire_as(core, name, wanted.into(), (current, Share::FIRST), limit)
 }
 
 /// Acquires a name for a handle with this hold and its share in it, traced and bounded by the caller's limit. Every lease
@@ -90,11 +109,16 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
-    mode: Mode,
+    Wanted { mode, fair }: Wanted,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
     let name = name.as_ref().map_err(Error::clone)?;
+    if fair {
+        core.check_line()?;
+    }
+    // Where the store has a queue of its own, all locks are fair.
+    let fair = fair && core.can.line == Line::Places;
     let _call = core.begin_call();
     // A call that is always ready must not starve other tasks of its thread.
     consume_budget().await;
@@ -116,7 +140,7 @@ pub(crate) async fn acquire_as<'a>(
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let acquiring =
-        AcquireLoop { core, name, mode, share, once, limit: longest, pause, start, answered };
+        AcquireLoop { core, name, mode, fair, share, once, limit: longest, pause, start, answered };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -165,6 +189,8 @@ struct AcquireLoop<'a, 'core> {
     core: &'core Arc<Core>,
     name: &'a Name,
     mode: Mode,
+    /// Whether the store orders it among the waiters of all processes.
+    fair: bool,
     /// That of the handle in its last hold.
     share: Share,
     once: bool,
@@ -221,13 +247,15 @@ impl<'core> AcquireLoop<'_, 'core> {
         {
             return Ok(Some(Claim::new(core, hold, share)));
         }
+        // Dropped after the ticket.
+        let _place = self.fair.then(|| OpenPlace { core, name: self.name });
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, now) {
                 Some(turn) => self.begin(turn).await,
                 None => Box::pin(self.wait_out_silence()).await,
             };
         }
-        let mut ticket = core.queue.ticket(self.name, self.mode);
+        let mut ticket = self.ticket();
         loop {
             let admission = self.wait_in_line(&mut ticket, now).await?;
             if let Some(claim) = self.admitted(admission).await? {
@@ -270,142 +298,27 @@ impl<'core> AcquireLoop<'_, 'core> {
             .with_place(self.place())
     }
 
-    /// Returns the place between the readers and writers of all processes.
+    /// Returns the place in the order of the waiters of all processes.
     fn place(&self) -> Option<Place> {
-        let (core, mode) = (self.core, self.mode);
-        let waits = !self.once && matches!(mode, Mode::Read | Mode::Write);
-        waits.then(|| {
+        let core = self.core;
+        let ordered = match self.mode {
+            Mode::Exclusive => self.fair,
+            Mode::Read | Mode::Write => !self.once,
+            Mode::Permits { .. } => false,
+        };
+        ordered.then(|| {
+            if self.once {
+                // It passes nobody and gets no place.
+                return Place::new(Duration::ZERO, Duration::ZERO);
+            }
             let waited = core.now().saturating_duration_since(self.start);
             let left = self.limit.saturating_sub(waited);
-            Place::new(waited, core.place_kept().min(left))
+            Place::new(waited, core.place_kept(self.mode).min(left))
         })
     }
 
-    /// Asks the store until it grants the name. Returns `None` if the name is held and this call
-    /// asks only once, or if the turn was reclaimed because its steps took too long.
-    async fn ask_store(&self, mut turn: Turn) -> Result<Option<Grant>> {
-        let core = self.core;
-        let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
-        let mut hints = Hints::NotSubscribed;
-        if let Some(seen) = turn.seen.take() {
-            let waits = Box::pin(self.wait_as_before(&turn, &mut hints, attempt.holder(), seen));
-            waits.await;
-        }
-        let mut unanswered: Option<Instant> = None;
-        let mut failures = 0;
-        let attempt_time = core.timing.attempt;
-        if let Some(time) = turn.not_before() {
-            self.let_others_go_first(&turn, time).await;
-        }
-        self.answered.store(false, Ordering::Relaxed);
-        loop {
-            core.check_open()?;
-            // Silence counts from the first unanswered request, including those of earlier turns,
-            // but not during pauses.
-            let now = core.now();
-            let Some(since) = turn.asked(now) else { return Ok(None) };
-            let since = *unanswered.get_or_insert(since);
-            let until = since.max(self.start) + self.silence_limit();
-            let request = self.request(attempt.holder());
-            let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
-            let Some(verdict) = verdict else {
-                return Err(Error::silent());
-            };
-            match verdict {
-                Ok(Acquired::Granted { sent, fence, reached }) => {
-                    let now = core.now();
-                    let kept = match core.timing.stale(sent, now) {
-                        true => None,
-                        false => Some(turn.keep(sent)),
-                    };
-                    let refused = match kept {
-                        Some(Kept::Yes) => None,
-                        Some(Kept::Excluded) => {
-                            core.queue.answered(self.name);
-                            attempt.undo(sent);
-                            return Ok(None);
-                        }
-                        Some(Kept::Forced) => Some("the name was forced open meanwhile"),
-                        None => Some("it came too late"),
-                    };
-                    if let Some(why) = refused {
-                        tracing::debug!(why, "grant released; asking again");
-                        attempt.undo(sent);
-                        attempt = Attempt::new(core, self.target(), core.draw_holder());
-                        continue;
-                    }
-                    let holder = attempt.holder();
-                    let unsure_until = attempt.accept_grant();
-                    return Ok(Some(Grant {
-                        target: self.target(),
-                        holder,
-                        fence,
-                        reached,
-                        sent,
-                        now,
-                        unsure_until,
-                        turn,
-                    }));
-                }
-                Ok(Acquired::Held { remaining }) => {
-                    self.answered.store(true, Ordering::Relaxed);
-                    if self.once {
-                        core.queue.answered(self.name);
-                        return Ok(None);
-                    }
-                    (unanswered, failures) = (None, 0);
-                    turn.held_elsewhere();
-                    let bound = core.settings.poll_bound;
-                    let pause = remaining
-                        .map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
-                    let until = core.now() + pause;
-                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
-                }
-                Ok(Acquired::NotYours(_)) => {
-                    return Err(Error::protocol(
-                        "the store answered an outermost acquire as a nested one",
-                    ));
-                }
-                Err(error) if error.is_unavailable() && !self.once => {
-                    self.answered.store(false, Ordering::Relaxed);
-                    failures += 1;
-                    let gap = core.timing.gap(failures, core.jitter());
-                    if core.now() + gap >= since + core.timing.ttl {
-                        return Err(error);
-                    }
-                    tracing::debug!(%error, "acquire failed; retrying");
-                    turn.set_due(core.now() + gap + attempt_time);
-                    sleep(gap).await;
-                }
-                Err(error) => {
-                    // A refusal is an answer too.
-                    if !error.is_unavailable() {
-                        core.queue.answered(self.name);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    /// Waits for an answer until `until`. Meanwhile it moves the turn's due time on, which shows
-    /// that this future is polled.
-    async fn answer<R>(
-        &self,
-        turn: &Turn,
-        mut request: Pin<&mut impl Future<Output = R>>,
-        until: Instant,
-    ) -> Option<R> {
-        let core = self.core;
-        loop {
-            let now = core.now();
-            let left = until.saturating_duration_since(now);
-            turn.set_due(now + core.timing.attempt * 3);
-            match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
-                Ok(answer) => return Some(answer),
-                Err(_) if core.now() >= until => return None,
-                Err(_) => {}
-            }
-        }
+    /// Returns a ticket for the queue of this process.
+    fn ticket(&self) -> Ticket {
+        self.core.queue.ticket(self.name, self.mode).arrived(self.start, self.fair)
     }
 }

@@ -6,8 +6,9 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inspect, Inspection, Mode, Name,
-    Release, Released, Resize, StoreFuture, Target, Wait, Wakeups, failed,
+    Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inspect, Inspection, Leave, Line,
+    Mode, Name, Place, Release, Released, Resize, StoreFuture, Target, Wait, Waiting, Wakeups,
+    failed,
 };
 use crate::trace;
 use std::future::{Future, poll_fn};
@@ -99,6 +100,31 @@ impl Core {
         self.check(target.mode)?;
         let request = Wait::new(target, holder, self.timing.attempt);
         asked(|| self.store.subscribe(request)).await
+    }
+
+    /// Refuses a place in a line, if the store orders the waiters of several managers in no way.
+    pub(super) fn check_line(&self) -> Result<()> {
+        if self.can.line == Line::Unordered { Err(Place::unsupported()) } else { Ok(()) }
+    }
+
+    /// Asks the store for the managers in the line of a name.
+    pub(crate) async fn line(&self, name: &Name) -> Result<Vec<Waiting>> {
+        self.check_line()?;
+        let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
+        asked(|| self.store.line(request)).await
+    }
+
+    /// Has the store give up a place. A place that is not given up lapses.
+    pub(super) async fn leave(&self, target: Target, holder: HolderId) {
+        let name = target.name.clone();
+        let request = Leave::new(target, holder, self.timing.attempt);
+        let left = in_time(self.timing.attempt * 2, asked(|| self.store.leave(request))).await;
+        if let Err(error) = left {
+            trace::later(
+                Level::DEBUG,
+                || move || tracing::debug!(name = name.as_str(), %error, "a place is left to lapse"),
+            );
+        }
     }
 
     /// Ends the store's connections.

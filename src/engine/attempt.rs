@@ -39,6 +39,10 @@ impl<'a> Attempt<'a> {
 
     /// Asks the store once.
     pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Result<Acquired>> {
+        if request.takes_place() {
+            self.sweep.placed = true;
+            self.core.queue.take_place(&request.target.name);
+        }
         self.flight = Some(self.core.acquire(request));
         self.land()
     }
@@ -46,6 +50,10 @@ impl<'a> Attempt<'a> {
     /// Waits for the request in flight.
     pub(super) async fn land(&mut self) -> Result<Acquired> {
         let verdict = land(&mut self.flight).await;
+        if let Ok(Acquired::Granted { .. }) = &verdict {
+            // A grant ends the place.
+            self.sweep.placed = false;
+        }
         if let Err(error) = &verdict
             && error.fate() != Fate::NotExecuted
         {
@@ -75,6 +83,10 @@ impl Drop for Attempt<'_> {
         match self.flight.take() {
             Some(verdict) => self.core.submit(Job::Abandon { sweep, verdict }),
             None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
+            None if sweep.placed => {
+                let Sweep { target, holder, .. } = sweep;
+                self.core.submit(Job::Leave { target, holder });
+            }
             None => {}
         }
     }

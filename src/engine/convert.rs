@@ -89,7 +89,7 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
         loss = hold.when_lost() => return Err(Error::lost(loss)),
     };
     match verdict {
-        Ok(Acquired::Granted { sent, fence, reached }) => {
+        Ok(Acquired::Granted { sent, fence, reached, .. }) => {
             let change = Change { mode, sent, fence, reached };
             match hold.change_mode(core, number, change) {
                 Some(next) => {

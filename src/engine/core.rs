@@ -208,9 +208,11 @@ impl Core {
         self.settings.fencing.map(block)
     }
 
-    /// Returns how long a store remembers the place of a waiter, which asks again at each poll.
-    pub(super) fn place_kept(&self) -> Duration {
-        self.settings.poll_bound * 3
+    /// Returns how long a store remembers the place of a waiter, which asks again at each poll. In a line, where a younger
+    /// waiter would pass it, a request may also take an attempt.
+    pub(super) fn place_kept(&self, mode: Mode) -> Duration {
+        let kept = self.settings.poll_bound * 3;
+        if mode == Mode::Exclusive { kept.max(self.timing.attempt * 2) } else { kept }
     }
 
     /// Submits a job to the worker. Works on any thread, inside and outside a runtime.

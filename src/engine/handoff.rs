@@ -18,7 +18,9 @@
 //!    handed the hold while it asks ([`Turn::seek`](super::turn::Turn::seek)). Its turn ends in the same step, and the next
 //!    flow takes over its subscription and the time of its next request: the store has just refused, so it need not ask.
 //!    If that flow wants another number of permits, or makes one attempt, the hold is released in the store.
-//! 6. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
+//!    processes ([`Heirs`](super::heirs::Heirs)).
+//! 7. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::core::{Core, Settings};
@@ -83,7 +85,8 @@ impl Hold {
         }
         let when = (now, inner.state.is_young(now));
         let seat = inner.seat.as_ref().map(Seat::number)?;
-        let next = core.queue.hand_off((&self.name, seat), when, || {
+        let heirs = inner.state.heirs();
+        let next = core.queue.hand_off((&self.name, seat), when, heirs, || {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);

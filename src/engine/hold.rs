@@ -1,5 +1,6 @@
 //! One hold: the data that its leases and the engine share.
 
+use super::heirs::Heirs;
 use super::seat::Seat;
 use super::share::{Share, Shares};
 use super::state::{Next, Phase, State};
@@ -105,6 +106,11 @@ impl Hold {
     /// Returns the time at which the last confirmed grant or renewal was sent.
     pub(super) fn confirmed(&self) -> Instant {
         self.lock().state.confirmed()
+    }
+
+    /// Returns to whom the hold may be handed off.
+    pub(super) fn heirs(&self) -> Heirs {
+        self.lock().state.heirs()
     }
 
     pub(crate) fn count(&self) -> u32 {

@@ -18,6 +18,8 @@ pub(crate) enum Job {
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.
     Sweep(Sweep),
+    /// Give up the place in the line that a request of this holder id may have taken.
+    Leave { target: Target, holder: HolderId },
 }
 
 /// The possible grants of one holder id that no hold stands for.
@@ -31,17 +33,20 @@ pub(crate) struct Sweep {
     pub(super) from: Option<Instant>,
     /// The time until which the last grant may keep the name.
     pub(super) until: Option<Instant>,
+    /// True if a request may have taken a place in the line.
+    pub(super) placed: bool,
 }
 
 impl Sweep {
     pub(crate) fn new(target: Target, holder: HolderId) -> Self {
-        Self { target, holder, unknown: 0, from: None, until: None }
+        Self { target, holder, unknown: 0, from: None, until: None, placed: false }
     }
 
     /// Returns a sweep for a hold that is over and whose grant was requested more than once.
     pub(crate) fn late(target: Target, holder: HolderId, from: Instant, until: Instant) -> Self {
         // One release cannot know which of several requests it undid.
-        Self { target, holder, unknown: 2, from: Some(from), until: Some(until) }
+        let (from, until) = (Some(from), Some(until));
+        Self { target, holder, unknown: 2, from, until, placed: false }
     }
 
     /// Adds a request that may have been granted and may keep the name until `until`.

@@ -1,6 +1,7 @@
 //! The life of one hold: each transition and its effects.
 
 use super::core::Core;
+use super::heirs::Heirs;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
 use super::schedule::Group;
@@ -29,13 +30,15 @@ pub(crate) struct Grant {
     pub(crate) now: Instant,
     /// The time until which other requests of this grant may still run.
     pub(crate) unsure_until: Option<Instant>,
+    /// To whom the hold may be handed off.
+    pub(super) heirs: Heirs,
     pub(super) turn: Turn,
 }
 
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant { target, holder, fence, reached, sent, now, unsure_until, turn } = grant;
+        let Grant { target, holder, fence, reached, sent, now, unsure_until, heirs, turn } = grant;
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
@@ -44,6 +47,7 @@ impl Hold {
         if target.mode == Mode::Read {
             state.share();
         }
+        state.set_heirs(heirs);
         let number = turn.number();
         let hold = Self::new(target, holder, fence, state, turn.into_seat());
         let forced = core.queue.install(&hold, number, sent);
@@ -314,6 +318,7 @@ mod tests {
             sent: now,
             now,
             unsure_until: None,
+            heirs: Heirs::Plain,
             turn,
         };
         Hold::begin(core, grant)

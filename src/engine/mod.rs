@@ -7,8 +7,8 @@
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
-//! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`] | the order of local waiters, and the pauses that let waiters elsewhere go first |
-//! | [`handoff`] | hands off a hold to the next local waiter |
+//! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
+//! | [`handoff`], [`heirs`] | hands off a hold to the next local waiter; to whom it may |
 //! | [`cohort`], [`share`] | handles that read the same name share a hold |
 //! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
@@ -66,6 +66,7 @@ mod core;
 #[expect(clippy::module_inception, reason = "it runs the engine")]
 mod engine;
 mod handoff;
+mod heirs;
 mod hints;
 mod hold;
 mod job;
@@ -74,6 +75,7 @@ mod members;
 mod name_entry;
 mod panic_guard;
 mod pause;
+mod place;
 mod queue;
 mod reaper;
 mod release;
@@ -94,7 +96,7 @@ mod wake;
 mod watchdog;
 mod worker;
 
-pub(crate) use acquire::{Claim, WaitLimit, acquire, acquire_as};
+pub(crate) use acquire::{Claim, WaitLimit, Wanted, acquire, acquire_as};
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};

@@ -1,5 +1,6 @@
 //! One name in the queue: its turns, its holds and its waiters.
 
+use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Members, Stage, can_share};
 use super::wake::{run_wakers, wake_waiter};
@@ -118,6 +119,10 @@ pub(super) struct Waiter {
     pub(super) wake: Option<oneshot::Sender<()>>,
     /// The time of its last check-in.
     pub(super) checked_in: Instant,
+    /// The time of its arrival.
+    pub(super) arrived: Instant,
+    /// Whether it takes part in the line of the name.
+    pub(super) fair: bool,
 }
 
 /// An offer to a waiter.
@@ -210,6 +215,10 @@ impl NameEntry {
 
     pub(super) fn has_waiters(&self) -> bool {
         self.rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
+    }
+
+    pub(super) fn has_fair_waiters(&self) -> bool {
+        self.rivals().is_some_and(|rivals| rivals.waiters.values().any(|waiter| waiter.fair))
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
@@ -340,7 +349,12 @@ impl NameEntry {
     }
 
     /// Returns the first waiter that is polled, if the hold in this seat can be handed off to it, and its place.
-    pub(super) fn recipient(&self, seat: u64, times: Times) -> Option<(Recipient, u64)> {
+    pub(super) fn recipient(
+        &self,
+        seat: u64,
+        heirs: Heirs,
+        times: Times,
+    ) -> Option<(Recipient, u64)> {
         let (rivals, mode) = (self.rivals()?, self.members.get(seat)?.mode);
         if !can_hand_off(mode) {
             return None;
@@ -349,8 +363,7 @@ impl NameEntry {
         let (ticket, waiter) = match (open.next(), open.next()) {
             // A mode that is not shared has no other member beside the seat.
             (None, _) if self.members.only().is_some() || can_share(mode, mode) => {
-                let mut waiters = rivals.waiters.iter();
-                waiters.find(|(_, waiter)| waiter.checked_in >= times.since)?
+                self.first_waiter(times.since)?
             }
             (Some(asks), None) if can_share(mode, mode) && !asks.is_overdue(times.now) => {
                 let seeker = rivals.seeker.as_ref().filter(|seeker| seeker.number == asks.number);
@@ -361,11 +374,12 @@ impl NameEntry {
                 let is_turn =
                     |offer: &Offer| matches!(offer, Offer::Turn(turn) if *turn == asks.number);
                 let (ticket, _) = rivals.offers.iter().rev().find(|(_, offer)| is_turn(offer))?;
-                rivals.waiters.get_key_value(ticket)?
+                (*ticket, rivals.waiters.get(ticket)?)
             }
             _ => return None,
         };
-        (waiter.mode == mode).then_some((Recipient::Waiter(*ticket), *ticket))
+        let fits = waiter.mode == mode && heirs.admit(waiter.fair, waiter.arrived);
+        fits.then_some((Recipient::Waiter(ticket), ticket))
     }
 
     /// Puts the next hold of a chain into its seat, and offers it to the recipient. Returns what completes that with no
@@ -406,5 +420,12 @@ impl NameEntry {
             (delivery.woken, delivery.removed) = self.advance(numbers, times);
         }
         delivery
+    }
+
+    /// Returns the first waiter that has checked in since `since`, and its ticket.
+    pub(super) fn first_waiter(&self, since: Instant) -> Option<(u64, &Waiter)> {
+        let mut waiters = self.rivals()?.waiters.iter();
+        let first = waiters.find(|(_, waiter)| waiter.checked_in >= since)?;
+        Some((*first.0, first.1))
     }
 }

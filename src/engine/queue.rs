@@ -14,6 +14,7 @@
 //! 5. A waiter keeps its place until it has a hold. While it does not check in, it is out of the
 //!    queue; at its next check-in it is back at its place.
 
+use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Stage, can_share};
 use super::name_entry::{Cohort, Delivery, HandedOff, NameEntry, Offer, Removed, Times};
@@ -21,8 +22,9 @@ use super::pause::{Heard, Pauses};
 use super::timing::Timing;
 use super::wake::wake_waiter;
 use crate::clock::{Clock, Instant};
-use crate::store::{Mode, Name, NameMap};
+use crate::store::{HolderId, Mode, Name, NameMap};
 use crate::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -36,6 +38,8 @@ pub(crate) struct Queue {
     patience: Duration,
     /// The time for which readers join a read hold.
     joins: Duration,
+    /// Set with the first waiter of a fair lock.
+    pub(super) is_fair: AtomicBool,
 }
 
 pub(super) struct QueueState {
@@ -46,6 +50,8 @@ pub(super) struct QueueState {
     /// The last time that this process forced a name open, whichever it was: a turn that was reclaimed has no place
     /// where its own name could be remembered.
     pub(super) forced: Option<Instant>,
+    /// The places that releases took for the first local waiter, until that one asks: see [`place`](super::place).
+    pub(super) places: NameMap<HolderId>,
 }
 
 impl QueueState {
@@ -90,8 +96,10 @@ impl Queue {
     pub(crate) fn new(clock: Clock, timing: &Timing) -> Self {
         let (attempt, patience) = (timing.attempt, timing.ttl / 4);
         let (names, pauses) = (NameMap::default(), Pauses::new(timing.ttl));
-        let state = Mutex::new(QueueState { names, numbers: 0, pauses, forced: None });
-        Self { state, clock, attempt, patience, joins: timing.longest_chain }
+        let places = NameMap::default();
+        let state = Mutex::new(QueueState { names, numbers: 0, pauses, forced: None, places });
+        let (joins, is_fair) = (timing.longest_chain, AtomicBool::new(false));
+        Self { state, clock, attempt, patience, joins, is_fair }
     }
 
     /// Records a release in the store. If waiters elsewhere heard it, the next turn pauses before
@@ -123,13 +131,14 @@ impl Queue {
         &self,
         (name, seat): (&Name, u64),
         (now, early): (Instant, bool),
+        heirs: Heirs,
         next: impl FnOnce() -> (Arc<Hold>, HandedOff),
     ) -> Option<(Delivery, Arc<Hold>)> {
         let times = self.times(now);
         let mut state = self.lock();
         let QueueState { names, numbers, .. } = &mut *state;
         let entry = names.get_mut(name)?;
-        let (recipient, place) = entry.recipient(seat, times)?;
+        let (recipient, place) = entry.recipient(seat, heirs, times)?;
         if !early && entry.rivals()?.served_at.is_some_and(|last| place > last) {
             return None;
         }

@@ -53,6 +53,7 @@ impl Work {
                 }
             }
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
+            Some(Job::Leave { target, holder }) => core.leave(target, holder).await,
         }
     }
 }
@@ -106,6 +107,9 @@ impl Sweep {
                 () = core.clock().sleep_until(from) => {}
                 () = core.stop.cancelled() => return,
             }
+        }
+        if self.placed {
+            core.leave(self.target.clone(), self.holder).await;
         }
         loop {
             let mut reconnected = std::pin::pin!(core.reconnected.notified());

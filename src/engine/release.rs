@@ -31,6 +31,8 @@ struct Flush<'a> {
     limit: Option<Duration>,
     /// True if a release was not answered.
     silent: bool,
+    /// True if a release may have taken a place in the line for the next waiter of this process.
+    placed: bool,
     /// True if nothing is left to the engine.
     over: bool,
 }
@@ -42,7 +44,10 @@ impl Flush<'_> {
             Op::Release => 0,
         };
         let Flush { core, hold, .. } = self;
-        let request = Release::new(hold.target(), hold.holder, count, core.timing.attempt);
+        let place = if op == Op::Release { core.next_place(hold) } else { None };
+        self.placed |= place.is_some_and(|place| !place.kept.is_zero());
+        let request =
+            Release::new(hold.target(), hold.holder, count, core.timing.attempt).with_place(place);
         self.flight = Some((op, self.core.release(request)));
     }
 
@@ -58,6 +63,7 @@ impl Flush<'_> {
                 Next::Nothing => return None,
             }
         }
+        let core = self.core;
         let (op, request) = self.flight.as_mut()?;
         let op = *op;
         let verdict = match self.limit {
@@ -66,6 +72,9 @@ impl Flush<'_> {
         };
         if op == Op::Release {
             self.note_silence(&verdict);
+            if self.placed && verdict.is_ok() {
+                core.keep_place(self.hold);
+            }
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
         let verdict = verdict.map(|released| match released {
@@ -137,8 +146,16 @@ fn flush<'a>(
     hold: &'a Arc<Hold>,
     now: Instant,
 ) -> impl Future<Output = Result<()>> + 'a {
-    let mut flushing =
-        Flush { core, hold, flight: None, now, limit: None, silent: false, over: false };
+    let mut flushing = Flush {
+        core,
+        hold,
+        flight: None,
+        now,
+        limit: None,
+        silent: false,
+        placed: false,
+        over: false,
+    };
     async move { finish(&mut flushing, || now + core.timing.attempt).await }
 }
 
@@ -225,7 +242,10 @@ pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fli
     let now = core.now();
     // An earlier release may not have been answered.
     let silent = core.queue.silent_since(&hold.name).is_some();
-    let mut flushing = Flush { core, hold, flight: flight.take(), now, limit, silent, over: false };
+    // A release in flight may have taken a place.
+    let placed = flight.is_some() && core.queue.is_fair();
+    let flight = flight.take();
+    let mut flushing = Flush { core, hold, flight, now, limit, silent, placed, over: false };
     match finish(&mut flushing, until).await {
         Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
         _ => {}

@@ -10,9 +10,9 @@ use super::timing::Timing;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Mode,
-    Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
-    Wakeups,
+    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Leave,
+    Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture,
+    Wait, Waiting, Wakeups,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -107,6 +107,14 @@ impl Store for SharedStore {
         let held = !self.holders().is_empty();
         self.holders().clear();
         Ok(held)
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, _: Wait) -> Result<Option<Wakeups>> {

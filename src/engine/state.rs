@@ -4,6 +4,7 @@ mod count;
 
 pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
 
+use super::heirs::Heirs;
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss, Result};
@@ -140,6 +141,8 @@ pub(crate) struct State {
     /// The time by which the store's clock had surely reached the first fencing token of the grant;
     /// `Instant::MAX` if unknown.
     reached: Instant,
+    /// To whom it may be handed off.
+    heirs: Heirs,
     /// The latest time of the release that is owed to the store, if the key is still ours after the
     /// loss.
     owed: Option<Instant>,
@@ -166,6 +169,7 @@ impl State {
             failures: 0,
             granted: sent,
             reached: sent,
+            heirs: Heirs::Plain,
             handoffs: 0,
             live: 1,
             recorded: Recorded::Known(1),

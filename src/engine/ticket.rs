@@ -8,6 +8,7 @@ use super::turn::Turn;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
 /// An offer that a waiter took up.
@@ -32,6 +33,8 @@ pub(crate) struct Ticket {
     name: Name,
     mode: Mode,
     number: Option<u64>,
+    arrived: Instant,
+    fair: bool,
     /// Whether it may be in the queue.
     queued: bool,
     /// Is sent to when an offer comes. Created when it has to wait.
@@ -41,12 +44,29 @@ pub(crate) struct Ticket {
 impl Queue {
     /// Returns a ticket for a name. It enters the queue at its first [`Ticket::check_in`].
     pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
-        let (number, queued, woken) = (None, false, None);
-        Ticket { queue: Arc::clone(self), name: name.clone(), mode, number, queued, woken }
+        Ticket {
+            queue: Arc::clone(self),
+            name: name.clone(),
+            mode,
+            number: None,
+            arrived: Instant::ZERO,
+            fair: false,
+            queued: false,
+            woken: None,
+        }
     }
 }
 
 impl Ticket {
+    /// Sets the time of its arrival, and whether it takes part in the line of the name.
+    pub(crate) fn arrived(mut self, time: Instant, fair: bool) -> Self {
+        (self.arrived, self.fair) = (time, fair);
+        if fair {
+            self.queue.is_fair.store(true, Ordering::Relaxed);
+        }
+        self
+    }
+
     /// Waits until it is woken for an offer, after a check-in that found none.
     pub(crate) async fn woken(&mut self) {
         if let Some(woken) = &mut self.woken {
@@ -75,6 +95,7 @@ impl Ticket {
     /// turn or an offered hold that brought no hold: it keeps its place.
     pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
         let (queue, name, mode) = (&self.queue, &self.name, self.mode);
+        let (arrived, fair) = (self.arrived, self.fair);
         let (mut replaced, mut removed, mut passed) = (None, None, Vec::new());
         let mut guard = queue.lock();
         let state = &mut *guard;
@@ -92,7 +113,7 @@ impl Ticket {
             let rivals = entry.rivals_or_default();
             let mut offer = rivals.offers.remove(&ticket);
             if offer.is_none() {
-                let new = || Waiter { mode, wake: None, checked_in: now };
+                let new = || Waiter { mode, wake: None, checked_in: now, arrived, fair };
                 let waiter = rivals.waiters.entry(ticket).or_insert_with(new);
                 waiter.checked_in = now;
                 if waiter.wake.is_none() {

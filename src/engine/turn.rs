@@ -31,6 +31,8 @@ pub(crate) struct Turn {
     place: u64,
     /// True if a hold has the seat.
     granted: bool,
+    /// Whether its hold takes part in the line of the name.
+    fair: bool,
     not_before: Option<Instant>,
     /// What the flow that asked before has learned.
     pub(super) seen: Option<Seen>,
@@ -80,7 +82,8 @@ impl Queue {
     ) -> Turn {
         let not_before = state.pauses.not_before(name, now);
         let (queue, name) = (Arc::clone(self), name.clone());
-        Turn { queue, name, number, mode, place, granted: false, not_before, seen: None }
+        let (granted, fair, seen) = (false, false, None);
+        Turn { queue, name, number, mode, place, granted, fair, not_before, seen }
     }
 }
 
@@ -88,6 +91,11 @@ impl Turn {
     /// Returns the earliest time to ask the store, if waiters elsewhere go first.
     pub(crate) fn not_before(&self) -> Option<Instant> {
         self.not_before
+    }
+
+    /// Sets whether its hold takes part in the line of the name. If so, it counts as one that waiters elsewhere listen to.
+    pub(crate) fn set_fair(&mut self, fair: bool) {
+        self.fair = fair;
     }
 
     /// Sets the time by which the next step follows. After that, waiters may reclaim the turn.
@@ -122,7 +130,8 @@ impl Turn {
     pub(crate) fn keep(&self, sent: Instant) -> Kept {
         let Self { name, number, .. } = self;
         let mut state = self.queue.lock();
-        let served_at = state.pauses.is_heard(name).then_some(state.numbers);
+        let heard = self.fair || state.pauses.is_heard(name);
+        let served_at = heard.then_some(state.numbers);
         let own = || Member {
             number: *number,
             mode: self.mode,

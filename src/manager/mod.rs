@@ -7,12 +7,13 @@ pub use builder::Builder;
 
 use crate::engine::{Closed, Engine};
 use crate::error::{Error, Result};
+use crate::fair_lock::FairLock;
 use crate::lock::{Holder, Lock};
 use crate::multi_lock::MultiLock;
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::slots::Slots;
-use crate::store::{HolderInfo, Inspection, Name};
+use crate::store::{HolderInfo, Inspection, Name, Waiting};
 use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -75,6 +76,20 @@ impl LeaseManager {
     #[doc(alias = "mutex")]
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.engine), name.as_ref())
+    }
+
+    /// Creates a handle on `name` for one flow of control, without I/O, whose waiters are served in the order of arrival,
+    /// across all processes.
+    ///
+    /// It is the lock that [`lock`](LeaseManager::lock) creates, with an order. Takes the same names. The first attempt to
+    /// lock it reports an invalid name, and a store that has no order.
+    #[must_use]
+    #[doc(alias = "getFairLock")]
+    #[doc(alias = "RFairLock")]
+    #[doc(alias = "fifo")]
+    #[doc(alias = "ticket lock")]
+    pub fn fair_lock(&self, name: impl AsRef<str>) -> FairLock {
+        FairLock::new(Arc::clone(&self.engine), name.as_ref())
     }
 
     /// Creates a handle for one flow of control that locks many names, without I/O.
@@ -193,6 +208,43 @@ impl LeaseManager {
         core.check_open()?;
         consume_budget().await;
         core.inspect(&Name::new(name.as_ref())?).await.map(|inspection| inspection.holders)
+    }
+
+    /// Returns the managers that wait for `name` by [`fair_lock`](LeaseManager::fair_lock), the oldest first.
+    ///
+    /// A manager is there once, with the time of its oldest waiter, whatever the number of its waiters. Those that wait
+    /// behind a lease of their own manager are not there: they do not ask the store. A manager that died stays for a few
+    /// seconds. The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::try_lock`], and [`Unsupported`](crate::ErrorKind::Unsupported) on a quorum and on ZooKeeper.
+    ///
+    /// # Panics
+    ///
+    /// May panic outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. It changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// for waiting in leases.line("printer").await? {
+    ///     println!("{} has waited for {:?}", waiting.manager, waiting.waited);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "queue")]
+    #[doc(alias = "waiters")]
+    pub async fn line(&self, name: impl AsRef<str>) -> Result<Vec<Waiting>> {
+        let core = &self.engine.core;
+        core.check_open()?;
+        consume_budget().await;
+        core.line(&Name::new(name.as_ref())?).await
     }
 
     /// Force-releases `name` and wakes a waiter. Returns whether it was held.

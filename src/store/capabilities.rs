@@ -6,10 +6,10 @@ use crate::error::{Error, ErrorKind};
 /// The abilities of a store.
 ///
 /// The engine asks once, when a manager is created. It returns [`Unsupported`](crate::ErrorKind::Unsupported) for a
-/// [mode](Self::supports) that the store does not have, before anything is sent, and works without any other missing
-/// ability.
+/// [mode](Self::supports) or a [line](Self::line) that the store does not have, before anything is sent, and works without
+/// any other missing ability.
 ///
-/// The default store has exclusive locks and all abilities but [`sharded`](Self::sharded).
+/// The default store has exclusive locks and all abilities but [`sharded`](Self::sharded) and a [`line`](Self::line).
 ///
 /// ```
 /// use leasehold::store::{Capabilities, Mode};
@@ -43,9 +43,25 @@ pub struct Capabilities {
     pub renewal_batch: usize,
     /// [`Store::shard`](super::Store::shard) has more than one answer.
     pub sharded: bool,
+    /// How the waiters of several managers are ordered, for [`fair_lock`](crate::LeaseManager::fair_lock).
+    pub line: Line,
     modes: Modes,
     /// Why there are no permits, where the store knows more than that.
     against_permits: Option<&'static str>,
+}
+
+/// How a store orders the waiters of several managers for an exclusive lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Line {
+    /// In no order. A request with a [`Place`](super::Place) is [`Unsupported`](crate::ErrorKind::Unsupported).
+    #[default]
+    Unordered,
+    /// By the [`Place`](super::Place) of their requests, for those that have one; see the [contract](super::Store#lines).
+    Places,
+    /// By a queue of the store itself, which every waiter enters when it [subscribes](super::Store::subscribe). The
+    /// requests of a fair lock are those of a plain one.
+    Queue,
 }
 
 /// One bit for each mode, whatever its numbers.
@@ -74,6 +90,7 @@ impl Default for Capabilities {
             announces: true,
             renewal_batch: 100,
             sharded: false,
+            line: Line::Unordered,
             modes: Modes::of(Mode::Exclusive),
             against_permits: None,
         }
@@ -153,6 +170,12 @@ impl Capabilities {
     #[must_use]
     pub fn with_sharded(self, sharded: bool) -> Self {
         Self { sharded, ..self }
+    }
+
+    /// Sets the [`line`](Self::line).
+    #[must_use]
+    pub fn with_line(self, line: Line) -> Self {
+        Self { line, ..self }
     }
 }
 

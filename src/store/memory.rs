@@ -1,12 +1,13 @@
 //! The embedded store: leases of one process, in maps.
 
+mod line;
 mod shared;
 
 use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
-    StoreFuture, Wait, Wakeups,
+    Inspection, Leave, Line, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Resize,
+    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -50,6 +51,8 @@ struct State {
     holds: NameMap<Entry>,
     /// The names that several holders share. A name is in one of these maps at most, but for what has expired.
     shared: NameMap<Shared>,
+    /// The managers that wait for a name in the order of arrival.
+    lines: NameMap<line::Queue>,
     /// The last reserved fencing token of each name, until the clock has passed it.
     fences: NameMap<u64>,
     /// The last one that was forgotten before its time.
@@ -112,6 +115,7 @@ impl MemoryStore {
         let mut state = self.lock();
         state.holds.clear();
         state.shared.clear();
+        state.lines.clear();
         let forgotten = state.fences.drain().map(|(_, last)| last).max();
         state.forgotten = state.forgotten.max(forgotten.unwrap_or_default());
         state.restarted = Some(now);
@@ -192,7 +196,10 @@ impl State {
         let (name, mode) = (&request.target.name, request.target.mode);
         self.of_kind(name, mode.kind(), now)?;
         match mode {
-            Mode::Exclusive => Ok(self.acquire_exclusive(request, now)),
+            Mode::Exclusive => match request.place.filter(|_| request.count == 1) {
+                Some(place) => Ok(self.acquire_in_line(request, place, now)),
+                None => Ok(self.acquire_exclusive(request, now)),
+            },
             Mode::Read | Mode::Write | Mode::Permits { .. } => {
                 self.sweep(now);
                 let shared = self.shared.remove(name);
@@ -244,16 +251,21 @@ impl State {
     }
 
     fn sweep(&mut self, now: Instant) {
-        let names = self.holds.len() + self.shared.len() + self.fences.len();
+        let names = self.names();
         if names < self.sweep_at.max(1024) {
             return;
         }
         self.holds.retain(|_, entry| entry.expires > now);
         self.shared.retain(|_, shared| shared.is_live(now));
+        self.lines.retain(|_, line| line.is_live(now));
         // However long they are to be kept: from then on the clock does as well.
         let now = micros(now);
         self.fences.retain(|_, last| *last >= now);
-        self.sweep_at = 2 * (self.holds.len() + self.shared.len() + self.fences.len());
+        self.sweep_at = 2 * self.names();
+    }
+
+    fn names(&self) -> usize {
+        self.holds.len() + self.shared.len() + self.lines.len() + self.fences.len()
     }
 
     fn release(&mut self, request: &Release, now: Instant) -> Result<Released> {
@@ -277,7 +289,8 @@ impl State {
             }
             Ok(_) => {
                 self.holds.remove(name);
-                Released::done(self.wake(name, Some(request.holder)))
+                let listeners = self.wake(name, Some(request.holder));
+                Released::done(if self.released_in_line(request, now) { 0 } else { listeners })
             }
         }
     }
@@ -337,6 +350,7 @@ impl Store for MemoryStore {
         // A listener without a holder has no manager; one of the own manager would be taken for a waiter elsewhere.
         Capabilities::default()
             .with_announces(false)
+            .with_line(Line::Places)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })
@@ -386,6 +400,22 @@ impl Store for MemoryStore {
             state.holds.remove(name);
             state.wake(name, None);
             Ok(held)
+        })
+        .await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.at_once(|state, now| {
+            let line = state.lines.get(&request.target.name);
+            Ok(line.map(|line| line.waiting(now)).unwrap_or_default())
+        })
+        .await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.at_once(|state, now| {
+            state.leave(&request.target.name, request.holder, now);
+            Ok(())
         })
         .await
     }

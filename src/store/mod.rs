@@ -24,7 +24,7 @@ mod verdict;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
-pub use capabilities::Capabilities;
+pub use capabilities::{Capabilities, Line};
 pub use memory::MemoryStore;
 pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
@@ -34,12 +34,13 @@ pub use quorum::{NoMajority, NodeVerdict, Quorum};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
 pub use request::{
-    Acquire, Fencing, ForceRelease, Inspect, Place, Release, RenewBatch, Renewal, Resize, Wait,
+    Acquire, Fencing, ForceRelease, Inspect, Leave, Place, Release, RenewBatch, Renewal, Resize,
+    Wait,
 };
 pub use signal::{Signal, Wakeups};
 pub(crate) use target::IDLE_SEMAPHORE;
 pub use target::{Mode, Target};
-pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed};
+pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed, Waiting};
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::ZooKeeperStore;
 
@@ -119,6 +120,22 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// of a holder that only reads finds nothing, and so does its release, which may end the hold: a store can lose a change of
 /// the mode. [`Acquire::place`] asks for an order between readers and
 /// writers. A store need not support any of them.
+///
+/// # Lines
+///
+/// A store with [`Line::Places`] keeps a line for each name: one [`Place`] for each manager, with the time at which its
+/// waiter arrived, and until when it is kept, by the store's own clock. It upholds:
+///
+/// - An exclusive acquire with a place, from a manager that does not hold the name, is refused while another manager has an
+///   older place, even if the name is free. The refusal reports when that place lapses.
+/// - A refused request takes the place of its manager, or refreshes it, unless [`Place::kept`] is zero. The numbers of
+///   holder ids tell which request is older: a later waiter of the manager takes the place over with the time of its own
+///   arrival, a late copy for an earlier waiter changes nothing, and one for the same waiter never makes it younger.
+/// - A grant ends the place of its manager, and reports the oldest waiter of the others.
+/// - A place lapses by itself. [`leave`](Store::leave) ends it sooner, and wakes the others if the name is free.
+/// - A request without a place is granted whenever the name is free. It neither enters the line nor sees it.
+///
+/// Any other store returns [`Unsupported`](crate::ErrorKind::Unsupported) to an exclusive acquire with a place.
 ///
 /// # Dropped futures
 ///
@@ -200,6 +217,29 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// If dropped, the outcome is unknown. Call it again.
     async fn force_release(&self, request: ForceRelease) -> Result<bool>;
+
+    /// Returns the managers in the [line](Store#lines) of a name, the oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) without [`Line::Places`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>>;
+
+    /// Gives up the place that a manager has in the [line](Store#lines) of a name, unless a holder id with a larger number
+    /// has taken it over. Does nothing if there is no place.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) without [`Line::Places`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the outcome is unknown. The place lapses by itself.
+    async fn leave(&self, request: Leave) -> Result<()>;
 
     /// Subscribes to hints that a name may be free. Hints can be late, lost or spurious.
     ///
@@ -298,6 +338,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         (**self).force_release(request).await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        (**self).line(request).await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        (**self).leave(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -178,11 +178,15 @@ impl HolderId {
         Self { node, ..self }
     }
 
-    pub(crate) fn manager(self) -> Uuid {
+    /// Returns the id of the manager.
+    #[must_use]
+    pub fn manager(self) -> Uuid {
         self.manager
     }
 
-    pub(crate) fn number(self) -> u64 {
+    /// Returns the number. A manager draws larger ones for later requests.
+    #[must_use]
+    pub fn number(self) -> u64 {
         self.number
     }
 

@@ -4,8 +4,8 @@
 //! counts and times.
 
 use super::name::{HolderId, Name};
-use super::target::Target;
-use crate::error::Result;
+use super::target::{Mode, Target};
+use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;
 
 /// The number of fencing tokens that an outermost grant reserves, and how long the last one is remembered.
@@ -48,21 +48,25 @@ pub struct Acquire {
     /// other it is held. Without it, an acquire never changes the mode of a holder: it may be a late copy of an earlier
     /// request.
     pub converts: bool,
-    /// The place in the order of waiters, for modes that share a name; `None` for a call that does not wait.
+    /// The place in the order of waiters; `None` for a request that takes no part in that order.
     pub place: Option<Place>,
 }
 
-/// The place of a waiter in the order between the readers and the writers of all processes.
+/// The place of a waiter in the order of the waiters of all processes.
 ///
-/// A store remembers it when it refuses the request. Then it refuses a later reader while an older writer waits, and a
-/// later writer while an older reader waits, so that neither side starves. Only requests of its own manager keep a place:
-/// if others could, the places of a reader and a writer that are both gone would keep all others out.
+/// A store remembers it when it refuses the request, unless [`kept`](Self::kept) is zero. In the modes
+/// [`Read`](super::Mode::Read) and [`Write`](super::Mode::Write) it then refuses a later reader while an older writer waits,
+/// and a later writer while an older reader waits, so that neither side starves. Only requests of its own manager keep a
+/// place: if others could, the places of a reader and a writer that are both gone would keep all others out.
+///
+/// In [`Mode::Exclusive`](super::Mode::Exclusive) it is a place in the [line](super::Store#lines) of the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {
     /// How long the waiter has waited.
     pub waited: Duration,
-    /// The time for which the store remembers the place after the last request: a waiter may be gone.
+    /// The time for which the store remembers the place after the last request: a waiter may be gone. Zero for a call that
+    /// does not wait: it respects the order and gets no place.
     pub kept: Duration,
 }
 
@@ -71,6 +75,13 @@ impl Place {
     #[must_use]
     pub fn new(waited: Duration, kept: Duration) -> Self {
         Self { waited, kept }
+    }
+
+    /// Returns the error of a store that keeps no places for exclusive locks. Nothing was executed.
+    #[must_use]
+    pub fn unsupported() -> Error {
+        let message = "the store has no order between the waiters of several processes; use `lock`, or one Redis server or cluster";
+        Error::new(ErrorKind::Unsupported, message)
     }
 }
 
@@ -105,6 +116,31 @@ impl Acquire {
     pub fn with_place(self, place: Option<Place>) -> Self {
         Self { place, ..self }
     }
+
+    /// Returns whether a refusal takes a place in the [line](super::Store#lines) of the name.
+    pub(crate) fn takes_place(&self) -> bool {
+        let waits = self.place.is_some_and(|place| !place.kept.is_zero());
+        self.target.mode == Mode::Exclusive && self.count == 1 && waits
+    }
+
+    /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](super::Mode::Exclusive) and keeps no places.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported) for any other mode, and for a request with a place.
+    pub fn plain_name(&self) -> Result<Name> {
+        self.target.require_exclusive()?;
+        self.require_no_line()?;
+        Ok(self.target.name.clone())
+    }
+
+    /// Refuses a place in the [line](super::Store#lines) of a name, for a store that keeps none.
+    pub(crate) fn require_no_line(&self) -> Result<()> {
+        match (self.target.mode, self.place) {
+            (Mode::Exclusive, Some(_)) => Err(Place::unsupported()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Asks to lower a hold count, or to release a name.
@@ -119,13 +155,44 @@ pub struct Release {
     pub count: u32,
     /// The time that the attempt may take.
     pub timeout: Duration,
+    /// The place of the next waiter of this manager, for a hold in [`Mode::Exclusive`](super::Mode::Exclusive). A store with
+    /// a [line](super::Store#lines) enters it in the same step, if this request releases the name. Then
+    /// [`Released::Done`](super::Released::Done) counts no listeners while another manager waits in the line: the line
+    /// orders them.
+    pub place: Option<Place>,
 }
 
 impl Release {
     /// Creates a request that leaves a hold count; 0 releases the name.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
-        Self { target, holder, count, timeout }
+        Self { target, holder, count, timeout, place: None }
+    }
+
+    /// Sets the [`place`](Self::place) of the next waiter.
+    #[must_use]
+    pub fn with_place(self, place: Option<Place>) -> Self {
+        Self { place, ..self }
+    }
+}
+
+/// Asks to give up a place in the [line](super::Store#lines) of a name.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Leave {
+    /// The name.
+    pub target: Target,
+    /// The holder id of the last request that may have taken the place.
+    pub holder: HolderId,
+    /// The time that the attempt may take.
+    pub timeout: Duration,
+}
+
+impl Leave {
+    /// Creates the request.
+    #[must_use]
+    pub fn new(target: Target, holder: HolderId, timeout: Duration) -> Self {
+        Self { target, holder, timeout }
     }
 }
 
@@ -222,7 +289,7 @@ impl Wait {
     }
 }
 
-/// Asks for the holders of a name.
+/// Asks for the holders of a name, or for those that wait for it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Inspect {

@@ -19,6 +19,9 @@ pub enum Acquired {
         /// Where fencing tokens are a number of microseconds: whether the store's clock has surely reached the first
         /// one. Elsewhere it does not matter.
         reached: bool,
+        /// For how long the oldest waiter of another manager has waited in the [line](super::Store#lines). `None` if there
+        /// is none, or if the request had no place.
+        oldest: Option<Duration>,
     },
     /// An outermost acquire found another holder.
     #[non_exhaustive]
@@ -34,13 +37,22 @@ impl Acquired {
     /// Creates the grant of a request that left at `sent`, with the first reserved fencing token.
     #[must_use]
     pub fn granted(sent: Instant, fence: Option<u64>) -> Self {
-        Self::Granted { sent, fence, reached: false }
+        Self::Granted { sent, fence, reached: false, oldest: None }
     }
 
     /// Creates a grant whose first fencing token, a number of microseconds, is not ahead of the store's clock.
     #[must_use]
     pub fn granted_with_fence_reached(sent: Instant, fence: Option<u64>) -> Self {
-        Self::Granted { sent, fence, reached: true }
+        Self::Granted { sent, fence, reached: true, oldest: None }
+    }
+
+    /// Adds to a grant for how long the oldest waiter of another manager has waited.
+    #[must_use]
+    pub fn with_oldest(mut self, waited: Option<Duration>) -> Self {
+        if let Self::Granted { oldest, .. } = &mut self {
+            *oldest = waited;
+        }
+        self
     }
 
     /// Creates a refusal, with the remaining time of the holder if the store knows it.
@@ -162,5 +174,23 @@ impl HolderInfo {
     #[must_use]
     pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
+    }
+}
+
+/// A manager in the [line](super::Store#lines) of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The uuid of the manager, with which its [`HolderId`](super::HolderId)s begin.
+    pub manager: String,
+    /// For how long its oldest waiter has waited.
+    pub waited: Duration,
+}
+
+impl Waiting {
+    /// Creates the description of a manager that waits, for authors of a [`Store`](super::Store).
+    #[must_use]
+    pub fn new(manager: String, waited: Duration) -> Self {
+        Self { manager, waited }
     }
 }

@@ -10,6 +10,7 @@
 mod ends;
 mod fences;
 mod holds;
+mod line;
 mod modes;
 mod party;
 mod permits;
@@ -18,6 +19,7 @@ mod read_write;
 pub use ends::*;
 pub use fences::*;
 pub use holds::*;
+pub use line::*;
 pub use modes::*;
 pub use permits::*;
 pub use read_write::*;
@@ -84,6 +86,12 @@ macro_rules! conformance_suite {
             names_are_taken_as_they_are
             mode_that_is_not_supported_is_refused
             batch_with_a_mode_that_is_not_supported_is_refused
+            place_in_a_line_that_does_not_exist_is_refused
+            line_is_in_the_order_of_arrival
+            requests_with_a_place_may_run_twice_and_late
+            release_takes_the_place_of_the_next_waiter
+            place_lapses_by_itself
+            place_that_is_left_wakes_the_others
             readers_share_a_name_and_exclude_a_writer
             readers_share_a_fence_between_those_of_writers
             read_write_requests_may_run_twice

@@ -3,8 +3,8 @@
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
+    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::sync::Mutex;
 use async_trait::async_trait;
@@ -76,6 +76,10 @@ pub enum Call {
     Inspect,
     /// [`Store::force_release`]
     ForceRelease,
+    /// [`Store::line`]
+    Line,
+    /// [`Store::leave`]
+    Leave,
     /// [`Store::subscribe`]
     Subscribe,
     /// [`Store::age`]
@@ -88,13 +92,15 @@ pub enum Call {
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 10] = [
+    pub const ALL: [Call; 12] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
         Call::Resize,
         Call::Inspect,
         Call::ForceRelease,
+        Call::Line,
+        Call::Leave,
         Call::Subscribe,
         Call::Age,
         Call::ServerId,
@@ -335,8 +341,8 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
             &[&name],
             move |inner| inner.acquire(request),
             |reply, before| match reply {
-                Acquired::Granted { sent, fence, reached } => {
-                    Acquired::Granted { sent: sent.min(before), fence, reached }
+                Acquired::Granted { sent, fence, reached, oldest } => {
+                    Acquired::Granted { sent: sent.min(before), fence, reached, oldest }
                 }
                 Acquired::Held { .. } | Acquired::NotYours(_) => reply,
             },
@@ -380,6 +386,20 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
             Box::pin(async move { inner.force_release(request).await })
         };
         self.call(Call::ForceRelease, &[&name], run, as_it_is).await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.line(request).await }) };
+        self.call(Call::Line, &[&name], run, as_it_is).await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.leave(request).await }) };
+        self.call(Call::Leave, &[&name], run, as_it_is).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

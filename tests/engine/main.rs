@@ -7,6 +7,7 @@ mod close;
 mod dropped;
 mod enter;
 mod face;
+mod fair_lock;
 mod handoff;
 mod handoff_loss;
 mod handoff_turns;

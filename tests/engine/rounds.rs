@@ -4,8 +4,8 @@ use super::*;
 use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Name, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
+    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -170,6 +170,12 @@ impl Store for Counting {
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await
+    }
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.store.line(request).await
+    }
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.store.leave(request).await
     }
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         self.store.subscribe(request).await

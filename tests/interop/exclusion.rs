@@ -4,6 +4,7 @@ use crate::peer::now;
 use crate::scenarios;
 use crate::world::{LONG, World, waits};
 use kit::within;
+use leasehold::LeaseManager;
 use std::time::Duration;
 
 const T: Duration = Duration::from_secs(30);
@@ -11,6 +12,7 @@ const WAIT: Duration = Duration::from_millis(300);
 
 scenarios! {
     only_the_holder_gets_in: on_a_server in_a_cluster;
+    fair_locks_are_locks_of_java: on_a_server in_a_cluster;
     sets_and_slots_are_locks_of_java: on_a_server in_a_cluster;
     nested_holds_count_on_both_sides: on_a_server in_a_cluster;
     crowd_of_both_sides_gets_in_after_one_release: on_a_server;
@@ -55,6 +57,37 @@ async fn only_the_holder_gets_in(world: &World) {
     held("unlock").await.ok();
     assert!(!world.exists(name));
     drop(leases.lock(name).try_lock().await.expect("an answer").expect("it is free"));
+}
+
+/// Fair handles keep their order around a lock that Java takes and releases.
+async fn fair_locks_are_locks_of_java(world: &World) {
+    let (first, second, java) = (world.rust(T).await, world.rust(T).await, world.java(T).await);
+    let (name, thread) = (world.name("fair"), java.on("a"));
+    let java = async |method: &str| thread.call(method, &[name.as_str()]).await;
+    java("lock").await.ok();
+    let wait = |leases: &LeaseManager| {
+        let mut lock = leases.fair_lock(&name);
+        tokio::spawn(async move { lock.lock().await.expect("a lease") })
+    };
+    let mut waiters = Vec::new();
+    for (place, leases) in [&second, &first].into_iter().enumerate() {
+        waiters.push(wait(leases));
+        while leases.line(&name).await.expect("an answer").len() <= place {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+    assert!(first.fair_lock(&name).try_lock().await.expect("an answer").is_none());
+    java("unlock").await.ok();
+    let [older, younger] = waiters.try_into().expect("two");
+    let lease = within(LONG, older).await.expect("no panic");
+    assert!(!java("tryLock").await.truth());
+    assert!(!younger.is_finished());
+    lease.unlock().await.expect("a release");
+    let lease = within(LONG, younger).await.expect("no panic");
+    assert!(!java("tryLock").await.truth());
+    lease.unlock().await.expect("a release");
+    assert!(java("tryLock").await.truth());
+    java("unlock").await.ok();
 }
 
 /// Each name of a multi-lock, and each slot, is a lock that Java knows.

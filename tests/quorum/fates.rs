@@ -3,8 +3,8 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Release, Released,
+    RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -103,6 +103,12 @@ impl Store for Fated {
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.node.force_release(request).await
+    }
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.node.line(request).await
+    }
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.node.leave(request).await
     }
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
         self.node.subscribe(request).await

@@ -3,6 +3,7 @@
 mod cluster;
 mod drop;
 mod errors;
+mod fair;
 mod handoff;
 mod loss;
 mod runtimes;

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Mode, Name, Release, Released, RenewBatch, Renewal, Renewed, Resize, Signal, Store,
-    StoreFuture, Wait, Wakeups,
+    Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed, Resize,
+    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -714,6 +714,14 @@ impl Store for Client {
             !held.is_empty()
         };
         self.call(what, Sort::Passed, limit, run, |_, _, _| ()).await
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

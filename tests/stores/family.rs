@@ -4,7 +4,7 @@
 use kit::zookeeper::ZooKeeper;
 use kit::{Cluster, Server, connect_in_the_end, within};
 use leasehold::store::MemoryStore;
-use leasehold::{LeaseManager, Slot};
+use leasehold::{ErrorKind, LeaseManager, Slot};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -74,6 +74,7 @@ macro_rules! on_every_store {
 on_every_store! {
     sets_that_overlap_exclude_each_other
     slots_are_taken_once_and_come_back
+    fair_locks_go_in_order_or_are_refused
 }
 
 async fn sets_that_overlap_exclude_each_other(pair: Pair) {
@@ -112,6 +113,36 @@ async fn sets_that_overlap_exclude_each_other(pair: Pair) {
     let other = pair.leases[1].lock("set:2").try_lock().await.expect("an answer");
     assert!(other.is_none(), "a name of the set is a lock");
     lease.unlock().await.expect("released");
+}
+
+async fn fair_locks_go_in_order_or_are_refused(pair: Pair) {
+    let lease = match pair.leases[0].fair_lock("fair").try_lock().await {
+        Ok(lease) => lease.expect("free"),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("use `lock`"), "{error}");
+            let error = pair.leases[0].line("fair").await.expect_err("there is no line");
+            return assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
+    };
+    assert!(pair.leases[1].lock("fair").try_lock().await.expect("an answer").is_none());
+    let (order, mut tasks) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
+    for place in 0..4 {
+        let (mut lock, order) = (pair.leases[1 - place % 2].fair_lock("fair"), Arc::clone(&order));
+        tasks.push(tokio::spawn(async move {
+            let lease = lock.lock().await.expect("granted in the end");
+            order.lock().expect("no panic").push(place);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            lease.unlock().await.expect("released");
+        }));
+        // Far longer than a request travels: on some of these stores nothing else shows that one waits.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    lease.unlock().await.expect("released");
+    for task in tasks {
+        within(LONG, task).await.expect("no panic");
+    }
+    assert_eq!(*order.lock().expect("no panic"), [0, 1, 2, 3]);
 }
 
 async fn slots_are_taken_once_and_come_back(pair: Pair) {

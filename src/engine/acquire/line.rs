@@ -20,7 +20,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     pub(super) async fn wait_out_silence(&self) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         let until = self.start + self.silence_limit();
-        let mut ticket = core.queue.ticket(self.name, self.mode);
+        let mut ticket = self.ticket();
         loop {
             let now = core.now();
             core.check_open()?;

@@ -1,5 +1,6 @@
 //! The hold count: re-entry, ended leases, and the count in the store.
 
+use super::super::heirs::Heirs;
 use super::super::timing::Timing;
 use super::{Cleanup, InFlight, Phase, Recorded, Renewal, State};
 use crate::clock::Instant;
@@ -169,6 +170,16 @@ impl State {
             && self.max_until.is_none_or(|max| now < max)
     }
 
+    /// Sets to whom the hold may be handed off.
+    pub(in crate::engine) fn set_heirs(&mut self, heirs: Heirs) {
+        self.heirs = heirs;
+    }
+
+    /// Returns to whom the hold may be handed off.
+    pub(in crate::engine) fn heirs(&self) -> Heirs {
+        self.heirs
+    }
+
     /// Returns the time of the request that the store granted; hand-offs keep it.
     pub(in crate::engine) fn chain_began(&self) -> Instant {
         self.granted
@@ -201,6 +212,7 @@ impl State {
             offered: true,
             granted: self.granted,
             reached: self.reached,
+            heirs: self.heirs,
             handoffs: self.handoffs + 1,
             fence_kept: self.fence_kept,
             ..Self::granted(self.confirmed, self.confirmed, None, unsure_until)

@@ -334,7 +334,7 @@ fn side(mode: Mode) -> Option<usize> {
     }
 }
 
-fn arrived(place: Option<Place>, now: Instant) -> i128 {
+pub(super) fn arrived(place: Option<Place>, now: Instant) -> i128 {
     let waited = place.map_or(Duration::ZERO, |place| place.waited);
     let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
     nanos(now.saturating_duration_since(Instant::ZERO)) - nanos(waited)

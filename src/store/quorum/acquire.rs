@@ -43,7 +43,8 @@ pub(super) fn stale(ttl: Duration, sent: Instant, now: Instant) -> bool {
 
 impl Inner {
     pub(super) fn acquire(self: Arc<Self>, request: Acquire) -> StoreFuture<Acquired> {
-        if let Err(error) = self.require(request.target.mode) {
+        let accepted = self.require(request.target.mode).and_then(|()| request.require_no_line());
+        if let Err(error) = accepted {
             return failed(error);
         }
         let (answer, verdict) = oneshot::channel();

@@ -23,8 +23,9 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Mode, Name, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Place,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
+    Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -276,6 +277,15 @@ impl Store for Quorum {
             return Err(tally.no_majority(|held| if *held { "deleted" } else { "free" }));
         }
         Ok(votes.yes > 0)
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        // Majorities would disagree about the first.
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -8,8 +8,9 @@ use super::{QUERY_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Mode, Name, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups, failed,
+    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Release,
+    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    failed,
 };
 use crate::sync::Mutex;
 use crate::trace;
@@ -315,6 +316,14 @@ impl Store for PendingNode {
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.get()?.force_release(request).await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.get()?.line(request).await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.get()?.leave(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -106,7 +106,7 @@ impl Batcher {
     ) -> StoreFuture<R::Verdict> {
         let lone = self.shared.pending.fetch_add(1, Ordering::AcqRel) == 0;
         let pending = Pending(Arc::clone(&self.shared));
-        if lone && here {
+        if (lone || request.is_apart()) && here {
             return in_place(|| run_alone(request, pending));
         }
         let (waiting, verdict) = Waiting::new(request, pending);

@@ -52,14 +52,18 @@ pub(super) struct Waiting<R: Request, P> {
 /// The reply to one item of a call.
 struct ItemReply<'a> {
     sent: Instant,
-    element: Result<&'a Element>,
+    elements: Result<&'a [Element]>,
     /// Whether enough replicas have what the call did.
     confirmed: &'a Result<()>,
 }
 
-/// Returns the element of a reply that belongs to one item.
-fn element_at(reply: &Result<Vec<Element>>, index: usize) -> Result<&Element> {
-    reply.as_ref().map_err(Error::clone)?.get(index).ok_or_else(replies::malformed_reply)
+/// Returns the part of a reply that belongs to one item of `count`: one element, or all if the item was alone.
+fn part_of(reply: &Result<Vec<Element>>, index: usize, count: usize) -> Result<&[Element]> {
+    let reply = reply.as_ref().map_err(Error::clone)?;
+    if count == 1 {
+        return Ok(reply);
+    }
+    reply.get(index..=index).ok_or_else(replies::malformed_reply)
 }
 
 /// Boxes a future and writes it in its final place. The future of a call takes six kilobytes, which `Box::pin` would
@@ -98,12 +102,11 @@ impl CallContext {
         let (sent, wait) = (self.clock.now(), call.wait);
         let mut reply = self.connection.run(script, call, request.timeout()).await?;
         let confirmed = confirmed(wait, &mut reply);
-        let [element] = &reply[..] else { return Err(replies::malformed_reply()) };
-        self.read(request, ItemReply { sent, element: Ok(element), confirmed: &confirmed })
+        self.read(request, ItemReply { sent, elements: Ok(&reply), confirmed: &confirmed })
     }
 
     fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Verdict> {
-        let verdict = request.read(&self.codec, reply.sent, reply.element?)?;
+        let verdict = request.read(&self.codec, reply.sent, reply.elements?)?;
         match reply.confirmed {
             Ok(()) => Ok(verdict),
             Err(error) => request.unconfirmed(verdict, error),
@@ -119,6 +122,11 @@ impl CallContext {
         // A request without a caller was never sent, so there is nothing to undo, and a release is sent again if it is
         // still needed.
         items.retain(|item| !item.is_given_up());
+        if items.len() > 1 && items.iter().any(Item::is_apart) {
+            let (apart, others) = items.into_iter().partition(Item::is_apart);
+            items = others;
+            apart.into_iter().for_each(Item::go_alone);
+        }
         if items.is_empty() {
             return Ok(());
         }
@@ -139,9 +147,10 @@ impl CallContext {
             }
             _ => Ok(()),
         };
+        let count = items.len();
         for (index, item) in items.iter_mut().enumerate() {
-            let element = element_at(&reply, index);
-            item.read(self, ItemReply { sent, element, confirmed: &confirmed });
+            let elements = part_of(&reply, index, count);
+            item.read(self, ItemReply { sent, elements, confirmed: &confirmed });
         }
         defer_to_driver(|| items.into_iter().for_each(Item::answer));
         failure
@@ -167,7 +176,10 @@ impl CallContext {
             Err(_) => Ok(()),
         };
         let reply = match reply {
-            Ok(reply) if reply.len() != items.len() => Err(replies::malformed_reply()),
+            // An item that is alone checks its reply itself.
+            Ok(reply) if items.len() > 1 && reply.len() != items.len() => {
+                Err(replies::malformed_reply())
+            }
             reply => reply,
         };
         (sent, reply, confirmed)
@@ -237,6 +249,13 @@ impl<P> Item<P> {
         match self {
             Item::Acquire(one) => one.refuse(error),
             Item::Release(one) => one.refuse(error),
+        }
+    }
+
+    fn is_apart(&self) -> bool {
+        match self {
+            Item::Acquire(one) => one.request.is_apart(),
+            Item::Release(one) => one.request.is_apart(),
         }
     }
 

@@ -48,10 +48,50 @@ macro_rules! compose {
     ($dir:literal, permits, $body:literal) => {
         compose!($dir, run, ["permits_common"], [$body])
     };
-    // Functions that the body calls, and the body, which is a function too.
-    ($dir:literal, run, [$($part:literal),+], [$($body:literal),+]) => {
+    ($dir:literal, line_acquire) => {
+        compose!(
+            $dir, run, [], ["line_acquire"],
+            // `acquire.lua` says what these are.
+            "local ttl, count, block, retention, now, newest\n",
+            "local function acquire(lock, fence, holder)\n",
+            compose!($dir; "acquire", "fence", "grant"),
+            "end\n",
+            compose!($dir, line_of)
+        )
+    };
+    ($dir:literal, line_release, $publish:literal) => {
+        compose!(
+            $dir, run, [$publish], ["line_release"],
+            "local now\nlocal function release(lock, holder)\n",
+            compose!($dir; "release", "wake"),
+            "end\n",
+            compose!($dir, line_of)
+        )
+    };
+    ($dir:literal, line_leave, $publish:literal) => {
+        compose!(
+            $dir, run, [$publish], ["line_leave"],
+            "local now\nlocal function wake(lock)\n",
+            compose!($dir; "wake"),
+            "end\n",
+            compose!($dir, line_of)
+        )
+    };
+    ($dir:literal, line_inspect) => {
+        compose!($dir, run, [], ["line_inspect"], "local now\n", compose!($dir, line_of))
+    };
+    ($dir:literal, line_of) => {
         concat!(
-            compose!($dir; "common", "check", $($part),+),
+            "local function line_of(line, lapses, holder)\n",
+            compose!($dir; "line_common"),
+            "end\n",
+        )
+    };
+    // Functions that the body calls, and the body, which is a function too.
+    ($dir:literal, run, [$($part:literal),*], [$($body:literal),+] $(, $more:expr)*) => {
+        concat!(
+            compose!($dir; "common", "check" $(, $part)*),
+            $($more,)*
             "local function run()\n",
             compose!($dir; $($body),+),
             "end\n",

@@ -47,6 +47,11 @@ impl Keys {
         format!("{}:{side}", self.derived("leasehold_line:", name).concat())
     }
 
+    /// Returns the keys of the line of a lock: the arrival of each manager that waits, and when its place lapses.
+    pub(super) fn in_line<'a>(&'a self, name: &'a Name) -> [[&'a str; 5]; 2] {
+        [self.derived("leasehold_line:", name), self.derived("leasehold_lapse:", name)]
+    }
+
     /// Returns the key of the permits that are out.
     pub(super) fn permits(&self, name: &Name) -> String {
         self.with_suffix(name, format_args!("timeout"))
@@ -94,6 +99,8 @@ mod tests {
         assert_eq!(keys.permits(&plain), "{myLock}:timeout");
         assert_eq!(keys.permits_channel(&plain).concat(), "redisson_sc:{myLock}");
         assert_eq!(keys.line(&plain, "read"), "leasehold_line:{myLock}:read");
+        let line = ["leasehold_line:{myLock}", "leasehold_lapse:{myLock}"];
+        assert_eq!(keys.in_line(&plain).map(|key| key.concat()), line);
         let keys = Keys::new("{t}:");
         assert_eq!(keys.channel(&plain).concat(), "redisson_lock__channel:{t}:myLock");
     }

@@ -16,6 +16,7 @@ mod errors;
 mod fleet;
 mod fleet_subscribers;
 mod keys;
+mod line;
 mod node;
 mod permits;
 mod pool;
@@ -42,8 +43,9 @@ use super::options::{Common, in_task};
 use super::remote::Replicas;
 use super::target::Kind;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
+    Line, Mode, Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture,
+    Wait, Waiting, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -275,6 +277,7 @@ impl Store for RedisStore {
             .with_longest_fence_block(LONGEST_FENCE_BLOCK)
             .with_renewal_batch(BATCH_SIZE)
             .with_sharded(self.renewals.is_cluster())
+            .with_line(Line::Places)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })
@@ -320,6 +323,14 @@ impl Store for RedisStore {
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.force(request).await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.waiting(request).await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.leave_line(request).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

@@ -2,13 +2,14 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::scripts::{ACQUIRE, Call, Script, Scripts};
+use super::scripts::{ACQUIRE, Call, LINE_ACQUIRE, Script, Scripts};
 use super::subscriptions::Subscriptions;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, HolderId, Name, Release, Released, RenewBatch, Renewal,
+    Absence, Acquire, Acquired, Fencing, HolderId, Name, Place, Release, Released, RenewBatch,
+    Renewal,
 };
 use std::time::Duration;
 use uuid::Uuid;
@@ -22,8 +23,10 @@ pub(super) trait Request: Send + Sync + 'static {
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Returns the call of the script for a request that is alone in its call; `None` if there is no such script.
     fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
-    /// Reads the reply to this item.
-    fn read(&self, codec: &Codec, sent: Instant, reply: &Element) -> Result<Self::Verdict>;
+    /// Returns whether it cannot share a call with others.
+    fn is_apart(&self) -> bool;
+    /// Reads the reply to this item: one element, unless it had a call of its own.
+    fn read(&self, codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Self::Verdict>;
     /// Returns the verdict if too few replicas confirmed the call.
     fn unconfirmed(&self, verdict: Self::Verdict, error: &Error) -> Result<Self::Verdict>;
 }
@@ -189,25 +192,41 @@ impl Request for Acquire {
         if self.count != 1 {
             return None;
         }
+        if let Some(place) = self.place {
+            let mut call = call_in_line(&codec.keys, &self.target.name);
+            call.show(self.holder);
+            call.number(millis(self.ttl));
+            write_place(&mut call, place);
+            self.write_fence(&codec.keys, &mut call);
+            call.wait = codec.replicas;
+            return Some((&LINE_ACQUIRE, call));
+        }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
         call.number(millis(self.ttl));
-        if let Some(fencing) = self.fencing {
-            call.key(&codec.keys.fence(&self.target.name));
-            call.number(fencing.block.into());
-            call.number(fencing.retention.map_or(0, millis));
-        }
+        self.write_fence(&codec.keys, &mut call);
         call.wait = codec.replicas;
         Some((&ACQUIRE, call))
     }
 
-    fn read(&self, _codec: &Codec, sent: Instant, reply: &Element) -> Result<Acquired> {
+    fn is_apart(&self) -> bool {
+        self.count == 1 && self.place.is_some()
+    }
+
+    fn read(&self, _codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+        let (reply, oldest) = match reply {
+            [first, Element::Int(waited)] if self.is_apart() => {
+                (first, Some(Duration::from_micros(u64::try_from(*waited).unwrap_or_default())))
+            }
+            [first] => (first, None),
+            _ => return Err(replies::malformed_reply()),
+        };
         match reply.code()? {
             Code::Done(first) if (first > 0) == self.fencing.is_some() => {
                 // By `acquire.lua`.
                 let reached = first % 2 == 0;
-                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached })
+                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached, oldest })
             }
             Code::Done(_) => Err(replies::malformed_reply()),
             Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
@@ -247,13 +266,24 @@ impl Request for Release {
         if self.count > 0 {
             return None;
         }
+        if let Some(place) = self.place {
+            let mut call = call_in_line(&codec.keys, &self.target.name);
+            call.show(self.holder);
+            write_place(&mut call, place);
+            return Some((&codec.scripts.line_release, call));
+        }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
         Some((&codec.scripts.release, call))
     }
 
-    fn read(&self, codec: &Codec, _sent: Instant, reply: &Element) -> Result<Released> {
+    fn is_apart(&self) -> bool {
+        self.count == 0 && self.place.is_some()
+    }
+
+    fn read(&self, codec: &Codec, _sent: Instant, reply: &[Element]) -> Result<Released> {
+        let [reply] = reply else { return Err(replies::malformed_reply()) };
         let mut listeners = match reply.code()? {
             Code::Done(listeners) => listeners,
             Code::Absent(absence) => return Ok(Released::NotYours(absence)),
@@ -275,6 +305,30 @@ impl Request for Release {
     fn unconfirmed(&self, verdict: Released, _: &Error) -> Result<Released> {
         Ok(verdict)
     }
+}
+
+impl Acquire {
+    /// Writes the key of the fencing token and its settings.
+    fn write_fence(&self, keys: &Keys, call: &mut Call) {
+        if let Some(fencing) = self.fencing {
+            call.key(&keys.fence(&self.target.name));
+            call.number(fencing.block.into());
+            call.number(fencing.retention.map_or(0, millis));
+        }
+    }
+}
+
+/// Begins a call with the keys of a lock and of its line.
+pub(super) fn call_in_line(keys: &Keys, name: &Name) -> Call {
+    let mut call = Call::of(2);
+    call.key(&keys.lock(name));
+    keys.in_line(name).iter().for_each(|key| call.key(key));
+    call
+}
+
+fn write_place(call: &mut Call, place: Place) {
+    call.number(u64::try_from(place.waited.as_micros()).unwrap_or(u64::MAX));
+    call.number(millis(place.kept));
 }
 
 /// Builds the call of the renewal script for some items of a batch.
@@ -396,13 +450,15 @@ mod tests {
     async fn each_answer_means_one_thing_to_each_request() {
         let (codec, sent) = (codec(None), crate::clock::Clock::system().now());
         let fenced = Acquire { fencing: Some(Fencing::new(1, None)), ..acquire(1) };
-        let asked = |acquire: &Acquire, said| match acquire.read(&codec, sent, &Element::Int(said))
-        {
-            Ok(Acquired::Granted { fence, reached, .. }) => format!("granted {fence:?} {reached}"),
-            Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
-            Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
-            Err(error) => format!("{:?}", error.kind()),
-        };
+        let asked =
+            |acquire: &Acquire, said| match acquire.read(&codec, sent, &[Element::Int(said)]) {
+                Ok(Acquired::Granted { fence, reached, .. }) => {
+                    format!("granted {fence:?} {reached}")
+                }
+                Ok(Acquired::Held { remaining }) => format!("held {remaining:?}"),
+                Ok(Acquired::NotYours(absence)) => format!("{absence:?}"),
+                Err(error) => format!("{:?}", error.kind()),
+            };
         for (said, plain, with_fence) in [
             (7, "Protocol", "granted Some(7) false"),
             (8, "Protocol", "granted Some(8) true"),
@@ -418,7 +474,7 @@ mod tests {
         }
         asked(&fenced, i64::MIN);
         let released = |said| {
-            let verdict = release().read(&codec, sent, &Element::Int(said));
+            let verdict = release().read(&codec, sent, &[Element::Int(said)]);
             verdict.map_err(|error| error.kind())
         };
         for (said, absence) in [(-1, Absence::Gone), (-2, Absence::Taken)] {
@@ -458,7 +514,7 @@ mod tests {
     async fn grant_on_too_few_replicas_is_refused_but_a_hold_goes_on() {
         let error = Error::new(ErrorKind::Rejected, "too few");
         let sent = crate::clock::Clock::system().now();
-        let granted = || Acquired::Granted { sent, fence: None, reached: true };
+        let granted = || Acquired::granted_with_fence_reached(sent, None);
         assert!(acquire(1).unconfirmed(granted(), &error).is_err());
         assert!(acquire(2).unconfirmed(granted(), &error).is_ok());
         let held = Acquired::Held { remaining: None };
@@ -485,7 +541,7 @@ mod tests {
         let (subscriptions, mut orders) = Subscriptions::detached();
         let codec = Codec { subscriptions, ..codec(None) };
         let sent = crate::clock::Clock::system().now();
-        let listeners = |said| match release().read(&codec, sent, &Element::Int(said)) {
+        let listeners = |said| match release().read(&codec, sent, &[Element::Int(said)]) {
             Ok(Released::Done { listeners }) => listeners,
             other => panic!("{other:?}"),
         };

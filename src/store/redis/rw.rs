@@ -46,7 +46,7 @@ pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> R
         Code::Done(first) if (first > 0) == request.fencing.is_some() => {
             // By `fence.lua`.
             let fence = request.fencing.map(|_| first);
-            Ok(Acquired::Granted { sent, fence, reached: first % 2 == 0 })
+            Ok(Acquired::Granted { sent, fence, reached: first % 2 == 0, oldest: None })
         }
         Code::Done(_) => Err(replies::malformed_reply()),
         Code::Absent(absence) => Ok(Acquired::NotYours(absence)),

@@ -43,6 +43,8 @@ pub(super) struct Scripts {
     pub(super) permits_renew: Script,
     pub(super) permits_force: Script,
     pub(super) permits_resize: Script,
+    pub(super) line_release: Script,
+    pub(super) line_leave: Script,
 }
 
 /// Makes the scripts that wake waiters by the verb of a part.
@@ -59,6 +61,8 @@ macro_rules! scripts {
             permits_renew: script!(, permits, "permits_renew", $publish),
             permits_force: script!(, permits, "permits_force", $publish),
             permits_resize: script!(, permits, "permits_resize", $publish),
+            line_release: script!(, line_release, $publish),
+            line_leave: script!(, line_leave, $publish),
         }
     };
 }
@@ -73,6 +77,8 @@ pub(super) static RW_RENEW: Script = script!(, rw, "rw_renew");
 pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
 pub(super) static PERMITS_ACQUIRE: Script = script!(, permits, "permits_acquire");
 pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
+pub(super) static LINE_ACQUIRE: Script = script!(, line_acquire);
+pub(super) static LINE_INSPECT: Script = script!(, line_inspect);
 /// Does nothing. No server knows its name, so its text is sent, which tests the permission: scripts in the cache of a
 /// server do not need it until the server drops them.
 pub(super) static BY_TEXT: Script =

@@ -119,7 +119,7 @@ impl SlotBatcher {
         let entry = slots.entry(slot).or_default();
         entry.pending += 1;
         let pending = Pending { shared: Arc::clone(&self.shared), slot };
-        if entry.pending == 1 && here {
+        if (entry.pending == 1 || request.is_apart()) && here {
             drop(slots);
             return in_place(|| run_alone(request, pending));
         }

@@ -35,6 +35,7 @@ impl Recipe {
         {
             return Err(Error::invalid(format!("{take} of {size} permits cannot be acquired")));
         }
+        request.require_no_line()?;
         self.check_ttl(request.ttl)?;
         let asked = self.clock.now();
         let limit = self.limit(&request);

@@ -32,9 +32,9 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Mode, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Target, Wait,
-    Wakeups,
+    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
+    Line, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
+    StoreFuture, Target, Wait, Waiting, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -200,6 +200,7 @@ impl Store for ZooKeeperStore {
             .with_announces(false)
             .with_fence_blocks(false)
             .with_time_left(false)
+            .with_line(Line::Queue)
             .with_renewal_batch(BATCH_SIZE)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
@@ -243,6 +244,14 @@ impl Store for ZooKeeperStore {
             in_time(limit, recipe.force(&request.target)).await
         })
         .await
+    }
+
+    async fn line(&self, _: Inspect) -> Result<Vec<Waiting>> {
+        Err(Place::unsupported())
+    }
+
+    async fn leave(&self, _: Leave) -> Result<()> {
+        Err(Place::unsupported())
     }
 
     /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id

@@ -169,7 +169,7 @@ fn say(text: &str) {
 
 /// Is the holder, if this process is meant to be one.
 ///
-/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `churn NAME` (locks and unlocks for ever),
+/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `churn NAME` (locks and unlocks for ever),
 /// `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.
 /// It closes by itself on SIGTERM, and ends at the end of its input.
 pub fn serve() {
@@ -222,7 +222,11 @@ impl Process {
             }
             ["lock", name] => {
                 let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());
-                tokio::spawn(take(leases, held, name));
+                tokio::spawn(take(leases, held, name, false));
+            }
+            ["fair", name] => {
+                let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());
+                tokio::spawn(take(leases, held, name, true));
             }
             ["churn", name] => {
                 let (leases, name) = (self.manager(), name.to_owned());
@@ -284,8 +288,12 @@ impl Process {
     }
 }
 
-async fn take(leases: LeaseManager, held: Held, name: String) {
-    let lease = match leases.lock(&name).lock().await {
+async fn take(leases: LeaseManager, held: Held, name: String, fair: bool) {
+    let lease = match fair {
+        true => leases.fair_lock(&name).lock().await,
+        false => leases.lock(&name).lock().await,
+    };
+    let lease = match lease {
         Ok(lease) => Arc::new(lease),
         Err(error) => return say(&format!("failed {name} {:?}", error.kind())),
     };

@@ -12,6 +12,11 @@ pub fn of_shared_names() -> Vec<&'static str> {
     words("Read-write locks and semaphores need also\n\n```text\n", "```")
 }
 
+/// What fair locks need beside these.
+pub fn of_fair_locks() -> Vec<&'static str> {
+    words("Fair locks need also `", "`")
+}
+
 /// What a cluster needs beside these.
 pub fn of_a_cluster() -> Vec<&'static str> {
     words("In a cluster also `", "`")

@@ -1,0 +1,147 @@
+//! Asks the store for a name, until it grants it.
+
+use super::super::attempt::Attempt;
+use super::super::heirs::Heirs;
+use super::super::hints::Hints;
+use super::super::life::Grant;
+use super::super::turn::{Kept, Turn};
+use super::{AFTER_EXPIRY, AcquireLoop};
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+use crate::store::Acquired;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering;
+use tokio::time::{sleep, timeout};
+
+impl AcquireLoop<'_, '_> {
+    /// Asks the store until it grants the name. Returns `None` if the name is held and this call
+    /// asks only once, or if the turn was reclaimed because its steps took too long.
+    pub(super) async fn ask_store(&self, mut turn: Turn) -> Result<Option<Grant>> {
+        let core = self.core;
+        let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
+        let mut hints = Hints::NotSubscribed;
+        if let Some(seen) = turn.seen.take() {
+            let waits = Box::pin(self.wait_as_before(&turn, &mut hints, attempt.holder(), seen));
+            waits.await;
+        }
+        let mut unanswered: Option<Instant> = None;
+        let mut failures = 0;
+        let attempt_time = core.timing.attempt;
+        turn.set_fair(self.fair);
+        if let Some(time) = turn.not_before() {
+            self.let_others_go_first(&turn, time).await;
+        }
+        self.answered.store(false, Ordering::Relaxed);
+        loop {
+            core.check_open()?;
+            // Silence counts from the first unanswered request, including those of earlier turns,
+            // but not during pauses.
+            let now = core.now();
+            let Some(since) = turn.asked(now) else { return Ok(None) };
+            let since = *unanswered.get_or_insert(since);
+            let until = since.max(self.start) + self.silence_limit();
+            let request = self.request(attempt.holder());
+            let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
+            let Some(verdict) = verdict else {
+                return Err(Error::silent());
+            };
+            match verdict {
+                Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
+                    let now = core.now();
+                    let kept = match core.timing.stale(sent, now) {
+                        true => None,
+                        false => Some(turn.keep(sent)),
+                    };
+                    let refused = match kept {
+                        Some(Kept::Yes) => None,
+                        Some(Kept::Excluded) => {
+                            core.queue.answered(self.name);
+                            attempt.undo(sent);
+                            return Ok(None);
+                        }
+                        Some(Kept::Forced) => Some("the name was forced open meanwhile"),
+                        None => Some("it came too late"),
+                    };
+                    if let Some(why) = refused {
+                        tracing::debug!(why, "grant released; asking again");
+                        attempt.undo(sent);
+                        attempt = Attempt::new(core, self.target(), core.draw_holder());
+                        continue;
+                    }
+                    let holder = attempt.holder();
+                    let unsure_until = attempt.accept_grant();
+                    return Ok(Some(Grant {
+                        target: self.target(),
+                        holder,
+                        fence,
+                        reached,
+                        sent,
+                        now,
+                        unsure_until,
+                        heirs: Heirs::of(self.fair, sent, oldest),
+                        turn,
+                    }));
+                }
+                Ok(Acquired::Held { remaining }) => {
+                    self.answered.store(true, Ordering::Relaxed);
+                    if self.once {
+                        core.queue.answered(self.name);
+                        return Ok(None);
+                    }
+                    (unanswered, failures) = (None, 0);
+                    turn.held_elsewhere();
+                    let bound = core.settings.poll_bound;
+                    let pause = remaining
+                        .map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
+                    let until = core.now() + pause;
+                    self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
+                }
+                Ok(Acquired::NotYours(_)) => {
+                    return Err(Error::protocol(
+                        "the store answered an outermost acquire as a nested one",
+                    ));
+                }
+                Err(error) if error.is_unavailable() && !self.once => {
+                    self.answered.store(false, Ordering::Relaxed);
+                    failures += 1;
+                    let gap = core.timing.gap(failures, core.jitter());
+                    if core.now() + gap >= since + core.timing.ttl {
+                        return Err(error);
+                    }
+                    tracing::debug!(%error, "acquire failed; retrying");
+                    turn.set_due(core.now() + gap + attempt_time);
+                    sleep(gap).await;
+                }
+                Err(error) => {
+                    // A refusal is an answer too.
+                    if !error.is_unavailable() {
+                        core.queue.answered(self.name);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Waits for an answer until `until`. Meanwhile it moves the turn's due time on, which shows
+    /// that this future is polled.
+    async fn answer<R>(
+        &self,
+        turn: &Turn,
+        mut request: Pin<&mut impl Future<Output = R>>,
+        until: Instant,
+    ) -> Option<R> {
+        let core = self.core;
+        loop {
+            let now = core.now();
+            let left = until.saturating_duration_since(now);
+            turn.set_due(now + core.timing.attempt * 3);
+            match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
+                Ok(answer) => return Some(answer),
+                Err(_) if core.now() >= until => return None,
+                Err(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The place of this process in the line of a name, for fair locks.
+//!
+//! A store with [`Line::Places`](crate::store::Line::Places) orders the processes by the time at which the oldest waiter of
+//! each arrived; the queue orders the waiters of one process.
+//!
+//! # Invariants
+//!
+//! 1. **The waiter that asks has the place.** Each of its requests tells for how long it has waited, and refreshes the
+//!    place. The next waiter that asks takes the place over, with its own arrival.
+//! 2. **No gap at a release.** Waiters behind a hold of this process do not ask, so they are not in the line. The release
+//!    takes the place for the first of them in the same step, before a waiter elsewhere can ask.
+//! 3. **A place without a waiter is left.** The waiter that asked gives it up when it goes
+//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request. A place that a release took is open
+//!    until the first waiter asks. If none is left to ask, the last one that goes gives it up ([`OpenPlace`]).
+//! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
+
+use super::core::Core;
+use super::heirs::Heirs;
+use super::hold::Hold;
+use super::job::Job;
+use super::name_entry::NameEntry;
+use super::queue::Queue;
+use crate::clock::Instant;
+use crate::store::{HolderId, Mode, Name, Place, Target};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Gives up an open place when it is dropped, if no waiter is left that will ask. Each waiter has one.
+pub(super) struct OpenPlace<'a> {
+    pub(super) core: &'a Arc<Core>,
+    pub(super) name: &'a Name,
+}
+
+impl Drop for OpenPlace<'_> {
+    fn drop(&mut self) {
+        if let Some(holder) = self.core.queue.abandoned_place(self.name) {
+            self.core.leave_later(self.name, holder);
+        }
+    }
+}
+
+impl Core {
+    /// Returns the place that the release of a hold takes for the next waiter; `None` if neither is fair.
+    pub(super) fn next_place(&self, hold: &Hold) -> Option<Place> {
+        if !self.queue.is_fair() || hold.mode != Mode::Exclusive {
+            return None;
+        }
+        let now = self.now();
+        let waited = |arrived| now.saturating_duration_since(arrived);
+        match self.queue.next_arrival(&hold.name, now) {
+            Some(arrived) => Some(Place::new(waited(arrived), self.place_kept(hold.mode))),
+            None if hold.heirs() == Heirs::Plain => None,
+            None => Some(Place::new(Duration::ZERO, Duration::ZERO)),
+        }
+    }
+
+    /// Keeps the place that the release of a hold took open for the next waiter, or gives it up if there is none any more.
+    pub(super) fn keep_place(&self, hold: &Hold) {
+        if !self.queue.open_place(&hold.name, hold.holder) {
+            self.leave_later(&hold.name, hold.holder);
+        }
+    }
+
+    fn leave_later(&self, name: &Name, holder: HolderId) {
+        self.submit(Job::Leave { target: Target::exclusive(name.clone()), holder });
+    }
+}
+
+impl Queue {
+    /// Returns whether this process has used a fair lock.
+    pub(super) fn is_fair(&self) -> bool {
+        self.is_fair.load(Ordering::Relaxed)
+    }
+
+    /// Returns the arrival of the waiter that asks next, if it takes part in the line.
+    fn next_arrival(&self, name: &Name, now: Instant) -> Option<Instant> {
+        let since = self.checked_in_since(now);
+        let state = self.lock();
+        let (_, first) = state.names.get(name)?.first_waiter(since)?;
+        first.fair.then_some(first.arrived)
+    }
+
+    /// Opens a place that a request of `holder` has taken. Returns false if there is no waiter for it.
+    fn open_place(&self, name: &Name, holder: HolderId) -> bool {
+        let mut state = self.lock();
+        let waits = state.names.get(name).is_some_and(NameEntry::has_fair_waiters);
+        if waits {
+            state.places.insert(name.clone(), holder);
+        }
+        waits
+    }
+
+    /// Takes an open place over: the request of a waiter refreshes it.
+    pub(super) fn take_place(&self, name: &Name) {
+        let mut state = self.lock();
+        if !state.places.is_empty() {
+            state.places.remove(name);
+        }
+    }
+
+    /// Removes an open place that no waiter will take. Returns the holder id that took it.
+    fn abandoned_place(&self, name: &Name) -> Option<HolderId> {
+        let mut state = self.lock();
+        if state.places.is_empty() || state.names.get(name).is_some_and(NameEntry::has_fair_waiters)
+        {
+            return None;
+        }
+        state.places.remove(name)
+    }
+}

@@ -1,0 +1,215 @@
+//! The fair lock: a plain lock with an order of its waiters.
+
+use crate::engine::{Engine, Hold, WaitLimit, Wanted, acquire};
+use crate::error::{Error, Result};
+use crate::lease::{Lease, finish};
+
+use crate::runtime;
+use crate::store::Name;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A handle on one name, for one flow of control, whose waiters are served in the order of arrival, across all processes.
+///
+/// [`LeaseManager::fair_lock`](crate::LeaseManager::fair_lock) creates it without I/O. It is the same lock as that of a
+/// [`Lock`](crate::Lock) of the same name, and of Redisson's `RLock`: all of them exclude each other. Re-entry is that of a
+/// `Lock`, too.
+///
+/// # The order
+///
+/// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter tells the store for
+///   how long it has waited, so no wall clock of a client counts. Two that arrive within the time that a request travels can
+///   be served in either order.
+/// - A process whose waiters stall or die delays the others by a few seconds at most: three
+///   [poll intervals](crate::Builder::max_poll_interval), or two
+///   [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer. A waiter that stalled keeps the time of
+///   its arrival.
+/// - A manager that was granted the lock while no other waited hands it off among its own waiters for up to 20 ms, and to
+///   those that waited at the grant, as a `Lock` does.
+/// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, a fair waiter waits without
+///   a bound. Use fair handles everywhere where the order counts, and not beside plain ones of the same manager: a fair
+///   waiter behind a plain one has no place yet.
+/// - [`try_lock`](FairLock::try_lock) has no place either, and passes no one that has.
+///
+/// Each grant costs a little more than that of a `Lock`, and a lock that many processes wait for wakes all of them at each
+/// release. Use a `Lock` where the order does not matter.
+///
+/// # Stores
+///
+/// Memory and Redis, also with Sentinel or Cluster. On ZooKeeper every lock is fair, and this is a `Lock`. A quorum returns
+/// [`Unsupported`](crate::ErrorKind::Unsupported), because its majorities would disagree about who is first.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let mut printer = leases.fair_lock("printer");
+/// let lease = printer.lock().await?;
+/// // ... print ...
+/// lease.unlock().await
+/// # }
+/// ```
+#[doc(alias = "RFairLock")]
+#[doc(alias = "fifo")]
+#[doc(alias = "ticket lock")]
+#[doc(alias = "queue lock")]
+pub struct FairLock {
+    engine: Arc<Engine>,
+    /// The first attempt to lock reports an invalid name.
+    name: Result<Name>,
+    current: Option<Arc<Hold>>,
+}
+
+impl FairLock {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
+        Self { engine, name: Name::new(name), current: None }
+    }
+
+    /// Returns the name; empty if the one that was given is invalid.
+    pub fn name(&self) -> &str {
+        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+    }
+
+    /// Waits until this handle holds the lock.
+    ///
+    /// Re-enters at once, one level deeper, while a lease of this handle is alive.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock), and [`Unsupported`](crate::ErrorKind::Unsupported) if the store has no order.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, this call loses its place, which is left in the background, and a lease that was on its way is
+    /// released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.fair_lock("printer").lock().await?;
+    /// lease.unlock().await
+    /// # }
+    /// ```
+    #[doc(alias = "acquire")]
+    pub async fn lock(&mut self) -> Result<Lease> {
+        self.lease(WaitLimit::Forever).await?.ok_or_else(Error::silent)
+    }
+
+    /// Locks if the name is free now and no fair handle waits for it; returns `None` otherwise.
+    ///
+    /// Otherwise as [`Lock::try_lock`](crate::Lock::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](FairLock::lock), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](FairLock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`lock`](FairLock::lock).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// if let Some(lease) = leases.fair_lock("printer").try_lock().await? {
+    ///     // ... print ...
+    ///     lease.unlock().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "try_acquire")]
+    pub async fn try_lock(&mut self) -> Result<Option<Lease>> {
+        self.lease(WaitLimit::Once).await
+    }
+
+    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if it was not its turn until then.
+    ///
+    /// With a zero `timeout` it makes one attempt, as [`try_lock`](FairLock::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](FairLock::lock); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passed without an answer of
+    /// the store.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](FairLock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, as [`lock`](FairLock::lock).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.fair_lock("printer").lock().await?;
+    /// let other = leases.fair_lock("printer").lock_timeout(Duration::from_millis(20)).await?;
+    /// assert!(other.is_none());
+    /// # drop(lease);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "try_lock_for")]
+    pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
+        self.lease(WaitLimit::For(timeout)).await
+    }
+
+    /// Locks, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](FairLock::lock), and [`Lost`](crate::ErrorKind::Lost) if the lease was lost before `body` ended.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](FairLock::lock). A panic of `body` passes through, and the lease is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let pages = leases.fair_lock("printer").with(async |_lock, _lease| 3).await?;
+    /// assert_eq!(pages, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn with<R, F>(&mut self, body: F) -> Result<R>
+    where
+        F: AsyncFnOnce(&mut FairLock, &Lease) -> R,
+    {
+        let lease = self.lock().await?;
+        let result = lease.run(body(self, &lease)).await;
+        finish(result, lease.unlock().await, self.name())
+    }
+
+    async fn lease(&mut self, limit: WaitLimit) -> Result<Option<Lease>> {
+        runtime::need();
+        let Self { engine, name, current } = self;
+        let claim = acquire(&engine.core, name, Wanted::FAIR, current, limit).await?;
+        Ok(claim.map(|claim| Lease::new(engine, claim)))
+    }
+}
+
+impl fmt::Debug for FairLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FairLock").field("name", &self.name).finish_non_exhaustive()
+    }
+}

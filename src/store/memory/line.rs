@@ -1,0 +1,165 @@
+//! The line of a name: the managers that wait for an exclusive lock, in the order of arrival.
+
+use super::State;
+use super::shared::arrived;
+use crate::clock::Instant;
+use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, Waiting};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The places in a line, in no order: there are as many as managers that wait.
+#[derive(Debug, Default)]
+pub(super) struct Queue(Vec<Waiter>);
+
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    /// Who took the place last.
+    holder: HolderId,
+    /// In nanoseconds of the clock.
+    arrived: i128,
+    until: Instant,
+}
+
+impl Waiter {
+    fn is_of(&self, manager: Uuid) -> bool {
+        self.holder.manager() == manager
+    }
+}
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes the places that have lapsed. Returns whether any is left.
+    pub(super) fn is_live(&mut self, now: Instant) -> bool {
+        self.0.retain(|waiter| waiter.until > now);
+        !self.0.is_empty()
+    }
+
+    /// Returns the oldest waiter of other managers.
+    fn first_but(&self, holder: HolderId, now: Instant) -> Option<&Waiter> {
+        let others = self.0.iter().filter(|waiter| !waiter.is_of(holder.manager()));
+        others.filter(|waiter| waiter.until > now).min_by_key(|waiter| waiter.arrived)
+    }
+
+    /// Returns for how long the oldest waiter of other managers has waited.
+    pub(super) fn oldest_but(&self, holder: HolderId, now: Instant) -> Option<Duration> {
+        self.first_but(holder, now).map(|waiter| waiter.waited(now))
+    }
+
+    /// Returns how long a place is kept that is older than this one, which asks for the name; `None` if there is none.
+    pub(super) fn ahead_of(
+        &mut self,
+        holder: HolderId,
+        place: Place,
+        now: Instant,
+    ) -> Option<Duration> {
+        self.is_live(now);
+        let own = self.arrival(holder, place, now);
+        let first = self.first_but(holder, now).filter(|first| first.arrived < own)?;
+        Some(first.until.saturating_duration_since(now))
+    }
+
+    /// Returns the arrival of the waiter that asks: a repeated request never makes it later.
+    fn arrival(&self, holder: HolderId, place: Place, now: Instant) -> i128 {
+        let own = self.0.iter().find(|waiter| waiter.holder == holder);
+        let arrived = arrived(Some(place), now);
+        own.map_or(arrived, |own| own.arrived.min(arrived))
+    }
+
+    /// Takes the place of a manager, or refreshes it.
+    pub(super) fn enter(&mut self, holder: HolderId, place: Place, now: Instant) {
+        if place.kept.is_zero() {
+            return;
+        }
+        let (arrived, until) = (self.arrival(holder, place, now), now + place.kept);
+        let entry = Waiter { holder, arrived, until };
+        match self.0.iter_mut().find(|waiter| waiter.is_of(holder.manager())) {
+            None => self.0.push(entry),
+            Some(own) if own.holder.number() > holder.number() => {}
+            Some(own) => *own = entry,
+        }
+    }
+
+    /// Ends the place of a manager, unless a later waiter of it has taken it over. Returns whether it did.
+    pub(super) fn leave(&mut self, holder: HolderId) -> bool {
+        let before = self.0.len();
+        self.0.retain(|waiter| {
+            !waiter.is_of(holder.manager()) || waiter.holder.number() > holder.number()
+        });
+        self.0.len() < before
+    }
+
+    /// Returns the managers in the line, the oldest first.
+    pub(super) fn waiting(&self, now: Instant) -> Vec<Waiting> {
+        let mut live: Vec<_> = self.0.iter().filter(|waiter| waiter.until > now).collect();
+        live.sort_by_key(|waiter| waiter.arrived);
+        let manager = |waiter: &Waiter| waiter.holder.manager().to_string();
+        live.into_iter().map(|waiter| Waiting::new(manager(waiter), waiter.waited(now))).collect()
+    }
+}
+
+impl Waiter {
+    fn waited(&self, now: Instant) -> Duration {
+        let now = arrived(None, now);
+        Duration::from_nanos(u64::try_from(now - self.arrived).unwrap_or_default())
+    }
+}
+
+impl State {
+    /// Acquires a name in the order of arrival.
+    pub(super) fn acquire_in_line(
+        &mut self,
+        request: &Acquire,
+        place: Place,
+        now: Instant,
+    ) -> Acquired {
+        let (name, holder) = (&request.target.name, request.holder);
+        let is_free = self.entry(name, now).is_none();
+        let mut line = self.lines.remove(name).unwrap_or_default();
+        let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
+            Some(left) => Acquired::held(Some(left)),
+            None => self.acquire_exclusive(request, now),
+        };
+        let verdict = match verdict {
+            Acquired::Granted { .. } => {
+                line.leave(holder);
+                verdict.with_oldest(line.oldest_but(holder, now))
+            }
+            Acquired::Held { .. } | Acquired::NotYours(_) => {
+                line.enter(holder, place, now);
+                verdict
+            }
+        };
+        self.keep_line(name, line);
+        verdict
+    }
+
+    fn keep_line(&mut self, name: &Name, line: Queue) {
+        if !line.is_empty() {
+            self.lines.insert(name.clone(), line);
+        }
+    }
+
+    /// Gives up a place. The others may have waited for it to lapse.
+    pub(super) fn leave(&mut self, name: &Name, holder: HolderId, now: Instant) {
+        let Some(mut line) = self.lines.remove(name) else { return };
+        let left = line.leave(holder);
+        self.keep_line(name, line);
+        if left && self.entry(name, now).is_none() {
+            self.wake(name, None);
+        }
+    }
+
+    /// Enters the place of the next waiter after a release. Returns whether another manager waits in the line.
+    pub(super) fn released_in_line(&mut self, request: &Release, now: Instant) -> bool {
+        let Some(place) = request.place else { return false };
+        let name = &request.target.name;
+        let mut line = self.lines.remove(name).unwrap_or_default();
+        line.enter(request.holder, place, now);
+        let others = line.oldest_but(request.holder, now).is_some();
+        self.keep_line(name, line);
+        others
+    }
+}

@@ -1,0 +1,39 @@
+//! The line of a lock: the managers that wait for it in the order of arrival. Acquires and releases are in `requests.rs`.
+
+use super::replies::{self, Element};
+use super::requests::call_in_line;
+use super::scripts::LINE_INSPECT;
+use super::{RedisStore, rw};
+use crate::error::Result;
+use crate::store::{Inspect, Leave, Waiting};
+use std::time::Duration;
+
+impl RedisStore {
+    /// Gives up a place.
+    pub(super) async fn leave_line(&self, request: Leave) -> Result<()> {
+        request.target.require_exclusive()?;
+        let mut call = call_in_line(&self.keys, &request.target.name);
+        call.show(request.holder);
+        let reply = self.run_call(&self.scripts.line_leave, call, request.timeout).await?;
+        rw::code(&reply).map(drop)
+    }
+
+    /// Returns the managers that wait, the oldest first.
+    pub(super) async fn waiting(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        request.target.require_exclusive()?;
+        let call = call_in_line(&self.keys, &request.target.name);
+        let reply = self.run_call(&LINE_INSPECT, call, request.timeout).await?;
+        let (waiters, rest) = reply.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(replies::malformed_reply());
+        }
+        let waiter = |words: &[Element; 2]| {
+            let [Element::Text(manager), Element::Int(waited)] = words else {
+                return Err(replies::malformed_reply());
+            };
+            let waited = Duration::from_micros(u64::try_from(*waited).unwrap_or_default());
+            Ok(Waiting::new(manager.clone(), waited))
+        };
+        waiters.iter().map(waiter).collect()
+    }
+}

@@ -1,0 +1,233 @@
+//! Lines: the order of the managers that wait for an exclusive lock. A store without them passes, because it refuses places.
+
+use super::party::*;
+use crate::error::{ErrorKind, Fate, Result};
+use crate::store::{
+    Acquired, HolderId, Inspect, Leave, Line, Name, Place, Release, Released, Wait, Waiting,
+};
+use crate::testing::Harness;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Returns whether the store keeps places.
+fn has_line(party: &Party<'_>) -> bool {
+    party.store.capabilities().line == Line::Places
+}
+
+/// A place that is kept for long, and one of a call that does not wait.
+fn waits(seconds: u64) -> Place {
+    Place::new(Duration::from_secs(seconds), LONG)
+}
+
+const TRIES: Place = Place { waited: Duration::ZERO, kept: Duration::ZERO };
+
+async fn asks(party: &Party<'_>, place: Place) -> Result<Acquired> {
+    party.store.acquire(party.request(1).with_place(Some(place))).await
+}
+
+async fn leaves(party: &Party<'_>) -> Result<()> {
+    party.store.leave(Leave::new(party.target(), party.holder, PATIENCE)).await
+}
+
+async fn line(party: &Party<'_>) -> Result<Vec<Waiting>> {
+    party.store.line(Inspect::new(party.target(), PATIENCE)).await
+}
+
+/// Expects these managers in the line.
+async fn lined(parties: &[&Party<'_>]) {
+    let expected: Vec<String> =
+        parties.iter().map(|party| party.holder.manager().to_string()).collect();
+    let waiting = line(parties[0]).await.expect("the store tells who waits");
+    let found: Vec<_> = waiting.iter().map(|waiting| waiting.manager.clone()).collect();
+    assert_eq!(found, expected);
+}
+
+async fn three<'a>(harness: &'a dyn Harness, name: &Name) -> [Party<'a>; 3] {
+    [
+        Party::new(harness, name).await,
+        Party::new(harness, name).await,
+        Party::new(harness, name).await,
+    ]
+}
+
+/// Returns the same manager with its next holder id.
+fn next(party: &mut Party<'_>) {
+    party.holder = HolderId::new(party.holder.manager(), party.holder.number() + 1);
+}
+
+#[track_caller]
+fn oldest(verdict: Result<Acquired>) -> Option<Duration> {
+    match verdict {
+        Ok(Acquired::Granted { oldest, .. }) => oldest,
+        other => panic!("expected a grant, the store says {other:?}"),
+    }
+}
+
+/// See [`Line`]: a place is refused, not ignored, and nothing is executed.
+pub async fn place_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harness) {
+    let party = Party::new(harness, &unique("no-line")).await;
+    if has_line(&party) {
+        return;
+    }
+    for place in [waits(1), TRIES] {
+        let error = asks(&party, place).await.expect_err("places are not supported");
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Unsupported, Fate::NotExecuted));
+    }
+    assert!(party.holding().await.is_none());
+    let errors = [line(&party).await.map(drop), leaves(&party).await];
+    for error in errors.map(|result| result.expect_err("there is no line")) {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+    granted(party.acquire(1).await);
+    assert_eq!(released(party.release(0).await), None);
+}
+
+/// The oldest waiter gets the name, and nobody passes it but requests without a place.
+pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
+    let name = unique("line-order");
+    let [holder, old, young] = three(harness, &name).await;
+    if !has_line(&holder) {
+        return;
+    }
+    assert_eq!(oldest(asks(&holder, waits(0)).await), None);
+    for (party, place) in [(&young, waits(10)), (&old, waits(20))] {
+        let left = held(asks(party, place).await);
+        assert!(left.is_none_or(|left| left <= holder.ttl), "{left:?}");
+    }
+    lined(&[&old, &young]).await;
+    let (one, other) = Party::two(harness, &name).await;
+    assert_eq!(released(holder.release(0).await), None);
+    // The name is free, for the oldest.
+    for (party, place) in [(&young, waits(10)), (&one, TRIES)] {
+        let left = held(asks(party, place).await).expect("until the place lapses");
+        assert!(left <= LONG, "{left:?}");
+    }
+    lined(&[&old, &young]).await;
+    granted(other.acquire(1).await);
+    assert_eq!(released(other.release(0).await), None);
+    let waited = oldest(asks(&old, waits(20)).await).expect("one waits");
+    let passed = Duration::from_secs(10);
+    assert!(waited + harness.slack() >= passed && waited < passed + PATIENCE, "{waited:?}");
+    lined(&[&young]).await;
+    assert_eq!(released(old.release(0).await), None);
+    assert_eq!(oldest(asks(&young, waits(10)).await), None);
+    assert!(line(&one).await.expect("an answer").is_empty());
+    // Now nobody waits.
+    assert_eq!(released(young.release(0).await), None);
+    granted(asks(&one, TRIES).await);
+}
+
+/// Clauses 2 and 5, for places.
+pub async fn requests_with_a_place_may_run_twice_and_late(harness: &dyn Harness) {
+    let name = unique("line-twice");
+    let [holder, mut waiter, other] = three(harness, &name).await;
+    if !has_line(&holder) {
+        return;
+    }
+    let first = granted(asks(&holder, waits(0)).await);
+    let again = granted(asks(&holder, waits(0)).await);
+    assert_eq!(first.fence, again.fence);
+    assert!(line(&holder).await.expect("an answer").is_empty(), "a holder does not wait");
+    // A later copy makes no place younger.
+    held(asks(&waiter, waits(20)).await);
+    held(asks(&waiter, waits(1)).await);
+    held(asks(&other, waits(10)).await);
+    lined(&[&waiter, &other]).await;
+    // The next waiter of the manager comes with its own age, and late copies for the one before change nothing.
+    let before = waiter.holder;
+    next(&mut waiter);
+    held(asks(&waiter, waits(5)).await);
+    lined(&[&other, &waiter]).await;
+    let later = std::mem::replace(&mut waiter.holder, before);
+    held(asks(&waiter, waits(20)).await);
+    for _ in 0..2 {
+        leaves(&waiter).await.expect("an answer");
+    }
+    lined(&[&other, &waiter]).await;
+    waiter.holder = later;
+    for _ in 0..2 {
+        leaves(&waiter).await.expect("an answer");
+    }
+    lined(&[&other]).await;
+    // A nested acquire has no place.
+    let nested = holder.request(2).with_place(Some(waits(60)));
+    granted(holder.store.acquire(nested).await);
+    assert_eq!(released(holder.release(1).await), None);
+    lined(&[&other]).await;
+    assert_eq!(released(holder.release(0).await), None);
+}
+
+/// See [`Release::place`].
+pub async fn release_takes_the_place_of_the_next_waiter(harness: &dyn Harness) {
+    let name = unique("line-release");
+    let [holder, other, third] = three(harness, &name).await;
+    if !has_line(&holder) {
+        return;
+    }
+    let gives = async |place| {
+        let release = Release::new(holder.target(), holder.holder, 0, PATIENCE);
+        holder.store.release(release.with_place(Some(place))).await
+    };
+    granted(asks(&holder, waits(0)).await);
+    held(asks(&other, waits(10)).await);
+    match gives(waits(20)).await {
+        Ok(Released::Done { listeners }) => assert_eq!(listeners, 0, "the line orders them"),
+        verdict => panic!("{verdict:?}"),
+    }
+    lined(&[&holder, &other]).await;
+    held(asks(&other, waits(10)).await);
+    // A late copy releases nothing and takes no place.
+    let mut next_of = Party::new(harness, &name).await;
+    next_of.holder = HolderId::new(holder.holder.manager(), holder.holder.number() + 1);
+    granted(asks(&next_of, waits(20)).await);
+    assert!(released(gives(waits(30)).await).is_some());
+    lined(&[&other]).await;
+    assert_eq!(released(next_of.release(0).await), None);
+    leaves(&other).await.expect("an answer");
+    // Without a next waiter it takes none.
+    granted(asks(&third, waits(0)).await);
+    let release = Release::new(third.target(), third.holder, 0, PATIENCE).with_place(Some(TRIES));
+    assert_eq!(released(third.store.release(release).await), None);
+    assert!(line(&third).await.expect("an answer").is_empty());
+}
+
+/// Clause 3, for places.
+pub async fn place_lapses_by_itself(harness: &dyn Harness) {
+    let name = unique("line-lapse");
+    let [holder, dead, other] = three(harness, &name).await;
+    if !has_line(&holder) {
+        return;
+    }
+    let kept = harness.ttl();
+    granted(asks(&holder, waits(0)).await);
+    held(asks(&dead, Place::new(LONG, kept)).await);
+    assert_eq!(released(holder.release(0).await), None);
+    let left = held(asks(&other, waits(1)).await).expect("until the place lapses");
+    assert!(left <= kept, "{left:?}");
+    harness.elapse(kept + harness.slack()).await;
+    lined(&[&other]).await;
+    assert_eq!(oldest(asks(&other, waits(1)).await), None);
+    assert!(line(&other).await.expect("an answer").is_empty());
+    assert_eq!(released(other.release(0).await), None);
+}
+
+/// See [`Store::leave`](crate::store::Store::leave).
+pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
+    let name = unique("line-leave");
+    let [holder, first, other] = three(harness, &name).await;
+    if !has_line(&holder) || !holder.store.capabilities().wakeups {
+        return;
+    }
+    granted(asks(&holder, waits(0)).await);
+    held(asks(&first, waits(20)).await);
+    assert_eq!(released(holder.release(0).await), None);
+    held(asks(&other, waits(10)).await);
+    let wait = Wait::new(other.target(), Some(other.holder), PATIENCE);
+    let mut wakeups = other.store.subscribe(wait).await.expect("wake-ups").expect("some");
+    // A subscription may count as a hint.
+    while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
+    leaves(&first).await.expect("an answer");
+    timeout(PATIENCE, wakeups.recv()).await.expect("it is woken");
+    granted(asks(&other, waits(10)).await);
+    assert_eq!(released(other.release(0).await), None);
+}

@@ -84,10 +84,8 @@ impl Ticket {
         let excludes = |hold: &Arc<Hold>| !can_share(hold.mode, self.mode);
         let entry = state.names.get(&self.name);
         let entry = entry.filter(|entry| entry.holds().next().is_some_and(excludes));
-        let rivals = entry.and_then(NameEntry::rivals);
-        let mut waiters = rivals.iter().flat_map(|rivals| &rivals.waiters);
-        let first = waiters.find(|(_, waiter)| waiter.checked_in >= since);
-        first.is_some_and(|(ticket, _)| Some(*ticket) == self.number)
+        let first = entry.and_then(|entry| entry.first_waiter(since));
+        first.is_some_and(|(ticket, _)| Some(ticket) == self.number)
     }
 
     /// Shows that the waiter is polled, and takes its offer, if there is one. A waiter calls this again whenever it is

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kit::look::{calls, channel, fence_key, renewal, subscribers};
-use kit::{Mode, Proxy, Reply, Resp, Server, eventually, within};
-use leasehold::store::{ConnectOptions, RedisStore};
+use kit::{Mode as ProxyMode, Proxy, Reply, Resp, Server, eventually, within};
+use leasehold::store::{ConnectOptions, Mode, RedisStore};
 use leasehold::{Builder, ErrorKind, LeaseManager, LeaseState, Loss};
 use tokio::task::JoinSet;
 
@@ -415,13 +415,13 @@ async fn read_write_lock_of_redissons_is_no_lock_and_is_left_alone() {
         leases.lock("job").lock().await.expect_err("no lock"),
         leases.lock("job").try_lock().await.expect_err("no lock"),
         leases.lock("job").lock_timeout(LONG).await.expect_err("no lock"),
-        leases.inspect("job").await.expect_err("no lock"),
-        leases.force_unlock("job").await.expect_err("no lock"),
     ] {
         assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
         assert_eq!(error.fate(), leasehold::Fate::NotExecuted, "{error}");
     }
     assert!(start.elapsed() < LONG, "nothing is waited for: {:?}", start.elapsed());
+    let holding = leases.inspect("job").await.expect("an answer").expect("a holder");
+    assert_eq!((holding.holder.as_str(), holding.mode), (JAVA, Mode::Write));
     assert_eq!(server.command(&["HLEN", "job"]).int(), 2);
     assert!(!exists(&server, &fence_key("job")));
 }
@@ -477,11 +477,11 @@ async fn inspect_tells_what_the_server_has() {
     assert_eq!((holding.hold_count, holding.remaining), (3, None));
     server.command(&["HSET", "rw", "mode", "read", JAVA, "1"]);
     server.command(&["SET", "text", "x"]);
-    for name in ["rw", "text"] {
-        let error = leases.inspect(name).await.expect_err("it is no lock");
-        assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
-        assert!(exists(&server, name));
-    }
+    let holding = leases.inspect("rw").await.expect("an answer").expect("a reader");
+    assert_eq!((holding.holder.as_str(), holding.mode), (JAVA, Mode::Read));
+    let error = leases.inspect("text").await.expect_err("it is no lock");
+    assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+    assert!(exists(&server, "rw") && exists(&server, "text"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -755,7 +755,7 @@ async fn requests_that_wait_for_the_connection_leave_as_two_calls() {
     let proxy = Proxy::start(server.port());
     let leases = LeaseManager::connect(&proxy.url()).await.expect("a manager");
     // While the replies to two calls are on their way, a hundred more arrive.
-    proxy.set(Mode::HoldReplies);
+    proxy.set(ProxyMode::HoldReplies);
     let mut early = JoinSet::new();
     for name in ["first", "second"] {
         let mut lock = leases.lock(name);
@@ -775,7 +775,7 @@ async fn requests_that_wait_for_the_connection_leave_as_two_calls() {
     }
     eventually(LONG, || started.load(Ordering::Relaxed) == 100).await;
     assert_eq!(proxy.count("EVALSHA"), before);
-    proxy.set(Mode::Pass);
+    proxy.set(ProxyMode::Pass);
     for lease in early.join_all().await {
         lease.expect("a lease").forget();
     }
@@ -816,7 +816,7 @@ async fn bad_name_in_a_batch_spoils_no_other() {
     server.command(&["RPUSH", "job:20", "somebody's"]);
     server.command(&["SET", &fence_key("job:30"), "somebody's"]);
     server.command(&["HSET", &fence_key("job:40"), "somebody's", "1"]);
-    proxy.set(Mode::HoldReplies);
+    proxy.set(ProxyMode::HoldReplies);
     let mut first = leases.lock("first");
     let first = tokio::spawn(async move { first.lock().await });
     eventually(LONG, || exists(&server, "first")).await;
@@ -831,7 +831,7 @@ async fn bad_name_in_a_batch_spoils_no_other() {
         });
     }
     eventually(LONG, || started.load(Ordering::Relaxed) == 60).await;
-    proxy.set(Mode::Pass);
+    proxy.set(ProxyMode::Pass);
     let mut granted = 0;
     for (i, lease) in others.join_all().await {
         match lease {
@@ -894,7 +894,7 @@ async fn acquires_of_every_kind_share_a_call() {
         let lease = lock.lock().await.expect("a lease");
         held.push((lock, lease));
     }
-    proxy.set(Mode::HoldReplies);
+    proxy.set(ProxyMode::HoldReplies);
     let mut tasks = JoinSet::new();
     for name in ["first", "second"] {
         let mut lock = leases.lock(name);
@@ -908,7 +908,7 @@ async fn acquires_of_every_kind_share_a_call() {
         tasks.spawn(async move { (lock.lock().await.expect("a nested lease"), Some(outer)) });
     }
     tokio::time::sleep(millis(100)).await;
-    proxy.set(Mode::Pass);
+    proxy.set(ProxyMode::Pass);
     let leases = tasks.join_all().await;
     assert_eq!(proxy.count("EVALSHA") - before, 2);
     for (lease, outer) in &leases {

@@ -148,6 +148,12 @@ impl Model {
             },
             Op::Convert { who, side } => self.convert(who, side),
             Op::Release { who, side, count } => match self.own(who, side) {
+                Ok(hold) if (hold.side, side) == (Side::Read, Side::Write) => {
+                    if count == 0 {
+                        self.of(side).remove(&who);
+                    }
+                    Verdict::Absent(Absence::Taken)
+                }
                 Ok(_) if count == 0 => {
                     self.of(side).remove(&who);
                     Verdict::Done
@@ -159,7 +165,14 @@ impl Model {
                 Err(absence) => Verdict::Absent(absence),
             },
             Op::Renew { ref whom } => Verdict::Renewed(
-                whom.iter().map(|(who, side)| self.own(*who, *side).err()).collect(),
+                whom.iter()
+                    .map(|(who, side)| match self.own(*who, *side) {
+                        Ok(hold) if (hold.side, *side) == (Side::Read, Side::Write) => {
+                            Some(Absence::Taken)
+                        }
+                        own => own.err(),
+                    })
+                    .collect(),
             ),
             Op::Force { pool } | Op::Delete { pool } => {
                 self.holds[usize::from(pool)].clear();
@@ -193,10 +206,13 @@ impl Model {
         };
         let phase = holds.values().next().map(|hold| hold.grant);
         let mine = self.line[own].filter(|first| first.1 == who);
-        let since = mine.map_or(waited.unwrap_or(0), |first| first.0);
+        let since = match (mine, waited) {
+            (Some(first), Some(waited)) => first.0.max(waited),
+            _ => waited.unwrap_or(0),
+        };
         let older = self.line[other].is_some_and(|first| first.0 > since);
         if excluded || older && side != Side::Permits {
-            let first = self.line[own].is_none_or(|first| first.0 < since);
+            let first = self.line[own].is_none_or(|first| first.1 == who || first.0 < since);
             if side != Side::Permits && waited.is_some() && first {
                 self.line[own] = Some((since, who));
             }
@@ -208,7 +224,7 @@ impl Model {
             _ => self.grant(),
         };
         if side != Side::Permits {
-            self.line[own] = None;
+            self.line[own].take_if(|first| first.1 == who);
         }
         self.of(side).insert(who, Hold { side, count: Some(1), grant });
         Verdict::Granted(grant)
@@ -264,7 +280,8 @@ impl<'a> Trial<'a> {
     }
 
     fn holder(&self, who: u64) -> HolderId {
-        HolderId::new(self.manager, who)
+        // A place belongs to a manager, so each of them is one.
+        HolderId::new(Uuid::from_u128(self.manager.as_u128().wrapping_add(who.into())), who)
     }
 
     fn acquire(

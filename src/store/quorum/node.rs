@@ -8,7 +8,7 @@ use super::asked::Asked;
 use super::holds::{Holds, Places};
 use super::load::{Load, Permit, refused};
 use super::queue::{NameQueues, bounded, timed_out};
-use super::sides::stray;
+use super::sides::{either, stray};
 use super::tally::Answers;
 use super::voters::Voters;
 use crate::clock::{Clock, Instant};
@@ -202,6 +202,8 @@ impl Node {
 
     /// Lowers the hold count here.
     pub(super) async fn record(self: Arc<Self>, request: Release, answers: Answers<Released>) {
+        let mut request = request;
+        request.target.mode = either(request.target.mode);
         let verdict = bounded(request.timeout, self.store.release(request)).await.0;
         answers.send(self.index, verdict);
     }
@@ -249,6 +251,8 @@ impl Node {
         let mut asked = RenewBatch { timeout: limit, ..batch.clone() };
         for (item, holder) in asked.items.iter_mut().zip(holders) {
             item.holder = self.holder_id(holder);
+            // A node that lacks the change to a writer keeps the reader, until it is set right. It does not count.
+            item.target.mode = either(item.target.mode);
         }
         let (verdict, late) = bounded(limit, self.store.renew(asked)).await;
         if let Ok(Renewed { verdicts, .. }) = &verdict {

@@ -5,6 +5,7 @@
 //! two nodes.
 
 use super::load::{Load, Permit};
+use super::sides::either;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::target::Kind;
@@ -339,7 +340,8 @@ impl QueueHead {
         (holder, mode): (HolderId, Mode),
         limit: Duration,
     ) -> Result<Released> {
-        let request = Release::new(Target::new(self.name.clone(), mode), holder, 0, limit);
+        let target = Target::new(self.name.clone(), either(mode));
+        let request = Release::new(target, holder, 0, limit);
         let NameQueues { store, clock, load, .. } = &*self.queues;
         load.sent(clock.now());
         let verdict = bounded(limit, store.release(request)).await.0;

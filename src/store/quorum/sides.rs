@@ -107,6 +107,15 @@ pub(super) fn unsettled() -> Error {
     Error::new(ErrorKind::Unavailable, message).with_fate(Fate::NotExecuted)
 }
 
+/// Returns the mode in which a node renews and releases a holder that reads or writes there: a quorum knows by itself which of
+/// its nodes have the writer.
+pub(super) fn either(mode: Mode) -> Mode {
+    match mode {
+        Mode::Write => Mode::Read,
+        mode => mode,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

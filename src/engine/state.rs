@@ -232,12 +232,9 @@ impl State {
     /// Returns whether nothing more is sent for the hold, so that the next waiter may ask the
     /// store.
     pub(super) fn is_over(&self) -> bool {
-        match self.phase {
-            Phase::Released => true,
-            // An operation that is still in flight changes nothing any more.
-            Phase::Lost(_) => self.owed.is_none(),
-            _ => false,
-        }
+        // After a loss, an operation that is still in flight changes nothing any more.
+        let is_done = matches!(self.phase, Phase::Lost(_)) && self.owed.is_none();
+        is_done || self.phase == Phase::Released
     }
 
     /// Returns `D`: the time until which the store surely keeps the key.

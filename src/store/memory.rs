@@ -2,6 +2,7 @@
 
 mod line;
 mod shared;
+mod wake;
 
 use super::target::Kind;
 use super::{
@@ -57,19 +58,12 @@ struct State {
     fences: NameMap<u64>,
     /// The last one that was forgotten before its time.
     forgotten: u64,
-    waiters: NameMap<Vec<Listener>>,
+    waiters: NameMap<Vec<wake::Listener>>,
     to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
     /// At how many names the dead ones are swept out next; doubles, so that a grant costs O(1).
     sweep_at: usize,
-}
-
-/// A subscriber, and the holder id for which it is about to ask.
-#[derive(Debug)]
-struct Listener {
-    holder: Option<HolderId>,
-    signal: Signal,
 }
 
 #[derive(Debug)]
@@ -323,16 +317,6 @@ impl State {
         });
         Renewed::new(now, verdicts.collect())
     }
-
-    /// Has the waiters of a name woken as soon as the lock is free, and returns how many are of another manager than the
-    /// holder that releases it.
-    fn wake(&mut self, name: &Name, holder: Option<HolderId>) -> u64 {
-        let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
-        self.to_wake.extend(waiters.iter().map(|waiter| waiter.signal.clone()));
-        let manager = holder.map(HolderId::manager);
-        let is_own = |waiter: &Listener| waiter.holder.map(HolderId::manager) == manager;
-        waiters.iter().filter(|waiter| !is_own(waiter)).count() as u64
-    }
 }
 
 fn micros(now: Instant) -> u64 {
@@ -421,11 +405,7 @@ impl Store for MemoryStore {
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        let (name, signal) = (request.target.name, Signal::new());
-        let listener = Listener { holder: request.holder, signal: signal.clone() };
-        self.lock().waiters.entry(name.clone()).or_default().push(listener);
-        let subscription = Subscription { store: self.clone(), name, signal: signal.clone() };
-        Ok(Some(Wakeups::new(signal, subscription)))
+        Ok(Some(self.listen(request)))
     }
 
     fn reconnects(&self) -> Option<Signal> {
@@ -445,24 +425,6 @@ impl Store for MemoryStore {
 
     async fn close(&self, _: Duration) {
         // The leases outlive a manager, as they would on a server: clones may be in use.
-    }
-}
-
-struct Subscription {
-    store: MemoryStore,
-    name: Name,
-    signal: Signal,
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let mut state = self.store.lock();
-        if let Some(waiters) = state.waiters.get_mut(&self.name) {
-            waiters.retain(|waiter| !waiter.signal.is(&self.signal));
-            if waiters.is_empty() {
-                state.waiters.remove(&self.name);
-            }
-        }
     }
 }
 

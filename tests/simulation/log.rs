@@ -19,7 +19,7 @@ use tracing::{Event, Metadata, Subscriber};
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
 const IN_CALLS: [&str; 5] = [
     "leasehold::engine::hints",
-    "leasehold::lock",
+    "leasehold::lease",
     "leasehold::engine::acquire",
     "leasehold::engine::acquire::again",
     "leasehold::engine::acquire::line",

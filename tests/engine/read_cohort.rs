@@ -412,7 +412,7 @@ fn readers_and_a_writer_never_meet_on_many_threads() {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
-        let builder = LeaseManager::builder().ttl(Duration::from_millis(300));
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(3));
         let leases = builder.build(leasehold::store::MemoryStore::new()).unwrap();
         let inside = Arc::new(AtomicI64::new(0));
         let mut tasks = JoinSet::new();

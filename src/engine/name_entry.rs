@@ -130,7 +130,7 @@ pub(super) enum Offer {
     /// The turn of this number.
     Turn(u64),
     /// A read hold that it may join.
-    Join(Arc<Hold>),
+    Join(Arc<Hold>, Waiter),
     Hold(HandedOff),
 }
 
@@ -262,25 +262,26 @@ impl NameEntry {
                 continue;
             }
             let joins = cohort.as_ref().filter(|_| self.members.can_all_share(waiter.mode));
-            let offer = if let Some(hold) = joins {
-                joining.push(*ticket);
-                Offer::Join(Arc::clone(hold))
+            if let Some(hold) = joins {
+                joining.push((*ticket, Arc::clone(hold)));
             } else if self.members.may_ask(waiter.mode) {
                 *numbers += 1;
                 self.members.push(Member::asking(*numbers, waiter.mode, times.due));
-                Offer::Turn(*numbers)
+                rivals.offers.insert(*ticket, Offer::Turn(*numbers));
             } else {
                 break;
-            };
-            rivals.offers.insert(*ticket, offer);
+            }
             woken.extend(waiter.wake.take());
         }
-        // They block no waiter behind them.
-        let joining = joining.iter().filter_map(|ticket| rivals.waiters.remove(ticket));
-        let waiters = joining.collect();
+        for (ticket, hold) in joining {
+            // It blocks no waiter behind it, unless the hold ends before it joins.
+            if let Some(waiter) = rivals.waiters.remove(&ticket) {
+                rivals.offers.insert(ticket, Offer::Join(hold, waiter));
+            }
+        }
         // Without a flow that asks next, nothing listens.
         let seen = rivals.seen.take_if(|_| self.members.open().next().is_none());
-        (woken, Removed { _waiters: waiters, _seen: seen, ..Removed::default() })
+        (woken, Removed { _seen: seen, ..Removed::default() })
     }
 
     /// Removes the member of this number and its offer. Returns `None` if it was reclaimed.
@@ -313,9 +314,20 @@ impl NameEntry {
         let is = |number: u64| members.iter().any(|member| member.number == number);
         rivals.cohort.take_if(|cohort| is(cohort.number));
         let seeker = rivals.seeker.take_if(|seeker| is(seeker.number));
+        let has_ended = |hold: &Arc<Hold>| {
+            members.iter().filter_map(Member::hold).any(|ended| Arc::ptr_eq(ended, hold))
+        };
+        // Those that have not joined wait at their places again.
+        for ticket in
+            rivals.tickets(|offer| matches!(offer, Offer::Join(hold, _) if has_ended(hold)))
+        {
+            if let Some(Offer::Join(_, waiter)) = rivals.offers.remove(&ticket) {
+                rivals.waiters.insert(ticket, waiter);
+            }
+        }
         let offers = rivals.take_offers(|offer| match offer {
             Offer::Turn(number) => is(*number),
-            Offer::Join(_) => false,
+            Offer::Join(..) => false,
             Offer::Hold(offered) => {
                 members.iter().any(|member| member.hold().is_some_and(|hold| offered.is(hold)))
             }

@@ -134,7 +134,7 @@ impl Ticket {
             }
             match offer {
                 Some(Offer::Hold(offered)) => break Ok(Admission::Hold(offered)),
-                Some(Offer::Join(hold)) => break Ok(Admission::Join(hold)),
+                Some(Offer::Join(hold, _)) => break Ok(Admission::Join(hold)),
                 Some(Offer::Turn(number)) => {
                     let seen = entry.rivals_or_default().seen.take();
                     let mut turn = queue.turn(state, (name, mode), (number, ticket), now);
@@ -167,7 +167,7 @@ impl Drop for Ticket {
         match offer {
             Some(Offer::Turn(number)) => self.queue.leave(&self.name, number),
             Some(Offer::Hold(offered)) => drop(offered),
-            Some(Offer::Join(_)) | None => {}
+            Some(Offer::Join(..)) | None => {}
         }
     }
 }

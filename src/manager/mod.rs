@@ -178,7 +178,8 @@ impl LeaseManager {
 
     /// Returns all holders of `name`: of a read-write lock the readers, or of a semaphore those of its permits.
     ///
-    /// As [`inspect`](LeaseManager::inspect), which returns the first of them. The order says nothing.
+    /// As [`inspect`](LeaseManager::inspect), which returns the first of them. The order says nothing. Readers of one manager
+    /// that [share a hold](crate::RwLock#readers-of-one-process) are one holder.
     ///
     /// # Errors
     ///
@@ -196,9 +197,9 @@ impl LeaseManager {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let (mut here, mut there) = (leases.rw_lock("prices"), leases.rw_lock("prices"));
-    /// let (one, other) = (here.read().await?, there.read().await?);
-    /// assert_eq!(leases.holders("prices").await?.len(), 2);
+    /// let gpus = leases.semaphore("gpu", 4);
+    /// let (one, other) = (gpus.acquire().await?, gpus.acquire_many(2).await?);
+    /// assert_eq!(leases.holders("gpu").await?.len(), 2);
     /// # drop((one, other));
     /// # Ok(())
     /// # }

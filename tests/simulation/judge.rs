@@ -287,9 +287,14 @@ impl Judge {
                 // Readers ask side by side.
                 && (other.mode, wait.mode) != (Mode::Read, Mode::Read)
         });
-        if let (true, Some(other)) = (served, overtaken) {
-            let (task, other) = (wait.task, other.task);
-            self.fail(now, format_args!("task {task} overtook task {other} in the line"));
+        // An attempt for permits asks beside a request that has no answer yet.
+        let beside = !wait.in_line && permits(wait.mode) > 0;
+        if let (true, Some(other)) = (served && !beside, overtaken) {
+            let (task, other, modes) = (wait.task, other.task, (wait.mode, other.mode));
+            self.fail(
+                now,
+                format_args!("task {task} overtook task {other} in the line: {modes:?}"),
+            );
         }
     }
 
@@ -383,13 +388,19 @@ impl Judge {
         let known = self.known(hold);
         if changed {
             (known.holders, known.changed) = (0, true);
-        } else {
+        }
+        let passed = known.holders > 0;
+        // A reader of the same process joins the hold, and has its fence. `max_hold` counts from the grant.
+        let joins = passed && mode == Mode::Read;
+        if !changed && !joins {
             known.opened = now;
         }
         let opened = known.opened;
-        let passed = known.holders > 0;
         if passed {
-            if fence <= known.last_fence && permits(mode) == 0 {
+            if joins && fence != known.last_fence {
+                failures.push(format!("{hold:?} was joined with another fence"));
+            }
+            if fence <= known.last_fence && permits(mode) == 0 && !joins {
                 failures.push(format!("{hold:?} was passed on with no greater fence"));
             }
             if known.at_risk {
@@ -400,7 +411,7 @@ impl Judge {
         }
         known.last_fence = fence;
         known.had = now;
-        known.holders += 1;
+        known.holders += u32::from(!joins);
         if known.holders > plan.handoff + 1 {
             failures.push(format!("{hold:?} was passed on {} times", known.holders - 1));
         }
@@ -413,7 +424,7 @@ impl Judge {
                 }
             }
         }
-        if passed {
+        if passed && !joins {
             self.saw(Sometimes::HandOff);
         }
         for failure in failures {

@@ -17,11 +17,12 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 5] = [
+const IN_CALLS: [&str; 6] = [
     "leasehold::engine::hints",
     "leasehold::lease",
     "leasehold::engine::acquire",
     "leasehold::engine::acquire::again",
+    "leasehold::engine::acquire::asking",
     "leasehold::engine::acquire::line",
 ];
 

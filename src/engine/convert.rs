@@ -136,9 +136,9 @@ impl Hold {
         let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());
         let target = Target::new(self.name.clone(), mode);
         let next = Self::new(target, self.holder, fence, state, seat);
-        core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
         let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
-        inner.changed_to = Some((share, Arc::clone(&next)));
+        Self::changes_to(&mut inner, share, &next);
+        core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
         drop(inner);
         core.schedule.set(self, scheduled, None);
         if let Some(watchers) = watchers {

@@ -9,7 +9,7 @@ use crate::error::{Error, Loss};
 use crate::store::{HolderId, Mode, Name, Target};
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
@@ -46,9 +46,13 @@ pub(super) struct Inner {
     pub(super) seat: Option<Seat>,
     /// The handles that share a read hold. `None` while it has one.
     pub(super) shares: Option<Box<Shares>>,
-    /// The hold that a change of the mode has made of it, and the share of the handle that changed it.
-    pub(super) changed_to: Option<(Share, Arc<Hold>)>,
+    /// The share of the handle that has changed its mode, or has made it by that, and where the last hold of these changes is
+    /// found.
+    latest: Option<(Share, Latest)>,
 }
+
+/// The last hold of a chain of changes of the mode by one handle, which all of its holds share. It keeps none of them.
+type Latest = Arc<Mutex<Weak<Hold>>>;
 
 impl Hold {
     /// Creates a hold that is neither in the queue nor in the schedule yet.
@@ -67,13 +71,7 @@ impl Hold {
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),
-            inner: Mutex::new(Inner {
-                scheduled: None,
-                state,
-                seat,
-                shares: None,
-                changed_to: None,
-            }),
+            inner: Mutex::new(Inner { scheduled: None, state, seat, shares: None, latest: None }),
         })
     }
 
@@ -82,11 +80,24 @@ impl Hold {
         Target::new(self.name.clone(), self.mode)
     }
 
-    /// Returns the hold that a handle with this share has made of it by a change of the mode.
+    /// Returns the last hold that a handle with this share has made of it by changes of the mode.
     pub(super) fn changed_to(&self, share: Share) -> Option<Arc<Self>> {
-        let inner = self.lock();
-        let own = inner.changed_to.as_ref().filter(|(by, _)| *by == share);
-        own.map(|(_, hold)| Arc::clone(hold))
+        let latest = {
+            let inner = self.lock();
+            let own = inner.latest.as_ref().filter(|(by, _)| *by == share)?;
+            Arc::clone(&own.1)
+        };
+        let hold = latest.lock().upgrade()?;
+        (!std::ptr::eq(self, Arc::as_ptr(&hold))).then_some(hold)
+    }
+
+    /// Records that a handle with this share has made `next` of it, which no other task has yet.
+    pub(super) fn changes_to(inner: &mut Inner, share: Share, next: &Arc<Self>) {
+        let chain = inner.latest.take().filter(|(by, _)| *by == share);
+        let latest = chain.map(|(_, latest)| latest).unwrap_or_default();
+        *latest.lock() = Arc::downgrade(next);
+        next.lock().latest = Some((Share::FIRST, Arc::clone(&latest)));
+        inner.latest = Some((share, latest));
     }
 
     /// Returns the number of its seat in the queue, while it has one.

@@ -172,7 +172,16 @@ async fn handle_does_not_wait_for_itself_during_a_change() {
     let edit = handle.write().await.unwrap();
     let (page, again) = tokio::join!(edit.downgrade(), timeout(T, handle.write()));
     assert_eq!(failed(again.expect("at once")), ErrorKind::Invalid, "it reads now");
-    page.unwrap().unlock().await.unwrap();
+    let page = page.unwrap();
+    let twice = async {
+        let Upgraded::Write(edit) = page.try_upgrade().await.unwrap() else { panic!("alone") };
+        edit.downgrade().await.unwrap()
+    };
+    let (page, again) = tokio::join!(twice, timeout(T, handle.read()));
+    let again = again.expect("at once").unwrap();
+    assert_eq!((page.hold_count(), again.hold_count()), (2, 2));
+    drop((page, again));
+    settle().await;
     assert!(setup.memory.is_empty());
 }
 

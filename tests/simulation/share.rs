@@ -146,7 +146,8 @@ impl Flow {
 
     async fn enters(&self, door: &mut Door, mode: Mode, way: Way, outermost: bool) -> Option<Side> {
         let name = if matches!(door, Door::Pool(_)) { POOL } else { READ_WRITE };
-        let in_line = outermost && !matches!(way, Way::Try | Way::Aside(_));
+        // One without time makes an attempt, too.
+        let in_line = outermost && !matches!(way, Way::Try | Way::Timeout(0) | Way::Aside(_));
         let mut waiting = self.wait_in(name, mode, way, in_line);
         let start = self.world().now();
         let result = match way {

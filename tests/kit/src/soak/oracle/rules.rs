@@ -4,6 +4,8 @@
 pub struct Rules {
     /// Whether a grant has a fencing token.
     pub fenced: bool,
+    /// Whether a writer that becomes a reader keeps its token, and shares it.
+    pub kept_by_downgrade: bool,
     /// Whether a lease is handed on in memory, and it can be seen by its fencing token.
     pub handed_on: bool,
     /// Whether a loss that the store tells, and not the clock, comes without a wipe: then without a grace, too.
@@ -28,6 +30,7 @@ pub const LONG_RUN: u64 = 300;
 
 const REDIS: Rules = Rules {
     fenced: true,
+    kept_by_downgrade: false,
     handed_on: true,
     told_without_grace: false,
     sent_twice: true,
@@ -96,6 +99,7 @@ impl Rules {
             "zookeeper" => Self {
                 // A grant has one token, so with tokens nothing is handed on.
                 handed_on: false,
+                kept_by_downgrade: true,
                 sent_twice: false,
                 recovery: 3 * SECOND,
                 must_strike: &[

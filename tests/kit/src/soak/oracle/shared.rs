@@ -17,7 +17,10 @@ impl Case<'_> {
             wipe.why == Excuse::Replaced && wipe.name == lease.name && Self::is_new(wipe, before)
         };
         let beside_others = lease.mode == Mode::Read && self.wipes.iter().any(lost);
-        !beside_others && (before.fence > lease.fence || before.fence == lease.fence && !both_read)
+        let kept =
+            self.rules.kept_by_downgrade && (before.mode, lease.mode) == (Mode::Write, Mode::Read);
+        let same = before.fence == lease.fence && !both_read && !kept;
+        !beside_others && (before.fence > lease.fence || same)
     }
 
     /// Readers that are there at one time share their fencing token.

@@ -186,7 +186,8 @@ fn stories(count: usize, seeds: std::ops::Range<u64>) {
     println!(
         "reads, writes, downgrades, upgrades, refused ones, moments with several readers: {all:?}"
     );
-    assert!(seeds.end - seeds.start == 1 || all.iter().all(|count| *count > 20), "{all:?}");
+    // A story has one upgrade on average, so that twenty never have none (e^-20).
+    assert!(seeds.end - seeds.start == 1 || all.iter().all(|count| *count > 0), "{all:?}");
 }
 
 #[test]

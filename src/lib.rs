@@ -170,6 +170,8 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod together;
+#[cfg(feature = "tower")]
+pub mod tower;
 mod trace;
 
 pub use error::{Error, ErrorKind, Fate, Loss, Result};

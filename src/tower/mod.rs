@@ -1,0 +1,1 @@
+//! Layers for services of `tower`, axum and hyper, with the feature `tower`.

@@ -1,6 +1,6 @@
 //! The fair lock: a plain lock with an order of its waiters.
 
-use crate::engine::{Engine, Hold, WaitLimit, Wanted, acquire};
+use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire};
 use crate::error::{Error, Result};
 use crate::lease::{Lease, finish};
 
@@ -59,11 +59,12 @@ pub struct FairLock {
     /// The first attempt to lock reports an invalid name.
     name: Result<Name>,
     current: Option<Arc<Hold>>,
+    options: Options,
 }
 
 impl FairLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self { engine, name: Name::new(name), current: None }
+        Self { engine, name: Name::new(name), current: None, options: Options::default() }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
@@ -202,8 +203,9 @@ impl FairLock {
 
     async fn lease(&mut self, limit: WaitLimit) -> Result<Option<Lease>> {
         runtime::need();
-        let Self { engine, name, current } = self;
-        let claim = acquire(&engine.core, name, Wanted::FAIR, current, limit).await?;
+        let Self { engine, name, current, options } = self;
+        let wanted = Wanted::fair().with(options);
+        let claim = acquire(&engine.core, name, wanted, current, limit).await?;
         Ok(claim.map(|claim| Lease::new(engine, claim)))
     }
 }

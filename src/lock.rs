@@ -1,6 +1,6 @@
 //! The handles: what asks for a name.
 
-use crate::engine::{Engine, Hold, WaitLimit, acquire};
+use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Lease, finish};
 use crate::runtime;
@@ -60,6 +60,7 @@ pub struct Lock {
     /// The first attempt to lock reports an invalid name.
     name: Result<Name>,
     current: Option<Arc<Hold>>,
+    options: Options,
 }
 
 /// A handle on many names, for one flow of control.
@@ -88,7 +89,7 @@ pub struct Holder {
 
 impl Lock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self { engine, name: Name::new(name), current: None }
+        Self { engine, name: Name::new(name), current: None, options: Options::default() }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
@@ -129,7 +130,8 @@ impl Lock {
     #[doc(alias = "acquire")]
     pub async fn lock(&mut self) -> Result<Lease> {
         runtime::need();
-        lock(&self.engine, &self.name, &mut self.current).await
+        let wanted = wanted(&self.options);
+        lock(&self.engine, &self.name, &mut self.current, wanted).await
     }
 
     /// Locks if the name is free now; returns `None` if it is not.
@@ -166,7 +168,8 @@ impl Lock {
     #[doc(alias = "try_acquire")]
     pub async fn try_lock(&mut self) -> Result<Option<Lease>> {
         runtime::need();
-        lease(&self.engine, &self.name, &mut self.current, WaitLimit::Once).await
+        let wanted = wanted(&self.options);
+        lease(&self.engine, (&self.name, wanted), &mut self.current, WaitLimit::Once).await
     }
 
     /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if another holder had it until then.
@@ -201,7 +204,8 @@ impl Lock {
     #[doc(alias = "try_lock_for")]
     pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
         runtime::need();
-        lease(&self.engine, &self.name, &mut self.current, WaitLimit::For(timeout)).await
+        let (wanted, limit) = (wanted(&self.options), WaitLimit::For(timeout));
+        lease(&self.engine, (&self.name, wanted), &mut self.current, limit).await
     }
 
     /// Locks, runs `body` while the lease is held, and releases it.
@@ -245,23 +249,29 @@ impl Lock {
     }
 }
 
+/// Returns an exclusive lock for a handle with these options.
+pub(crate) fn wanted(options: &Options) -> Wanted<'_> {
+    Wanted::from(Mode::Exclusive).with(options)
+}
+
 async fn lock(
     engine: &Arc<Engine>,
     name: &Result<Name>,
     current: &mut Option<Arc<Hold>>,
+    wanted: Wanted<'_>,
 ) -> Result<Lease> {
-    let lease = lease(engine, name, current, WaitLimit::Forever).await?;
+    let lease = lease(engine, (name, wanted), current, WaitLimit::Forever).await?;
     lease.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the wait ended without a lease"))
 }
 
 /// Locks one name. Every handle locks by this.
 pub(crate) async fn lease(
     engine: &Arc<Engine>,
-    name: &Result<Name>,
+    (name, wanted): (&Result<Name>, Wanted<'_>),
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
 ) -> Result<Option<Lease>> {
-    let claim = acquire(&engine.core, name, Mode::Exclusive, current, limit).await?;
+    let claim = acquire(&engine.core, name, wanted, current, limit).await?;
     Ok(claim.map(|claim| Lease::new(engine, claim)))
 }
 
@@ -290,7 +300,7 @@ impl Holder {
     pub async fn lock(&mut self, name: impl AsRef<str>) -> Result<Lease> {
         runtime::need();
         let (engine, name, current) = self.place(name.as_ref())?;
-        lock(engine, &Ok(name), current).await
+        lock(engine, &Ok(name), current, Mode::Exclusive.into()).await
     }
 
     /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
@@ -309,7 +319,7 @@ impl Holder {
     pub async fn try_lock(&mut self, name: impl AsRef<str>) -> Result<Option<Lease>> {
         runtime::need();
         let (engine, name, current) = self.place(name.as_ref())?;
-        lease(engine, &Ok(name), current, WaitLimit::Once).await
+        lease(engine, (&Ok(name), Mode::Exclusive.into()), current, WaitLimit::Once).await
     }
 
     /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
@@ -332,7 +342,7 @@ impl Holder {
     ) -> Result<Option<Lease>> {
         runtime::need();
         let (engine, name, current) = self.place(name.as_ref())?;
-        lease(engine, &Ok(name), current, WaitLimit::For(timeout)).await
+        lease(engine, (&Ok(name), Mode::Exclusive.into()), current, WaitLimit::For(timeout)).await
     }
 
     fn place(&mut self, name: &str) -> Result<Place<'_>> {

@@ -8,12 +8,12 @@
 //! 3. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
-use crate::engine::{Engine, Hold, WaitLimit};
+use crate::engine::{Engine, Hold, Options, WaitLimit};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
 use crate::lease::{Lease, finish, run_while_held};
-use crate::lock::lease;
+use crate::lock::{lease, wanted};
 use crate::runtime;
 use crate::store::Name;
 use crate::together::{Call, all, first};
@@ -69,6 +69,7 @@ pub struct MultiLock {
 struct Place {
     name: Result<Name>,
     current: Option<Arc<Hold>>,
+    options: Options,
 }
 
 /// The guard of a set of names.
@@ -135,8 +136,8 @@ impl MultiLock {
                 checked.len()
             )));
         }
-        let places = checked.into_iter().map(|name| Place { name: Ok(name), current: None });
-        Ok(Self { engine, places: places.collect() })
+        let place = |name| Place { name: Ok(name), current: None, options: Options::default() };
+        Ok(Self { engine, places: checked.into_iter().map(place).collect() })
     }
 
     /// Returns the names, in the order of their bytes.
@@ -356,7 +357,8 @@ impl Place {
     }
 
     async fn lock(&mut self, engine: &Arc<Engine>, limit: WaitLimit) -> Result<Option<Lease>> {
-        let result = lease(engine, &self.name, &mut self.current, limit).await;
+        let asked = (&self.name, wanted(&self.options));
+        let result = lease(engine, asked, &mut self.current, limit).await;
         result.map_err(|error| error.of_name(self.name()))
     }
 }

@@ -1,6 +1,8 @@
 //! Locks one name for one writer or for many readers.
 
-use crate::engine::{Converted, Engine, Hold, Share, WaitLimit, acquire_as, convert};
+use crate::engine::{
+    Converted, Engine, Hold, Options, Share, WaitLimit, Wanted, acquire_as, convert,
+};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -81,6 +83,7 @@ pub struct RwLock {
     /// The first attempt to lock reports an invalid name.
     name: Result<Name>,
     current: Arc<Current>,
+    options: Options,
 }
 
 /// The last hold of a handle, and its share in it. Its leases have it too: they may change the mode of the hold.
@@ -123,7 +126,8 @@ pub enum Upgraded {
 
 impl RwLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self { engine, name: Name::new(name), current: Arc::default() }
+        let (current, options) = (Arc::default(), Options::default());
+        Self { engine, name: Name::new(name), current, options }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
@@ -323,9 +327,9 @@ impl RwLock {
         let current = self.current.lock().clone();
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
+        let wanted = Wanted::from(mode).with(&self.options);
         let claim =
-            acquire_as(&self.engine.core, &self.name, mode.into(), (&mut hold, share), limit)
-                .await?;
+            acquire_as(&self.engine.core, &self.name, wanted, (&mut hold, share), limit).await?;
         let Some(claim) = claim else { return Ok(None) };
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))

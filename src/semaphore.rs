@@ -1,6 +1,6 @@
 //! Counts permits of a name across processes.
 
-use crate::engine::{Engine, WaitLimit, acquire};
+use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::runtime;
@@ -71,6 +71,7 @@ pub struct Semaphore {
     name: Result<Name>,
     /// Clones share it, so that they all know of a resize.
     size: Arc<AtomicU32>,
+    options: Options,
 }
 
 /// The guard of one or several permits, which are renewed, lost and released together.
@@ -108,7 +109,8 @@ impl Usage {
 
 impl Semaphore {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
-        Self { engine, name: Name::new(name), size: Arc::new(AtomicU32::new(size)) }
+        let (size, options) = (Arc::new(AtomicU32::new(size)), Options::default());
+        Self { engine, name: Name::new(name), size, options }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
@@ -339,7 +341,8 @@ impl Semaphore {
             )));
         }
         let mode = Mode::Permits { size, take: count };
-        let claim = acquire(&self.engine.core, &self.name, mode, &mut None, limit).await?;
+        let wanted = Wanted::from(mode).with(&self.options);
+        let claim = acquire(&self.engine.core, &self.name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }
 }

@@ -1,9 +1,9 @@
 //! Numbered leases: one of n names, whichever is free.
 
-use crate::engine::{Engine, WaitLimit};
+use crate::engine::{Engine, Options, WaitLimit};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::lock::lease;
+use crate::lock::{lease, wanted};
 use crate::runtime;
 use crate::store::Name;
 use crate::together::{Call, first};
@@ -56,6 +56,7 @@ pub struct Slots {
     size: u32,
     /// The index to try first. It is drawn, so that managers seldom meet.
     start: u32,
+    options: Options,
 }
 
 /// The guard of a slot.
@@ -72,7 +73,8 @@ pub struct Slot {
 impl Slots {
     pub(crate) fn new(engine: Arc<Engine>, name: &str, size: u32) -> Self {
         let start = draw(&engine, size);
-        Self { engine, name: checked(name, size), size, start }
+        let (name, options) = (checked(name, size), Options::default());
+        Self { engine, name, size, start, options }
     }
 
     /// Returns the number of slots.
@@ -221,7 +223,7 @@ impl Slots {
             Ok(name) => slot_name(name, index),
             Err(error) => Err(error.clone()),
         };
-        let lease = lease(&self.engine, &name, &mut None, limit).await?;
+        let lease = lease(&self.engine, (&name, wanted(&self.options)), &mut None, limit).await?;
         Ok(lease.map(|lease| Slot { index, lease }))
     }
 

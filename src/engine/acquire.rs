@@ -8,6 +8,7 @@ mod wait;
 
 use super::core::Core;
 use super::hold::Hold;
+use super::options::{NO_OPTIONS, Options};
 use super::place::OpenPlace;
 use super::share::Share;
 use super::ticket::Ticket;
@@ -43,20 +44,29 @@ pub(crate) enum WaitLimit {
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Wanted<'a> {
     mode: Mode,
     /// Whether it takes part in the order of the waiters of all processes.
     fair: bool,
+    /// The options of the handle.
+    options: &'a Options,
 }
 
-impl Wanted {
-    /// An exclusive lock, in the order of arrival.
-    pub(crate) const FAIR: Self = Self { mode: Mode::Exclusive, fair: true };
+impl<'a> Wanted<'a> {
+    /// Returns an exclusive lock, in the order of arrival.
+    pub(crate) fn fair() -> Self {
+        Self { fair: true, ..Mode::Exclusive.into() }
+    }
+
+    /// Sets the options of the handle.
+    pub(crate) fn with(self, options: &'a Options) -> Self {
+        Self { options, ..self }
+    }
 }
 
-impl From<Mode> for Wanted {
+impl From<Mode> for Wanted<'_> {
     fn from(mode: Mode) -> Self {
-        Self { mode, fair: false }
+        Self { mode, fair: false, options: &NO_OPTIONS }
     }
 }
 
@@ -97,7 +107,7 @@ impl Drop for Claim<'_> {
 pub(crate) fn acquire<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
-    wanted: impl Into<Wanted>,
+    wanted: impl Into<Wanted<'a>>,
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
 ) -> impl Future<Output = Result<Option<Claim<'a>>>> {
@@ -109,7 +119,7 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
-    Wanted { mode, fair }: Wanted,
+    Wanted { mode, fair, options }: Wanted<'_>,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
@@ -139,8 +149,9 @@ pub(crate) async fn acquire_as<'a>(
     };
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
+    let limits = (longest, pause);
     let acquiring =
-        AcquireLoop { core, name, mode, fair, share, once, limit: longest, pause, start, answered };
+        AcquireLoop { core, name, mode, fair, options, share, once, limits, start, answered };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -191,13 +202,12 @@ struct AcquireLoop<'a, 'core> {
     mode: Mode,
     /// Whether the store orders it among the waiters of all processes.
     fair: bool,
+    options: &'a Options,
     /// That of the handle in its last hold.
     share: Share,
     once: bool,
-    /// The longest time for which it waits.
-    limit: Duration,
-    /// The longest time for which it lets waiters elsewhere go first.
-    pause: Duration,
+    /// The longest time for which it waits, and for which it lets waiters elsewhere go first.
+    limits: (Duration, Duration),
     start: Instant,
     answered: &'a AtomicBool,
 }
@@ -312,13 +322,17 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return Place::new(Duration::ZERO, Duration::ZERO);
             }
             let waited = core.now().saturating_duration_since(self.start);
-            let left = self.limit.saturating_sub(waited);
+            let left = self.limits.0.saturating_sub(waited);
             Place::new(waited, core.place_kept(self.mode).min(left))
         })
     }
 
     /// Returns a ticket for the queue of this process.
     fn ticket(&self) -> Ticket {
-        self.core.queue.ticket(self.name, self.mode).arrived(self.start, self.fair)
+        self.core
+            .queue
+            .ticket(self.name, self.mode)
+            .arrived(self.start, self.fair)
+            .with(self.options)
     }
 }

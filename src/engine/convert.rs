@@ -135,7 +135,7 @@ impl Hold {
         }
         let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());
         let target = Target::new(self.name.clone(), mode);
-        let next = Self::new(target, self.holder, fence, state, seat);
+        let next = Self::new(target, self.options.clone(), (self.holder, fence), state, seat);
         let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
         Self::changes_to(&mut inner, share, &next);
         core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));

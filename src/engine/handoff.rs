@@ -86,11 +86,11 @@ impl Hold {
         let when = (now, inner.state.is_young(now));
         let seat = inner.seat.as_ref().map(Seat::number)?;
         let heirs = inner.state.heirs();
-        let next = core.queue.hand_off((&self.name, seat), when, heirs, || {
+        let next = core.queue.hand_off((&self.name, seat), when, heirs, |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
-            let hold = Self::new(self.target(), self.holder, fence, state, seat);
+            let hold = Self::new(self.target(), options, (self.holder, fence), state, seat);
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         })?;

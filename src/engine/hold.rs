@@ -1,6 +1,7 @@
 //! One hold: the data that its leases and the engine share.
 
 use super::heirs::Heirs;
+use super::options::Options;
 use super::seat::Seat;
 use super::share::{Share, Shares};
 use super::state::{Next, Phase, State};
@@ -29,6 +30,8 @@ pub(crate) struct Hold {
     pub(crate) holder: HolderId,
     /// The process's own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
+    /// Those of the handle that it was granted or handed off to.
+    pub(crate) options: Options,
     pub(super) number: HoldNo,
     inner: Mutex<Inner>,
     /// Fires on loss, never on release. Created at first use.
@@ -58,8 +61,8 @@ impl Hold {
     /// Creates a hold that is neither in the queue nor in the schedule yet.
     pub(super) fn new(
         Target { name, mode }: Target,
-        holder: HolderId,
-        fence: Option<u64>,
+        options: Options,
+        (holder, fence): (HolderId, Option<u64>),
         state: State,
         seat: Option<Seat>,
     ) -> Arc<Self> {
@@ -68,6 +71,7 @@ impl Hold {
             mode,
             holder,
             fence,
+            options,
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),

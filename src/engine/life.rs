@@ -4,6 +4,7 @@ use super::core::Core;
 use super::heirs::Heirs;
 use super::hold::{Hold, Inner};
 use super::job::{Job, Sweep};
+use super::options::Options;
 use super::schedule::Group;
 use super::share::Share;
 use super::state::{NestedVerdict, Op, Phase, Reentry, State};
@@ -21,6 +22,7 @@ use tracing::Level;
 /// A grant of the store.
 pub(crate) struct Grant {
     pub(crate) target: Target,
+    pub(crate) options: Options,
     pub(crate) holder: HolderId,
     pub(crate) fence: Option<u64>,
     /// True if the store's clock has reached the fencing token.
@@ -38,7 +40,8 @@ pub(crate) struct Grant {
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
-        let Grant { target, holder, fence, reached, sent, now, unsure_until, heirs, turn } = grant;
+        let Grant { target, options, fence, reached, sent, now, unsure_until, heirs, .. } = grant;
+        let (holder, turn) = (grant.holder, grant.turn);
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
@@ -49,7 +52,7 @@ impl Hold {
         }
         state.set_heirs(heirs);
         let number = turn.number();
-        let hold = Self::new(target, holder, fence, state, turn.into_seat());
+        let hold = Self::new(target, options, (holder, fence), state, turn.into_seat());
         let forced = core.queue.install(&hold, number, sent);
         hold.start(core, now);
         if forced {
@@ -312,6 +315,7 @@ mod tests {
         let (now, holder) = (core.now(), core.draw_holder());
         let grant = Grant {
             target: Target::exclusive(name),
+            options: Options::default(),
             holder,
             fence: None,
             reached: false,

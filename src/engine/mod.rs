@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
+//! | [`options`] | the options of a handle, which go with its acquires into the hold |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
 //! | [`handoff`], [`heirs`] | hands off a hold to the next local waiter; to whom it may |
@@ -73,6 +74,7 @@ mod job;
 mod life;
 mod members;
 mod name_entry;
+mod options;
 mod panic_guard;
 mod pause;
 mod place;
@@ -102,6 +104,7 @@ pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};
 pub(crate) use engine::Engine;
 pub(crate) use hold::Hold;
+pub(crate) use options::Options;
 pub(crate) use share::Share;
 pub(crate) use state::Phase;
 pub(crate) use timing::Timing;

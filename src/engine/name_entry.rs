@@ -3,6 +3,7 @@
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Members, Stage, can_share};
+use super::options::Options;
 use super::wake::{run_wakers, wake_waiter};
 use crate::clock::Instant;
 use crate::store::{Mode, Wakeups};
@@ -96,6 +97,7 @@ pub(super) struct Seeker {
     /// That of its turn.
     pub(super) number: u64,
     pub(super) mode: Mode,
+    pub(super) options: Options,
     /// Its place among the waiters.
     pub(super) place: u64,
     pub(super) pass: oneshot::Sender<HandedOff>,
@@ -115,6 +117,7 @@ pub(super) struct Seen {
 /// A waiter in the queue.
 pub(super) struct Waiter {
     pub(super) mode: Mode,
+    pub(super) options: Options,
     /// Wakes it for an offer. `None` while it has not checked in since it was woken.
     pub(super) wake: Option<oneshot::Sender<()>>,
     /// The time of its last check-in.
@@ -392,6 +395,15 @@ impl NameEntry {
         };
         let fits = waiter.mode == mode && heirs.admit(waiter.fair, waiter.arrived);
         fits.then_some((Recipient::Waiter(ticket), ticket))
+    }
+
+    /// Returns the options of the handle that a hold is handed off to.
+    pub(super) fn options_of(&self, recipient: &Recipient) -> Options {
+        let options = self.rivals().and_then(|rivals| match recipient {
+            Recipient::Waiter(ticket) => rivals.waiters.get(ticket).map(|waiter| &waiter.options),
+            Recipient::Seeker => rivals.seeker.as_ref().map(|seeker| &seeker.options),
+        });
+        options.cloned().unwrap_or_default()
     }
 
     /// Puts the next hold of a chain into its seat, and offers it to the recipient. Returns what completes that with no

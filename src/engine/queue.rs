@@ -18,6 +18,7 @@ use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Stage, can_share};
 use super::name_entry::{Cohort, Delivery, HandedOff, NameEntry, Offer, Removed, Times};
+use super::options::Options;
 use super::pause::{Heard, Pauses};
 use super::timing::Timing;
 use super::wake::wake_waiter;
@@ -132,7 +133,7 @@ impl Queue {
         (name, seat): (&Name, u64),
         (now, early): (Instant, bool),
         heirs: Heirs,
-        next: impl FnOnce() -> (Arc<Hold>, HandedOff),
+        next: impl FnOnce(Options) -> (Arc<Hold>, HandedOff),
     ) -> Option<(Delivery, Arc<Hold>)> {
         let times = self.times(now);
         let mut state = self.lock();
@@ -142,7 +143,7 @@ impl Queue {
         if !early && entry.rivals()?.served_at.is_some_and(|last| place > last) {
             return None;
         }
-        let (next, offered) = next();
+        let (next, offered) = next(entry.options_of(&recipient));
         let delivery = entry.hand_off((seat, recipient), (&next, offered), (numbers, times));
         Some((delivery, next))
     }

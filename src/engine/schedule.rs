@@ -246,6 +246,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::Options;
     use super::super::state::State;
     use super::*;
     use crate::store::{HolderId, Name, Target};
@@ -259,7 +260,7 @@ mod tests {
     fn hold(number: u64) -> Arc<Hold> {
         let state = State::granted(at(0), at(1), None, None);
         let (name, holder) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), number));
-        Hold::new(Target::exclusive(name), holder, None, state, None)
+        Hold::new(Target::exclusive(name), Options::default(), (holder, None), state, None)
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {

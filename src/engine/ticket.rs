@@ -3,6 +3,7 @@
 use super::hold::Hold;
 use super::members::{Member, can_share};
 use super::name_entry::{HandedOff, NameEntry, Offer, Waiter};
+use super::options::Options;
 use super::queue::{Ended, Queue};
 use super::turn::Turn;
 use crate::clock::Instant;
@@ -32,6 +33,7 @@ pub(crate) struct Ticket {
     queue: Arc<Queue>,
     name: Name,
     mode: Mode,
+    options: Options,
     number: Option<u64>,
     arrived: Instant,
     fair: bool,
@@ -48,6 +50,7 @@ impl Queue {
             queue: Arc::clone(self),
             name: name.clone(),
             mode,
+            options: Options::default(),
             number: None,
             arrived: Instant::ZERO,
             fair: false,
@@ -64,6 +67,12 @@ impl Ticket {
         if fair {
             self.queue.is_fair.store(true, Ordering::Relaxed);
         }
+        self
+    }
+
+    /// Sets the options of the handle that waits.
+    pub(crate) fn with(mut self, options: &Options) -> Self {
+        self.options = options.clone();
         self
     }
 
@@ -111,7 +120,10 @@ impl Ticket {
             let rivals = entry.rivals_or_default();
             let mut offer = rivals.offers.remove(&ticket);
             if offer.is_none() {
-                let new = || Waiter { mode, wake: None, checked_in: now, arrived, fair };
+                let new = || {
+                    let options = self.options.clone();
+                    Waiter { mode, options, wake: None, checked_in: now, arrived, fair }
+                };
                 let waiter = rivals.waiters.entry(ticket).or_insert_with(new);
                 waiter.checked_in = now;
                 if waiter.wake.is_none() {

@@ -2,6 +2,7 @@
 
 use super::members::{Member, Stage, can_share};
 use super::name_entry::{HandedOff, NameEntry, Seeker, Seen};
+use super::options::Options;
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;
 use crate::clock::Instant;
@@ -170,12 +171,13 @@ impl Turn {
     }
 
     /// Lets holds be handed off to the flow that has this turn.
-    pub(super) fn seek(&self) -> oneshot::Receiver<HandedOff> {
+    pub(super) fn seek(&self, options: &Options) -> oneshot::Receiver<HandedOff> {
         let (pass, passed) = oneshot::channel();
         let Self { mode, place, .. } = *self;
         let replaced = self.with_entry(|entry, number| {
             entry.members.get(number)?;
-            let seeker = Seeker { number, mode, place, pass, seen: None };
+            let options = options.clone();
+            let seeker = Seeker { number, mode, options, place, pass, seen: None };
             entry.rivals_or_default().seeker.replace(seeker)
         });
         drop(replaced);

@@ -73,6 +73,7 @@ impl AcquireLoop<'_, '_> {
                     let unsure_until = attempt.accept_grant();
                     return Ok(Some(Grant {
                         target: self.target(),
+                        options: self.options.clone(),
                         holder,
                         fence,
                         reached,

@@ -10,7 +10,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// Asks the store for permits, until it grants them or another flow hands a hold off.
     pub(super) async fn seek(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
         let core = self.core;
-        let mut passed = turn.seek();
+        let mut passed = turn.seek(self.options);
         let asked = {
             let asking = pin!(self.ask_store(turn));
             let asking = pin!(core.unless_closed(asking));

@@ -1,33 +1,18 @@
-//! Concurrent histories of the stores are linearizable: what several clients were told is what they would
-//! have been told had each operation run at one instant between its call and its return.
-//!
-//! Expiry is an operation too, whose window opens at the earliest end of the time to live, and never closes.
-//! So is a request whose answer was lost: it may run at any time after its call.
-//!
-//! `LEASEHOLD_SEED` replays the choices of a run that failed, though not its timing.
+//! Concurrent histories of exclusive locks are linearizable on the stores.
 
-use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Name,
-    Release, Released, RenewBatch, Renewal, Store, Target,
+use super::history::{
+    self, BLOCK, Dice, EARLY, Record, TIMEOUT, TTL, Trial, nanos, one_by_one, runtime,
 };
-use leasehold::{ErrorKind, Fate};
-use porcupine_rs::{CheckResult, Model, Operation, check_operations_timeout};
-use std::env;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::runtime::{Builder, Runtime};
-use uuid::Uuid;
+use leasehold::store::{
+    Absence, Acquire, Acquired, Fencing, ForceRelease, HolderId, Inspect, MemoryStore, Release,
+    Released, RenewBatch, Renewal, Store, Target,
+};
+use porcupine_rs::Model;
+use std::sync::Arc;
+use std::time::Duration;
 
-const TTL: Duration = Duration::from_millis(60);
-/// A server counts whole milliseconds, and its clock is not ours.
-const EARLY: Duration = Duration::from_millis(2);
-const BLOCK: u64 = 4;
-const TIMEOUT: Duration = Duration::from_millis(500);
-const CLIENTS: u64 = 4;
 const STEPS: usize = 12;
 const ROUNDS: usize = 12;
-/// How many names are under test at once.
-const NAMES: usize = 4;
 
 /// What a client asked for and was told: `None` if its answer is unknown.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,130 +133,52 @@ impl Model for Locks {
     }
 }
 
-/// When an operation was called, and when it returned: never, if its answer is unknown.
-#[derive(Clone, Debug)]
-struct Record {
-    call: i64,
-    returned: Option<i64>,
-    op: Op,
-}
-
-impl Record {
-    /// Whose time to live it may have set.
+impl history::Op for Op {
     fn keeps(&self) -> Option<u64> {
-        match self.op {
-            Op::Acquire(who, None | Some(Ok(_)))
-            | Op::Nest(who, _, None | Some(None))
-            | Op::Renew(who, None | Some(None)) => Some(who),
+        match *self {
+            Self::Acquire(who, None | Some(Ok(_)))
+            | Self::Nest(who, _, None | Some(None))
+            | Self::Renew(who, None | Some(None)) => Some(who),
             _ => None,
         }
     }
 
-    /// Whether a time to live of `who`, which was set before `returned`, is surely of no account by `end`.
-    fn ends(&self, who: u64, returned: i64, end: i64) -> bool {
-        let sure = self.call > returned && self.returned.is_some_and(|returned| returned < end);
-        sure && match self.op {
-            Op::Release(own, 0, Some(None)) => own == who,
-            _ => self.keeps() == Some(who),
+    fn releases(&self) -> Option<u64> {
+        match *self {
+            Self::Release(who, 0, Some(None)) => Some(who),
+            _ => None,
         }
     }
-}
 
-pub fn nanos(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).expect("a test is shorter than 292 years")
-}
-
-/// The history of one name, with the expiries that there may have been.
-fn is_linearizable(history: &[Record]) -> bool {
-    let operation = |call, returned: Option<i64>, op| Operation::<Locks> {
-        client_id: None,
-        call_time: call,
-        return_time: returned.unwrap_or(i64::MAX),
-        op: (call, op),
-        metadata: None,
-    };
-    let mut operations: Vec<_> = history
-        .iter()
-        .map(|record| operation(record.call, record.returned, record.op.clone()))
-        .collect();
-    for record in history {
-        let Some(who) = record.keeps() else { continue };
-        let end = record.call + nanos(TTL - EARLY);
-        let superseded = |returned| history.iter().any(|other| other.ends(who, returned, end));
-        // Not one more than needed: each doubles the ways to look at.
-        if !record.returned.is_some_and(superseded) {
-            operations.push(operation(end, None, Op::Lapse(record.call)));
-        }
+    fn is_look(&self) -> bool {
+        matches!(self, Self::Read(_))
     }
-    match check_operations_timeout(&operations, Duration::from_secs(20)) {
-        CheckResult::Ok => true,
-        CheckResult::Illegal => false,
-        CheckResult::Unknown => panic!("the search takes too long: {history:#?}"),
+
+    fn lapse(call: i64) -> Self {
+        Self::Lapse(call)
     }
 }
 
-/// Small numbers that look random (xorshift).
-pub struct Dice(u64);
-
-impl Dice {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % limit
-    }
+fn is_linearizable(history: &[Record<Op>]) -> bool {
+    history::is_linearizable::<Locks, Op>(history)
 }
 
-/// One name, and what all clients were told of it.
-struct Trial {
-    store: Arc<dyn Store>,
-    name: Name,
-    manager: Uuid,
-    start: Instant,
-    history: Mutex<Vec<Record>>,
-}
-
-impl Trial {
-    fn new(store: Arc<dyn Store>) -> Arc<Self> {
-        let manager = Uuid::new_v4();
-        let name = Name::new(&format!("linear:{manager}")).expect("a good name");
-        Arc::new(Self { store, name, manager, start: Instant::now(), history: Mutex::default() })
-    }
-
-    fn token(&self, who: u64) -> HolderId {
+impl Trial<Op> {
+    fn holder(&self, who: u64) -> HolderId {
         HolderId::new(self.manager, who)
     }
 
-    /// Runs an operation and keeps what came of it; whether it was done.
+    /// Runs an operation; whether it was done, and set a time to live.
     async fn run(&self, op: Op) -> bool {
-        let call = nanos(self.start.elapsed());
-        let result = self.ask(op.clone()).await;
-        let now = nanos(self.start.elapsed());
-        let (returned, op) = match result {
-            Ok(op) => (Some(now), op),
-            Err(error) if error.fate() == Fate::NotExecuted => return false,
-            Err(error) if error.kind() == ErrorKind::Unavailable => (None, op),
-            Err(error) => panic!("{op:?}: {error}"),
-        };
-        // A look that got no answer tells nothing.
-        if returned.is_none() && matches!(op, Op::Read(_)) {
-            return false;
-        }
-        let record = Record { call, returned, op };
-        let done = returned.is_some() && record.keeps().is_some();
-        self.history.lock().unwrap_or_else(PoisonError::into_inner).push(record);
-        done
+        let told = self.keep(op.clone(), self.ask(op)).await;
+        told.is_some_and(|told| history::Op::keeps(&told).is_some())
     }
 
     /// The same operation with what was told.
     async fn ask(&self, op: Op) -> leasehold::Result<Op> {
         let target = Target::exclusive(self.name.clone());
         let acquire = |who, count, fencing| {
-            Acquire::new(target.clone(), self.token(who), TTL, TIMEOUT)
+            Acquire::new(target.clone(), self.holder(who), TTL, TIMEOUT)
                 .with_count(count)
                 .with_fencing(fencing)
         };
@@ -295,12 +202,12 @@ impl Trial {
                 Op::Nest(who, count, Some(told))
             }
             Op::Renew(who, _) => {
-                let items = vec![Renewal::new(target, self.token(who))];
+                let items = vec![Renewal::new(target, self.holder(who))];
                 let mut renewed = self.store.renew(RenewBatch::new(items, TTL, TIMEOUT)).await?;
                 Op::Renew(who, Some(renewed.verdicts.remove(0)?))
             }
             Op::Release(who, count, _) => {
-                let request = Release::new(target, self.token(who), count, TIMEOUT);
+                let request = Release::new(target, self.holder(who), count, TIMEOUT);
                 let told = match self.store.release(request).await? {
                     Released::Done { .. } => None,
                     Released::NotYours(absence) => Some(absence),
@@ -356,66 +263,17 @@ impl Trial {
                 }
                 _ => {}
             }
-            match dice.below(10) {
-                0 => tokio::time::sleep(TTL + TTL / 5).await,
-                1..7 => tokio::time::sleep(Duration::from_micros(dice.below(3000))).await,
-                _ => {}
-            }
-        }
-    }
-
-    fn history(&self) -> Vec<Record> {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        history.sort_by_key(|record| record.call);
-        history
-    }
-}
-
-pub fn seed() -> u64 {
-    match env::var("LEASEHOLD_SEED") {
-        Ok(text) => text.parse().expect("LEASEHOLD_SEED is a number"),
-        Err(_) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-            u64::from(now.subsec_nanos())
+            dice.pause().await;
         }
     }
 }
 
-pub fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
-}
-
-/// Many short histories, each of a name of its own; all of them are returned.
-async fn rounds(stores: &[Arc<dyn Store>], during: impl Fn(usize)) -> Vec<Vec<Record>> {
-    let seed = seed();
-    println!("LEASEHOLD_SEED={seed}");
-    let mut histories = Vec::new();
-    for round in 0..ROUNDS {
-        let mut trials = Vec::new();
-        let mut clients = tokio::task::JoinSet::new();
-        during(round);
-        for name in 0..NAMES {
-            let trial = Trial::new(Arc::clone(&stores[0]));
-            for number in 0..CLIENTS {
-                let dice = Dice::new(seed + (round * 1000 + name * 10) as u64 + number);
-                clients.spawn(Arc::clone(&trial).client(number, dice));
-            }
-            trials.push(trial);
-        }
-        while let Some(client) = clients.join_next().await {
-            client.expect("a client that does not panic");
-        }
-        for trial in trials {
-            let history = trial.history();
-            assert!(is_linearizable(&history), "LEASEHOLD_SEED={seed}: {history:#?}");
-            histories.push(history);
-        }
-    }
-    histories
+async fn rounds(store: Arc<dyn Store>, during: impl Fn(usize)) -> Vec<Vec<Record<Op>>> {
+    history::rounds::<Locks, _, _>((store, "linear:"), ROUNDS, during, Trial::client).await
 }
 
 /// A test that meets none of what it is about shows nothing.
-fn assert_varied(histories: &[Vec<Record>]) {
+fn assert_varied(histories: &[Vec<Record<Op>>]) {
     let all = || histories.iter().flatten();
     let count = |is: fn(&Op) -> bool| all().filter(|record| is(&record.op)).count();
     let granted = count(|op| matches!(op, Op::Acquire(_, Some(Ok(_)))));
@@ -448,7 +306,7 @@ fn assert_varied(histories: &[Vec<Record>]) {
 fn memory_store_is_linearizable() {
     let histories = runtime().block_on(async {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        rounds(&[store], |_| {}).await
+        rounds(store, |_| {}).await
     });
     assert_varied(&histories);
 }
@@ -458,7 +316,7 @@ fn redis_store_is_linearizable() {
     let server = kit::Server::start();
     let histories = runtime().block_on(async {
         let store = leasehold::testing::redis_store(&server.url(), TTL).await;
-        rounds(&[store.expect("the server is there")], |_| {}).await
+        rounds(store.expect("the server is there"), |_| {}).await
     });
     assert_varied(&histories);
 }
@@ -469,25 +327,14 @@ fn redis_store_is_linearizable_when_replies_are_lost() {
     let proxy = kit::Proxy::start(server.port());
     let histories = runtime().block_on(async {
         let store = leasehold::testing::redis_store(&proxy.url(), TTL).await;
-        let stores = [store.expect("the server is there")];
+        let store = store.expect("the server is there");
         // The connection is closed with the reply, so what was under way on it is unknown as well.
-        rounds(&stores, |round| proxy.drop_reply_of(3 + 5 * (round % 4), "linear:")).await
+        rounds(store, |round| proxy.drop_reply_of(3 + 5 * (round % 4), "linear:")).await
     });
     assert_varied(&histories);
     assert!(proxy.dropped() > 0, "no reply was lost");
     let unknown = histories.iter().flatten().filter(|record| record.returned.is_none());
     assert!(unknown.count() > 0, "no outcome was unknown");
-}
-
-/// Operations one after the other, a millisecond apart, each with its own duration of half of one.
-fn one_by_one(ops: &[Op]) -> Vec<Record> {
-    let at = |i: usize| i as i64 * 1_000_000;
-    let record = |(i, op): (usize, &Op)| Record {
-        call: at(i),
-        returned: Some(at(i) + 500_000),
-        op: op.clone(),
-    };
-    ops.iter().enumerate().map(record).collect()
 }
 
 #[test]
@@ -555,7 +402,7 @@ fn acquire_without_an_answer_may_have_run_or_not() {
 fn history_of_memory_with_one_fence_changed_is_refused() {
     let histories = runtime().block_on(async {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        rounds(&[store], |_| {}).await
+        rounds(store, |_| {}).await
     });
     let mut changed = 0;
     for mut history in histories {

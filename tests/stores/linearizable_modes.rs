@@ -3,28 +3,19 @@
 //!
 //! Whoever has a name at one time has it by one fencing token: the writer's, or that of the readers who are there together.
 
-use super::linearizable::{Dice, nanos, runtime, seed};
+use super::history::{self, BLOCK, Dice, Record, TIMEOUT, TTL, Trial, one_by_one, runtime};
 use leasehold::store::{
-    Absence, Acquire, Acquired, Fencing, HolderId, Inspect, MemoryStore, Mode, Name, Release,
-    Released, RenewBatch, Renewal, Store, Target,
+    Absence, Acquire, Acquired, Fencing, HolderId, Inspect, MemoryStore, Mode, Release, Released,
+    RenewBatch, Renewal, Store, Target,
 };
-use leasehold::{ErrorKind, Fate};
-use porcupine_rs::{CheckResult, Model, Operation, check_operations_timeout};
+use porcupine_rs::Model;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use uuid::Uuid;
+use std::sync::Arc;
+use std::time::Duration;
 
-const TTL: Duration = Duration::from_millis(60);
-/// A server counts whole milliseconds, and its clock is not ours.
-const EARLY: Duration = Duration::from_millis(2);
-const BLOCK: u64 = 4;
-const TIMEOUT: Duration = Duration::from_millis(500);
 const SIZE: u32 = 3;
-const CLIENTS: u64 = 4;
 const STEPS: usize = 10;
 const ROUNDS: usize = 10;
-const NAMES: usize = 4;
 
 /// The mode of a holder, as it may be kept in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -221,78 +212,36 @@ impl Model for Shared {
     }
 }
 
-/// When an operation was called, and when it returned: never, if its answer is unknown.
-#[derive(Clone, Debug)]
-struct Record {
-    call: i64,
-    returned: Option<i64>,
-    op: Op,
-}
-
-impl Record {
-    /// Whose time to live it may have set.
+impl history::Op for Op {
     fn keeps(&self) -> Option<u64> {
-        match self.op {
-            Op::Acquire(who, _, None | Some(Told::Granted(_)))
-            | Op::Convert(who, _, None | Some(Told::Granted(_)))
-            | Op::Renew(who, _, None | Some(None)) => Some(who),
+        match *self {
+            Self::Acquire(who, _, None | Some(Told::Granted(_)))
+            | Self::Convert(who, _, None | Some(Told::Granted(_)))
+            | Self::Renew(who, _, None | Some(None)) => Some(who),
             _ => None,
         }
     }
 
-    /// Whether a time to live of `who`, which was set before `returned`, is surely of no account by `end`.
-    fn ends(&self, who: u64, returned: i64, end: i64) -> bool {
-        let sure = self.call > returned && self.returned.is_some_and(|returned| returned < end);
-        sure && match self.op {
-            Op::Release(own, _, Some(None)) => own == who,
-            _ => self.keeps() == Some(who),
+    fn releases(&self) -> Option<u64> {
+        match *self {
+            Self::Release(who, _, Some(None)) => Some(who),
+            _ => None,
         }
     }
-}
 
-fn is_linearizable(history: &[Record]) -> bool {
-    let operation = |call, returned: Option<i64>, op| Operation::<Shared> {
-        client_id: None,
-        call_time: call,
-        return_time: returned.unwrap_or(i64::MAX),
-        op: (call, op),
-        metadata: None,
-    };
-    let mut operations: Vec<_> = history
-        .iter()
-        .map(|record| operation(record.call, record.returned, record.op.clone()))
-        .collect();
-    for record in history {
-        let Some(who) = record.keeps() else { continue };
-        let end = record.call + nanos(TTL - EARLY);
-        let superseded = |returned| history.iter().any(|other| other.ends(who, returned, end));
-        if !record.returned.is_some_and(superseded) {
-            operations.push(operation(end, None, Op::Lapse(record.call)));
-        }
+    fn is_look(&self) -> bool {
+        matches!(self, Self::Look(_))
     }
-    match check_operations_timeout(&operations, Duration::from_secs(20)) {
-        CheckResult::Ok => true,
-        CheckResult::Illegal => false,
-        CheckResult::Unknown => panic!("the search takes too long: {history:#?}"),
+
+    fn lapse(call: i64) -> Self {
+        Self::Lapse(call)
     }
 }
 
-/// One name, and what all clients were told of it.
-struct Trial {
-    store: Arc<dyn Store>,
-    name: Name,
-    pool: bool,
-    manager: Uuid,
-    start: Instant,
-    history: Mutex<Vec<Record>>,
-}
-
-impl Trial {
-    fn new(store: Arc<dyn Store>, pool: bool) -> Arc<Self> {
-        let manager = Uuid::new_v4();
-        let name = Name::new(&format!("shared:{manager}")).expect("a good name");
-        let (start, history) = (Instant::now(), Mutex::default());
-        Arc::new(Self { store, name, pool, manager, start, history })
+impl Trial<Op> {
+    /// Returns whether the name is that of a semaphore, as every second one is.
+    fn is_pool(&self) -> bool {
+        self.number % 2 == 1
     }
 
     fn holder(&self, who: u64) -> HolderId {
@@ -303,24 +252,9 @@ impl Trial {
         Target::new(self.name.clone(), side.mode())
     }
 
-    /// Runs an operation and keeps what came of it; returns what was told.
+    /// Runs an operation; returns what was told.
     async fn run(&self, op: Op) -> Option<Op> {
-        let call = nanos(self.start.elapsed());
-        let result = self.ask(op.clone()).await;
-        let now = nanos(self.start.elapsed());
-        let (returned, op) = match result {
-            Ok(op) => (Some(now), op),
-            Err(error) if error.fate() == Fate::NotExecuted => return None,
-            Err(error) if error.kind() == ErrorKind::Unavailable => (None, op),
-            Err(error) => panic!("{op:?}: {error}"),
-        };
-        // A look that got no answer tells nothing.
-        if returned.is_none() && matches!(op, Op::Look(_)) {
-            return None;
-        }
-        let record = Record { call, returned, op: op.clone() };
-        self.history.lock().unwrap_or_else(PoisonError::into_inner).push(record);
-        returned.map(|_| op)
+        self.keep(op.clone(), self.ask(op)).await
     }
 
     async fn acquire(&self, who: u64, side: Side, converts: bool) -> leasehold::Result<Told> {
@@ -360,7 +294,7 @@ impl Trial {
                 Op::Release(who, side, Some(told))
             }
             Op::Look(_) => {
-                let side = if self.pool { Side::Permits(1) } else { Side::Read };
+                let side = if self.is_pool() { Side::Permits(1) } else { Side::Read };
                 let looked = self.store.inspect(Inspect::new(self.target(side), TIMEOUT)).await?;
                 let holder = |info: leasehold::store::HolderInfo| {
                     let number = info.holder.rsplit_once(':').map(|(_, number)| number.parse());
@@ -374,7 +308,7 @@ impl Trial {
     }
 
     fn side(&self, dice: &mut Dice) -> Side {
-        match (self.pool, dice.below(3)) {
+        match (self.is_pool(), dice.below(3)) {
             (true, _) => Side::Permits(1 + dice.below(SIZE.into()) as u32),
             (false, 0) => Side::Write,
             (false, _) => Side::Read,
@@ -398,7 +332,7 @@ impl Trial {
                 // A late copy of something that is over.
                 (1, None) => Op::Renew(who, first, None),
                 (2, None) => Op::Release(who, first, None),
-                (3, None) if !self.pool => Op::Convert(who, Side::Read, None),
+                (3, None) if !self.is_pool() => Op::Convert(who, Side::Read, None),
                 _ => Op::Acquire(who, first, None),
             };
             let changes = matches!(op, Op::Convert(..));
@@ -421,52 +355,17 @@ impl Trial {
                     }
                 }
             }
-            match dice.below(10) {
-                0 => tokio::time::sleep(TTL + TTL / 5).await,
-                1..7 => tokio::time::sleep(Duration::from_micros(dice.below(3000))).await,
-                _ => {}
-            }
+            dice.pause().await;
         }
-    }
-
-    fn history(&self) -> Vec<Record> {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        history.sort_by_key(|record| record.call);
-        history
     }
 }
 
-/// Many short histories, each of a name of its own, half of them of a semaphore; all of them are returned.
-async fn rounds(store: Arc<dyn Store>, during: impl Fn(usize)) -> Vec<Vec<Record>> {
-    let seed = seed();
-    println!("LEASEHOLD_SEED={seed}");
-    let mut histories = Vec::new();
-    for round in 0..ROUNDS {
-        let mut trials = Vec::new();
-        let mut clients = tokio::task::JoinSet::new();
-        during(round);
-        for name in 0..NAMES {
-            let trial = Trial::new(Arc::clone(&store), name % 2 == 1);
-            for number in 0..CLIENTS {
-                let dice = Dice::new(seed + (round * 1000 + name * 10) as u64 + number);
-                clients.spawn(Arc::clone(&trial).client(number, dice));
-            }
-            trials.push(trial);
-        }
-        while let Some(client) = clients.join_next().await {
-            client.expect("a client that does not panic");
-        }
-        for trial in trials {
-            let history = trial.history();
-            assert!(is_linearizable(&history), "LEASEHOLD_SEED={seed}: {history:#?}");
-            histories.push(history);
-        }
-    }
-    histories
+async fn rounds(store: Arc<dyn Store>, during: impl Fn(usize)) -> Vec<Vec<Record<Op>>> {
+    history::rounds::<Shared, _, _>((store, "shared:"), ROUNDS, during, Trial::client).await
 }
 
 /// A test that meets none of what it is about shows nothing.
-fn assert_varied(histories: &[Vec<Record>]) {
+fn assert_varied(histories: &[Vec<Record<Op>>]) {
     let count =
         |is: fn(&Op) -> bool| histories.iter().flatten().filter(|record| is(&record.op)).count();
     let granted = |told: &Option<Told>| matches!(told, Some(Told::Granted(_)));
@@ -526,17 +425,6 @@ fn redis_store_with_modes_is_linearizable_when_replies_are_lost() {
     assert!(proxy.dropped() > 0, "no reply was lost");
 }
 
-/// Operations one after the other, a millisecond apart, each with its own duration of half of one.
-fn one_by_one(ops: &[Op]) -> Vec<Record> {
-    let at = |i: usize| i as i64 * 1_000_000;
-    let record = |(i, op): (usize, &Op)| Record {
-        call: at(i),
-        returned: Some(at(i) + 500_000),
-        op: op.clone(),
-    };
-    ops.iter().enumerate().map(record).collect()
-}
-
 fn took(who: u64, side: Side, fence: u64) -> Op {
     Op::Acquire(who, side, Some(Told::Granted(fence)))
 }
@@ -547,12 +435,12 @@ fn changed(who: u64, side: Side, fence: u64) -> Op {
 
 #[track_caller]
 fn accepts(ops: &[Op]) {
-    assert!(is_linearizable(&one_by_one(ops)), "{ops:?}");
+    assert!(history::is_linearizable::<Shared, _>(&one_by_one(ops)), "{ops:?}");
 }
 
 #[track_caller]
 fn refuses(ops: &[Op]) {
-    assert!(!is_linearizable(&one_by_one(ops)), "{ops:?}");
+    assert!(!history::is_linearizable::<Shared, _>(&one_by_one(ops)), "{ops:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod conformance;
 mod family;
+mod history;
 mod linearizable;
 mod linearizable_modes;
 mod model;

@@ -9,7 +9,7 @@
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
+    Absence, Acquire, Acquired, Annotate, Metadata, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
     Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed, Resize,
     Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
@@ -177,6 +177,14 @@ impl Store for FileStore {
             Inspection::new(table.held(&name).map(info))
         };
         self.run(request.target.into_exclusive(), request.timeout, look).await
+    }
+
+    async fn annotate(&self, _: Annotate) -> Result<bool> {
+        Err(Metadata::unsupported())
+    }
+
+    async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
+        Ok(None)
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -10,7 +10,7 @@ use super::timing::Timing;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Leave,
+    Absence, Acquire, Acquired, Annotate, Metadata, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Leave,
     Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture,
     Wait, Waiting, Wakeups,
 };
@@ -101,6 +101,14 @@ impl Store for SharedStore {
 
     async fn inspect(&self, _: Inspect) -> Result<Inspection> {
         Ok(Inspection::new([]))
+    }
+
+    async fn annotate(&self, _: Annotate) -> Result<bool> {
+        Err(Metadata::unsupported())
+    }
+
+    async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
+        Ok(None)
     }
 
     async fn force_release(&self, _: ForceRelease) -> Result<bool> {

@@ -6,8 +6,8 @@ mod wake;
 
 use super::target::Kind;
 use super::{
-    Absence, Acquire, Acquired, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Leave, Line, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Resize,
+    Absence, Acquire, Acquired, Annotate, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
+    Inspection, Leave, Line, Metadata, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Resize,
     Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::clock::{Clock, Instant};
@@ -59,6 +59,8 @@ struct State {
     /// The last one that was forgotten before its time.
     forgotten: u64,
     waiters: NameMap<Vec<wake::Listener>>,
+    /// Who listens to what the holders tell about themselves.
+    observers: NameMap<Vec<wake::Listener>>,
     to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
@@ -73,6 +75,8 @@ struct Entry {
     /// The first of the fencing tokens reserved at the grant.
     fence: Option<u64>,
     expires: Instant,
+    /// What the holder tells about itself, and until when.
+    metadata: Option<(Box<Metadata>, Instant)>,
 }
 
 impl Default for MemoryStore {
@@ -229,7 +233,7 @@ impl State {
                 self.sweep(now);
                 let fence = request.fencing.map(|fencing| self.fence(name, fencing, now));
                 let (holder, count) = (request.holder, request.count);
-                self.holds.insert(name.clone(), Entry { holder, count, fence, expires });
+                self.holds.insert(name.clone(), Entry { holder, count, fence, expires, metadata: None });
                 Acquired::granted(now, fence)
             }
         }
@@ -300,6 +304,23 @@ impl State {
         Ok(before)
     }
 
+    fn annotate(&mut self, request: Annotate, now: Instant) -> Result<bool> {
+        let Annotate { target, holder, metadata, ttl, .. } = request;
+        self.of_kind(&target.name, Kind::Lock, now)?;
+        let Ok(entry) = self.own(&target.name, holder, now) else { return Ok(false) };
+        let Some(metadata) = metadata else {
+            let deleted = entry.metadata.take().is_some();
+            self.wake_observers(&target.name);
+            return Ok(deleted);
+        };
+        let known = entry.metadata.as_ref().map(|(known, _)| known.revision);
+        if known.is_none_or(|known| known < metadata.revision) {
+            entry.metadata = Some((Box::new(metadata), now + ttl));
+            self.wake_observers(&target.name);
+        }
+        Ok(true)
+    }
+
     fn renew(&mut self, batch: &RenewBatch, now: Instant) -> Renewed {
         let expires = now + batch.ttl;
         let verdicts = batch.items.iter().map(|item| {
@@ -366,12 +387,24 @@ impl Store for MemoryStore {
             if let Some(shared) = state.of_kind(name, mode.kind(), now)? {
                 return Ok(shared.inspect(now));
             }
-            Ok(Inspection::new(state.entry(name, now).map(|entry| {
+            let holder = state.entry(name, now).map(|entry| {
                 let remaining = entry.expires.saturating_duration_since(now);
+                let metadata = entry.metadata.as_ref().filter(|(_, until)| *until > now);
                 HolderInfo::new(entry.holder.to_string(), entry.count.into(), Some(remaining))
-            })))
+                    .with_metadata(metadata.map(|(metadata, _)| (**metadata).clone()))
+            });
+            Ok(Inspection::new(holder).with_waiting(Some(state.waiting(name))))
         })
         .await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        request.require_exclusive()?;
+        self.at_once(|state, now| state.annotate(request, now)).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        Ok(Some(self.observe(request.target.name)))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -8,6 +8,7 @@
 
 mod capabilities;
 mod memory;
+pub(crate) mod metadata;
 pub(crate) mod name;
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
@@ -26,6 +27,7 @@ pub(crate) mod zookeeper;
 
 pub use capabilities::{Capabilities, Line};
 pub use memory::MemoryStore;
+pub use metadata::{Annotate, Metadata, Owner};
 pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
 pub use options::ConnectOptions;
@@ -207,6 +209,36 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Safe: it changes nothing.
     async fn inspect(&self, request: Inspect) -> Result<Inspection>;
 
+    /// Writes what a holder tells about itself beside the lock, or deletes it. Returns whether the holder has the name; of a
+    /// deletion, whether there was anything to delete.
+    ///
+    /// It writes only while the holder has the name, in the same step, and ignores a copy of an earlier write of this
+    /// holder, by its [`revision`](Metadata::revision). What an earlier holder has written is replaced. It wakes the
+    /// subscribers of [`watch`](Store::watch). A release leaves what was written, so [`inspect`](Store::inspect) reports only
+    /// what a present holder has written.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) in a mode that several holders share.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the outcome is unknown. Call it again.
+    async fn annotate(&self, request: Annotate) -> Result<bool>;
+
+    /// Subscribes to hints that what a holder tells about itself may have changed. Hints can be late, lost or spurious.
+    ///
+    /// Returns `Ok(None)` for a store without such hints.
+    ///
+    /// # Errors
+    ///
+    /// After [`Unavailable`](crate::ErrorKind::Unavailable) the observer subscribes again. After any other error it polls.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: a subscription without an owner ends.
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>>;
+
     /// Deletes all holds of a name and wakes waiters. Returns whether there were any.
     ///
     /// # Errors
@@ -334,6 +366,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         (**self).inspect(request).await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        (**self).annotate(request).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        (**self).watch(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

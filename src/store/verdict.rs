@@ -1,5 +1,6 @@
 //! Verdicts of a store.
 
+use super::metadata::Metadata;
 use super::target::Mode;
 use crate::clock::Instant;
 use crate::error::Result;
@@ -121,19 +122,28 @@ pub struct Inspection {
     pub holders: Vec<HolderInfo>,
     /// The number of permits of a semaphore; `None` if the name is no semaphore, or the store has none under it.
     pub size: Option<u32>,
+    /// The number of processes that wait for the name, or have just waited, as far as the store knows: those that are
+    /// subscribed to its wake-ups. `None` if it does not know it.
+    pub waiting: Option<u64>,
 }
 
 impl Inspection {
     /// Creates the answer from the holders.
     #[must_use]
     pub fn new(holders: impl IntoIterator<Item = HolderInfo>) -> Self {
-        Self { holders: holders.into_iter().collect(), size: None }
+        Self { holders: holders.into_iter().collect(), size: None, waiting: None }
     }
 
     /// Sets the [`size`](Self::size).
     #[must_use]
     pub fn with_size(self, size: Option<u32>) -> Self {
         Self { size, ..self }
+    }
+
+    /// Sets the number of processes that are [waiting](Self::waiting).
+    #[must_use]
+    pub fn with_waiting(self, waiting: Option<u64>) -> Self {
+        Self { waiting, ..self }
     }
 
     /// Returns the holder of a name that has one at most; of several, the first.
@@ -161,19 +171,28 @@ pub struct HolderInfo {
     /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
     /// requests that).
     pub remaining: Option<Duration>,
+    /// What the holder tells about itself; `None` if it has not written it, or not yet.
+    /// [`Builder::describe`](crate::Builder::describe) says when it does.
+    pub metadata: Option<Box<Metadata>>,
 }
 
 impl HolderInfo {
     /// Creates the description of an exclusive holder, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self { holder, hold_count, mode: Mode::Exclusive, remaining }
+        Self { holder, hold_count, mode: Mode::Exclusive, remaining, metadata: None }
     }
 
     /// Sets the [`mode`](Self::mode).
     #[must_use]
     pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
+    }
+
+    /// Sets the [`metadata`](Self::metadata).
+    #[must_use]
+    pub fn with_metadata(self, metadata: Option<Metadata>) -> Self {
+        Self { metadata: metadata.map(Box::new), ..self }
     }
 }
 

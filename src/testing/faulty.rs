@@ -3,7 +3,7 @@
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
     Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::sync::Mutex;
@@ -74,6 +74,10 @@ pub enum Call {
     Resize,
     /// [`Store::inspect`]
     Inspect,
+    /// [`Store::annotate`]
+    Annotate,
+    /// [`Store::watch`]
+    Watch,
     /// [`Store::force_release`]
     ForceRelease,
     /// [`Store::line`]
@@ -92,12 +96,14 @@ pub enum Call {
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 12] = [
+    pub const ALL: [Call; 14] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
         Call::Resize,
         Call::Inspect,
+        Call::Annotate,
+        Call::Watch,
         Call::ForceRelease,
         Call::Line,
         Call::Leave,
@@ -378,6 +384,21 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
             Box::pin(async move { inner.inspect(request).await })
         };
         self.call(Call::Inspect, &[&name], run, as_it_is).await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run = move |_: &S| -> StoreFuture<_> {
+            Box::pin(async move { inner.annotate(request).await })
+        };
+        self.call(Call::Annotate, &[&name], run, as_it_is).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.watch(request).await }) };
+        self.call(Call::Watch, &[&name], run, as_it_is).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -3,7 +3,7 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
     Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Fate, LeaseState};
@@ -91,6 +91,12 @@ impl Store for Broken {
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.store.inspect(request).await
+    }
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.store.annotate(request).await
+    }
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        self.store.watch(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await

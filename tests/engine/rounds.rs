@@ -4,7 +4,7 @@ use super::*;
 use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
     Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use std::sync::Arc;
@@ -167,6 +167,12 @@ impl Store for Counting {
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.store.inspect(request).await
+    }
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.store.annotate(request).await
+    }
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        self.store.watch(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.store.force_release(request).await

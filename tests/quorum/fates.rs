@@ -3,7 +3,7 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Release, Released,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Release, Released,
     RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Lease, Result};
@@ -100,6 +100,12 @@ impl Store for Fated {
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.node.inspect(request).await
+    }
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.node.annotate(request).await
+    }
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        self.node.watch(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.node.force_release(request).await

@@ -4,7 +4,7 @@ use kit::look::{channel, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Quorum,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Quorum,
     Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
     Wakeups,
 };
@@ -89,6 +89,12 @@ impl Store for Steady {
     }
     async fn inspect(&self, request: Inspect) -> Result<Inspection, Error> {
         self.0.inspect(request).await
+    }
+    async fn annotate(&self, request: Annotate) -> Result<bool, Error> {
+        self.0.annotate(request).await
+    }
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>, Error> {
+        self.0.watch(request).await
     }
     async fn force_release(&self, request: ForceRelease) -> Result<bool, Error> {
         self.0.force_release(request).await

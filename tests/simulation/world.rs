@@ -8,7 +8,7 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
+    Absence, Acquire, Acquired, Annotate, Metadata, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
     Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed, Resize,
     Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
@@ -700,6 +700,14 @@ impl Store for Client {
             }))
         };
         self.call(String::new(), Sort::Passed, limit, run, |_, _, _| ()).await
+    }
+
+    async fn annotate(&self, _: Annotate) -> Result<bool> {
+        Err(Metadata::unsupported())
+    }
+
+    async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {
+        Ok(None)
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -1,7 +1,8 @@
-//! Wake-ups: who listens to a name.
+//! Wake-ups: who listens to a name, or to what its holder tells about itself.
 
 use super::{MemoryStore, State};
-use crate::store::{HolderId, Name, Signal, Wait, Wakeups};
+use crate::store::{HolderId, Name, NameMap, Signal, Wait, Wakeups};
+use std::collections::HashSet;
 
 /// A subscriber, and the holder id for which it is about to ask.
 #[derive(Debug)]
@@ -10,8 +11,11 @@ pub(super) struct Listener {
     signal: Signal,
 }
 
+type Listeners = NameMap<Vec<Listener>>;
+
 struct Subscription {
     store: MemoryStore,
+    among: fn(&mut State) -> &mut Listeners,
     name: Name,
     signal: Signal,
 }
@@ -19,10 +23,11 @@ struct Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut state = self.store.lock();
-        if let Some(waiters) = state.waiters.get_mut(&self.name) {
-            waiters.retain(|waiter| !waiter.signal.is(&self.signal));
-            if waiters.is_empty() {
-                state.waiters.remove(&self.name);
+        let all = (self.among)(&mut state);
+        if let Some(listeners) = all.get_mut(&self.name) {
+            listeners.retain(|listener| !listener.signal.is(&self.signal));
+            if listeners.is_empty() {
+                all.remove(&self.name);
             }
         }
     }
@@ -31,22 +36,51 @@ impl Drop for Subscription {
 impl MemoryStore {
     /// Has a waiter woken from now on.
     pub(super) fn listen(&self, request: Wait) -> Wakeups {
-        let (name, signal) = (request.target.name, Signal::new());
-        let listener = Listener { holder: request.holder, signal: signal.clone() };
-        self.lock().waiters.entry(name.clone()).or_default().push(listener);
-        let subscription = Subscription { store: self.clone(), name, signal: signal.clone() };
+        self.add(|state| &mut state.waiters, request.target.name, request.holder)
+    }
+
+    /// Has an observer woken from now on.
+    pub(super) fn observe(&self, name: Name) -> Wakeups {
+        self.add(|state| &mut state.observers, name, None)
+    }
+
+    fn add(
+        &self,
+        among: fn(&mut State) -> &mut Listeners,
+        name: Name,
+        holder: Option<HolderId>,
+    ) -> Wakeups {
+        let signal = Signal::new();
+        let listener = Listener { holder, signal: signal.clone() };
+        among(&mut self.lock()).entry(name.clone()).or_default().push(listener);
+        let subscription = Subscription { store: self.clone(), among, name, signal: signal.clone() };
         Wakeups::new(signal, subscription)
     }
 }
 
 impl State {
     /// Has the waiters of a name woken as soon as the lock is free, and returns how many are of another manager than the
-    /// holder that releases it.
+    /// holder that releases it. Its observers are woken too.
     pub(super) fn wake(&mut self, name: &Name, holder: Option<HolderId>) -> u64 {
+        self.wake_observers(name);
         let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
         self.to_wake.extend(waiters.iter().map(|waiter| waiter.signal.clone()));
         let manager = holder.map(HolderId::manager);
         let is_own = |waiter: &Listener| waiter.holder.map(HolderId::manager) == manager;
         waiters.iter().filter(|waiter| !is_own(waiter)).count() as u64
+    }
+
+    /// Has the observers of a name woken as soon as the lock is free.
+    pub(super) fn wake_observers(&mut self, name: &Name) {
+        let observers = self.observers.get(name).map(Vec::as_slice).unwrap_or_default();
+        self.to_wake.extend(observers.iter().map(|observer| observer.signal.clone()));
+    }
+
+    /// Returns the number of managers that listen to a name. Listeners without a holder are one.
+    pub(super) fn waiting(&self, name: &Name) -> u64 {
+        let waiters = self.waiters.get(name).map(Vec::as_slice).unwrap_or_default();
+        let managers: HashSet<_> =
+            waiters.iter().map(|waiter| waiter.holder.map(HolderId::manager)).collect();
+        managers.len() as u64
     }
 }

@@ -1,6 +1,7 @@
 //! Finds the holders that a majority has.
 
 use super::Inner;
+use super::metadata::newest;
 use super::tally::Tally;
 use crate::error::Result;
 use crate::store::{HolderInfo, Inspect, Inspection, Mode, Store, StoreFuture};
@@ -13,27 +14,34 @@ impl Inner {
         let limit = request.timeout;
         let tally = self.query_all(limit, move |store: Arc<dyn Store>| -> StoreFuture<_> {
             let request = request.clone();
-            Box::pin(async move { Ok(at_node(store.inspect(request).await?)) })
+            Box::pin(async move {
+                let inspection = store.inspect(request).await?;
+                let waiting = inspection.waiting;
+                Ok((at_node(inspection), waiting))
+            })
         });
         let tally = tally.await;
-        let mut found: Vec<&HolderInfo> = tally.verdicts().flatten().collect();
+        let mut found: Vec<&HolderInfo> =
+            tally.verdicts().flat_map(|(holders, _)| holders).collect();
         found.sort_by(|one, other| one.holder.cmp(&other.holder));
         let majority = tally.majority();
         let same = || found.chunk_by(|one, other| one.holder == other.holder);
         let holders: Vec<_> = same().filter_map(|same| of_majority(same, majority)).collect();
-        let votes = tally.votes(|holders| !holders.is_empty());
+        let votes = tally.votes(|(holders, _)| !holders.is_empty());
         let silent = votes.failed + votes.pending;
         let most = same().map(<[_]>::len).max().unwrap_or(0);
         // No holder has a majority, whatever the silent nodes have.
         if !holders.is_empty() || most + silent < majority {
-            return Ok(Inspection::new(holders));
+            // A waiter is subscribed at every node that it reaches.
+            let waiting = tally.verdicts().filter_map(|(_, waiting)| *waiting).max();
+            return Ok(Inspection::new(holders).with_waiting(waiting));
         }
         Err(no_majority(&tally))
     }
 }
 
-fn no_majority(tally: &Tally<Vec<HolderInfo>>) -> crate::error::Error {
-    tally.no_majority(|holders| if holders.is_empty() { "free" } else { "held" })
+fn no_majority(tally: &Tally<(Vec<HolderInfo>, Option<u64>)>) -> crate::error::Error {
+    tally.no_majority(|(holders, _)| if holders.is_empty() { "free" } else { "held" })
 }
 
 /// Returns the holders at a node, each of them once.
@@ -64,7 +72,8 @@ fn of_majority(same: &[&HolderInfo], majority: usize) -> Option<HolderInfo> {
             let mode = if writers >= majority { Mode::Write } else { Mode::Read };
             Some(least.with_mode(mode))
         }
-        Mode::Exclusive | Mode::Permits { .. } => Some(least),
+        Mode::Exclusive => Some(least.with_metadata(newest(&same))),
+        Mode::Permits { .. } => Some(least),
     }
 }
 

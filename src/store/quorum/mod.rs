@@ -6,6 +6,7 @@ mod convert;
 mod holds;
 mod inspect;
 mod load;
+mod metadata;
 mod node;
 mod opening;
 mod queue;
@@ -23,7 +24,7 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Place,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Place,
     Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
     Wakeups,
 };
@@ -262,6 +263,14 @@ impl Store for Quorum {
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.inner.inspect(request).await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.inner.annotate(request).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        Arc::clone(&self.inner).watch(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

@@ -8,7 +8,7 @@ use super::{QUERY_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Acquire, Acquired, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Release,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Release,
     Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
     failed,
 };
@@ -312,6 +312,14 @@ impl Store for PendingNode {
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
         self.get()?.inspect(request).await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.get()?.annotate(request).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        self.get()?.watch(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

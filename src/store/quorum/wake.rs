@@ -4,7 +4,7 @@ use super::node::Node;
 use super::same::find_shared_servers;
 use super::tally::Tally;
 use crate::error::Result;
-use crate::store::{Signal, Wait, Wakeups};
+use crate::store::{Signal, StoreFuture, Wait, Wakeups};
 use crate::sync::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,8 +22,23 @@ const RETRY: Duration = Duration::from_secs(1);
 const FIRST_WAIT: Duration = Duration::from_millis(5);
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Subscribes at all nodes. Returns when a majority has confirmed, or all have answered.
+/// Subscribes a waiter at all nodes.
 pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Option<Wakeups>> {
+    let timeout = request.timeout;
+    listen(nodes, timeout, move |node| {
+        let holder = request.holder.map(|holder| node.holder_id(holder));
+        let (request, store) = (Wait { holder, ..request.clone() }, Arc::clone(&node.store));
+        Box::pin(async move { store.subscribe(request).await })
+    })
+    .await
+}
+
+/// Subscribes at all nodes. Returns when a majority has confirmed, or all have answered.
+pub(super) async fn listen(
+    nodes: &[Arc<Node>],
+    limit: Duration,
+    subscribe: impl Fn(&Node) -> StoreFuture<Option<Wakeups>> + Clone + Send + 'static,
+) -> Result<Option<Wakeups>> {
     let signal = Signal::new();
     let (heard, messages) = mpsc::unbounded_channel();
     let (mut tally, answers) = Tally::new(nodes.len());
@@ -31,12 +46,10 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Opti
     listeners.spawn(gather(messages, tally.majority(), signal.clone()));
     for node in nodes {
         let (node, heard) = (Arc::clone(node), heard.clone());
-        let holder = request.holder.map(|holder| node.holder_id(holder));
-        let request = Wait { holder, ..request.clone() };
-        let answers = answers.clone();
+        let (answers, subscribe) = (answers.clone(), subscribe.clone());
         listeners.spawn(async move {
             loop {
-                let subscription = node.store.subscribe(request.clone()).await;
+                let subscription = subscribe(&node).await;
                 let there = subscription.as_ref().map(Option::is_some).map_err(Clone::clone);
                 answers.send(node.index, there);
                 match subscription {
@@ -57,7 +70,7 @@ pub(super) async fn subscribe(nodes: &[Arc<Node>], request: Wait) -> Result<Opti
     let enough = |tally: &Tally<bool>| {
         tally.votes(|there| *there).yes >= majority || tally.answers.iter().all(Option::is_some)
     };
-    tally.collect(request.timeout, enough).await;
+    tally.collect(limit, enough).await;
     let votes = tally.votes(|there| *there);
     if votes.yes > 0 {
         return Ok(Some(Wakeups::new(signal, listeners)));

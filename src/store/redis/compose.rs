@@ -30,6 +30,9 @@ macro_rules! compose {
             compose!($dir; "force"),
         )
     };
+    ($dir:literal, annotate, $publish:literal) => {
+        compose!($dir, run, [$publish], ["annotate"])
+    };
     ($dir:literal, renew) => {
         compose!($dir; "common", "check", "renew")
     };

@@ -62,6 +62,16 @@ impl Keys {
         self.derived("leasehold_sizes:", name)
     }
 
+    /// Returns the key of what the holder of a lock tells about itself. Redisson has no such key.
+    pub(super) fn metadata<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("leasehold_meta:", name)
+    }
+
+    /// Returns the channel of those that observe it.
+    pub(super) fn leader_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("leasehold_leader:", name)
+    }
+
     /// Returns the channel of a semaphore.
     pub(super) fn permits_channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
         self.derived("redisson_sc:", name)

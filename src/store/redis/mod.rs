@@ -17,6 +17,7 @@ mod fleet;
 mod fleet_subscribers;
 mod keys;
 mod line;
+mod metadata;
 mod node;
 mod permits;
 mod pool;
@@ -43,7 +44,7 @@ use super::options::{Common, in_task};
 use super::remote::Replicas;
 use super::target::Kind;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
     Line, Mode, Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture,
     Wait, Waiting, Wakeups,
 };
@@ -318,7 +319,18 @@ impl Store for RedisStore {
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        self.holders(request).await
+        match request.target.mode.kind() {
+            Kind::Lock => self.described(request).await,
+            Kind::ReadWrite | Kind::Semaphore => self.holders(request).await,
+        }
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.write_metadata(request).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        self.observe(request).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

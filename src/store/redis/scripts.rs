@@ -45,12 +45,17 @@ pub(super) struct Scripts {
     pub(super) permits_resize: Script,
     pub(super) line_release: Script,
     pub(super) line_leave: Script,
+    pub(super) annotate: Script,
+    /// Whether messages stay among the servers of their slot.
+    pub(super) sharded: bool,
 }
 
 /// Makes the scripts that wake waiters by the verb of a part.
 macro_rules! scripts {
-    ($publish:literal) => {
+    ($publish:literal, $sharded:literal) => {
         Scripts {
+            sharded: $sharded,
+            annotate: script!(, annotate, $publish),
             release: script!(, release, $publish),
             batch: script!(, batch, $publish),
             force: script!(, force, $publish),
@@ -67,12 +72,13 @@ macro_rules! scripts {
     };
 }
 
-pub(super) static PLAIN: Scripts = scripts!("publish");
+pub(super) static PLAIN: Scripts = scripts!("publish", false);
 /// For a cluster, where a message stays among the servers of its slot.
-pub(super) static SHARDED: Scripts = scripts!("publish_shard");
+pub(super) static SHARDED: Scripts = scripts!("publish_shard", true);
 pub(super) static ACQUIRE: Script = script!(, acquire);
 pub(super) static RENEW: Script = script!(, renew);
 pub(super) static INSPECT: Script = script!(; "inspect");
+pub(super) static METADATA: Script = script!(; "metadata");
 pub(super) static RW_RENEW: Script = script!(, rw, "rw_renew");
 pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
 pub(super) static PERMITS_ACQUIRE: Script = script!(, permits, "permits_acquire");

@@ -112,7 +112,7 @@ impl AcquireAttempt<'_> {
             return Ok(Some(Acquired::held(None)));
         }
         match &own.path {
-            Some(path) if self.session.write(path, &record(*holder, *count)).await? => {
+            Some(path) if self.session.write(path, &own.data(*holder, *count)).await? => {
                 self.granted(own).map(Some)
             }
             _ => Ok(None),
@@ -141,6 +141,7 @@ impl AcquireAttempt<'_> {
             changes: 0,
             doubtful: false,
             token: czxid,
+            told: None,
             fenced: self.request.fencing.is_some() && self.role().kind() != Kind::Semaphore,
             expires: self.recipe.clock.now() + self.request.ttl,
         }
@@ -156,7 +157,8 @@ impl AcquireAttempt<'_> {
         let fence = own.fenced.then_some(own.token);
         let expires = self.recipe.clock.now() + *ttl;
         let known = self.recipe.holds.change(name, *holder, |entry| {
-            *entry = OwnNode { granted: true, expires, ..own };
+            let told = entry.told.take();
+            *entry = OwnNode { granted: true, expires, told, ..own };
         });
         // Without an entry, this took so long that the entry has expired and its node is deleted.
         if known { Ok(Acquired::granted(sent, fence)) } else { Err(no_session()) }
@@ -248,7 +250,7 @@ impl AcquireAttempt<'_> {
             && queue.get(name).is_some()
         {
             // A node that was taken over may not have its holder id yet.
-            self.session.write(path, &record(self.request.holder, self.request.count)).await?;
+            self.session.write(path, &own.data(self.request.holder, self.request.count)).await?;
         } else if let Some(child) = queue.of(self.owner()).next() {
             let path = format!("{directory}/{}", child.name);
             let Some(czxid) = self.session.has_made(&path).await? else {

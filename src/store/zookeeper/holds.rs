@@ -4,7 +4,7 @@
 //! node of an entry that is not renewed within its time to live, late by at most a fiftieth of the longest time to live.
 //! If the whole process ends, its session ends too.
 
-use super::names::{Names, NodeOwner};
+use super::names::{Names, NodeOwner, record};
 use super::session::Session;
 use crate::clock::{Clock, Instant};
 use crate::store::{HolderId, Mode, Name};
@@ -33,12 +33,19 @@ pub(super) struct OwnNode {
     pub(super) doubtful: bool,
     /// The fencing token.
     pub(super) token: u64,
+    /// What its holder tells about itself, as it follows the record in the data of the node.
+    pub(super) told: Option<Arc<str>>,
     /// Whether its holder has asked for a fencing token.
     pub(super) fenced: bool,
     pub(super) expires: Instant,
 }
 
 impl OwnNode {
+    /// Returns the data of the node with this hold count.
+    pub(super) fn data(&self, holder: HolderId, count: u32) -> String {
+        record(holder, count) + self.told.as_deref().unwrap_or_default()
+    }
+
     /// Returns the name of the node, without its directory.
     pub(super) fn name(&self) -> Option<&str> {
         self.path.as_deref()?.rsplit('/').next()

@@ -1,6 +1,7 @@
 //! Inspects names, and releases them by force.
 
 use super::errors::{Found, find};
+use super::metadata;
 use super::names::parse_record;
 use super::recipe::Recipe;
 use super::session::Session;
@@ -19,7 +20,7 @@ struct Holding {
 impl Recipe {
     pub(super) async fn inspect(&self, target: &Target) -> Result<Inspection> {
         let session = self.sessions.current()?;
-        let (holding, mut size) = self.holding(&session, target).await?;
+        let (holding, mut size, holders_and_waiters) = self.holding(&session, target).await?;
         if size.is_none() && target.mode.kind() == Kind::Semaphore {
             size = size_of(&session, &self.names.lock(&target.name)).await?;
         }
@@ -29,16 +30,18 @@ impl Recipe {
                 Mode::Permits { take, .. } => take.into(),
                 Mode::Exclusive | Mode::Read | Mode::Write => count,
             };
-            Some(HolderInfo::new(holder, count, None).with_mode(holding.mode))
+            let info = HolderInfo::new(holder, count, None).with_mode(holding.mode);
+            Some(info.with_metadata(metadata::read(&holding.data)))
         };
-        Ok(Inspection::new(holding.iter().filter_map(info)).with_size(size))
+        let waiting = Some(holders_and_waiters.saturating_sub(holding.len()) as u64);
+        Ok(Inspection::new(holding.iter().filter_map(info)).with_size(size).with_waiting(waiting))
     }
 
     /// Deletes the nodes that have the name, even if their owners do not know yet, but never one of another kind. Returns
     /// whether there were any.
     pub(super) async fn force(&self, target: &Target) -> Result<bool> {
         let session = self.sessions.current()?;
-        let (holding, size) = self.holding(&session, target).await?;
+        let (holding, size, _) = self.holding(&session, target).await?;
         let mut found = false;
         for Holding { path, .. } in &holding {
             found |= session.delete(path).await?;
@@ -49,13 +52,13 @@ impl Recipe {
         Ok(found)
     }
 
-    /// Returns the nodes that have the name, and the size of a semaphore in use. Beside a node that is not leasehold's one
+    /// Returns the nodes that have the name, the size of a semaphore in use, and the number of all nodes. Beside a node that is not leasehold's one
     /// of them must be a holder's: a waiter is not granted there.
     async fn holding(
         &self,
         session: &Session,
         target: &Target,
-    ) -> Result<(Vec<Holding>, Option<u32>)> {
+    ) -> Result<(Vec<Holding>, Option<u32>, usize)> {
         let directory = self.names.lock(&target.name);
         loop {
             let queue = session.synced_children(&directory).await?;
@@ -77,7 +80,7 @@ impl Recipe {
             if holding.iter().all(|holding| parse_record(&holding.data).is_none()) {
                 queue.alone()?;
             }
-            return Ok((holding, queue.size()));
+            return Ok((holding, queue.size(), queue.len()));
         }
     }
 }

@@ -17,6 +17,7 @@ mod holds;
 mod link;
 mod liveness;
 mod look;
+mod metadata;
 mod names;
 mod nodes;
 mod queue;
@@ -32,7 +33,7 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
     Line, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
     StoreFuture, Target, Wait, Waiting, Wakeups,
 };
@@ -51,6 +52,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use waiter::Waiter;
 
@@ -236,6 +238,31 @@ impl Store for ZooKeeperStore {
             in_time(limit, recipe.inspect(&request.target)).await
         })
         .await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        self.run(move |recipe| async move {
+            in_time(request.timeout, recipe.annotate(request)).await
+        })
+        .await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        self.recipe.check_session()?;
+        let Some(busy) = self.busy.lock().clone() else { return Err(no_session()) };
+        let (recipe, closed) = (Arc::clone(&self.recipe), self.recipe.sessions.closed.clone());
+        let (signal, attempt) = (Signal::new(), self.attempt);
+        let (heard, left) = (signal.clone(), CancellationToken::new());
+        let watching = left.clone();
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = recipe.observe(&request.target.name, &heard, attempt) => {}
+                () = watching.cancelled() => {}
+                () = closed.cancelled() => {}
+            }
+            drop(busy);
+        });
+        Ok(Some(Wakeups::new(signal, left.drop_guard())))
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {

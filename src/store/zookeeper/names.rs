@@ -201,14 +201,15 @@ pub(super) fn in_place_of(path: &str, role: Role, owner: NodeOwner) -> String {
     format!("{directory}/{}{sequence}", role.prefix(owner))
 }
 
-/// Returns the data of a holder's node.
+/// Returns the data of a holder's node. What the holder tells about itself follows on lines of its own.
 pub(super) fn record(holder: HolderId, count: u32) -> String {
     format!("{holder} {count}")
 }
 
 /// Parses the holder id and hold count in the data of a node; `None` for a waiter.
 pub(super) fn parse_record(data: &[u8]) -> Option<(String, u64)> {
-    let (holder, count) = std::str::from_utf8(data).ok()?.split_once(' ')?;
+    let text = std::str::from_utf8(data).ok()?;
+    let (holder, count) = text.split('\n').next()?.split_once(' ')?;
     Some((holder.to_owned(), count.parse().ok()?))
 }
 

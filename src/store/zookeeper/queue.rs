@@ -71,6 +71,11 @@ impl Queue {
         self.nodes.iter().position(|child| child.name == name)
     }
 
+    /// Returns the number of nodes of leasehold.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Returns whether the queue has no node of leasehold.
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.is_empty()

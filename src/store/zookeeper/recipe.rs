@@ -9,7 +9,7 @@
 
 use super::errors::in_time;
 use super::holds::{Holds, OwnNode};
-use super::names::{Names, NodeOwner, record};
+use super::names::{Names, NodeOwner};
 use super::session::Session;
 use super::sessions::Sessions;
 use super::waiter::Waiter;
@@ -85,7 +85,7 @@ impl Recipe {
         if *count > 0 {
             let own = self.located(name, *holder, own).await?;
             if let (Some(path), true) = (&own.path, own.granted) {
-                there = own.session.write(path, &record(*holder, *count)).await?;
+                there = own.session.write(path, &own.data(*holder, *count)).await?;
             }
             if !there {
                 self.holds.remove(name, *holder);

@@ -1,0 +1,54 @@
+//! What a holder tells about itself: written at all nodes, and known when a majority has it.
+
+use super::tally::Tally;
+use super::{Inner, node_limit, wake};
+use crate::error::Result;
+use crate::store::{Annotate, HolderInfo, Inspect, Metadata, Store, StoreFuture, Wakeups};
+use std::sync::Arc;
+
+impl Inner {
+    /// Writes at all nodes that have the hold. Returns whether a majority has it.
+    pub(super) async fn annotate(self: &Arc<Self>, request: Annotate) -> Result<bool> {
+        request.require_exclusive()?;
+        let limit = node_limit(request.timeout);
+        let (holder, deletes) = (self.holds.holder_of(request.holder), request.metadata.is_none());
+        let mut tally = self.ask(|node, answers| {
+            let holder = node.holder_id(holder);
+            let request = Annotate { holder, timeout: limit, ..request.clone() };
+            async move {
+                let written = tokio::time::timeout(limit, node.store.annotate(request)).await;
+                let written = written.unwrap_or_else(|_| Err(super::queue::timed_out()));
+                answers.send(node.index, written);
+            }
+        });
+        let majority = tally.majority();
+        let enough = |tally: &Tally<bool>| {
+            let votes = tally.votes(|there| *there);
+            votes.yes >= majority || votes.no >= majority
+        };
+        tally.collect(request.timeout, enough).await;
+        let votes = tally.votes(|there| *there);
+        match (votes.yes >= majority, votes.no >= majority) {
+            (true, _) => Ok(true),
+            (_, true) => Ok(deletes && votes.yes > 0),
+            _ => Err(tally.no_majority(|there| if *there { "written" } else { "not held" })),
+        }
+    }
+
+    /// Subscribes at all nodes.
+    pub(super) async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        let timeout = request.timeout;
+        let watch = move |store: Arc<dyn Store>| -> StoreFuture<_> {
+            let request = request.clone();
+            Box::pin(async move { store.watch(request).await })
+        };
+        wake::listen(&self.nodes, timeout, move |node| watch(Arc::clone(&node.store))).await
+    }
+}
+
+/// Returns the newest of what the nodes have of one holder. What a majority has written is among it, since a majority was
+/// asked.
+pub(super) fn newest(same: &[&HolderInfo]) -> Option<Metadata> {
+    let written = same.iter().filter_map(|info| info.metadata.as_deref());
+    written.max_by_key(|metadata| metadata.revision).cloned()
+}

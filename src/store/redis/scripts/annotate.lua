@@ -1,0 +1,55 @@
+-- Writes what a holder tells about itself beside its lock, or deletes it, and wakes observers. The part before defines publish.
+--
+-- KEYS   lock      hash of one field: holder id -> hold count
+--        metadata  hash: holder -> holder id; rev -> number of the write; and what the holder tells
+-- ARGV   holder id, time to live in ms (0: delete), channel of the observers, number of the write, then fields and values
+-- Reply  1 if the holder has the lock, 0 if not; of a deletion, 1 if the holder had written anything, 0 if not
+--
+-- Twice is harmless: a write of the same holder id with a number that is not larger changes nothing, a holder id that is not
+-- in the lock's hash writes nothing, and only what the same holder id has written is deleted.
+
+local lock, metadata, holder = KEYS[1], KEYS[2], ARGV[1]
+local ttl, number = whole(ARGV[2], 0, LONGEST_TTL), whole(ARGV[4], 0, 9007199254740991)
+
+-- A message is only a hint: its failure must not turn what was done into an error.
+local function tell()
+  try(publish, ARGV[3], ARGV[4])
+end
+
+if ttl == 0 then
+  doing = 'HGET'
+  if call('HGET', metadata, 'holder') ~= holder then
+    return 0
+  end
+  doing = 'DEL'
+  call('DEL', metadata)
+  tell()
+  return 1
+end
+doing = 'HEXISTS'
+if call('HEXISTS', lock, holder) == 0 then
+  return 0
+end
+doing = 'HGET'
+if call('HGET', metadata, 'holder') == holder and (tonumber(call('HGET', metadata, 'rev')) or 0) >= number then
+  return 1
+end
+local words = { 'holder', holder, 'rev', ARGV[4] }
+for i = 5, #ARGV do
+  words[i] = ARGV[i]
+end
+doing = 'DEL'
+call('DEL', metadata)
+doing = 'HSET'
+call('HSET', metadata, unpack(words))
+local done, caught = pcall(function()
+  doing = 'PEXPIRE'
+  call('PEXPIRE', metadata, format('%d', ttl))
+end)
+if not done then
+  -- No key stays without a time to live.
+  try('DEL', metadata)
+  error(caught, 0)
+end
+tell()
+return 1

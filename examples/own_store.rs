@@ -9,9 +9,9 @@
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Annotate, Metadata, Capabilities, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Leave, Mode, Name, Place, Release, Released, RenewBatch, Renewal, Renewed, Resize,
-    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo,
+    Inspect, Inspection, Leave, Metadata, Mode, Name, Place, Release, Released, RenewBatch,
+    Renewal, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};

@@ -10,9 +10,9 @@ use super::timing::Timing;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Annotate, Metadata, Capabilities, ForceRelease, HolderId, Inspect, Inspection, Leave,
-    Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture,
-    Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inspect,
+    Inspection, Leave, Metadata, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize,
+    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;

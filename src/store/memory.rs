@@ -6,9 +6,9 @@ mod wake;
 
 use super::target::Kind;
 use super::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, Fencing, ForceRelease, HolderId, HolderInfo, Inspect,
-    Inspection, Leave, Line, Metadata, Mode, Name, NameMap, Release, Released, RenewBatch, Renewed, Resize,
-    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, Fencing, ForceRelease, HolderId,
+    HolderInfo, Inspect, Inspection, Leave, Line, Metadata, Mode, Name, NameMap, Release, Released,
+    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -233,7 +233,8 @@ impl State {
                 self.sweep(now);
                 let fence = request.fencing.map(|fencing| self.fence(name, fencing, now));
                 let (holder, count) = (request.holder, request.count);
-                self.holds.insert(name.clone(), Entry { holder, count, fence, expires, metadata: None });
+                self.holds
+                    .insert(name.clone(), Entry { holder, count, fence, expires, metadata: None });
                 Acquired::granted(now, fence)
             }
         }

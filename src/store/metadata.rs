@@ -77,7 +77,8 @@ impl fmt::Display for Owner {
 fn host() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let known = [kernel.trim().to_owned()].into_iter();
-    let named = ["HOSTNAME", "COMPUTERNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
+    let named =
+        ["HOSTNAME", "COMPUTERNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
     let mut host = known.chain(named).find(|host| !host.is_empty()).unwrap_or_default();
     host.truncate(host.floor_char_boundary_at(LONGEST_WORD));
     host

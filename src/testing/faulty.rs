@@ -3,8 +3,9 @@
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
+    Wakeups,
 };
 use crate::sync::Mutex;
 use async_trait::async_trait;

@@ -3,8 +3,9 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
+    Wakeups,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

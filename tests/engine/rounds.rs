@@ -4,8 +4,9 @@ use super::*;
 use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
+    Wakeups,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

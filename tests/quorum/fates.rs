@@ -3,8 +3,8 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Release,
+    Released, RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Waiting, Wakeups,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;

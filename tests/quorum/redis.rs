@@ -4,9 +4,9 @@ use kit::look::{channel, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name, Quorum,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
-    Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
+    Quorum, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
+    Waiting, Wakeups,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};

@@ -53,7 +53,8 @@ impl MemoryStore {
         let signal = Signal::new();
         let listener = Listener { holder, signal: signal.clone() };
         among(&mut self.lock()).entry(name.clone()).or_default().push(listener);
-        let subscription = Subscription { store: self.clone(), among, name, signal: signal.clone() };
+        let subscription =
+            Subscription { store: self.clone(), among, name, signal: signal.clone() };
         Wakeups::new(signal, subscription)
     }
 }

@@ -24,9 +24,9 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Place,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
-    Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode,
+    Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
+    Waiting, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};

@@ -8,9 +8,9 @@ use super::{QUERY_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode, Name, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
-    failed,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode,
+    Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
+    Waiting, Wakeups, failed,
 };
 use crate::sync::Mutex;
 use crate::trace;

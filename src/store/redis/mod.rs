@@ -44,9 +44,9 @@ use super::options::{Common, in_task};
 use super::remote::Replicas;
 use super::target::Kind;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
-    Line, Mode, Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture,
-    Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection,
+    Leave, Line, Mode, Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
+    StoreFuture, Wait, Waiting, Wakeups,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};

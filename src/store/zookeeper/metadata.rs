@@ -15,9 +15,10 @@ impl Recipe {
         request.require_exclusive()?;
         let Annotate { target, holder, metadata, .. } = request;
         let name = &target.name;
-        let own = self.holds.find(name, holder).filter(|own| {
-            own.granted && !own.session.is_over() && own.expires > self.clock.now()
-        });
+        let own = self
+            .holds
+            .find(name, holder)
+            .filter(|own| own.granted && !own.session.is_over() && own.expires > self.clock.now());
         let Some(own) = own else { return Ok(false) };
         let Some(path) = &own.path else { return Ok(false) };
         loop {

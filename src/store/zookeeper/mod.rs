@@ -33,8 +33,8 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection, Leave,
-    Line, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection,
+    Leave, Line, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
     StoreFuture, Target, Wait, Waiting, Wakeups,
 };
 use crate::clock::Clock;
@@ -241,9 +241,9 @@ impl Store for ZooKeeperStore {
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
-        self.run(move |recipe| async move {
-            in_time(request.timeout, recipe.annotate(request)).await
-        })
+        self.run(
+            move |recipe| async move { in_time(request.timeout, recipe.annotate(request)).await },
+        )
         .await
     }
 

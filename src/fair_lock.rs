@@ -116,7 +116,7 @@ impl FairLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`lock`](FairLock::lock).
+    /// Safe. If it is dropped, a lease that was on its way is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -149,7 +149,8 @@ impl FairLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`lock`](FairLock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     ///
     /// ```
     /// use std::time::Duration;

@@ -152,7 +152,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`lock`](Lock::lock).
+    /// Safe. If it is dropped, a lease that was on its way is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -187,7 +187,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`lock`](Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     ///
     /// ```
     /// use std::time::Duration;
@@ -295,7 +296,8 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`].
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     #[doc(alias = "acquire")]
     pub async fn lock(&mut self, name: impl AsRef<str>) -> Result<Lease> {
         runtime::need();
@@ -315,7 +317,7 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`].
+    /// Safe. If it is dropped, a lease that was on its way is released in the background.
     pub async fn try_lock(&mut self, name: impl AsRef<str>) -> Result<Option<Lease>> {
         runtime::need();
         let (engine, name, current) = self.place(name.as_ref())?;
@@ -334,7 +336,8 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`].
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     pub async fn lock_timeout(
         &mut self,
         name: impl AsRef<str>,

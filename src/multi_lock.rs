@@ -184,7 +184,7 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`lock`](MultiLock::lock).
+    /// Safe. If it is dropped, leases that were on their way are released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -220,7 +220,8 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`lock`](MultiLock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and leases that were on their way are released in the
+    /// background.
     pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<MultiLease>> {
         runtime::need();
         self.acquire(WaitLimit::For(timeout)).await

@@ -151,7 +151,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     #[doc(alias = "readLock")]
     pub async fn read(&mut self) -> Result<ReadLease> {
         let lease = self.lease(Mode::Read, WaitLimit::Forever).await?;
@@ -173,7 +174,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, a lease that was on its way is released in the background.
     pub async fn try_read(&mut self) -> Result<Option<ReadLease>> {
         let lease = self.lease(Mode::Read, WaitLimit::Once).await?;
         Ok(lease.map(|lease| self.reading(lease)))
@@ -194,7 +195,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     pub async fn read_timeout(&mut self, timeout: Duration) -> Result<Option<ReadLease>> {
         let lease = self.lease(Mode::Read, WaitLimit::For(timeout)).await?;
         Ok(lease.map(|lease| self.reading(lease)))
@@ -214,7 +216,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -249,7 +252,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, a lease that was on its way is released in the background.
     pub async fn try_write(&mut self) -> Result<Option<WriteLease>> {
         let lease = self.lease(Mode::Write, WaitLimit::Once).await?;
         Ok(lease.map(|lease| self.writing(lease)))
@@ -270,7 +273,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
+    /// background.
     pub async fn write_timeout(&mut self, timeout: Duration) -> Result<Option<WriteLease>> {
         let lease = self.lease(Mode::Write, WaitLimit::For(timeout)).await?;
         Ok(lease.map(|lease| self.writing(lease)))
@@ -423,7 +427,7 @@ impl ReadLease {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lease::unlock`].
+    /// Safe. If it is dropped, the lease is released in the background; only the answer is lost.
     #[doc(alias = "release")]
     pub async fn unlock(self) -> Result<()> {
         self.lease.unlock().await
@@ -485,7 +489,7 @@ impl WriteLease {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lease::unlock`].
+    /// Safe. If it is dropped, the lease is released in the background; only the answer is lost.
     #[doc(alias = "release")]
     pub async fn unlock(self) -> Result<()> {
         self.lease.unlock().await

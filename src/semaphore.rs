@@ -189,7 +189,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a permit that was on its way is released in the
+    /// background.
     pub async fn acquire(&self) -> Result<Permit> {
         self.acquire_many(1).await
     }
@@ -207,7 +208,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a permit that was on its way is released in the
+    /// background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -236,7 +238,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, a permit that was on its way is released in the background.
     pub async fn try_acquire(&self) -> Result<Option<Permit>> {
         self.try_acquire_many(1).await
     }
@@ -253,7 +255,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, permits that were on their way are released in the background.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<Permit>> {
         self.permits(count, WaitLimit::Once).await
     }
@@ -273,7 +275,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a permit that was on its way is released in the
+    /// background.
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Option<Permit>> {
         self.acquire_many_timeout(1, timeout).await
     }
@@ -290,7 +293,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and permits that were on their way are released in the
+    /// background.
     pub async fn acquire_many_timeout(
         &self,
         count: u32,
@@ -369,7 +373,7 @@ impl Permit {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lease::unlock`].
+    /// Safe. If it is dropped, the permit is released in the background; only the answer is lost.
     #[doc(alias = "release")]
     pub async fn unlock(self) -> Result<()> {
         self.lease.unlock().await

@@ -122,7 +122,7 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`take`](Slots::take).
+    /// Safe. If it is dropped, a slot that was on its way is released in the background.
     pub async fn try_take(&self) -> Result<Option<Slot>> {
         runtime::need();
         self.look(&AtomicBool::new(false)).await
@@ -143,7 +143,8 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`take`](Slots::take).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a slot that was on its way is released in the
+    /// background.
     pub async fn take_timeout(&self, timeout: Duration) -> Result<Option<Slot>> {
         runtime::need();
         let answered = AtomicBool::new(false);
@@ -171,7 +172,8 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, this call loses its place in the queue, and a slot that was on its way is released in the
+    /// background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -201,7 +203,7 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::lock`](crate::Lock::lock).
+    /// Safe. If it is dropped, a slot that was on its way is released in the background.
     pub async fn try_take_index(&self, index: u32) -> Result<Option<Slot>> {
         runtime::need();
         self.check_index(index)?;
@@ -353,7 +355,7 @@ impl Slot {
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lease::unlock`].
+    /// Safe. If it is dropped, the slot is released in the background; only the answer is lost.
     #[doc(alias = "release")]
     pub async fn unlock(self) -> Result<()> {
         self.lease.unlock().await

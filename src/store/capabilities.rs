@@ -45,6 +45,11 @@ pub struct Capabilities {
     pub sharded: bool,
     /// How the waiters of several managers are ordered, for [`fair_lock`](crate::LeaseManager::fair_lock).
     pub line: Line,
+    /// True if a [release](crate::store::Release::keep) can keep a name closed.
+    pub keeps: bool,
+    /// True if a hold can have another time to live than others, and each [renewal](crate::store::Renewal::ttl) that of its
+    /// own.
+    pub own_ttl: bool,
     modes: Modes,
     /// Why there are no permits, where the store knows more than that.
     against_permits: Option<&'static str>,
@@ -91,6 +96,8 @@ impl Default for Capabilities {
             renewal_batch: 100,
             sharded: false,
             line: Line::Unordered,
+            keeps: false,
+            own_ttl: false,
             modes: Modes::of(Mode::Exclusive),
             against_permits: None,
         }
@@ -176,6 +183,18 @@ impl Capabilities {
     #[must_use]
     pub fn with_line(self, line: Line) -> Self {
         Self { line, ..self }
+    }
+
+    /// Sets [`keeps`](Self::keeps).
+    #[must_use]
+    pub fn with_keeps(self, keeps: bool) -> Self {
+        Self { keeps, ..self }
+    }
+
+    /// Sets [`own_ttl`](Self::own_ttl).
+    #[must_use]
+    pub fn with_own_ttl(self, own_ttl: bool) -> Self {
+        Self { own_ttl, ..self }
     }
 }
 

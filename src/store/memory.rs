@@ -6,9 +6,10 @@ mod wake;
 
 use super::target::Kind;
 use super::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, Fencing, ForceRelease, HolderId,
-    HolderInfo, Inspect, Inspection, Leave, Line, Metadata, Mode, Name, NameMap, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, Closed, Fencing, ForceRelease, HolderId,
+    HolderInfo, Inspect, Inspection, Keep, Leave, Line, Mark, Metadata, Mode, Name, NameMap,
+    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
+    Wakeups,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -77,6 +78,8 @@ struct Entry {
     expires: Instant,
     /// What the holder tells about itself, and until when.
     metadata: Option<(Box<Metadata>, Instant)>,
+    /// The mark that has taken the place of the holder, and when.
+    closed: Option<(Mark, Instant)>,
 }
 
 impl Default for MemoryStore {
@@ -163,7 +166,7 @@ impl State {
     fn own(&mut self, name: &Name, holder: HolderId, now: Instant) -> Result<&mut Entry, Absence> {
         match self.entry(name, now) {
             None => Err(Absence::Gone),
-            Some(entry) if entry.holder != holder => Err(Absence::Taken),
+            Some(entry) if entry.holder != holder || entry.closed.is_some() => Err(Absence::Taken),
             Some(entry) => Ok(entry),
         }
     }
@@ -233,8 +236,10 @@ impl State {
                 self.sweep(now);
                 let fence = request.fencing.map(|fencing| self.fence(name, fencing, now));
                 let (holder, count) = (request.holder, request.count);
-                self.holds
-                    .insert(name.clone(), Entry { holder, count, fence, expires, metadata: None });
+                self.holds.insert(
+                    name.clone(),
+                    Entry { holder, count, fence, expires, metadata: None, closed: None },
+                );
                 Acquired::granted(now, fence)
             }
         }
@@ -270,12 +275,37 @@ impl State {
     fn release(&mut self, request: &Release, now: Instant) -> Result<Released> {
         let Release { target, holder, count, .. } = request;
         let (name, mode) = (&target.name, target.mode);
+        let keep = request.mark()?;
         let shared = self.of_kind(name, mode.kind(), now)?;
         if let Some(shared) = shared {
             let ended = shared.release(*holder, mode, *count);
             return Ok(ended.verdict(|| self.wake(name, Some(*holder))));
         }
-        Ok(self.release_exclusive(request, now))
+        Ok(match keep {
+            Some(keep) => self.close(request, keep, now),
+            None => self.release_exclusive(request, now),
+        })
+    }
+
+    /// Releases a name and leaves a mark.
+    fn close(
+        &mut self,
+        request: &Release,
+        Keep { mark, time, .. }: Keep,
+        now: Instant,
+    ) -> Released {
+        let (name, holder) = (&request.target.name, request.holder);
+        let own = self.entry(name, now).filter(|entry| entry.holder == holder);
+        if own.and_then(|entry| entry.closed).is_some_and(|(other, _)| other == mark) {
+            return Released::done(0);
+        }
+        match self.own(name, holder, now) {
+            Err(absence) => Released::NotYours(absence),
+            Ok(entry) => {
+                (entry.closed, entry.expires) = (Some((mark, now)), now + time);
+                Released::done(self.wake(name, Some(holder)))
+            }
+        }
     }
 
     fn release_exclusive(&mut self, request: &Release, now: Instant) -> Released {
@@ -323,8 +353,8 @@ impl State {
     }
 
     fn renew(&mut self, batch: &RenewBatch, now: Instant) -> Renewed {
-        let expires = now + batch.ttl;
         let verdicts = batch.items.iter().map(|item| {
+            let expires = now + batch.ttl_of(item);
             let (name, mode) = (&item.target.name, item.target.mode);
             if let Some(shared) = self.of_kind(name, mode.kind(), now)? {
                 return Ok(shared.renew(item.holder, mode, expires));
@@ -357,6 +387,8 @@ impl Store for MemoryStore {
         Capabilities::default()
             .with_announces(false)
             .with_line(Line::Places)
+            .with_keeps(true)
+            .with_own_ttl(true)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })
@@ -389,9 +421,14 @@ impl Store for MemoryStore {
                 return Ok(shared.inspect(now));
             }
             let holder = state.entry(name, now).map(|entry| {
-                let remaining = entry.expires.saturating_duration_since(now);
+                let remaining = Some(entry.expires.saturating_duration_since(now));
+                let holder = entry.holder.to_string();
+                if let Some((mark, at)) = entry.closed {
+                    let ago = now.saturating_duration_since(at);
+                    return HolderInfo::closed(Closed::new(mark, ago, holder), remaining);
+                }
                 let metadata = entry.metadata.as_ref().filter(|(_, until)| *until > now);
-                HolderInfo::new(entry.holder.to_string(), entry.count.into(), Some(remaining))
+                HolderInfo::new(holder, entry.count.into(), remaining)
                     .with_metadata(metadata.map(|(metadata, _)| (**metadata).clone()))
             });
             Ok(Inspection::new(holder).with_waiting(Some(state.waiting(name))))

@@ -7,6 +7,7 @@
 //! and [`zookeeper`](crate::guide::zookeeper) describe each.
 
 mod capabilities;
+mod keep;
 mod memory;
 pub(crate) mod metadata;
 pub(crate) mod name;
@@ -26,6 +27,7 @@ mod verdict;
 pub(crate) mod zookeeper;
 
 pub use capabilities::{Capabilities, Line};
+pub use keep::{Closed, Keep, Mark};
 pub use memory::MemoryStore;
 pub use metadata::{Annotate, Metadata, Owner};
 pub(crate) use name::NameMap;
@@ -172,7 +174,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants a name, a re-entry, or again what the holder has.
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
-    /// Lowers the hold count, or at zero releases the name and wakes waiters.
+    /// Lowers the hold count, or at zero releases the name and wakes waiters. With a [`keep`](Release::keep), the name stays
+    /// closed.
     fn release(&self, request: Release) -> StoreFuture<Released>;
 
     /// Extends many leases at once.

@@ -3,6 +3,7 @@
 //! Each request names its target and limits the time that the store may take. All of them are plain data, with absolute
 //! counts and times.
 
+use super::keep::Keep;
 use super::name::{HolderId, Name};
 use super::target::{Mode, Target};
 use crate::error::{Error, ErrorKind, Result};
@@ -160,19 +161,39 @@ pub struct Release {
     /// [`Released::Done`](super::Released::Done) counts no listeners while another manager waits in the line: the line
     /// orders them.
     pub place: Option<Place>,
+    /// Keeps the name closed, if this request releases it, for a hold in [`Mode::Exclusive`](super::Mode::Exclusive); in any
+    /// other mode it is [`Unsupported`](ErrorKind::Unsupported). Only for a store with
+    /// [`Capabilities::keeps`](super::Capabilities::keeps). [`place`](Self::place) is `None` then.
+    pub keep: Option<Keep>,
 }
 
 impl Release {
     /// Creates a request that leaves a hold count; 0 releases the name.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, count: u32, timeout: Duration) -> Self {
-        Self { target, holder, count, timeout, place: None }
+        Self { target, holder, count, timeout, place: None, keep: None }
     }
 
     /// Sets the [`place`](Self::place) of the next waiter.
     #[must_use]
     pub fn with_place(self, place: Option<Place>) -> Self {
         Self { place, ..self }
+    }
+
+    /// Sets the mark that [keeps](Self::keep) the name closed.
+    #[must_use]
+    pub fn with_keep(self, keep: Option<Keep>) -> Self {
+        Self { keep, ..self }
+    }
+
+    /// Returns the mark that this request is to leave, if it releases the name.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported) in another mode than [`Mode::Exclusive`](super::Mode::Exclusive).
+    pub fn mark(&self) -> Result<Option<Keep>> {
+        Keep::require_exclusive(self.keep, self.target.mode)?;
+        Ok(self.keep.filter(|_| self.count == 0))
     }
 }
 
@@ -234,6 +255,12 @@ impl RenewBatch {
         self.items.iter().try_for_each(|item| item.target.require_exclusive())
     }
 
+    /// Returns the time to live to set for an item.
+    #[must_use]
+    pub fn ttl_of(&self, item: &Renewal) -> Duration {
+        item.ttl.unwrap_or(self.ttl)
+    }
+
     /// Returns the time for which the store remembers the fencing token of an item from now on, if the item asks for it.
     #[must_use]
     pub fn retention_of(&self, item: &Renewal) -> Option<Duration> {
@@ -252,19 +279,28 @@ pub struct Renewal {
     /// True if the memory of the last fencing token is extended, by
     /// [`fence_retention`](RenewBatch::fence_retention).
     pub keep_fence: bool,
+    /// The time to live to set for this item, if it is not that of the [batch](RenewBatch::ttl). Only for a store with
+    /// [`Capabilities::own_ttl`](super::Capabilities::own_ttl), and in [`Mode::Exclusive`](super::Mode::Exclusive).
+    pub ttl: Option<Duration>,
 }
 
 impl Renewal {
     /// Creates an item that leaves the memory of the fencing token as it is.
     #[must_use]
     pub fn new(target: Target, holder: HolderId) -> Self {
-        Self { target, holder, keep_fence: false }
+        Self { target, holder, keep_fence: false, ttl: None }
     }
 
     /// Sets [`keep_fence`](Self::keep_fence).
     #[must_use]
     pub fn with_keep_fence(self, keep_fence: bool) -> Self {
         Self { keep_fence, ..self }
+    }
+
+    /// Sets the [time to live](Self::ttl) of this item.
+    #[must_use]
+    pub fn with_ttl(self, ttl: Option<Duration>) -> Self {
+        Self { ttl, ..self }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Verdicts of a store.
 
+use super::keep::Closed;
 use super::metadata::Metadata;
 use super::target::Mode;
 use crate::clock::Instant;
@@ -174,13 +175,16 @@ pub struct HolderInfo {
     /// What the holder tells about itself; `None` if it has not written it, or not yet.
     /// [`Builder::describe`](crate::Builder::describe) says when it does.
     pub metadata: Option<Box<Metadata>>,
+    /// Why the name is closed, if a [mark](crate::store::Mark) has the place of a holder. `holder` is the text of the mark
+    /// then, and `hold_count` is 0.
+    pub closed: Option<Closed>,
 }
 
 impl HolderInfo {
     /// Creates the description of an exclusive holder, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self { holder, hold_count, mode: Mode::Exclusive, remaining, metadata: None }
+        Self { holder, hold_count, mode: Mode::Exclusive, remaining, metadata: None, closed: None }
     }
 
     /// Sets the [`mode`](Self::mode).
@@ -193,6 +197,13 @@ impl HolderInfo {
     #[must_use]
     pub fn with_metadata(self, metadata: Option<Metadata>) -> Self {
         Self { metadata: metadata.map(Box::new), ..self }
+    }
+
+    /// Creates the description of a name that a mark keeps closed.
+    #[must_use]
+    pub fn closed(closed: Closed, remaining: Option<Duration>) -> Self {
+        let holder = closed.mark.holder().to_owned();
+        Self { closed: Some(closed), ..Self::new(holder, 0, remaining) }
     }
 }
 

@@ -10,6 +10,7 @@
 mod ends;
 mod fences;
 mod holds;
+mod keep;
 mod line;
 mod modes;
 mod party;
@@ -19,6 +20,7 @@ mod read_write;
 pub use ends::*;
 pub use fences::*;
 pub use holds::*;
+pub use keep::*;
 pub use line::*;
 pub use modes::*;
 pub use permits::*;
@@ -112,6 +114,12 @@ macro_rules! conformance_suite {
             resize_is_for_semaphores_only
             kinds_of_locks_do_not_mix
             batch_of_several_kinds_is_answered_in_order
+            release_with_a_mark_keeps_the_name_closed
+            mark_stays_whatever_comes_late
+            mark_ends_by_itself
+            mark_needs_the_last_lease_of_a_hold
+            mark_of_another_mode_is_refused
+            renewal_sets_a_time_to_live_of_its_own
             verdicts_say_when_the_request_left
             closing_one_handle_leaves_the_leases
         }

@@ -52,6 +52,11 @@ fn at_node(inspection: Inspection) -> Vec<HolderInfo> {
         if let Some((holder, _)) = holding.holder.split_once('.') {
             holding.holder = holder.to_owned();
         }
+        if let Some(closed) = &mut holding.closed
+            && let Some((by, _)) = closed.by.split_once('.')
+        {
+            closed.by = by.to_owned();
+        }
     }
     holders.sort_by(|one, other| {
         one.holder.cmp(&other.holder).then(other.remaining.cmp(&one.remaining))

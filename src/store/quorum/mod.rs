@@ -234,6 +234,8 @@ impl Store for Quorum {
             .with_fencing(false)
             // There are no fencing tokens to reserve.
             .with_longest_fence_block(1)
+            .with_keeps(all().all(|node| node.keeps))
+            .with_own_ttl(all().all(|node| node.own_ttl))
             .with_time_left(all().all(|node| node.time_left))
             .with_wakeups(all().any(|node| node.wakeups))
             .with_announces(all().all(|node| node.announces))

@@ -224,7 +224,10 @@ impl Node {
                 // It never got there.
                 return answers.send(self.index, Ok(Released::NotYours(Absence::Gone)));
             }
-            Some((until, _)) => head.owe(holder, mode, until),
+            Some((until, _)) => {
+                head.owe(holder, mode, until);
+                head.mark(holder, request.keep);
+            }
             // The holder ids of attempts that came to nothing.
             None => head.owe_all(holder),
         }
@@ -273,7 +276,7 @@ impl Node {
         let mut repairs = JoinSet::new();
         for ((item, verdict), renewed) in batch.items.into_iter().zip(verdicts).zip(renewed.iter())
         {
-            let hold = (item.target, item.holder, batch.ttl);
+            let hold = (item.target, item.holder, item.ttl.unwrap_or(batch.ttl));
             match verdict {
                 Ok(Some(Absence::Gone)) if *renewed => {
                     repairs.spawn(Arc::clone(&self).heal(Arc::clone(&holds), hold, limit));

@@ -10,7 +10,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::target::Kind;
 use crate::store::{
-    Acquire, Acquired, HolderId, Mode, Name, Release, Released, Store, StoreFuture, Target,
+    Acquire, Acquired, HolderId, Keep, Mode, Name, Release, Released, Store, StoreFuture, Target,
 };
 use crate::sync::Mutex;
 use std::collections::HashMap;
@@ -60,6 +60,8 @@ pub(super) struct Orphan {
     ttl: Duration,
     /// Keeps the acquire open.
     permit: Option<Permit>,
+    /// The mark that its release leaves.
+    keep: Option<Keep>,
 }
 
 /// Returns whether some of them must be released and exclude a mode.
@@ -270,8 +272,17 @@ impl QueueHead {
             }
             None => {
                 let (unanswered, owed, ttl, permit) = (0, true, Duration::ZERO, None);
-                self.orphans().push(Orphan { holder, mode, unanswered, owed, until, ttl, permit });
+                let keep = None;
+                let orphan = Orphan { holder, mode, unanswered, owed, until, ttl, permit, keep };
+                self.orphans().push(orphan);
             }
+        }
+    }
+
+    /// Sets the mark that the release of a holder id leaves.
+    pub(super) fn mark(&mut self, holder: HolderId, keep: Option<Keep>) {
+        if let Some(orphan) = self.find(holder) {
+            orphan.keep = keep;
         }
     }
 
@@ -341,7 +352,8 @@ impl QueueHead {
         limit: Duration,
     ) -> Result<Released> {
         let target = Target::new(self.name.clone(), either(mode));
-        let request = Release::new(target, holder, 0, limit);
+        let keep = self.find(holder).and_then(|orphan| orphan.keep);
+        let request = Release::new(target, holder, 0, limit).with_keep(keep);
         let NameQueues { store, clock, load, .. } = &*self.queues;
         load.sent(clock.now());
         let verdict = bounded(limit, store.release(request)).await.0;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 impl Inner {
     pub(super) async fn release(self: Arc<Self>, request: Release) -> Result<Released> {
         self.require(request.target.mode)?;
+        let keeps = request.mark()?.is_some();
         let (outer, timeout) = (request.holder, request.timeout);
         let limit = node_limit(timeout);
         let is_last = request.count == 0;
@@ -39,7 +40,9 @@ impl Inner {
             })
             .await;
         let votes = tally.votes(done);
-        if votes.yes + votes.no < majority {
+        // A mark closes the name only at a majority.
+        let unclear = keeps && votes.yes < majority && votes.no < majority;
+        if votes.yes + votes.no < majority || unclear {
             let error = tally.no_majority(describe_released);
             // The nodes are swept, so it may still be done where it was not sent.
             return Err(if is_last { error.with_fate(Fate::Unknown) } else { error });

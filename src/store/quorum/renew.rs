@@ -32,9 +32,9 @@ impl Inner {
         let verdicts: Vec<Result<Option<Absence>>> =
             (0..batch.items.len()).map(|item| verdict(&tally, item, majority)).collect();
         let renewed: Arc<[bool]> = verdicts.iter().map(|v| matches!(v, Ok(None))).collect();
-        let until = sent + batch.ttl;
         for (item, renewed) in batch.items.iter().zip(renewed.iter()) {
             if *renewed {
+                let until = sent + batch.ttl_of(item);
                 self.holds.update(item.holder, |held| held.until = held.until.max(until));
             }
         }

@@ -62,6 +62,14 @@ macro_rules! compose {
             compose!($dir, line_of)
         )
     };
+    ($dir:literal, release_keep, $publish:literal) => {
+        compose!(
+            $dir, run, [$publish], ["release_keep"],
+            "local function wake(lock)\n",
+            compose!($dir; "wake"),
+            "end\n"
+        )
+    };
     ($dir:literal, line_release, $publish:literal) => {
         compose!(
             $dir, run, [$publish], ["line_release"],

@@ -279,6 +279,8 @@ impl Store for RedisStore {
             .with_renewal_batch(BATCH_SIZE)
             .with_sharded(self.renewals.is_cluster())
             .with_line(Line::Places)
+            .with_keeps(true)
+            .with_own_ttl(true)
             .with_mode(Mode::Read)
             .with_mode(Mode::Write)
             .with_mode(Mode::Permits { size: 1, take: 1 })

@@ -1,7 +1,7 @@
 //! Reads the replies of a server. Knows no client: only numbers, texts, and the codes of the scripts.
 
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, HolderInfo, Inspection};
+use crate::store::{Absence, Closed, HolderInfo, Inspection, Mark};
 use crate::trace;
 use std::time::Duration;
 use tracing::Level;
@@ -184,11 +184,23 @@ pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
     match fields {
         [] => Ok(Inspection::default()),
         [Element::Text(holder), Element::Text(count)] => {
+            let left = remaining(left.int()?);
+            if let Some(closed) = closed(holder, count, left) {
+                return Ok(Inspection::new([HolderInfo::closed(closed, left)]));
+            }
             let count = count.parse().map_err(|_| not_a_lock())?;
-            Ok(Inspection::new([HolderInfo::new(holder.clone(), count, remaining(left.int()?))]))
+            Ok(Inspection::new([HolderInfo::new(holder.clone(), count, left)]))
         }
         _ => Err(not_a_lock()),
     }
+}
+
+/// Reads a mark: the time in ms for which it is kept, a space, and the holder id.
+fn closed(holder: &str, text: &str, left: Option<Duration>) -> Option<Closed> {
+    let mark = [Mark::Done, Mark::Kept].into_iter().find(|mark| mark.holder() == holder)?;
+    let (time, by) = text.split_once(' ')?;
+    let time = Duration::from_millis(time.parse().ok()?);
+    Some(Closed::new(mark, time.saturating_sub(left?), by.to_owned()))
 }
 
 fn not_a_lock() -> Error {

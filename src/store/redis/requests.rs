@@ -266,6 +266,14 @@ impl Request for Release {
         if self.count > 0 {
             return None;
         }
+        if let Some(keep) = self.keep {
+            let mut call = Call::of(1);
+            call.key(&codec.keys.lock(&self.target.name));
+            call.show(self.holder);
+            call.text(keep.mark.holder());
+            call.number(millis(keep.time));
+            return Some((&codec.scripts.release_keep, call));
+        }
         if let Some(place) = self.place {
             let mut call = call_in_line(&codec.keys, &self.target.name);
             call.show(self.holder);
@@ -279,7 +287,7 @@ impl Request for Release {
     }
 
     fn is_apart(&self) -> bool {
-        self.count == 0 && self.place.is_some()
+        self.count == 0 && (self.place.is_some() || self.keep.is_some())
     }
 
     fn read(&self, codec: &Codec, _sent: Instant, reply: &[Element]) -> Result<Released> {
@@ -336,8 +344,14 @@ pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Cal
     let (mut call, mut steps) = (Call::of(items.len()), Steps::of(items.len()));
     call.number(millis(batch.ttl));
     call.number(batch.fence_retention.map_or(0, millis));
+    let mut ttl = batch.ttl;
     for item in items {
         let keeps = batch.retention_of(item).is_some();
+        if ttl != batch.ttl_of(item) {
+            ttl = batch.ttl_of(item);
+            steps.letters.push('T');
+            call.number(millis(ttl));
+        }
         steps.item(if keeps { 'F' } else { 'L' }, item.holder, &mut call);
         call.key(&keys.lock(&item.target.name));
         if keeps {

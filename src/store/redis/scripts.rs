@@ -43,6 +43,7 @@ pub(super) struct Scripts {
     pub(super) permits_renew: Script,
     pub(super) permits_force: Script,
     pub(super) permits_resize: Script,
+    pub(super) release_keep: Script,
     pub(super) line_release: Script,
     pub(super) line_leave: Script,
     pub(super) annotate: Script,
@@ -66,6 +67,7 @@ macro_rules! scripts {
             permits_renew: script!(, permits, "permits_renew", $publish),
             permits_force: script!(, permits, "permits_force", $publish),
             permits_resize: script!(, permits, "permits_resize", $publish),
+            release_keep: script!(, release_keep, $publish),
             line_release: script!(, line_release, $publish),
             line_leave: script!(, line_leave, $publish),
         }

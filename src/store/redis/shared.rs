@@ -45,6 +45,9 @@ impl RedisStore {
 
     /// Releases a read-write lock or permits, in a call of its own.
     pub(super) fn release_shared(&self, request: &Release) -> StoreFuture<Released> {
+        if let Err(error) = request.mark() {
+            return failed(error);
+        }
         let (script, call) = match request.target.mode {
             Mode::Permits { .. } => {
                 (&self.scripts.permits_release, permits::release(&self.keys, request))

@@ -15,7 +15,7 @@ use super::sessions::Sessions;
 use super::waiter::Waiter;
 use crate::clock::Clock;
 use crate::error::{Error, Fate, Result};
-use crate::store::{HolderId, Name, Release, Released};
+use crate::store::{HolderId, Keep, Name, Release, Released};
 use crate::sync::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,6 +58,10 @@ impl Recipe {
     }
 
     pub(super) async fn release(&self, request: Release) -> Result<Released> {
+        if request.keep.is_some() {
+            // A node has no time to live.
+            return Err(Keep::unsupported());
+        }
         in_time(request.timeout, async {
             let session = self.sessions.current()?;
             let released = self.delete_or_lower(&session, &request).await?;

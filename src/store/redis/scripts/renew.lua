@@ -5,6 +5,7 @@
 --        steps, in their order; the holder ids without their prefix, separated by commas; then the steps, a letter
 --        for each:
 --        M  set the prefix of the holder ids that follow; no item    prefix
+--        T  set the time to live of the items that follow; no item   ttl in ms
 --        F  renew, and remember the fencing token for longer
 --        L  renew
 -- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; or the text of an error
@@ -16,7 +17,7 @@ local keys, args, byte = KEYS, ARGV, string.byte
 local ttl, retention = args[1], args[2]
 local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), ''
 local at, key, arg, item, reply, all = 0, 0, 2, 0, {}, true
-local M, F = byte('MF', 1, 2)
+local M, F, T, own = byte('MFT', 1, 3)
 whole(ttl, 1, LONGEST_TTL)
 
 -- The server's time in microseconds, read once in a call.
@@ -30,6 +31,9 @@ local function run()
     if step == M then
       arg = arg + 1
       head = args[arg]
+    elseif step == T then
+      arg = arg + 1
+      ttl, own = args[arg], true
     else
       key, item = key + 1, item + 1
       local lock, fence = keys[key], nil
@@ -37,8 +41,11 @@ local function run()
         key = key + 1
         fence = keys[key]
       end
-      doing = 'HEXISTS'
       local holder = head .. tail()
+      if own then
+        whole(ttl, 1, LONGEST_TTL)
+      end
+      doing = 'HEXISTS'
       if call('HEXISTS', lock, holder) == 1 then
         if call('HEXISTS', lock, 'mode') == 1 then
           -- Redisson grants a read-write lock over a lock. It is left to Redisson: with a field of ours in it, a

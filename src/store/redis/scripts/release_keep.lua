@@ -1,0 +1,40 @@
+-- Releases a lock and keeps its name closed: a mark takes the place of the holder id. Then it wakes waiters, so that they
+-- learn of the mark. The body of a function.
+--
+-- KEYS   lock    hash of one field: holder id -> hold count, or `leasehold:done` or `leasehold:kept` -> the time in ms for
+--                which it is kept, a space, and the holder id that released it
+-- ARGV   holder id, the field of the mark, the time in ms
+-- Reply  as `release.lua`; 0 also if this holder has left that mark already
+--
+-- Twice is harmless: after the first run the holder id is not there, and is never used again. The mark is left as it is.
+
+local lock, holder, mark = KEYS[1], ARGV[1], ARGV[2]
+whole(ARGV[3], 1, LONGEST_TTL)
+if mark ~= 'leasehold:done' and mark ~= 'leasehold:kept' then
+  error('LEASEHOLD bad argument ' .. mark, 0)
+end
+
+doing = 'HGET'
+local left = call('HGET', lock, mark)
+doing = 'HEXISTS'
+if call('HEXISTS', lock, holder) == 0 then
+  if left and string.match(left, '^%d+ (.*)$') == holder then
+    return 0
+  end
+  doing = 'EXISTS'
+  return call('EXISTS', lock) == 0 and -1 or -2
+end
+if call('HEXISTS', lock, 'mode') == 1 then
+  -- Redisson grants a read-write lock over a lock. It is left to Redisson, as in `renew.lua`.
+  doing = 'HDEL'
+  call('HDEL', lock, holder)
+  return -2
+end
+-- The key has a time to live all the time. A full memory refuses the first command, and nothing is changed.
+doing = 'HSET'
+call('HSET', lock, mark, ARGV[3] .. ' ' .. holder)
+doing = 'PEXPIRE'
+call('PEXPIRE', lock, ARGV[3])
+doing = 'HDEL'
+call('HDEL', lock, holder)
+return wake(lock)

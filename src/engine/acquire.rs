@@ -6,6 +6,7 @@ mod line;
 mod seek;
 mod wait;
 
+use super::asker::Asker;
 use super::core::Core;
 use super::hold::Hold;
 use super::options::{NO_OPTIONS, Options};
@@ -147,11 +148,23 @@ pub(crate) async fn acquire_as<'a>(
         WaitLimit::For(limit) => (limit.is_zero(), limit, (limit / 2).max(SHORT_PAUSE)),
         WaitLimit::Forever => (false, Duration::MAX, Duration::MAX),
     };
+    let asker = &Asker::new(core, (name, mode, options), start);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let limits = (longest, pause);
-    let acquiring =
-        AcquireLoop { core, name, mode, fair, options, share, once, limits, start, answered };
+    let acquiring = AcquireLoop {
+        core,
+        name,
+        mode,
+        fair,
+        options,
+        share,
+        once,
+        limits,
+        start,
+        answered,
+        asker,
+    };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
@@ -165,6 +178,7 @@ pub(crate) async fn acquire_as<'a>(
         },
         _ => attended.await,
     };
+    asker.end(&result, once);
     if span.is_enabled() {
         record(&span, core.now().saturating_duration_since(start), &result);
     }
@@ -210,6 +224,7 @@ struct AcquireLoop<'a, 'core> {
     limits: (Duration, Duration),
     start: Instant,
     answered: &'a AtomicBool,
+    asker: &'a Asker<'a>,
 }
 
 impl<'core> AcquireLoop<'_, 'core> {
@@ -253,7 +268,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     async fn outermost(&self, mut now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         if self.mode == Mode::Read
-            && let Some((hold, share)) = core.join_cohort(self.name)
+            && let Some((hold, share)) = core.join_cohort(self.asker, self.name)
         {
             return Ok(Some(Claim::new(core, hold, share)));
         }
@@ -282,7 +297,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         let asking = pin!(self.ask_store(turn));
         let grant = self.core.unless_closed(asking).await?;
-        Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant))))
+        Ok(grant.map(|grant| self.claim(Hold::begin(self.core, grant, self.asker))))
     }
 
     /// Returns the claim of a hold that no other handle shares.

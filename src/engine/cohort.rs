@@ -12,18 +12,24 @@
 //! 4. **Known to the store once.** Its count there is always 1, so neither a join nor a re-entry sends anything. The last
 //!    lease that ends, of whichever handle, has the hold released.
 
+use super::asker::Asker;
 use super::core::Core;
 use super::hold::{Hold, Inner};
 use super::share::{Share, Shares};
 use super::state::Reentry;
+use crate::observe::{How, Told};
 use crate::store::Name;
 use std::sync::Arc;
 
 impl Core {
     /// Joins the hold that readers of this name share now. Returns it with the new share.
-    pub(super) fn join_cohort(self: &Arc<Self>, name: &Name) -> Option<(Arc<Hold>, Share)> {
+    pub(super) fn join_cohort(
+        self: &Arc<Self>,
+        asker: &Asker<'_>,
+        name: &Name,
+    ) -> Option<(Arc<Hold>, Share)> {
         let hold = self.queue.cohort(name)?;
-        let share = hold.join(self)?;
+        let share = hold.join(self, asker)?;
         Some((hold, share))
     }
 }
@@ -54,12 +60,17 @@ impl Hold {
     }
 
     /// Adds a lease of a handle that has none of this hold. Returns its share, or `None` if the hold cannot be joined.
-    pub(super) fn join(self: &Arc<Self>, core: &Arc<Core>) -> Option<Share> {
+    pub(super) fn join(self: &Arc<Self>, core: &Arc<Core>, asker: &Asker<'_>) -> Option<Share> {
         let now = core.now();
         let mut inner = self.lock();
         // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
         let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
+        let told = match share {
+            Some(_) => core.note(|| self.event(asker.granted(self.fence, How::Joined, now))),
+            None => Told::default(),
+        };
         drop(inner);
+        told.finish();
         if share.is_none() {
             core.queue.disband(self);
         }

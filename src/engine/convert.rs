@@ -17,6 +17,7 @@ use super::state::{NestedVerdict, Reentry};
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::observe::EventKind;
 use crate::store::{Acquire, Acquired, Mode, Target};
 use std::pin::pin;
 use std::sync::Arc;
@@ -135,11 +136,15 @@ impl Hold {
         }
         let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());
         let target = Target::new(self.name.clone(), mode);
-        let next = Self::new(target, self.options.clone(), (self.holder, fence), state, seat);
+        let holder = (self.holder, fence);
+        let next = Self::new(target, self.options.clone(), holder, now, state, seat);
         let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
         Self::changes_to(&mut inner, share, &next);
         core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
+        let (from, held) = (self.mode, self.held(now));
+        let told = core.note(|| next.event(EventKind::ModeChanged { from, held, fence }));
         drop(inner);
+        told.finish();
         core.schedule.set(self, scheduled, None);
         if let Some(watchers) = watchers {
             run_wakers(|| watchers.notify_waiters());

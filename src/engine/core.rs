@@ -6,6 +6,7 @@ use super::schedule::{Call, Schedule};
 use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
+use crate::observe::{Board, Event, Told};
 use crate::store::{Capabilities, Fencing, HolderId, Mode, Store};
 use crate::sync::Mutex;
 use std::future::Future;
@@ -90,6 +91,8 @@ pub(crate) struct Core {
     /// Notifies that a task runs watchdog and worker again.
     pub(super) taken: Notify,
     pub(super) panicked: AtomicBool,
+    /// Tells the observers.
+    pub(crate) board: Arc<Board>,
     clock: Clock,
     manager: Uuid,
     holders: AtomicU64,
@@ -165,6 +168,7 @@ impl Core {
             panicked: AtomicBool::new(false),
             sweeps: AtomicU32::new(0),
             closing_until: OnceLock::new(),
+            board: Arc::default(),
             manager,
             holders: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
@@ -175,6 +179,17 @@ impl Core {
             callers: AtomicUsize::new(0),
             no_call: Notify::new(),
         })
+    }
+
+    /// Tells the observers what has happened, if there are any. Call it with no lock held.
+    pub(crate) fn observe(&self, happened: impl FnOnce() -> Event) {
+        self.note(happened).finish();
+    }
+
+    /// Queues an event, as [`observe`](Self::observe) does, also with the state of a hold locked. Finish what it returns
+    /// when that is unlocked.
+    pub(super) fn note(&self, happened: impl FnOnce() -> Event) -> Told {
+        if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -299,6 +314,12 @@ impl Core {
     /// Returns whether a task runs watchdog and worker, on any runtime.
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.board.end();
     }
 }
 

@@ -176,6 +176,7 @@ impl Drop for Driver {
         core.running.store(false, Ordering::Release);
         drop(place);
         if core.panicked.load(Ordering::Acquire) {
+            core.board.end();
             core.stopped.cancel();
         }
         if core.on_caller && !core.stopped.is_cancelled() {

@@ -23,6 +23,7 @@
 //! 7. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
+use super::asker::Asker;
 use super::core::{Core, Settings};
 use super::hold::Hold;
 use super::name_entry::{Delivery, HandedOff, TakesBack, can_hand_off};
@@ -31,6 +32,7 @@ use super::share::Share;
 use super::state::{Phase, State};
 use super::wake::run_wakers;
 use crate::clock::Instant;
+use crate::observe::{EventKind, How, Told};
 use std::sync::Arc;
 
 impl Hold {
@@ -86,16 +88,23 @@ impl Hold {
         let when = (now, inner.state.is_young(now));
         let seat = inner.seat.as_ref().map(Seat::number)?;
         let heirs = inner.state.heirs();
+        let is_offered = inner.state.is_offered();
         let next = core.queue.hand_off((&self.name, seat), when, heirs, |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
-            let hold = Self::new(self.target(), options, (self.holder, fence), state, seat);
+            let holder = (self.holder, fence);
+            let hold = Self::new(self.target(), options, holder, now, state, seat);
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         })?;
         let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
+        let told = match is_offered {
+            true => Told::default(),
+            false => core.note(|| self.event(EventKind::HandedOff { held: self.held(now) })),
+        };
         drop(inner);
+        told.finish();
         core.schedule.set(self, scheduled, None);
         if let Some(watchers) = watchers {
             run_wakers(|| watchers.notify_waiters());
@@ -107,11 +116,21 @@ impl Hold {
 impl HandedOff {
     /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
     /// stopped meanwhile, or the hold may have been taken back.
-    pub(crate) fn accept(mut self, core: &Arc<Core>) -> Option<Arc<Hold>> {
+    pub(crate) fn accept(mut self, core: &Arc<Core>, asker: &Asker<'_>) -> Option<Arc<Hold>> {
         let max_hold = core.settings.max_hold;
-        self.hold.take_if(|hold| {
-            hold.update(core, |state, now| state.accept(&core.timing, now, max_hold))
-        })
+        let mut told = Told::default();
+        let hold = self.hold.take_if(|hold| {
+            hold.update(core, |state, now| {
+                let accepted = state.accept(&core.timing, now, max_hold);
+                if accepted {
+                    let granted = || hold.event(asker.granted(hold.fence, How::HandedOff, now));
+                    told = core.note(granted);
+                }
+                accepted
+            })
+        });
+        told.finish();
+        hold
     }
 }
 

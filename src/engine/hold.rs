@@ -7,10 +7,12 @@ use super::share::{Share, Shares};
 use super::state::{Next, Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
+use crate::observe::{Event, EventKind};
 use crate::store::{HolderId, Mode, Name, Target};
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +35,8 @@ pub(crate) struct Hold {
     /// Those of the handle that it was granted or handed off to.
     pub(crate) options: Options,
     pub(super) number: HoldNo,
+    /// The time of the grant, the hand-off or the change of the mode that began it.
+    pub(super) began: Instant,
     inner: Mutex<Inner>,
     /// Fires on loss, never on release. Created at first use.
     pub(super) lost: OnceLock<CancellationToken>,
@@ -63,6 +67,7 @@ impl Hold {
         Target { name, mode }: Target,
         options: Options,
         (holder, fence): (HolderId, Option<u64>),
+        began: Instant,
         state: State,
         seat: Option<Seat>,
     ) -> Arc<Self> {
@@ -72,6 +77,7 @@ impl Hold {
             holder,
             fence,
             options,
+            began,
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),
@@ -82,6 +88,19 @@ impl Hold {
     /// Returns the target of requests for this hold.
     pub(super) fn target(&self) -> Target {
         Target::new(self.name.clone(), self.mode)
+    }
+
+    /// Returns an event of this hold.
+    pub(super) fn event(&self, kind: EventKind) -> Event {
+        Event::of(&self.name, kind)
+            .with_mode(self.mode)
+            .with_holder(self.holder)
+            .with_class(self.options.class())
+    }
+
+    /// Returns how long it is held at `now`.
+    pub(super) fn held(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.began)
     }
 
     /// Returns the last hold that a handle with this share has made of it by changes of the mode.

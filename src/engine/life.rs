@@ -1,5 +1,6 @@
 //! The life of one hold: each transition and its effects.
 
+use super::asker::Asker;
 use super::core::Core;
 use super::heirs::Heirs;
 use super::hold::{Hold, Inner};
@@ -7,11 +8,12 @@ use super::job::{Job, Sweep};
 use super::options::Options;
 use super::schedule::Group;
 use super::share::Share;
-use super::state::{NestedVerdict, Op, Phase, Reentry, State};
+use super::state::{Ended, NestedVerdict, Op, Phase, Reentry, State};
 use super::turn::Turn;
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
+use crate::observe::{EventKind, How, Told};
 use crate::store::{Absence, HolderId, Mode, Name, Target};
 use crate::trace;
 use std::collections::HashSet;
@@ -39,7 +41,7 @@ pub(crate) struct Grant {
 
 impl Hold {
     /// Begins the life of a hold: with one lease, scheduled, and in the queue.
-    pub(crate) fn begin(core: &Arc<Core>, grant: Grant) -> Arc<Self> {
+    pub(crate) fn begin(core: &Arc<Core>, grant: Grant, asker: &Asker<'_>) -> Arc<Self> {
         let Grant { target, options, fence, reached, sent, now, unsure_until, heirs, .. } = grant;
         let (holder, turn) = (grant.holder, grant.turn);
         let renew = core.timing.renewal(sent, core.jitter());
@@ -52,7 +54,9 @@ impl Hold {
         }
         state.set_heirs(heirs);
         let number = turn.number();
-        let hold = Self::new(target, options, (holder, fence), state, turn.into_seat());
+        let hold = Self::new(target, options, (holder, fence), now, state, turn.into_seat());
+        // Before any other task can find it.
+        core.observe(|| hold.event(asker.granted(fence, How::Store, now)));
         let forced = core.queue.install(&hold, number, sent);
         hold.start(core, now);
         if forced {
@@ -120,6 +124,10 @@ impl Hold {
         let over = inner.state.is_over();
         let seat = if over { inner.seat.take() } else { None };
         let watchers = watchers.filter(|(_, before)| *before != inner.state.visible());
+        let told = believed_until.map(|until| {
+            let left = until.saturating_duration_since(now);
+            self.note(core, &inner.state, (was, is), (now, left))
+        });
         let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
         drop(inner);
 
@@ -133,6 +141,9 @@ impl Hold {
         if let Some(seat) = seat {
             core.queue.leave(&self.name, seat.number());
         }
+        if let Some(told) = told {
+            told.finish();
+        }
         // Last, so that a task that is woken by the end may ask at once.
         if let Some((watchers, _)) = watchers {
             run_wakers(|| watchers.notify_waiters());
@@ -141,6 +152,35 @@ impl Hold {
             self.trace(is, until.saturating_duration_since(now));
         }
         result
+    }
+
+    /// Queues the event of a transition between two phases, after which `left` remains. A hold that its waiter has not
+    /// accepted has no lease, so only that it is not released is told.
+    fn note(
+        &self,
+        core: &Core,
+        state: &State,
+        (was, is): (Phase, Phase),
+        (now, left): (Instant, Duration),
+    ) -> Told {
+        let held = self.held(now);
+        let not_released =
+            |error| EventKind::NotReleased { error, held: (!state.is_offered()).then_some(held) };
+        let kind = match is {
+            Phase::Released if was == Phase::Releasing => match state.end_of_release() {
+                Ended::Confirmed if state.is_offered() => return Told::default(),
+                Ended::Confirmed => EventKind::Released { held },
+                Ended::Lost(cause) => EventKind::Lost { cause, held },
+                Ended::Failed(error) => not_released(Some(error)),
+            },
+            Phase::Releasing => return Told::default(),
+            _ if state.is_offered() => return Told::default(),
+            Phase::Released => not_released(None),
+            Phase::Held => EventKind::HeldAgain,
+            Phase::AtRisk => EventKind::AtRisk { left },
+            Phase::Lost(cause) => EventKind::Lost { cause, held },
+        };
+        core.note(|| self.event(kind))
     }
 
     fn trace(&self, phase: Phase, left: Duration) {
@@ -276,7 +316,15 @@ impl Hold {
 
     /// Gives up a release that failed: the hold is left to expire.
     pub(crate) fn give_up(self: &Arc<Self>, core: &Arc<Core>, error: &Error) {
-        self.update(core, |state, _| state.end());
+        let is_lost = self.update(core, |state, _| {
+            let is_lost = !state.is_over() && !state.is_releasing();
+            state.end();
+            is_lost
+        });
+        if is_lost {
+            let error = Some(error.clone());
+            core.observe(|| self.event(EventKind::NotReleased { error, held: None }));
+        }
         trace::later(Level::WARN, || {
             let (name, error) = (self.name.clone(), error.clone());
             move || tracing::warn!(name = name.as_str(), %error, "not released; left to expire")
@@ -302,6 +350,7 @@ pub(super) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hol
 #[cfg(test)]
 mod tests {
     use super::super::core::{Settings, core_in_memory};
+    use super::super::options::NO_OPTIONS;
     use super::super::ticket::{Admission, Ticket};
     use super::super::timing::Timing;
     use super::*;
@@ -325,7 +374,12 @@ mod tests {
             heirs: Heirs::Plain,
             turn,
         };
-        Hold::begin(core, grant)
+        let name = grant.target.name.clone();
+        Hold::begin(core, grant, &asker(core, &name))
+    }
+
+    fn asker<'a>(core: &'a Core, name: &'a Name) -> Asker<'a> {
+        Asker::new(core, (name, Mode::Exclusive, &NO_OPTIONS), core.now())
     }
 
     #[test]
@@ -367,7 +421,10 @@ mod tests {
                     hold.leave_in_background(&handing, Share::FIRST);
                     let next = ticket.check_in(handing.now());
                     let Ok(Admission::Hold(next)) = next else { return };
-                    let Some(next) = next.accept(&handing) else { return };
+                    let Some(next) = next.accept(&handing, &asker(&handing, &hold.name.clone()))
+                    else {
+                        return;
+                    };
                     hold = next;
                 }
             });

@@ -7,7 +7,7 @@
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
 //! | [`options`] | the options of a handle, which go with its acquires into the hold |
-//! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
+//! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`asker`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
 //! | [`handoff`], [`heirs`] | hands off a hold to the next local waiter; to whom it may |
 //! | [`cohort`], [`share`] | handles that read the same name share a hold |
@@ -59,6 +59,7 @@
 
 mod acquire;
 mod ask;
+mod asker;
 mod attempt;
 mod close;
 mod cohort;

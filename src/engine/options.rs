@@ -1,10 +1,8 @@
 //! The options of a handle. They go with each of its acquires into the hold.
 
+use crate::observe::DEFAULT_CLASS;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The class of holds whose handle has none.
-pub(crate) const DEFAULT_CLASS: &str = "default";
 
 /// The options of a handle. Without any, it is empty: it allocates nothing and costs one pointer.
 #[derive(Clone, Debug, Default)]

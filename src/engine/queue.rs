@@ -118,6 +118,16 @@ impl Queue {
         self.lock().pauses.not_before(name, self.clock.now())
     }
 
+    /// Returns the number of waiters for a name before that of this number.
+    pub(super) fn ahead(&self, name: &Name, number: Option<u64>) -> usize {
+        let state = self.lock();
+        let rivals = state.names.get(name).and_then(NameEntry::rivals);
+        rivals.map_or(0, |rivals| match number {
+            Some(number) => rivals.waiters.range(..number).count(),
+            None => rivals.waiters.len(),
+        })
+    }
+
     /// Returns whether a flow of this process asks or waits for a name.
     pub(crate) fn is_wanted(&self, name: &Name) -> bool {
         let state = self.lock();

@@ -260,7 +260,7 @@ mod tests {
     fn hold(number: u64) -> Arc<Hold> {
         let state = State::granted(at(0), at(1), None, None);
         let (name, holder) = (Name::new("n").unwrap(), HolderId::new(Uuid::nil(), number));
-        Hold::new(Target::exclusive(name), Options::default(), (holder, None), state, None)
+        Hold::new(Target::exclusive(name), Options::default(), (holder, None), at(0), state, None)
     }
 
     fn put_group(schedule: &Schedule, millis: u64, numbers: impl Iterator<Item = u64>) {

@@ -150,6 +150,17 @@ pub(crate) struct State {
     unsure_until: Option<Instant>,
     /// The error of the last release that failed.
     release_error: Option<Error>,
+    /// True if the store has answered the release.
+    answered: bool,
+}
+
+/// The end of a release.
+pub(crate) enum Ended {
+    Confirmed,
+    /// The release has found that the hold was lost before.
+    Lost(Loss),
+    /// It is not confirmed, and the key is left to expire.
+    Failed(Error),
 }
 
 impl State {
@@ -181,6 +192,7 @@ impl State {
             unsure_until,
             fence_kept: sent,
             release_error: None,
+            answered: false,
             release_unknown: false,
             found_lost: None,
         }
@@ -198,6 +210,11 @@ impl State {
         self.live
     }
 
+    /// Returns whether it was handed off to a waiter that has not accepted it.
+    pub(super) fn is_offered(&self) -> bool {
+        self.offered
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         self.in_flight != InFlight::None
     }
@@ -208,6 +225,15 @@ impl State {
 
     pub(super) fn release_error(&self) -> Option<Error> {
         self.release_error.clone()
+    }
+
+    /// Returns how the release ended, once the hold is released.
+    pub(super) fn end_of_release(&self) -> Ended {
+        match self.found_lost {
+            Some(loss) => Ended::Lost(loss),
+            None if self.answered => Ended::Confirmed,
+            None => Ended::Failed(self.release_error().unwrap_or_else(Error::silent)),
+        }
     }
 
     /// Returns the loss, also one that only the release has found.

@@ -76,6 +76,11 @@ impl Ticket {
         self
     }
 
+    /// Returns its number, by which waiters are in order, once it has checked in.
+    pub(super) fn number(&self) -> Option<u64> {
+        self.number
+    }
+
     /// Waits until it is woken for an offer, after a check-in that found none.
     pub(crate) async fn woken(&mut self) {
         if let Some(woken) = &mut self.woken {

@@ -10,6 +10,7 @@ use super::reaper::Work;
 use super::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::observe::{Event, EventKind};
 use crate::store::{Name, RenewBatch, Renewal, Renewed, Signal};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,6 +34,7 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
             () = reconnected(reconnects.as_ref()) => {
                 core.reconnected.notify_waiters();
                 core.verify.notify_one();
+                core.observe(|| Event::new(EventKind::Reconnected));
             }
             Some(_) = tasks.join_next() => {}
             Some(job) = inbox.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
@@ -177,5 +179,6 @@ async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tas
     for hold in core.queue.holds() {
         hold.give_up(core, &error);
     }
+    core.board.end();
     core.stopped.cancel();
 }

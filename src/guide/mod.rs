@@ -42,3 +42,6 @@ pub mod testing {}
 
 #[doc = include_str!("faults.md")]
 pub mod faults {}
+
+#[doc = include_str!("operations.md")]
+pub mod operations {}

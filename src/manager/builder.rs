@@ -2,6 +2,7 @@
 
 use crate::engine::{Settings, Timing};
 use crate::error::{Error, Result};
+use crate::observe::{Observer, Observers};
 use crate::store::Fencing;
 use crate::store::remote::{Remote, Replicas};
 #[cfg(doc)]
@@ -59,6 +60,7 @@ pub struct Builder {
     #[cfg(feature = "testing")]
     seed: Option<u64>,
     pub(super) remote: Remote,
+    pub(super) observers: Observers,
 }
 
 impl Default for Builder {
@@ -75,6 +77,7 @@ impl Default for Builder {
             #[cfg(feature = "testing")]
             seed: None,
             remote: Remote::default(),
+            observers: Observers::default(),
         }
     }
 }
@@ -258,6 +261,14 @@ impl Builder {
     /// `rustls`.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));
+        self
+    }
+
+    /// Adds an observer of what happens to leases. There may be several.
+    ///
+    /// Each has a thread, which calls it. [`operations`](crate::guide::operations) says what to observe.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers.add(observer);
         self
     }
 

@@ -106,6 +106,7 @@ impl Builder {
         let (timing, settings) = self.checked()?;
         let needed = self.needs_fencing();
         let common = Common { ttl: timing.ttl, attempt: timing.attempt, remote: self.remote };
+        let observers = self.observers;
         let backend = Backend::parse(url.as_ref(), &common)?;
         let timing = match backend.lease_time() {
             Some(lease_time) => Timing::new(lease_time)?,
@@ -115,14 +116,17 @@ impl Builder {
         let engine = if self.dedicated_thread.unwrap_or(remote) {
             Engine::on_own_threads(async move || {
                 let store = open(backend, Clock::system(), needed, timing.attempt).await?;
-                Ok(Core::new(store, timing, settings, false))
+                let core = Core::new(store, timing, settings, false);
+                observers.start(&core.board).map(|()| core)
             })
             .await?
         } else {
             // A server's time goes on during a suspend; what is in memory may follow a paused clock.
             let clock = if remote { Clock::system() } else { Clock::tokio() };
             let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
-            Engine::on_caller(Core::new(store, timing, settings, true))
+            let core = Core::new(store, timing, settings, true);
+            observers.start(&core.board)?;
+            Engine::on_caller(core)
         };
         Ok(LeaseManager { engine })
     }
@@ -146,6 +150,7 @@ impl Builder {
         check_fencing(&store, self.needs_fencing())?;
         let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
+        self.observers.start(&core.board)?;
         Ok(LeaseManager { engine: Engine::new(core)? })
     }
 }

@@ -63,6 +63,8 @@ fn each_room_knows_only_what_is_below_it() {
         ("clock.rs", &["crate::"]),
         ("store/", &["crate::engine", "crate::lease", "crate::lock", "crate::manager"]),
         ("engine/", STORES_AND_FACE),
+        ("observe", STORES_AND_FACE),
+        ("observe", &["crate::engine"]),
         ("lease.rs", STORES_AND_MANAGER),
         ("lease.rs", &["crate::lock", "crate::rw_lock", "crate::semaphore", "crate::slots"]),
         ("lock.rs", STORES_AND_MANAGER),

@@ -90,6 +90,7 @@ impl AcquireLoop<'_, '_> {
                         core.queue.answered(self.name);
                         return Ok(None);
                     }
+                    self.asker.waits(|| 0);
                     (unanswered, failures) = (None, 0);
                     turn.held_elsewhere();
                     let bound = core.settings.poll_bound;

@@ -59,10 +59,12 @@ impl<'core> AcquireLoop<'_, 'core> {
         match admission {
             Admission::Turn(turn) => self.begin(turn).await,
             Admission::Join(hold) => {
-                let share = hold.join(core);
+                let share = hold.join(core, self.asker);
                 Ok(share.map(|share| Claim::new(core, hold, share)))
             }
-            Admission::Hold(offered) => Ok(offered.accept(core).map(|hold| self.claim(hold))),
+            Admission::Hold(offered) => {
+                Ok(offered.accept(core, self.asker).map(|hold| self.claim(hold)))
+            }
         }
     }
 
@@ -85,6 +87,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Ok(admission) => return Ok(admission),
                 Err(waits) => waits,
             };
+            self.asker.waits(|| core.queue.ahead(self.name, ticket.number()));
             // After the check-in: `close` wakes each waiter that it finds.
             core.check_open()?;
             self.check_kind()?;

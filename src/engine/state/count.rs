@@ -342,6 +342,7 @@ impl State {
             (Op::Record(count), Err(_)) => self.recorded = Recorded::AtLeast(count),
             (Op::Release, Ok(absence)) => {
                 self.end();
+                self.answered = true;
                 self.release_error = None;
                 // An earlier request whose answer was lost may have released it.
                 let done = self.release_unknown && now < self.deadline(timing);

@@ -1,0 +1,83 @@
+//! A call that asks for a name, as observers see it: it waits, and gets a lease or none.
+
+use super::core::Core;
+use super::options::Options;
+use crate::clock::Instant;
+use crate::error::Result;
+use crate::observe::{Event, EventKind, How, Refusal};
+use crate::store::{Mode, Name};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A call that asks for a name. Dropping it tells that the call was dropped, unless its end was told before.
+pub(crate) struct Asker<'a> {
+    core: &'a Core,
+    name: &'a Name,
+    mode: Mode,
+    options: &'a Options,
+    start: Instant,
+    /// Whether it was told that it waits.
+    waits: AtomicBool,
+    /// Whether its end was told.
+    ended: AtomicBool,
+}
+
+impl<'a> Asker<'a> {
+    pub(super) fn new(
+        core: &'a Core,
+        (name, mode, options): (&'a Name, Mode, &'a Options),
+        start: Instant,
+    ) -> Self {
+        let (waits, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { core, name, mode, options, start, waits, ended }
+    }
+
+    fn event(&self, kind: EventKind) -> Event {
+        Event::of(self.name, kind).with_mode(self.mode).with_class(self.options.class())
+    }
+
+    /// Tells that it waits, once.
+    pub(super) fn waits(&self, ahead: impl FnOnce() -> usize) {
+        if !self.waits.swap(true, Ordering::Relaxed) {
+            self.core.observe(|| self.event(EventKind::Waiting { ahead: ahead() }));
+        }
+    }
+
+    /// Returns what happens with its grant at `now`, which ends it. The caller tells it, in the right order.
+    pub(super) fn granted(&self, fence: Option<u64>, how: How, now: Instant) -> EventKind {
+        self.ended.store(true, Ordering::Relaxed);
+        let waited = now.saturating_duration_since(self.start);
+        EventKind::Granted { waited, fence, how, was_waiting: self.waits.load(Ordering::Relaxed) }
+    }
+
+    /// Ends it, by a result that brings no new hold or tells no grant of its own.
+    pub(super) fn end<T>(&self, result: &Result<Option<T>>, once: bool) {
+        let why = match result {
+            // A re-entry.
+            Ok(Some(_)) => {
+                self.ended.store(true, Ordering::Relaxed);
+                return;
+            }
+            Ok(None) if once => Refusal::Busy,
+            Ok(None) => Refusal::TimedOut,
+            Err(error) => Refusal::Failed(error.clone()),
+        };
+        self.refused(why);
+    }
+
+    fn refused(&self, why: Refusal) {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.core.observe(|| {
+            let waited = self.core.now().saturating_duration_since(self.start);
+            let was_waiting = self.waits.load(Ordering::Relaxed);
+            self.event(EventKind::NotGranted { waited, why, was_waiting })
+        });
+    }
+}
+
+impl Drop for Asker<'_> {
+    fn drop(&mut self) {
+        self.refused(Refusal::Dropped);
+    }
+}

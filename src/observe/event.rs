@@ -1,0 +1,197 @@
+//! Events: what happened, to which hold.
+
+use crate::error::{Error, Loss};
+use crate::store::{HolderId, Mode, Name};
+use std::time::Duration;
+
+/// Something that happened to a lease, to a call that asks for one, or to the connection.
+///
+/// It is owned, and cheap to clone.
+///
+/// ```
+/// use leasehold::{Event, EventKind};
+///
+/// fn report(event: &Event) {
+///     let name = event.name().unwrap_or("-");
+///     match event.kind() {
+///         EventKind::Lost { cause, held, .. } => println!("{name} lost after {held:?}: {cause}"),
+///         EventKind::AtRisk { left, .. } => println!("{name} at risk, {left:?} left"),
+///         _ => {}
+///     }
+/// }
+/// # let _ = report;
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Event {
+    name: Option<Name>,
+    mode: Option<Mode>,
+    holder: Option<HolderId>,
+    class: &'static str,
+    kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A call waits: other flows of this manager come first, or the store has answered that the name is held.
+    #[non_exhaustive]
+    Waiting {
+        /// The number of waiters of this manager that come first.
+        ahead: usize,
+    },
+    /// A call has got a lease. A re-entry is no event.
+    #[non_exhaustive]
+    Granted {
+        /// The time from the call to the lease.
+        waited: Duration,
+        /// The fencing token.
+        fence: Option<u64>,
+        /// Where the lease comes from.
+        how: How,
+        /// Whether [`Waiting`](EventKind::Waiting) came before.
+        was_waiting: bool,
+    },
+    /// A call ends without a lease.
+    #[non_exhaustive]
+    NotGranted {
+        /// The time from the call to its end.
+        waited: Duration,
+        /// The reason.
+        why: Refusal,
+        /// Whether [`Waiting`](EventKind::Waiting) came before.
+        was_waiting: bool,
+    },
+    /// A renewal failed and is retried; the lease is still held.
+    #[non_exhaustive]
+    AtRisk {
+        /// The time until the lease is lost.
+        left: Duration,
+    },
+    /// A lease that was at risk has been renewed.
+    HeldAgain,
+    /// The lease is lost.
+    #[non_exhaustive]
+    Lost {
+        /// The reason.
+        cause: Loss,
+        /// The time since the grant, or since the hand-off.
+        held: Duration,
+    },
+    /// The hold was handed off to the next waiter of this manager, whose [`Granted`](EventKind::Granted) follows.
+    #[non_exhaustive]
+    HandedOff {
+        /// The time since the grant, or since the hand-off before.
+        held: Duration,
+    },
+    /// The handle has changed the mode of the hold to that of this event.
+    #[non_exhaustive]
+    ModeChanged {
+        /// The mode before.
+        from: Mode,
+        /// The time since the grant, or since the change before.
+        held: Duration,
+        /// The new fencing token.
+        fence: Option<u64>,
+    },
+    /// The store has confirmed the release.
+    #[non_exhaustive]
+    Released {
+        /// The time from the grant, or from the hand-off, to the confirmation.
+        held: Duration,
+    },
+    /// The store has not confirmed the release. The name stays taken until it expires.
+    #[non_exhaustive]
+    NotReleased {
+        /// The error of the last attempt. `None` after [`forget`](crate::Lease::forget), which makes none.
+        error: Option<Error>,
+        /// The time since the grant, or since the hand-off. `None` if the lease was [`Lost`](EventKind::Lost) before.
+        held: Option<Duration>,
+    },
+    /// The store has reconnected; all leases are verified.
+    Reconnected,
+}
+
+/// Where a lease comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum How {
+    /// The store has granted it.
+    Store,
+    /// Another flow of this manager has handed it off.
+    HandedOff,
+    /// It shares the hold of other readers of this manager.
+    Joined,
+}
+
+/// The reason why a call ends without a lease.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The name is held, and the call does not wait.
+    Busy,
+    /// The call has waited for as long as it may.
+    TimedOut,
+    /// It has returned an error.
+    Failed(Error),
+    /// Its future was dropped.
+    Dropped,
+}
+
+/// The class of a handle that has none.
+pub(crate) const DEFAULT_CLASS: &str = "all";
+
+impl Event {
+    /// Returns an event that concerns no name.
+    pub(crate) fn new(kind: EventKind) -> Self {
+        Self { name: None, mode: None, holder: None, class: DEFAULT_CLASS, kind }
+    }
+
+    /// Returns an event of a name.
+    pub(crate) fn of(name: &Name, kind: EventKind) -> Self {
+        Self { name: Some(name.clone()), ..Self::new(kind) }
+    }
+
+    pub(crate) fn with_mode(self, mode: Mode) -> Self {
+        Self { mode: Some(mode), ..self }
+    }
+
+    pub(crate) fn with_holder(self, holder: HolderId) -> Self {
+        Self { holder: Some(holder), ..self }
+    }
+
+    pub(crate) fn with_class(self, class: &'static str) -> Self {
+        Self { class, ..self }
+    }
+
+    /// Returns what happened.
+    #[must_use]
+    pub fn kind(&self) -> &EventKind {
+        &self.kind
+    }
+
+    /// Returns the name that it concerns, if there is one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_ref().map(Name::as_str)
+    }
+
+    /// Returns the mode of the hold or of the call.
+    #[must_use]
+    pub fn mode(&self) -> Option<Mode> {
+        self.mode
+    }
+
+    /// Returns the id of the holder, if there is a hold. It is that of [`Lease::holder_id`](crate::Lease::holder_id).
+    #[must_use]
+    pub fn holder(&self) -> Option<HolderId> {
+        self.holder
+    }
+
+    /// Returns the class of the name: the word for all names of its kind that metrics show in place of the name.
+    #[must_use]
+    pub fn class(&self) -> &'static str {
+        self.class
+    }
+}

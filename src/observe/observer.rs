@@ -1,0 +1,129 @@
+//! Observers, and the thread that calls each of them.
+
+use super::board::{Board, Taken};
+use super::event::Event;
+use crate::error::{Error, ErrorKind, Fate, Result};
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// The number of events that wait for an observer at most.
+const CAPACITY: usize = 65_536;
+
+/// The time for which events gather after some were taken, so that a busy manager wakes the thread rarely.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Sees the events of a manager: see [`Builder::observer`](crate::Builder::observer).
+///
+/// A thread of its own calls it, with one event after the other. So it may block, be slow or panic without harm to any
+/// lease. While it is behind by more than 65 536 events, the oldest ones are dropped, and [`dropped`](Observer::dropped)
+/// reports how many.
+///
+/// ```
+/// use leasehold::{Event, EventKind, LeaseManager, Observer};
+/// use std::sync::mpsc;
+///
+/// struct Losses(mpsc::Sender<String>);
+///
+/// impl Observer for Losses {
+///     fn event(&self, event: &Event) {
+///         if let EventKind::Lost { cause, .. } = event.kind() {
+///             let name = event.name().unwrap_or_default();
+///             let _ = self.0.send(format!("{name}: {cause}"));
+///         }
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (losses, report) = mpsc::channel();
+/// let leases = LeaseManager::builder().observer(Losses(losses)).connect("memory:").await?;
+/// let lease = leases.lock("orders:42").lock().await?;
+/// leases.force_unlock("orders:42").await?;
+/// assert!(report.recv()?.starts_with("orders:42: "));
+/// # drop(lease);
+/// # Ok(())
+/// # }
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// Sees an event.
+    fn event(&self, event: &Event);
+
+    /// Sees that `count` events were dropped before the next one, because this observer was behind. Does nothing by default.
+    fn dropped(&self, count: u64) {
+        let _ = count;
+    }
+}
+
+/// The observers that a builder has.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(Vec<Arc<dyn Observer>>);
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} observers", self.0.len())
+    }
+}
+
+impl Observers {
+    pub(crate) fn add(&mut self, observer: impl Observer) {
+        self.0.push(Arc::new(observer));
+    }
+
+    /// Starts a thread for each.
+    pub(crate) fn start(self, board: &Arc<Board>) -> Result<()> {
+        for observer in self.0 {
+            let Some(id) = board.add(CAPACITY) else { return Ok(()) };
+            let board = Arc::clone(board);
+            let thread = thread::Builder::new().name("leasehold-events".into());
+            thread.spawn(move || watch(&board, id, &*observer)).map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "failed to start the thread of an observer")
+                    .with_fate(Fate::NotExecuted)
+                    .with_source(error)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Unparks a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Passes the events of a queue to an observer, until they end.
+fn watch(board: &Board, id: u64, observer: &dyn Observer) {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut empty = VecDeque::new();
+    loop {
+        match board.take(id, std::mem::take(&mut empty), &waker) {
+            Poll::Pending => thread::park(),
+            Poll::Ready(None) => break,
+            Poll::Ready(Some(Taken { mut events, dropped })) => {
+                if dropped > 0 {
+                    quietly(|| observer.dropped(dropped));
+                }
+                for event in events.drain(..) {
+                    quietly(move || observer.event(&event));
+                }
+                empty = events;
+                thread::sleep(GATHER);
+            }
+        }
+    }
+    board.remove(id);
+}
+
+/// Calls an observer, whose panic does no harm.
+fn quietly(call: impl FnOnce()) {
+    // The panic hook has reported it.
+    let _ = catch_unwind(AssertUnwindSafe(call));
+}

@@ -53,6 +53,9 @@ pub enum ErrorKind {
     /// The store is up but refuses writes: it is out of memory, read-only, or too few replicas have
     /// acknowledged the grant. A retry may succeed.
     Rejected,
+    /// A setting of the server may cost leases, and [`Preflight::Refuse`](crate::Preflight::Refuse) is set; change the
+    /// server. The [`source`](StdError::source) is [`Unfit`](crate::store::Unfit), which lists what was found.
+    Unfit,
     /// The key of this name holds something that is not a lock; it was left untouched.
     WrongType,
     /// A name, duration, URL or setting is not valid, or does not fit the store; fix the call.
@@ -256,6 +259,7 @@ impl ErrorKind {
             Self::Unavailable => "unavailable",
             Self::Denied => "denied",
             Self::Rejected => "rejected",
+            Self::Unfit => "unfit",
             Self::WrongType => "wrong type",
             Self::Invalid => "invalid",
             Self::Protocol => "protocol error",
@@ -357,6 +361,7 @@ mod tests {
             (ErrorKind::Unavailable, true, Fate::Unknown),
             (ErrorKind::Denied, false, Fate::NotExecuted),
             (ErrorKind::Rejected, true, Fate::NotExecuted),
+            (ErrorKind::Unfit, false, Fate::NotExecuted),
             (ErrorKind::WrongType, false, Fate::NotExecuted),
             (ErrorKind::Invalid, false, Fate::NotExecuted),
             (ErrorKind::Protocol, false, Fate::Unknown),

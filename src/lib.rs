@@ -185,7 +185,7 @@ pub use observe::{Event, EventKind, How, Observer, Refusal};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use semaphore::{Permit, Semaphore, Usage};
 pub use slots::{Slot, Slots};
-pub use store::{HolderInfo, Waiting};
+pub use store::{HolderInfo, Preflight, Waiting};
 pub use tokio_util::sync::CancellationToken;
 
 /// Makes the README's examples tests.

@@ -3,8 +3,8 @@
 use crate::engine::{Settings, Timing};
 use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
-use crate::store::Fencing;
 use crate::store::remote::{Remote, Replicas};
+use crate::store::{Fencing, Preflight};
 #[cfg(doc)]
 use crate::{ErrorKind, LeaseManager, Loss};
 use std::time::Duration;
@@ -232,6 +232,59 @@ impl Builder {
     /// permission for `WAIT`.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
+        self
+    }
+
+    /// Sets what connecting does about a server whose settings may cost leases: [`Warn`](Preflight::Warn) by default. Redis
+    /// only.
+    ///
+    /// Connecting asks each server once with `INFO`, and looks for these:
+    ///
+    /// | [`Check`] | found when |
+    /// |---|---|
+    /// | `Eviction` | `maxmemory` is set and `maxmemory-policy` is not `noeviction`: each other policy may evict a live lease |
+    /// | `Role` | the server is a replica |
+    /// | `Version` | it is older than Redis 7.0 |
+    /// | `Persistence` | it has no append-only file, so a restart forgets all leases; not on a [`Quorum`], which counts no node that has restarted within a TTL |
+    /// | `Replicas` | it has fewer replicas than [`replicas`](Builder::replicas) demands |
+    /// | `Info` | the user may not run `INFO` |
+    ///
+    /// - [`Warn`](Preflight::Warn) writes one warning to the log for each finding, and connects.
+    /// - [`Refuse`](Preflight::Refuse) fails with [`Unfit`](ErrorKind::Unfit). The error names all findings of all servers,
+    ///   and its source lists them. Nothing stays connected.
+    /// - [`Off`](Preflight::Off) asks nothing. It is for servers whose settings are known and cannot be changed.
+    ///
+    /// A server that is met later is checked too, and what is found there is a warning, whatever is set: after a failover, when a
+    /// shard joins, when a server of a fleet answers for the first time, and after each reconnect to a single server. A node
+    /// of a quorum that is opened later does not count while [`Refuse`](Preflight::Refuse) would refuse it.
+    ///
+    /// `INFO` shows neither `appendfsync` nor `min-replicas-to-write`: nothing found does not mean that nothing can be lost. Memory
+    /// and ZooKeeper have none of these settings, and refuse the call as [`Unsupported`](ErrorKind::Unsupported).
+    ///
+    /// ```no_run
+    /// use leasehold::store::Unfit;
+    /// use leasehold::{ErrorKind, LeaseManager, Preflight};
+    /// use std::error::Error;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let builder = LeaseManager::builder().preflight(Preflight::Refuse);
+    /// if let Err(error) = builder.connect("redis://127.0.0.1:6379").await
+    ///     && error.kind() == ErrorKind::Unfit
+    ///     && let Some(unfit) = error.source().and_then(|source| source.downcast_ref::<Unfit>())
+    /// {
+    ///     for finding in unfit.findings() {
+    ///         eprintln!("{finding}"); // "the server may evict the key of a lease that is held, by ..; set .."
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// [`Check`]: crate::store::Check
+    /// [`Quorum`]: crate::store::Quorum
+    #[doc(alias = "doctor")]
+    pub fn preflight(mut self, preflight: Preflight) -> Self {
+        self.remote.preflight = Some(preflight);
         self
     }
 

@@ -37,6 +37,8 @@ impl LeaseManager {
     /// - [`Unavailable`](crate::ErrorKind::Unavailable): no server answers.
     /// - [`Denied`](crate::ErrorKind::Denied): the password is wrong, or a permission is missing.
     /// - [`Rejected`](crate::ErrorKind::Rejected): the server refuses writes.
+    /// - [`Unfit`](crate::ErrorKind::Unfit): a setting of the server may cost leases, and
+    ///   [`Preflight::Refuse`](crate::Preflight::Refuse) is set.
     /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.
     ///
     /// The URL never appears in an error.

@@ -14,6 +14,7 @@ pub(crate) mod name;
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
+pub(crate) mod preflight;
 mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -33,6 +34,7 @@ pub use metadata::{Annotate, Metadata, Owner};
 pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
 pub use options::ConnectOptions;
+pub use preflight::{Check, Finding, Preflight, Unfit};
 pub(crate) use quorum::NodeOpener;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
 #[cfg(feature = "redis")]

@@ -1,5 +1,6 @@
 //! Settings of a store that is connected without a manager.
 
+use super::preflight::Preflight;
 use super::remote::{Remote, Replicas};
 use crate::error::{Error, ErrorKind, Result};
 use std::future::Future;
@@ -64,6 +65,13 @@ impl ConnectOptions {
     /// 30 s. That is more than the builder allows.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
+        self
+    }
+
+    /// Sets what connecting does about a server whose settings may cost leases, as
+    /// [`Builder::preflight`](crate::Builder::preflight); [`Warn`](Preflight::Warn) by default. Redis only.
+    pub fn preflight(mut self, preflight: Preflight) -> Self {
+        self.remote.preflight = Some(preflight);
         self
     }
 

@@ -1,6 +1,7 @@
 //! Settings that a URL cannot express, and that not every store has.
 
 use super::name::check_prefix;
+use super::preflight::Preflight;
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
 use std::time::Duration;
@@ -10,6 +11,8 @@ pub(crate) struct Remote {
     /// Precedes each name in its key.
     pub(crate) prefix: String,
     pub(crate) replicas: Option<Replicas>,
+    /// `None`: the default, for stores that have servers to check.
+    pub(crate) preflight: Option<Preflight>,
     /// `None`: where there is a cluster.
     pub(crate) sharded_pubsub: Option<bool>,
     /// Certificates of authorities, in PEM.
@@ -58,6 +61,7 @@ impl Remote {
     fn of_redis(&self) -> Option<&'static str> {
         let set = [
             ("replicas", self.replicas.is_some()),
+            ("preflight", self.preflight.is_some()),
             ("sharded_pubsub", self.sharded_pubsub.is_some()),
             ("tls_ca", self.ca.is_some()),
             ("tls_identity", self.identity.is_some()),
@@ -84,6 +88,7 @@ impl fmt::Debug for Remote {
         f.debug_struct("Remote")
             .field("prefix", &self.prefix)
             .field("replicas", &self.replicas)
+            .field("preflight", &self.preflight)
             .field("sharded_pubsub", &self.sharded_pubsub)
             .field("ca", &self.ca.is_some())
             .field("identity", &self.identity.is_some())

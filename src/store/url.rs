@@ -32,7 +32,8 @@ impl Backend {
         match &list(url)[..] {
             [url] => Self::one(url, common),
             urls => {
-                let nodes: Result<_> = urls.iter().map(|url| Self::one(url, common)).collect();
+                let node = |(index, url): (usize, &&str)| Self::node(url, common, index + 1);
+                let nodes: Result<_> = urls.iter().enumerate().map(node).collect();
                 let nodes: Vec<Backend> = nodes?;
                 Quorum::check(nodes.len())?;
                 if !nodes.iter().all(Self::is_one_server) {
@@ -50,6 +51,16 @@ impl Backend {
                 Ok(Self::Quorum(nodes))
             }
         }
+    }
+
+    /// The URL of a node of a quorum.
+    fn node(url: &str, common: &Common, position: usize) -> Result<Self> {
+        let _ = position;
+        Ok(match Self::one(url, common)? {
+            #[cfg(feature = "redis")]
+            Self::Redis(address) => Self::Redis(Box::new(address.as_node(position))),
+            other => other,
+        })
     }
 
     fn one(url: &str, common: &Common) -> Result<Self> {

@@ -1,6 +1,7 @@
 //! The public face: settings that a store does not have, identities, and calls outside a runtime.
 
 use super::*;
+use leasehold::Preflight;
 use leasehold::store::Quorum;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +20,8 @@ async fn settings_that_a_store_does_not_have_are_refused() {
     for (name, builder) in [
         ("prefix", new().prefix("app:")),
         ("replicas", new().replicas(1, timeout)),
+        ("preflight", new().preflight(Preflight::Refuse)),
+        ("preflight", new().preflight(Preflight::Off)),
         ("sharded_pubsub", new().sharded_pubsub(true)),
         ("sharded_pubsub", new().sharded_pubsub(false)),
         ("tls_ca", new().tls_ca("pem")),
@@ -39,12 +42,11 @@ async fn settings_that_a_store_does_not_have_are_refused() {
     // Before anything is sent.
     let error = new().sharded_pubsub(true).connect("redis://127.0.0.1:1").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    for name in ["replicas", "sharded_pubsub"] {
-        let builder = if name == "replicas" {
-            new().replicas(1, timeout)
-        } else {
-            new().sharded_pubsub(false)
-        };
+    for (name, builder) in [
+        ("replicas", new().replicas(1, timeout)),
+        ("preflight", new().preflight(Preflight::Warn)),
+        ("sharded_pubsub", new().sharded_pubsub(false)),
+    ] {
         let error = builder.connect("zookeeper://127.0.0.1:1").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert!(error.to_string().contains(name), "{error}");

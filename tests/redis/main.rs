@@ -6,6 +6,7 @@ mod errors;
 mod fair;
 mod handoff;
 mod loss;
+mod preflight;
 mod runtimes;
 mod scripts;
 mod sentinel;

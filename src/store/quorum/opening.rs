@@ -7,6 +7,7 @@ use super::tally::{NoMajority, NodeVerdict, majority};
 use super::{QUERY_LIMIT, Quorum};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
+use crate::store::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode,
     Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
@@ -46,6 +47,7 @@ impl Quorum {
         let mut ids = vec![None; count];
         let mut missing = Vec::new();
         let mut wrong = None;
+        let mut unfit = Vec::new();
         while let Some(task) = tasks.join_next().await {
             let gone = |error| {
                 Error::new(
@@ -65,8 +67,17 @@ impl Quorum {
                 (index, opener, Err(error)) if is_down(&error) => {
                     missing.push((index, opener, error));
                 }
-                (_, _, Err(error)) => wrong = Some(error),
+                (index, _, Err(error)) => match Unfit::of(&error) {
+                    Some(found) => unfit.push((index, found.clone())),
+                    None => wrong = Some(error),
+                },
             }
+        }
+        if !unfit.is_empty() {
+            unfit.sort_by_key(|(index, _)| *index);
+            let findings = unfit.iter().flat_map(|(_, unfit)| unfit.findings());
+            let findings = findings.cloned().collect();
+            wrong.get_or_insert_with(|| Unfit::error(findings));
         }
         let opened = || nodes.iter().flatten().cloned().collect::<Vec<_>>();
         if let Some(error) = wrong {
@@ -203,6 +214,17 @@ async fn admit(
     Ok(())
 }
 
+/// Keeps why a node that is up does not count, and reports it once.
+fn refuse(pending: &Weak<PendingNode>, error: Error, reported: &mut bool) {
+    if !std::mem::replace(reported, true) {
+        let error = error.clone();
+        trace::later(Level::ERROR, || move || tracing::error!(%error, "a node does not count"));
+    }
+    if let Some(pending) = pending.upgrade() {
+        pending.refuse(error);
+    }
+}
+
 /// Tries until the node is open, then forwards its reconnects.
 async fn open_in_background(
     pending: Weak<PendingNode>,
@@ -220,18 +242,10 @@ async fn open_in_background(
                 Ok(()) => break store,
                 Err(error) => {
                     store.close(QUERY_LIMIT).await;
-                    if !std::mem::replace(&mut warned, true) {
-                        let error = error.clone();
-                        trace::later(
-                            Level::ERROR,
-                            || move || tracing::error!(%error, "a node does not count"),
-                        );
-                    }
-                    if let Some(pending) = pending.upgrade() {
-                        pending.refuse(error);
-                    }
+                    refuse(&pending, error, &mut warned);
                 }
             },
+            Err(error) if Unfit::of(&error).is_some() => refuse(&pending, error, &mut warned),
             Err(error) => trace::later(
                 Level::DEBUG,
                 || move || tracing::debug!(%error, "a node is still down"),

@@ -4,6 +4,7 @@ use super::errors::classify;
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::preflight::Preflight;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
 use fred::interfaces::ClientLike;
@@ -33,6 +34,9 @@ pub(crate) struct Address {
     pub(super) ttl: Duration,
     pub(super) replicas: Option<Replicas>,
     pub(super) plain_pubsub: bool,
+    pub(super) preflight: Preflight,
+    /// Its position in a quorum, from 1.
+    pub(super) node: Option<usize>,
 }
 
 impl fmt::Debug for Address {
@@ -46,7 +50,17 @@ impl Address {
     pub(crate) fn parse(url: &str, prefix: &str, ttl: Duration, attempt: Duration) -> Result<Self> {
         let url::Parsed { config, topology } = url::parse(url)?;
         let prefix = prefix.to_owned();
-        Ok(Self { config, topology, prefix, ttl, attempt, replicas: None, plain_pubsub: false })
+        Ok(Self {
+            config,
+            topology,
+            prefix,
+            ttl,
+            attempt,
+            replicas: None,
+            plain_pubsub: false,
+            preflight: Preflight::default(),
+            node: None,
+        })
     }
 
     /// Adds the settings that a URL cannot have.
@@ -60,10 +74,16 @@ impl Address {
         }
         (self.replicas, self.plain_pubsub) =
             (remote.replicas, remote.sharded_pubsub == Some(false));
+        self.preflight = remote.preflight.unwrap_or_default();
         if remote.has_tls() {
             tls::configure(&mut self.config, remote)?;
         }
         Ok(self)
+    }
+
+    /// Makes it the address of a node of a quorum, of which `position` counts from 1.
+    pub(crate) fn as_node(self, position: usize) -> Self {
+        Self { node: Some(position), ..self }
     }
 
     pub(crate) fn is_one_server(&self) -> bool {

@@ -140,6 +140,11 @@ impl Fleet {
         }
     }
 
+    /// Asks one server about itself.
+    pub(super) async fn info(&self, server: &Server) -> Result<String> {
+        self.pool.node(server).await?.info().await
+    }
+
     fn failed(&self, failure: &Failure, server: &Server) -> Error {
         let error = classify(failure);
         // Not if only this slot has no owner: the server still serves its own slots.

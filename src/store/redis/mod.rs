@@ -9,6 +9,7 @@ mod address;
 mod ask;
 mod batcher;
 mod calls;
+mod checkup;
 mod connection;
 mod defer;
 mod discover;
@@ -52,6 +53,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
 use calls::BATCH_SIZE;
+use checkup::Checkup;
 use connection::{Connection, Connector};
 use keys::Keys;
 use renewals::Caller;
@@ -180,6 +182,8 @@ impl RedisStore {
                 return Err(error);
             }
         };
+        let (preflight, address) = (connector.address.preflight, &connector.address);
+        let checkup = Checkup::new(address, locks.clone(), routes.clone());
         let codec =
             Codec { keys: keys.clone(), scripts, replicas, subscriptions: subscriptions.clone() };
         let batchers = RuntimeBatchers::start(locks.clone(), connector, codec, clock.clone());
@@ -198,8 +202,12 @@ impl RedisStore {
             routing: failing.disarm(),
             runtime: Handle::current(),
         };
+        let checks = async {
+            checkup.run(preflight, &store.routing).await?;
+            store.preflight().await
+        };
         // Boxed: futures that are nested in each other this deep reach the compiler's recursion limit in the caller's crate.
-        if let Err(error) = Box::pin(store.preflight()).await {
+        if let Err(error) = Box::pin(checks).await {
             store.close(attempt).await;
             return Err(error);
         }

@@ -1,6 +1,6 @@
 //! A connection to one server.
 
-use super::errors::unsent;
+use super::errors::{classify, unsent};
 use super::replies::Element;
 use super::scripts::{Failure, Ready, Script};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::sync::Mutex;
 use fred::clients::Client;
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::{ClientLike, EventInterface};
-use fred::types::ClientState;
+use fred::types::{ClientState, ClusterHash, CustomCommand, Value};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -153,6 +153,18 @@ impl Node {
             Err(_) => {}
         }
         reply
+    }
+
+    /// Asks the server about itself.
+    pub(super) async fn info(&self) -> Result<String> {
+        let ask = async {
+            if !self.is_up() {
+                self.wait_until_up(self.attempt).await?;
+            }
+            let info = CustomCommand::new_static("INFO", ClusterHash::FirstKey, false);
+            self.client.custom::<String, Value>(info, Vec::new()).await
+        };
+        ask.await.map_err(|failure: Failure| classify(&failure))
     }
 
     fn is_up(&self) -> bool {

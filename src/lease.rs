@@ -317,6 +317,44 @@ impl Lease {
         self.hold.fence
     }
 
+    /// Has the holder tell who it is now, and not only at its first renewal.
+    ///
+    /// [`Builder::describe`](crate::Builder::describe) says what is told; without it, host, process id and the
+    /// [label](crate::Lock::label) are.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::ErrorKind::Lost): the lease is lost; nothing was told.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the lease is none of a plain lock, or the store keeps no metadata.
+    /// - Any other kind: it was not told, or that is not known. After [`Unavailable`](crate::ErrorKind::Unavailable) the next
+    ///   renewal tells it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, it may or may not be told now; the next renewal tells it. The lease is not affected.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut lock = leases.lock("import").label("import of a.csv");
+    /// let lease = lock.lock().await?;
+    /// lease.describe_now().await?;
+    /// let holder = leases.inspect("import").await?.expect("held");
+    /// assert_eq!(holder.metadata.expect("told").label.as_deref(), Some("import of a.csv"));
+    /// # drop(lease);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn describe_now(&self) -> Result<()> {
+        consume_budget().await;
+        let core = self.core();
+        if self.hold.tell(core, core.timing.attempt).await? {
+            return Ok(());
+        }
+        Err(self.hold.denied(core).await)
+    }
+
     /// Returns the number of live leases of this hold: 1, and one more for each nested call.
     pub fn hold_count(&self) -> u32 {
         self.hold.count_of(self.share)

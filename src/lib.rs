@@ -134,11 +134,14 @@
 //!   outcome of an upgrade.
 //! - [`Semaphore`] counts permits, [`Permit`] is the guard of some of them, and [`Usage`] says how many are out.
 //! - [`Slots`] is a set of numbered leases, [`Slot`] one of them.
+//! - [`Election`] has one leader among the [`Candidate`]s of all processes; [`Leadership`] is its guard,
+//!   [`LeadershipHealth`] says whether its work goes on without it, and a [`View`] shows the [`Leader`] to observers.
 //! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
 //! - [`Loss`] is the reason why a lease was lost.
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
 //! - [`CloseError`] lists the names that `close` could not release.
-//! - [`HolderInfo`] describes the holder of a name, for people and dashboards.
+//! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is what it tells about itself,
+//!   [`Owner`] the process.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features
@@ -152,6 +155,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod clock;
+mod election;
 mod engine;
 mod error;
 mod fair_lock;
@@ -175,6 +179,7 @@ mod together;
 pub mod tower;
 mod trace;
 
+pub use election::{Candidate, Election, Leader, Leadership, LeadershipHealth, View};
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use fair_lock::FairLock;
 pub use lease::{Lease, LeaseState};
@@ -185,7 +190,7 @@ pub use observe::{Event, EventKind, How, Observer, Refusal};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use semaphore::{Permit, Semaphore, Usage};
 pub use slots::{Slot, Slots};
-pub use store::{HolderInfo, Preflight, Waiting};
+pub use store::{HolderInfo, Metadata, Owner, Preflight, Waiting};
 pub use tokio_util::sync::CancellationToken;
 
 /// Makes the README's examples tests.

@@ -4,6 +4,7 @@ use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Lease, finish};
 use crate::runtime;
+use crate::store::metadata::check_word;
 use crate::store::{Mode, Name, NameMap};
 use std::fmt;
 use std::sync::Arc;
@@ -95,6 +96,24 @@ impl Lock {
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
+    }
+
+    /// Sets a text that tells a person what the lock is held for, at most 256 bytes. The first attempt to lock reports a
+    /// longer one.
+    ///
+    /// The holder writes it beside the lock at its first renewal, with its host and process id, and
+    /// [`inspect`](crate::LeaseManager::inspect) reports it; see [`Builder::describe`](crate::Builder::describe). It is as
+    /// public as the name: do not put a secret or a person's data into it.
+    ///
+    /// ```
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lock = leases.lock("import").label("import of a.csv");
+    /// ```
+    pub fn label(mut self, label: impl AsRef<str>) -> Self {
+        let label = label.as_ref();
+        self.name = self.name.and_then(|name| check_word("label", label).map(|()| name));
+        self.options.set_label(label.into());
+        self
     }
 
     /// Waits until this handle holds the lock.

@@ -185,7 +185,7 @@ pub(super) fn caught_call<'a, T: Send + 'a>(
 }
 
 /// Makes a request and awaits it, and turns a panic in either into a failure.
-async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
+pub(super) async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
     caught(&mut caught_call(request)).await
 }
 

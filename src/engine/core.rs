@@ -1,6 +1,7 @@
 //! The data that all leases of a manager share.
 
 use super::job::Job;
+use super::metadata::Describer;
 use super::queue::Queue;
 use super::schedule::{Call, Schedule};
 use super::timing::Timing;
@@ -60,6 +61,7 @@ pub(crate) struct Core {
     pub(crate) settings: Settings,
     pub(crate) schedule: Schedule,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) describer: Describer,
     /// Set when no lock can be acquired any more.
     is_closed: AtomicBool,
     /// Fires then.
@@ -153,6 +155,7 @@ impl Core {
             timing,
             settings,
             schedule: Schedule::default(),
+            describer: Describer::default(),
             is_closed: AtomicBool::new(false),
             closed: CancellationToken::new(),
             stop: CancellationToken::new(),
@@ -288,6 +291,11 @@ impl Core {
             result = work => result,
             () = self.closed.cancelled() => Err(self.closed_error()),
         }
+    }
+
+    /// Waits until no lock can be acquired any more.
+    pub(crate) async fn until_closed(&self) {
+        self.closed.cancelled().await;
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {

@@ -65,6 +65,10 @@ impl Hold {
         let Some((delivery, hold)) = self.prepare_handoff(core, now) else { return false };
         hold.start(core, now);
         delivery.complete();
+        if hold.lock().described.is_some() {
+            // What the holder before it has told is out of date.
+            core.tell_later(&hold);
+        }
         true
     }
 
@@ -95,6 +99,7 @@ impl Hold {
             let fence = self.fence.map(|fence| fence + 1);
             let holder = (self.holder, fence);
             let hold = Self::new(self.target(), options, holder, now, state, seat);
+            hold.lock().described = Self::described_to(&inner);
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         })?;

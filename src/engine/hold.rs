@@ -1,6 +1,7 @@
 //! One hold: the data that its leases and the engine share.
 
 use super::heirs::Heirs;
+use super::metadata::Description;
 use super::options::Options;
 use super::seat::Seat;
 use super::share::{Share, Shares};
@@ -53,6 +54,8 @@ pub(super) struct Inner {
     pub(super) seat: Option<Seat>,
     /// The handles that share a read hold. `None` while it has one.
     pub(super) shares: Option<Box<Shares>>,
+    /// What it tells about itself, once it does.
+    pub(super) described: Option<Box<Description>>,
     /// The share of the handle that has changed its mode, or has made it by that, and where the last hold of these changes is
     /// found.
     latest: Option<(Share, Latest)>,
@@ -81,7 +84,14 @@ impl Hold {
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),
-            inner: Mutex::new(Inner { scheduled: None, state, seat, shares: None, latest: None }),
+            inner: Mutex::new(Inner {
+                scheduled: None,
+                state,
+                seat,
+                shares: None,
+                described: None,
+                latest: None,
+            }),
         })
     }
 

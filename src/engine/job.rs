@@ -20,6 +20,10 @@ pub(crate) enum Job {
     Sweep(Sweep),
     /// Give up the place in the line that a request of this holder id may have taken.
     Leave { target: Target, holder: HolderId },
+    /// Have the holds tell about themselves that are to.
+    Tell,
+    /// Delete what a hold has told that was released.
+    Untell { target: Target, holder: HolderId },
 }
 
 /// The possible grants of one holder id that no hold stands for.

@@ -120,6 +120,9 @@ impl Hold {
             inner.scheduled = wake_at;
         }
         let is = inner.state.phase();
+        if let (false, Phase::Lost(_), Some(told)) = (was == is, is, &mut inner.described) {
+            told.lost_at = Some(now);
+        }
         let believed_until = (was != is).then(|| inner.state.believed_until(&core.timing));
         let over = inner.state.is_over();
         let seat = if over { inner.seat.take() } else { None };
@@ -310,6 +313,9 @@ impl Hold {
                 let (name, fence) = (self.name.clone(), self.fence);
                 move || tracing::debug!(name = name.as_str(), fence, "released")
             });
+        }
+        if let (Op::Release, Ok(None)) = (op, &verdict) {
+            self.untell(core);
         }
         self.update_at(core, now, |state, now| state.flushed(&core.timing, now, op, verdict))
     }

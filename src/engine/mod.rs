@@ -13,6 +13,7 @@
 //! | [`cohort`], [`share`] | handles that read the same name share a hold |
 //! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
+//! | [`metadata`] | what holds tell about themselves beside their locks |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
 //! | [`close`], [`revoke`] | the end of all leases, and of one name by force |
 //! | [`timing`] | T, C, D and the durations derived from them |
@@ -74,6 +75,7 @@ mod hold;
 mod job;
 mod life;
 mod members;
+mod metadata;
 mod name_entry;
 mod options;
 mod panic_guard;
@@ -105,6 +107,7 @@ pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};
 pub(crate) use engine::Engine;
 pub(crate) use hold::Hold;
+pub(crate) use metadata::LeaderEntry;
 pub(crate) use options::Options;
 pub(crate) use share::Share;
 pub(crate) use state::Phase;

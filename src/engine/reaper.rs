@@ -54,6 +54,8 @@ impl Work {
             }
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
             Some(Job::Leave { target, holder }) => core.leave(target, holder).await,
+            Some(Job::Tell) => core.tell_all().await,
+            Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
         }
     }
 }

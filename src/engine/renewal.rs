@@ -132,12 +132,17 @@ impl Hold {
                 move || tracing::debug!(name = name.as_str(), %error, "renewal failed")
             }),
         }
-        let unflushed = self.update_locked(core, now, self.lock(), Some(group), |state, now| {
+        let inner = self.lock();
+        let tells = matches!(verdict, Ok(None)) && self.has_to_tell(core, &inner, now);
+        let unflushed = self.update_locked(core, now, inner, Some(group), |state, now| {
             state.renewed(&core.timing, now, jitter, attempt, verdict);
             state.needs_flush()
         });
         if unflushed {
             core.submit(Job::Flush(Arc::clone(self)));
+        }
+        if tells {
+            core.tell_later(self);
         }
     }
 }

@@ -45,3 +45,6 @@ pub mod faults {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
+
+#[doc = include_str!("leader-election.md")]
+pub mod leader_election {}

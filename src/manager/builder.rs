@@ -4,7 +4,7 @@ use crate::engine::{Settings, Timing};
 use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
 use crate::store::remote::{Remote, Replicas};
-use crate::store::{Fencing, Preflight};
+use crate::store::{Fencing, Owner, Preflight};
 #[cfg(doc)]
 use crate::{ErrorKind, LeaseManager, Loss};
 use std::time::Duration;
@@ -54,6 +54,7 @@ pub struct Builder {
     max_hold: Option<Duration>,
     fencing: bool,
     require_fencing: bool,
+    pub(super) owner: Option<Owner>,
     /// `None`: the default, which depends on T.
     fence_retention: Option<Option<Duration>>,
     pub(super) dedicated_thread: Option<bool>,
@@ -72,6 +73,7 @@ impl Default for Builder {
             max_hold: None,
             fencing: true,
             require_fencing: false,
+            owner: None,
             fence_retention: None,
             dedicated_thread: None,
             #[cfg(feature = "testing")]
@@ -210,6 +212,38 @@ impl Builder {
     /// not come back.
     pub fn dedicated_thread(mut self, on: bool) -> Self {
         self.dedicated_thread = Some(on);
+        self
+    }
+
+    /// Has holders of plain locks tell who they are: service, version, host and process id, beside the lock, where
+    /// [`inspect`](LeaseManager::inspect) reports it. By default only [labelled](crate::Lock::label) locks and
+    /// [leaders](crate::Election) do.
+    ///
+    /// It costs the lock and the release nothing. A hold tells at its first renewal, so one that is shorter than a third of the
+    /// [TTL](Builder::ttl) never does; [`Lease::describe_now`](crate::Lease::describe_now) tells at once. Then it is one more
+    /// request at the first renewal, about one in an hour, and one after the release.
+    ///
+    /// What is told is as public as the name: everyone who may read the locks reads it. On Redis the user needs
+    /// [permission](crate::guide::redis) for the keys `leasehold_meta:`.
+    ///
+    /// ```
+    /// use leasehold::{LeaseManager, Owner};
+    /// use leasehold::store::MemoryStore;
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let owner = Owner::new("billing").version("1.4.2");
+    /// let leases = LeaseManager::builder().describe(owner).build(MemoryStore::new())?;
+    /// let lease = leases.lock("orders:42").lock().await?;
+    /// lease.describe_now().await?;
+    /// let holder = leases.inspect("orders:42").await?.expect("held");
+    /// assert_eq!(holder.metadata.expect("told").owner.service, "billing");
+    /// # Ok::<(), leasehold::Error>(())
+    /// # }).unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    #[doc(alias = "metadata")]
+    pub fn describe(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
         self
     }
 
@@ -363,6 +397,7 @@ impl Builder {
                 "{setting} contradicts fencing(false); leave one of them out"
             )));
         }
+        self.owner.as_ref().map_or(Ok(()), Owner::check)?;
         self.remote.check(timing.attempt)?;
         Ok((timing, self.settings(&timing)))
     }

@@ -107,6 +107,7 @@ impl Builder {
         runtime::need();
         let (timing, settings) = self.checked()?;
         let needed = self.needs_fencing();
+        let owner = self.owner.clone();
         let common = Common { ttl: timing.ttl, attempt: timing.attempt, remote: self.remote };
         let observers = self.observers;
         let backend = Backend::parse(url.as_ref(), &common)?;
@@ -130,6 +131,9 @@ impl Builder {
             observers.start(&core.board)?;
             Engine::on_caller(core)
         };
+        if let Some(owner) = owner {
+            engine.core.describer.describe(owner);
+        }
         Ok(LeaseManager { engine })
     }
 
@@ -152,6 +156,9 @@ impl Builder {
         check_fencing(&store, self.needs_fencing())?;
         let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
+        if let Some(owner) = self.owner {
+            core.describer.describe(owner);
+        }
         self.observers.start(&core.board)?;
         Ok(LeaseManager { engine: Engine::new(core)? })
     }

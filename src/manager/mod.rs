@@ -5,6 +5,7 @@ mod connect;
 
 pub use builder::Builder;
 
+use crate::election::Election;
 use crate::engine::{Closed, Engine};
 use crate::error::{Error, Result};
 use crate::fair_lock::FairLock;
@@ -140,6 +141,15 @@ impl LeaseManager {
     #[doc(alias = "semaphore")]
     pub fn slots(&self, name: impl AsRef<str>, size: u32) -> Slots {
         Slots::new(Arc::clone(&self.engine), name.as_ref(), size)
+    }
+
+    /// Creates the election `name`, without I/O.
+    ///
+    /// Its leader holds the plain lock of that name. Takes the same names. The first campaign reports an invalid one.
+    #[must_use]
+    #[doc(alias = "leader election")]
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(Arc::clone(&self.engine), name.as_ref())
     }
 
     /// Returns the holder of `name`, in this process or any other; `None` if it is free.

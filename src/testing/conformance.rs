@@ -12,6 +12,7 @@ mod fences;
 mod holds;
 mod keep;
 mod line;
+mod metadata;
 mod modes;
 mod party;
 mod permits;
@@ -22,6 +23,7 @@ pub use fences::*;
 pub use holds::*;
 pub use keep::*;
 pub use line::*;
+pub use metadata::*;
 pub use modes::*;
 pub use permits::*;
 pub use read_write::*;
@@ -80,6 +82,11 @@ macro_rules! conformance_suite {
             fences_grow_beyond_the_memory_of_the_last
             without_fencing_there_is_no_fence
             inspection_tells_who_holds
+            metadata_is_that_of_the_present_holder
+            metadata_may_be_written_twice_and_late
+            metadata_lives_as_long_as_the_hold
+            metadata_wakes_observers
+            metadata_of_a_shared_name_is_refused
             deleted_hold_is_gone
             forced_release_ends_any_hold
             last_release_wakes_a_waiter

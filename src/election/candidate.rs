@@ -1,0 +1,249 @@
+//! Candidates: they stand for election, once or again and again.
+//!
+//! # Invariants
+//!
+//! 1. **A candidate leads once at a time.** The body of a term, and the lease under it, are gone before it stands again.
+//! 2. **`lead` ends only on purpose**: by a body that breaks, by its token, by `close`, by bad input, or when it is dropped.
+//! 3. **Nothing delays a loss.** The time to come to an end is that of a candidate that still leads.
+
+use super::leadership::Leadership;
+use crate::engine::{Engine, Options, WaitLimit};
+use crate::error::{Error, ErrorKind, Loss, Result};
+use crate::lock::{lease, wanted};
+use crate::runtime;
+use crate::store::Name;
+use crate::store::metadata::{check_value, check_word};
+use std::fmt;
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// The bounds of the pause before a candidate stands again; it doubles with each failure.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// A candidate of an [`Election`](super::Election).
+///
+/// Candidates of one manager lead in the order in which they stand. There is no order between managers, except with
+/// ZooKeeper.
+#[must_use = "a candidate does not stand before `lead` or `campaign`"]
+pub struct Candidate {
+    engine: Arc<Engine>,
+    name: Result<Name>,
+    value: String,
+    options: Options,
+    graceful: Duration,
+    until: CancellationToken,
+}
+
+/// How a term of a candidate ended.
+enum End {
+    /// The body wants no more.
+    Break,
+    /// The body has ended, or the leadership was lost.
+    StandAgain,
+    /// The candidate was asked to stop.
+    Retired,
+}
+
+impl Candidate {
+    pub(super) fn new(engine: Arc<Engine>, name: Result<Name>, value: String) -> Self {
+        let name = name.and_then(|name| check_value(&value).map(|()| name));
+        let (options, graceful, until) = Default::default();
+        Self { engine, name, value, options, graceful, until }
+    }
+
+    /// Sets how long the work may go on after [`until`](Self::until) has fired; zero by default.
+    ///
+    /// It leads all that time, and is dropped after it. A loss gives no such time: the work is dropped at once.
+    pub fn graceful(self, graceful: Duration) -> Self {
+        Self { graceful, ..self }
+    }
+
+    /// Has [`lead`](Self::lead) end when `token` fires, as at the shutdown of a service.
+    ///
+    /// A candidate that waits stands no longer. One that leads is told by [`Leadership::retiring`], and resigns when its work
+    /// has ended, or after the time that [`graceful`](Self::graceful) gives it.
+    pub fn until(self, token: CancellationToken) -> Self {
+        Self { until: token, ..self }
+    }
+
+    /// Sets a text that tells a person what the leader does, as [`Lock::label`](crate::Lock::label).
+    pub fn label(mut self, label: impl AsRef<str>) -> Self {
+        let label = label.as_ref();
+        self.name = self.name.and_then(|name| check_word("label", label).map(|()| name));
+        self.options.set_label(label.into());
+        self
+    }
+
+    /// Stands, and waits until it leads.
+    ///
+    /// It may be called again, also while it leads: then it waits until that leadership has ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock), and [`Unsupported`](ErrorKind::Unsupported) if the store keeps no value beside a
+    /// lock. [`Denied`](ErrorKind::Denied) also if the user may lock but not write the value. [`lead`](Self::lead) stands
+    /// again by itself where that helps.
+    ///
+    /// # Panics
+    ///
+    /// As [`Lock::lock`](crate::Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, it stands no longer, and a leadership that was on its way is resigned in the background.
+    pub async fn campaign(&mut self) -> Result<Leadership> {
+        runtime::need();
+        let core = &self.engine.core;
+        loop {
+            // Another handle each time: a candidate does not lead twice at once.
+            let granted = {
+                let wanted = wanted(&self.options);
+                let claim = (&self.name, wanted);
+                lease(&self.engine, claim, &mut None, WaitLimit::Forever).await?
+            };
+            let Some(lease) = granted else { continue };
+            let me = Leadership::begin(lease);
+            let (_, hold) = me.parts();
+            match hold.tell_value(core, &self.value).await {
+                Ok(true) => return Ok(me),
+                // The store has lost it already.
+                Ok(false) => drop(hold.denied(core).await),
+                // It leads; the value follows at a renewal.
+                Err(error) if error.is_unavailable() && me.check().is_ok() => return Ok(me),
+                Err(error) if error.kind() == ErrorKind::Lost => {}
+                Err(error) => return Err(error),
+            }
+            core.check_open()?;
+        }
+    }
+
+    /// Stands again and again, and runs `body` in each term, until the body breaks.
+    ///
+    /// `body` gets the leadership. [`ControlFlow::Continue`] resigns and stands again; [`ControlFlow::Break`] resigns and ends
+    /// the call. When the leadership is lost, `body` is dropped at once, at its current await, and only then the candidate
+    /// stands again. What begins with leadership belongs into the body, as values that end with it; tasks that it has spawned
+    /// get the [`cancellation_token`](Lease::cancellation_token).
+    ///
+    /// **It never ends by itself**: an outage, a lost lease, a refusal of the store lead to another campaign, after a
+    /// pause. It ends if the body breaks, by [`until`](Self::until), when the manager is closed, or when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// - [`Closed`](ErrorKind::Closed): the manager was closed.
+    /// - [`Invalid`](ErrorKind::Invalid), [`Unsupported`](ErrorKind::Unsupported): no campaign could ever succeed. Reported
+    ///   before the first term.
+    ///
+    /// # Panics
+    ///
+    /// As [`campaign`](Self::campaign). A panic of `body` passes through, and the leadership is resigned.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, `body` is dropped at its current await, and the leadership is resigned in the background.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut terms = 0;
+    /// leases.election("scheduler").candidate("10.0.0.7:8080").lead(async |_me| {
+    ///     terms += 1;
+    ///     if terms < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    /// }).await?;
+    /// assert_eq!(terms, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn lead<F>(&mut self, mut body: F) -> Result<()>
+    where
+        F: AsyncFnMut(&Leadership) -> ControlFlow<()>,
+    {
+        let (until, graceful) = (self.until.clone(), self.graceful);
+        let mut failures = 0;
+        loop {
+            let campaign = tokio::select! {
+                biased;
+                () = until.cancelled() => return Ok(()),
+                campaign = self.campaign() => campaign,
+            };
+            match campaign {
+                Ok(me) => {
+                    failures = 0;
+                    let end = term(&me, body(&me), (&until, graceful)).await;
+                    let released = me.resign().await;
+                    self.note(released.err());
+                    if !matches!(end, End::StandAgain) {
+                        return Ok(());
+                    }
+                }
+                Err(error) if is_final(&error) => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    self.note(Some(error));
+                }
+            }
+            tokio::select! {
+                biased;
+                () = until.cancelled() => return Ok(()),
+                () = sleep(self.pause(failures)) => {}
+            }
+        }
+    }
+
+    /// Returns the pause before the next campaign.
+    fn pause(&self, failures: u32) -> Duration {
+        let longest = PAUSES.0.saturating_mul(1 << failures.min(10)).min(PAUSES.1);
+        longest.mul_f64(0.5 + self.engine.core.jitter() / 2.0)
+    }
+
+    /// Traces why it stands again.
+    fn note(&self, error: Option<Error>) {
+        let Some(error) = error.filter(|error| error.loss() != Some(Loss::Closed)) else { return };
+        let name = self.name.as_ref().map(Name::as_str).unwrap_or_default();
+        tracing::warn!(name, %error, "the candidate stands again");
+    }
+}
+
+/// Runs the body of one term. It is gone when this returns.
+async fn term(
+    me: &Leadership,
+    body: impl Future<Output = ControlFlow<()>>,
+    (until, graceful): (&CancellationToken, Duration),
+) -> End {
+    let mut work = pin!(me.run(body));
+    let ended = tokio::select! {
+        biased;
+        ended = &mut work => ended,
+        () = until.cancelled() => {
+            me.retire();
+            // Without time it is dropped at its current await.
+            let _ = timeout(graceful, work).await;
+            return End::Retired;
+        }
+    };
+    match ended {
+        Ok(ControlFlow::Break(())) => End::Break,
+        Ok(ControlFlow::Continue(())) | Err(_) => End::StandAgain,
+    }
+}
+
+/// Returns whether no later campaign can succeed.
+fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Closed | ErrorKind::Invalid | ErrorKind::Unsupported)
+}
+
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Candidate")
+            .field("name", &self.name)
+            .field("value", &self.value)
+            .finish_non_exhaustive()
+    }
+}

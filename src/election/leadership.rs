@@ -1,0 +1,154 @@
+//! The guard of a leader.
+
+use crate::engine::LeaderEntry;
+use crate::error::Result;
+use crate::lease::Lease;
+use crate::store::metadata::check_value;
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// The guard of a leader: a [`Lease`], with the term and the value.
+///
+/// Dropping it resigns in the background. It is lost as a lease is: its
+/// [`cancellation_token`](Lease::cancellation_token) fires before another candidate can lead.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let leases = leasehold::LeaseManager::in_memory();
+/// let me = leases.election("scheduler").candidate("10.0.0.7:8080").campaign().await?;
+/// me.check()?; // as a lease
+/// me.proclaim("10.0.0.7:9090").await?;
+/// me.resign().await
+/// # }
+/// ```
+#[must_use = "a leadership that is not kept is resigned at once; bind it: `let _me = ..`, not `let _ = ..`"]
+#[clippy::has_significant_drop]
+pub struct Leadership {
+    lease: Lease,
+    /// Fires when the candidate is asked to stop.
+    retiring: CancellationToken,
+    entry: LeaderEntry,
+}
+
+/// The health of a leadership, as [`Leadership::health`] and [`Election`](crate::Election) report it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeadershipHealth {
+    /// The name of the election.
+    pub name: String,
+    /// The term.
+    pub term: Option<u64>,
+    /// How long ago the leadership was lost, if it was: for so long its work has gone on without it. `None` while it leads.
+    pub lost_for: Option<Duration>,
+}
+
+impl LeadershipHealth {
+    /// Returns whether the work is still there longer than `limit` after its leadership was lost: it is stuck, and the
+    /// process is better restarted. A process that does not lead is healthy.
+    pub fn is_overdue(&self, limit: Duration) -> bool {
+        self.lost_for.is_some_and(|lost| lost > limit)
+    }
+}
+
+impl Leadership {
+    /// Takes over a lease that was just granted.
+    pub(super) fn begin(lease: Lease) -> Self {
+        let (engine, hold) = lease.parts();
+        let entry = hold.leads(&engine.core);
+        Self { lease, retiring: CancellationToken::new(), entry }
+    }
+
+    /// Returns the term: the [fencing token](Lease::fence), which is larger than that of each earlier leader.
+    ///
+    /// `None` where the store has no fencing tokens, as a quorum, and with
+    /// [`fencing(false)`](crate::Builder::fencing).
+    pub fn term(&self) -> Option<u64> {
+        self.lease.fence()
+    }
+
+    /// Replaces the value that observers read.
+    ///
+    /// The store writes it only if this leader still has the name, in one step, so the value of a leader never replaces
+    /// that of a later one.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::ErrorKind::Lost): the leadership is lost; nothing was written.
+    /// - [`Invalid`](crate::ErrorKind::Invalid): the value has more than 4096 bytes.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store did not answer. The value may have been written; otherwise
+    ///   the next renewals write it, unless another one is proclaimed.
+    /// - [`Denied`](crate::ErrorKind::Denied), [`Rejected`](crate::ErrorKind::Rejected): the store refuses to write it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, the value may or may not be written, as with `Unavailable`. The leadership is not affected.
+    pub async fn proclaim(&self, value: impl Into<String>) -> Result<()> {
+        let value = value.into();
+        check_value(&value)?;
+        let (engine, hold) = self.lease.parts();
+        if hold.tell_value(&engine.core, &value).await? {
+            return Ok(());
+        }
+        Err(hold.denied(&engine.core).await)
+    }
+
+    /// Resigns: releases the name, so that the next candidate leads at once. Waits for the store's answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Lease::unlock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. If it is dropped, the name is released in the background; only the answer is lost.
+    #[doc(alias = "step down")]
+    pub async fn resign(self) -> Result<()> {
+        let Self { lease, entry, .. } = self;
+        // It is gone with this call: what waits for the store is no work of the leader.
+        drop(entry);
+        lease.unlock().await
+    }
+
+    /// Returns a token that fires when the candidate is to stop, by [`Candidate::until`](super::Candidate::until). It leads
+    /// for a [while](super::Candidate::graceful) after that.
+    #[must_use]
+    pub fn retiring(&self) -> CancellationToken {
+        self.retiring.child_token()
+    }
+
+    /// Asks the work to come to its end.
+    pub(super) fn retire(&self) {
+        self.retiring.cancel();
+    }
+
+    /// Returns the health of this leadership, without I/O.
+    pub fn health(&self) -> LeadershipHealth {
+        let (engine, hold) = self.lease.parts();
+        LeadershipHealth {
+            name: self.name().to_owned(),
+            term: self.term(),
+            lost_for: hold.lost_for(&engine.core),
+        }
+    }
+}
+
+impl Deref for Leadership {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Leadership").field(&self.lease).finish()
+    }
+}

@@ -1,0 +1,284 @@
+//! What an observer sees of an election.
+//!
+//! # Invariants
+//!
+//! 1. **Terms never go back.** What is older than what was seen, as from a server that was behind, counts as no contact.
+//! 2. **It never ends.** Without contact it says so and goes on; if the runtime of its task ends, the next call starts another.
+//! 3. **Hints are hints.** It reads at each of them, and by the clock.
+
+use crate::engine::{Core, Engine};
+use crate::error::Result;
+use crate::store::{HolderInfo, Mode, Name, Owner, Wakeups};
+use crate::sync::Mutex;
+use std::fmt;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// How soon after a subscription it reads again: what came before may have been told to nobody.
+const SETTLED: Duration = Duration::from_millis(100);
+/// A server counts the time to live in milliseconds; this margin lets it end first.
+const AFTER_EXPIRY: Duration = Duration::from_millis(5);
+
+/// Who leads, as an observer knows it.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Leader {
+    /// The id of the holder that leads, as [`Lease::holder_id`](crate::Lease::holder_id) shows it. `None`: nobody leads, or
+    /// it is not known yet.
+    pub holder: Option<String>,
+    /// Its term. `None` if the leader has not told it yet, or the store has no fencing tokens.
+    pub term: Option<u64>,
+    /// Its value. `None` if the leader has not told it yet.
+    pub value: Option<String>,
+    /// Its process. `None` if the leader has not told it yet.
+    pub owner: Option<Owner>,
+    /// When its term began, by its clock: for people, not for decisions.
+    pub since: Option<SystemTime>,
+    /// Since when the store could not be asked. The rest is what was known then. `None` while there is contact.
+    pub stale_since: Option<Instant>,
+}
+
+impl Leader {
+    /// Returns whether it is known that nobody leads.
+    pub fn is_vacant(&self) -> bool {
+        self.holder.is_none() && self.stale_since.is_none()
+    }
+
+    fn of(info: Option<HolderInfo>) -> Self {
+        let Some(info) = info else { return Self::default() };
+        let leader = Self { holder: Some(info.holder), ..Self::default() };
+        let Some(metadata) = info.metadata else { return leader };
+        let (term, value) = (metadata.fence, metadata.value);
+        Self { term, value, owner: Some(metadata.owner), since: metadata.since, ..leader }
+    }
+
+    /// Returns whether it shows the same to an observer.
+    fn is(&self, other: &Self) -> bool {
+        (&self.holder, self.term, &self.value, &self.owner)
+            == (&other.holder, other.term, &other.value, &other.owner)
+            && self.stale_since.is_some() == other.stale_since.is_some()
+    }
+}
+
+/// A view of an election: who leads, always the latest that is known.
+///
+/// [`Election::observe`](super::Election::observe) creates it. It never ends. Its terms never go back. States that last only
+/// a moment may be left out. It reads the store at each message of a leader, when the lease of a leader would have expired, and
+/// at least every third of the [TTL](crate::Builder::ttl), or every
+/// [`max_poll_interval`](crate::Builder::max_poll_interval) if that is longer. After a `close` of the manager it shows
+/// what was known then.
+///
+/// Decide by the [fencing token](crate::Lease::fence), never by a view: the leader may have changed since.
+#[derive(Clone)]
+pub struct View {
+    shared: Arc<Shared>,
+    seen: watch::Receiver<Leader>,
+}
+
+struct Shared {
+    engine: Arc<Engine>,
+    name: Result<Name>,
+    leader: Arc<watch::Sender<Leader>>,
+    /// The newest term that was seen; 0 for none.
+    newest: Arc<AtomicU64>,
+    stop: CancellationToken,
+    _stops: DropGuard,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl View {
+    pub(super) fn new(engine: &Arc<Engine>, name: &Result<Name>) -> Self {
+        crate::runtime::need();
+        let unknown = Leader { stale_since: Some(Instant::now()), ..Leader::default() };
+        let (leader, seen) = watch::channel(unknown);
+        let (leader, stop) = (Arc::new(leader), CancellationToken::new());
+        let (engine, name) = (Arc::clone(engine), name.clone());
+        let (stops, task) = (stop.clone().drop_guard(), Mutex::default());
+        let newest = Arc::default();
+        let shared = Shared { engine, name, leader, newest, stop, _stops: stops, task };
+        shared.ensure_task();
+        Self { shared: Arc::new(shared), seen }
+    }
+
+    /// Returns who leads, as far as it is known, without I/O.
+    pub fn current(&self) -> Leader {
+        self.seen.borrow().clone()
+    }
+
+    /// Waits until something else is known than this view has returned last, and returns it.
+    ///
+    /// The first call returns what is known first. Loss of contact, and its return, are changes too.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: no change is lost, and the latest is returned by the next call.
+    pub async fn changed(&mut self) -> Leader {
+        crate::runtime::need();
+        tokio::task::coop::consume_budget().await;
+        self.shared.ensure_task();
+        loop {
+            let renewed = self.shared.ended();
+            tokio::select! {
+                biased;
+                changed = self.seen.changed() => if changed.is_ok() {
+                    return self.seen.borrow_and_update().clone();
+                },
+                () = renewed => self.shared.ensure_task(),
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Starts the task on the current runtime, if it does not run.
+    fn ensure_task(&self) {
+        let Ok(name) = &self.name else { return };
+        let mut task = self.task.lock();
+        if task.as_ref().is_some_and(|task| !task.is_finished()) || self.engine.core.is_closed() {
+            return;
+        }
+        let observer = Observer {
+            engine: Arc::clone(&self.engine),
+            name: name.clone(),
+            leader: Arc::clone(&self.leader),
+            newest: Arc::clone(&self.newest),
+        };
+        let stop = self.stop.clone();
+        *task = Some(tokio::spawn(async move {
+            let mut observer = observer;
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = observer.run() => {}
+            }
+        }));
+    }
+
+    /// Waits until the task has to be started again: its runtime may have ended. Nothing tells that, so it looks now and then.
+    async fn ended(&self) {
+        loop {
+            sleep(Duration::from_secs(1)).await;
+            let finished = self.task.lock().as_ref().is_some_and(JoinHandle::is_finished);
+            if finished && !self.engine.core.is_closed() {
+                return;
+            }
+        }
+    }
+}
+
+/// The task behind a view.
+struct Observer {
+    engine: Arc<Engine>,
+    name: Name,
+    leader: Arc<watch::Sender<Leader>>,
+    newest: Arc<AtomicU64>,
+}
+
+impl Observer {
+    async fn run(&mut self) {
+        let engine = Arc::clone(&self.engine);
+        let core = &engine.core;
+        let longest = core.settings.poll_bound.max(core.timing.ttl / 3);
+        let (mut hints, mut subscribes, mut failures) = (None, true, 0_u32);
+        while !core.is_closed() {
+            let mut settles = false;
+            if subscribes && hints.is_none() {
+                match core.watch(&self.name).await {
+                    Ok(Some(wakeups)) => (hints, settles) = (Some(wakeups), true),
+                    Ok(None) => subscribes = false,
+                    // By the clock this time.
+                    Err(error) if error.is_unavailable() => {}
+                    Err(error) => {
+                        subscribes = false;
+                        let name = self.name.as_str();
+                        tracing::warn!(name, %error, "no messages of leaders; polling instead");
+                    }
+                }
+            }
+            let pause = match self.read(core).await {
+                Ok(remaining) => {
+                    failures = 0;
+                    remaining.map_or(longest, |left| (left + AFTER_EXPIRY).min(longest))
+                }
+                Err(()) => {
+                    failures = (failures + 1).min(10);
+                    let gap = Duration::from_millis(50) * (1 << failures);
+                    gap.min(longest).mul_f64(0.5 + core.jitter() / 2.0)
+                }
+            };
+            let pause = if settles { pause.min(SETTLED) } else { pause };
+            tokio::select! {
+                () = hint(&mut hints) => {}
+                () = sleep(pause) => {}
+                () = core.until_closed() => {}
+            }
+        }
+    }
+
+    /// Reads who leads. Returns how long the store keeps the leader, if it knows; an error without contact.
+    async fn read(&self, core: &Core) -> Result<Option<Duration>, ()> {
+        let limit = core.timing.attempt * 2;
+        let read = timeout(limit, core.inspect_as(&self.name, Mode::Exclusive)).await;
+        let info = match read {
+            Ok(Ok(inspection)) => inspection.into_holder(),
+            Ok(Err(error)) => {
+                tracing::debug!(name = self.name.as_str(), %error, "not observed");
+                return self.lost_contact();
+            }
+            Err(_) => return self.lost_contact(),
+        };
+        let remaining = info.as_ref().and_then(|info| info.remaining);
+        let mut next = Leader::of(info);
+        if let Some(term) = next.term
+            && self.newest.fetch_max(term, Ordering::Relaxed) > term
+        {
+            // By a server that is behind.
+            return self.lost_contact();
+        }
+        self.leader.send_if_modified(|leader| {
+            let modified = !leader.is(&next);
+            std::mem::swap(leader, &mut next);
+            modified
+        });
+        Ok(remaining)
+    }
+
+    fn lost_contact(&self) -> Result<Option<Duration>, ()> {
+        self.leader.send_if_modified(|leader| {
+            let modified = leader.stale_since.is_none();
+            leader.stale_since.get_or_insert_with(Instant::now);
+            modified
+        });
+        Err(())
+    }
+}
+
+impl Drop for Observer {
+    /// Nothing is read any more, whether by `close` or because the runtime has ended.
+    fn drop(&mut self) {
+        let _ = self.lost_contact();
+    }
+}
+
+async fn hint(hints: &mut Option<Wakeups>) {
+    match hints {
+        Some(hints) => hints.recv().await,
+        None => pending().await,
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.shared.name.as_ref().map(Name::as_str).unwrap_or_default();
+        f.debug_struct("View").field("name", &name).field("current", &self.current()).finish()
+    }
+}

@@ -1,0 +1,291 @@
+//! What holds tell about themselves, beside their locks in the store.
+//!
+//! # Invariants
+//!
+//! 1. **Nothing on the way of a lock.** A hold tells at its first renewal, or when it is asked to. What it tells is a
+//!    request of its own: no acquire, renewal or release waits for it.
+//! 2. **Bounded.** At most [`WRITERS`] requests of the background are in flight, however many holds are renewed at once.
+//! 3. **In order.** The value of a hold is read, and the number of the write drawn, in one step. So a later write has the
+//!    later value, and a store ignores an earlier one that arrives later.
+
+use super::ask::{asked, in_time};
+use super::core::Core;
+use super::hold::{Hold, Inner};
+use super::job::Job;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Owner, Target, Wakeups};
+use crate::sync::Mutex;
+use crate::trace;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+use tracing::Level;
+
+/// The most requests of the background at one time.
+const WRITERS: usize = 8;
+/// The bounds of the time for which a store keeps what is not written again.
+const KEPT: (Duration, Duration) =
+    (Duration::from_secs(60 * 60), Duration::from_secs(24 * 60 * 60));
+
+/// What the holds of a manager tell.
+#[derive(Default)]
+pub(crate) struct Describer {
+    owner: OnceLock<Owner>,
+    /// Whether all holds tell, also those without a label.
+    all: AtomicBool,
+    /// Whether any hold has ever told anything.
+    used: AtomicBool,
+    /// The number of the last write.
+    revision: AtomicU64,
+    backlog: Mutex<Backlog>,
+    /// The holds that lead, until their leaders are dropped.
+    leading: Mutex<Vec<Arc<Hold>>>,
+}
+
+/// The holds that are to tell, and the number of jobs that see to it.
+#[derive(Default)]
+struct Backlog {
+    holds: VecDeque<Weak<Hold>>,
+    writers: usize,
+}
+
+/// What a hold tells besides what it is.
+#[derive(Debug, Default)]
+pub(super) struct Description {
+    value: Option<Arc<str>>,
+    /// Whether a request was sent, of this hold or of one before it in the chain.
+    sent: bool,
+    /// When the last request left that the store has confirmed.
+    written: Option<Instant>,
+    /// When the hold was lost.
+    pub(super) lost_at: Option<Instant>,
+}
+
+/// A leader's entry among those of its manager, until it is dropped.
+pub(crate) struct LeaderEntry {
+    core: Arc<Core>,
+    hold: Arc<Hold>,
+}
+
+impl Drop for LeaderEntry {
+    fn drop(&mut self) {
+        let mut leading = self.core.describer.leading.lock();
+        if let Some(at) = leading.iter().position(|hold| Arc::ptr_eq(hold, &self.hold)) {
+            leading.swap_remove(at);
+        }
+    }
+}
+
+impl Describer {
+    /// Has all holds tell who has them. Call it once, before the first of them.
+    pub(crate) fn describe(&self, owner: Owner) {
+        let _ = self.owner.set(owner);
+        self.all.store(true, Ordering::Relaxed);
+    }
+
+    fn owner(&self) -> Owner {
+        self.owner.get_or_init(|| Owner::new("")).clone()
+    }
+}
+
+impl Description {
+    /// Returns whether it is to be written, at the first time or again, before the store forgets it.
+    fn is_due(&self, core: &Core, now: Instant) -> bool {
+        let again = core.metadata_kept() / 4;
+        self.written.is_none_or(|at| now.saturating_duration_since(at) >= again)
+    }
+}
+
+impl Core {
+    /// Returns for how long a store keeps what is not written again.
+    fn metadata_kept(&self) -> Duration {
+        // Not so long for a T of more than a day, which is renewed more often.
+        (self.timing.ttl * 3).clamp(KEPT.0, KEPT.1)
+    }
+
+    /// Leaves it to the background that a hold tells about itself.
+    pub(super) fn tell_later(&self, hold: &Arc<Hold>) {
+        let starts = {
+            let mut backlog = self.describer.backlog.lock();
+            backlog.holds.push_back(Arc::downgrade(hold));
+            let starts = backlog.writers < WRITERS;
+            backlog.writers += usize::from(starts);
+            starts
+        };
+        if starts {
+            self.submit(Job::Tell);
+        }
+    }
+
+    /// Has the holds tell that are to, one after the other.
+    pub(super) async fn tell_all(self: &Arc<Self>) {
+        let mut writer = Writer { core: self, ended: false };
+        while let Some(hold) = writer.next() {
+            if let Some(hold) = hold.upgrade() {
+                // What fails is tried again at the next renewal.
+                let _ = hold.tell(self, self.timing.attempt).await;
+            }
+        }
+    }
+
+    /// Has the store delete what a hold has told. It counts no more already.
+    pub(super) async fn untell(&self, target: Target, holder: HolderId) {
+        let (kept, limit) = (self.metadata_kept(), self.timing.attempt);
+        let request = Annotate::new(target, holder, None, kept, limit);
+        let _ = in_time(limit * 2, asked(|| self.store.annotate(request))).await;
+    }
+
+    /// Asks the store for hints on what the holders of a name tell.
+    pub(crate) async fn watch(&self, name: &Name) -> Result<Option<Wakeups>> {
+        let (target, limit) = (Target::exclusive(name.clone()), self.timing.attempt);
+        let request = Inspect::new(target, limit);
+        in_time(limit * 2, asked(|| self.store.watch(request))).await
+    }
+
+    /// Returns the holds that lead.
+    #[allow(dead_code, reason = "for the health of a manager")]
+    pub(crate) fn leading(&self) -> Vec<Arc<Hold>> {
+        self.describer.leading.lock().clone()
+    }
+}
+
+/// One of the jobs that see to the backlog. Dropping it lets another one start.
+struct Writer<'a> {
+    core: &'a Core,
+    ended: bool,
+}
+
+impl Writer<'_> {
+    fn next(&mut self) -> Option<Weak<Hold>> {
+        let mut backlog = self.core.describer.backlog.lock();
+        let next = backlog.holds.pop_front();
+        if next.is_none() {
+            // In the same step, so that what is added later starts a new one.
+            self.ended = true;
+            backlog.writers -= 1;
+        }
+        next
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.core.describer.backlog.lock().writers -= 1;
+        }
+    }
+}
+
+impl Hold {
+    /// Returns whether a hold that was just renewed is to tell about itself.
+    pub(super) fn has_to_tell(&self, core: &Core, inner: &Inner, now: Instant) -> bool {
+        let tells = self.mode == Mode::Exclusive
+            && (inner.described.is_some()
+                || core.describer.all.load(Ordering::Relaxed)
+                || self.options.label().is_some());
+        tells && inner.described.as_ref().is_none_or(|told| told.is_due(core, now))
+    }
+
+    /// Returns what the next hold of a chain is to replace, if this one has told anything.
+    pub(super) fn described_to(inner: &Inner) -> Option<Box<Description>> {
+        let told = inner.described.as_ref().filter(|told| told.sent)?;
+        Some(Box::new(Description { sent: told.sent, ..Description::default() }))
+    }
+
+    /// Has the store delete what the hold has told, in the background, after its release was confirmed.
+    pub(super) fn untell(&self, core: &Core) {
+        if !core.describer.used.load(Ordering::Relaxed) {
+            return;
+        }
+        let sent =
+            self.lock().described.as_mut().is_some_and(|told| std::mem::take(&mut told.sent));
+        if sent {
+            core.submit(Job::Untell { target: self.target(), holder: self.holder });
+        }
+    }
+
+    /// Sets the value of a leader, tells it, and returns whether the store still has the hold. If that fails, the
+    /// background tells it at a later renewal.
+    pub(crate) async fn tell_value(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        value: &str,
+    ) -> Result<bool> {
+        {
+            let mut inner = self.lock();
+            let told = inner.described.get_or_insert_default();
+            (told.value, told.written) = (Some(value.into()), None);
+        }
+        self.tell(core, core.timing.attempt).await
+    }
+
+    /// Tells what is to be told now, and returns whether the store still has the hold.
+    pub(crate) async fn tell(self: &Arc<Self>, core: &Arc<Core>, limit: Duration) -> Result<bool> {
+        self.check(core)?;
+        let now = core.now();
+        let (metadata, fence) = {
+            let mut inner = self.lock();
+            let age = now.saturating_duration_since(inner.state.chain_began());
+            let told = inner.described.get_or_insert_default();
+            told.sent = true;
+            core.describer.used.store(true, Ordering::Relaxed);
+            let revision = core.describer.revision.fetch_add(1, Ordering::Relaxed) + 1;
+            let metadata = Metadata::new(core.describer.owner(), revision)
+                .with_label(self.options.label().map(|label| label.to_string()))
+                .with_value(told.value.as_deref().map(str::to_owned))
+                .with_since(SystemTime::now().checked_sub(age));
+            (metadata, self.fence)
+        };
+        let (metadata, kept) = (Some(metadata.with_fence(fence)), core.metadata_kept());
+        let request = Annotate::new(self.target(), self.holder, metadata, kept, limit);
+        let told = in_time(limit * 2, asked(|| core.store.annotate(request))).await;
+        match &told {
+            Ok(true) => self.wrote(now),
+            Ok(false) => {}
+            Err(error) if error.is_unavailable() => {}
+            Err(error) => {
+                // Another try would end as this one, so it is for the next time.
+                self.wrote(now);
+                trace::later(Level::WARN, || {
+                    let (name, error) = (self.name.clone(), error.clone());
+                    move || tracing::warn!(name = name.as_str(), %error, "metadata not written")
+                });
+            }
+        }
+        told
+    }
+
+    fn wrote(&self, at: Instant) {
+        let mut inner = self.lock();
+        if let Some(told) = &mut inner.described {
+            told.written = told.written.max(Some(at));
+        }
+    }
+
+    /// Finds out what became of a hold that the store denies to have, and returns the error.
+    pub(crate) async fn denied(self: &Arc<Self>, core: &Arc<Core>) -> Error {
+        let limit = core.timing.attempt;
+        // Without an answer it is lost in time, as always.
+        let _ = tokio::time::timeout(limit, self.renew_now(core)).await;
+        self.check(core).err().unwrap_or_else(|| {
+            let message = "the store does not find the lease now, and may have it again; try again";
+            Error::new(ErrorKind::Unavailable, message)
+        })
+    }
+
+    /// Enters the hold among those that lead.
+    pub(crate) fn leads(self: &Arc<Self>, core: &Arc<Core>) -> LeaderEntry {
+        self.lock().described.get_or_insert_default();
+        core.describer.leading.lock().push(Arc::clone(self));
+        LeaderEntry { core: Arc::clone(core), hold: Arc::clone(self) }
+    }
+
+    /// Returns how long ago the hold of a leader was lost; `None` if it was not.
+    pub(crate) fn lost_for(self: &Arc<Self>, core: &Arc<Core>) -> Option<Duration> {
+        self.check(core).err()?;
+        let lost_at = self.lock().described.as_ref().and_then(|told| told.lost_at);
+        Some(lost_at.map_or(Duration::ZERO, |at| core.now().saturating_duration_since(at)))
+    }
+}

@@ -24,6 +24,7 @@ mod rw_lock;
 mod semaphore;
 mod slots;
 mod stress;
+mod tower;
 mod types;
 mod unpolled;
 mod wait;

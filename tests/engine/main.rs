@@ -5,6 +5,7 @@ mod broken_store;
 mod cancel;
 mod close;
 mod dropped;
+mod election;
 mod enter;
 mod face;
 mod fair_lock;

@@ -108,6 +108,8 @@ pub enum Loss {
     MaxHold,
     /// The manager was [closed](crate::LeaseManager::close).
     Closed,
+    /// The holder has not reported [progress](crate::Lease::progress) for [`stall_after`](crate::Builder::stall_after).
+    Stalled,
 }
 
 impl Error {
@@ -280,6 +282,7 @@ impl Loss {
             Self::Revoked => "force_unlock released the name",
             Self::MaxHold => "the lease was held for longer than max_hold",
             Self::Closed => "the manager was closed",
+            Self::Stalled => "the holder reported no progress for stall_after",
         }
     }
 }

@@ -72,6 +72,21 @@ impl FairLock {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
+    /// Sets the shortest time for which the name stays closed after a grant, as [`Lock::min_hold`](crate::Lock::min_hold) does.
+    #[must_use]
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.options.set_min_hold(min_hold);
+        self
+    }
+
+    /// Sets how much longer the name stays closed after a crash or a loss, as [`Lock::lock_delay`](crate::Lock::lock_delay)
+    /// does.
+    #[must_use]
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.options.set_lock_delay(delay);
+        self
+    }
+
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive.

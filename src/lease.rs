@@ -406,6 +406,45 @@ impl Lease {
         result
     }
 
+    /// Reports progress, so that the lease is not taken for stalled.
+    ///
+    /// With [`Builder::stall_after`](crate::Builder::stall_after), a lease is lost, with
+    /// [`Loss::Stalled`], if its holder reports nothing for so long. Call it where the work advances, not from a timer.
+    /// Nested leases of one handle count as one holder: a report of any of them is one of all. So are the readers of one
+    /// manager that [share a hold](crate::RwLock#readers-of-one-process). A hold that is handed off to the next waiter begins
+    /// with a report. It does no I/O. Without `stall_after`, and after the loss, it has no effect.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let builder = leasehold::LeaseManager::builder().stall_after(Duration::from_secs(60));
+    /// let leases = builder.connect("memory:").await?;
+    /// let lease = leases.lock("report").lock().await?;
+    /// for page in 0..3 {
+    ///     println!("page {page}");
+    ///     lease.progress();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "heartbeat")]
+    pub fn progress(&self) {
+        self.hold.report(self.core());
+    }
+
+    /// Releases the lease after its work is done, and keeps the name closed for `keep`, as [`unlock`](Lease::unlock) does
+    /// otherwise.
+    pub(crate) async fn unlock_done(mut self, keep: Duration) -> Result<()> {
+        let engine = Arc::clone(&self.engine);
+        let _call = engine.core.begin_call();
+        self.end();
+        let result = self.hold.unlock_done(&engine.core, self.share, keep).await;
+        consume_budget().await;
+        result
+    }
+
     /// Ends the lease without releasing it in the store, where it expires.
     ///
     /// If no other lease of the hold is alive, renewal stops, and the name becomes free within one

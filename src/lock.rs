@@ -7,6 +7,7 @@ use crate::runtime;
 use crate::store::metadata::check_word;
 use crate::store::{Mode, Name, NameMap};
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,6 +117,59 @@ impl Lock {
         self
     }
 
+    /// Sets the shortest time for which the name stays closed after a grant, however early the lease ends; none by default.
+    ///
+    /// A release before that leaves a mark under the name, which ends by itself; meanwhile the name is held for every other
+    /// caller, and for this handle. So a job of a few milliseconds does not run once more on a replica whose clock is late. A
+    /// nested lease ends nothing. A crash, a loss without a release and [`forget`](Lease::forget) leave the name to expire, as
+    /// ever, even if that is earlier. On ZooKeeper this process keeps the name closed, for as long as it lives and the
+    /// manager is open. At most 365 days; a longer one is reported by the first attempt to lock. See
+    /// [`jobs`](crate::guide::jobs#a-shortest-time).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut cron = leases.lock("nightly").min_hold(Duration::from_secs(55));
+    /// cron.lock().await?.unlock().await?;
+    /// assert!(cron.try_lock().await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    #[doc(alias = "lockAtLeastFor")]
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.options.set_min_hold(min_hold);
+        self
+    }
+
+    /// Sets how much longer than the [TTL](crate::Builder::ttl) the name stays closed after a crash or a loss: 0 to 60 s, 0 by
+    /// default.
+    ///
+    /// In this time, what the last holder has sent still arrives. A clean release, by [`unlock`](Lease::unlock) or drop of a
+    /// lease that is not lost, ends it at once. Each grant carries its own; other processes need not set it. The name is asked
+    /// for again by the store's clock alone, so it costs nothing. ZooKeeper has none: the first attempt to lock returns
+    /// [`Unsupported`](ErrorKind::Unsupported). A value out of range is reported by the first attempt, too. See
+    /// [`jobs`](crate::guide::jobs#a-delay-after-a-crash).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let mut lock = leases.lock("disk").lock_delay(Duration::from_secs(5));
+    /// lock.lock().await?.unlock().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.options.set_lock_delay(delay);
+        self
+    }
+
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive.
@@ -147,9 +201,14 @@ impl Lock {
     /// # }
     /// ```
     #[doc(alias = "acquire")]
-    pub async fn lock(&mut self) -> Result<Lease> {
+    #[track_caller]
+    pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> {
+        self.lock_from(Location::caller())
+    }
+
+    async fn lock_from(&mut self, caller: &'static Location<'static>) -> Result<Lease> {
         runtime::need();
-        let wanted = wanted(&self.options);
+        let wanted = wanted(&self.options).at(caller);
         lock(&self.engine, &self.name, &mut self.current, wanted).await
     }
 
@@ -185,10 +244,9 @@ impl Lock {
     /// # }
     /// ```
     #[doc(alias = "try_acquire")]
-    pub async fn try_lock(&mut self) -> Result<Option<Lease>> {
-        runtime::need();
-        let wanted = wanted(&self.options);
-        lease(&self.engine, (&self.name, wanted), &mut self.current, WaitLimit::Once).await
+    #[track_caller]
+    pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> {
+        self.lease(Location::caller(), WaitLimit::Once)
     }
 
     /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if another holder had it until then.
@@ -222,9 +280,21 @@ impl Lock {
     /// # }
     /// ```
     #[doc(alias = "try_lock_for")]
-    pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
+    #[track_caller]
+    pub fn lock_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Lease>>> {
+        self.lease(Location::caller(), WaitLimit::For(timeout))
+    }
+
+    async fn lease(
+        &mut self,
+        caller: &'static Location<'static>,
+        limit: WaitLimit,
+    ) -> Result<Option<Lease>> {
         runtime::need();
-        let (wanted, limit) = (wanted(&self.options), WaitLimit::For(timeout));
+        let wanted = wanted(&self.options).at(caller);
         lease(&self.engine, (&self.name, wanted), &mut self.current, limit).await
     }
 
@@ -259,13 +329,17 @@ impl Lock {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn with<R, F>(&mut self, body: F) -> Result<R>
+    #[track_caller]
+    pub fn with<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
         F: AsyncFnOnce(&mut Lock, &Lease) -> R,
     {
-        let lease = self.lock().await?;
-        let result = lease.run(body(self, &lease)).await;
-        finish(result, lease.unlock().await, self.name())
+        let caller = Location::caller();
+        async move {
+            let lease = self.lock_from(caller).await?;
+            let result = lease.run(body(self, &lease)).await;
+            finish(result, lease.unlock().await, self.name())
+        }
     }
 }
 

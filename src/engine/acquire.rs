@@ -3,13 +3,16 @@
 mod again;
 mod asking;
 mod line;
+mod poll;
 mod seek;
 mod wait;
+
+pub(crate) use poll::Polling;
 
 use super::asker::Asker;
 use super::core::Core;
 use super::hold::Hold;
-use super::options::{NO_OPTIONS, Options};
+use super::options::{Caller, NO_OPTIONS, Options};
 use super::place::OpenPlace;
 use super::share::Share;
 use super::ticket::Ticket;
@@ -19,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::store::{Acquire, HolderId, Line, Mode, Name, Place, Target};
 use crate::trace::QuietSpan;
 use std::future::{Future, poll_fn};
+use std::panic::Location;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +55,7 @@ pub(crate) struct Wanted<'a> {
     fair: bool,
     /// The options of the handle.
     options: &'a Options,
+    caller: Caller,
 }
 
 impl<'a> Wanted<'a> {
@@ -63,11 +68,16 @@ impl<'a> Wanted<'a> {
     pub(crate) fn with(self, options: &'a Options) -> Self {
         Self { options, ..self }
     }
+
+    /// Sets the place of the call.
+    pub(crate) fn at(self, caller: &'static Location<'static>) -> Self {
+        Self { caller: Some(caller), ..self }
+    }
 }
 
 impl From<Mode> for Wanted<'_> {
     fn from(mode: Mode) -> Self {
-        Self { mode, fair: false, options: &NO_OPTIONS }
+        Self { mode, fair: false, options: &NO_OPTIONS, caller: None }
     }
 }
 
@@ -120,7 +130,7 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Result<Name>,
-    Wanted { mode, fair, options }: Wanted<'_>,
+    Wanted { mode, fair, options, caller }: Wanted<'_>,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
@@ -128,6 +138,7 @@ pub(crate) async fn acquire_as<'a>(
     if fair {
         core.check_line()?;
     }
+    core.check_options(options, mode)?;
     // Where the store has a queue of its own, all locks are fair.
     let fair = fair && core.can.line == Line::Places;
     let _call = core.begin_call();
@@ -148,7 +159,7 @@ pub(crate) async fn acquire_as<'a>(
         WaitLimit::For(limit) => (limit.is_zero(), limit, (limit / 2).max(SHORT_PAUSE)),
         WaitLimit::Forever => (false, Duration::MAX, Duration::MAX),
     };
-    let asker = &Asker::new(core, (name, mode, options), start);
+    let asker = &Asker::new(core, (name, mode, options), (start, caller));
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let limits = (longest, pause);
@@ -318,7 +329,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     fn request(&self, holder: HolderId) -> Acquire {
         let core = self.core;
-        Acquire::new(self.target(), holder, core.timing.ttl, core.timing.attempt)
+        Acquire::new(self.target(), holder, core.ttl_of(self.options), core.timing.attempt)
             .with_fencing(core.fencing(self.mode))
             .with_place(self.place())
     }

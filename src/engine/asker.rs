@@ -1,7 +1,7 @@
 //! A call that asks for a name, as observers see it: it waits, and gets a lease or none.
 
 use super::core::Core;
-use super::options::Options;
+use super::options::{Caller, Options};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::observe::{Event, EventKind, How, Refusal};
@@ -15,6 +15,8 @@ pub(crate) struct Asker<'a> {
     mode: Mode,
     options: &'a Options,
     start: Instant,
+    /// The place of the call.
+    pub(super) caller: Caller,
     /// Whether it was told that it waits.
     waits: AtomicBool,
     /// Whether its end was told.
@@ -25,10 +27,10 @@ impl<'a> Asker<'a> {
     pub(super) fn new(
         core: &'a Core,
         (name, mode, options): (&'a Name, Mode, &'a Options),
-        start: Instant,
+        (start, caller): (Instant, Caller),
     ) -> Self {
         let (waits, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core, name, mode, options, start, waits, ended }
+        Self { core, name, mode, options, start, caller, waits, ended }
     }
 
     fn event(&self, kind: EventKind) -> Event {

@@ -43,6 +43,7 @@ impl<'a> Attempt<'a> {
             self.sweep.placed = true;
             self.core.queue.take_place(&request.target.name);
         }
+        self.sweep.delay = request.ttl.saturating_sub(self.core.timing.ttl);
         self.flight = Some(self.core.acquire(request));
         self.land()
     }
@@ -57,7 +58,7 @@ impl<'a> Attempt<'a> {
         if let Err(error) = &verdict
             && error.fate() != Fate::NotExecuted
         {
-            self.sweep.unsure(self.core.now() + self.core.timing.ttl);
+            self.sweep.unsure(self.core.now() + self.core.delayed_ttl(self.sweep.delay));
         }
         verdict
     }
@@ -73,7 +74,7 @@ impl<'a> Attempt<'a> {
 
     /// Has the grant of the request sent at `sent` released.
     pub(crate) fn undo(mut self, sent: Instant) {
-        self.sweep.unsure(sent + self.core.timing.ttl);
+        self.sweep.unsure(sent + self.core.delayed_ttl(self.sweep.delay));
     }
 }
 

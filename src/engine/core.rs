@@ -23,6 +23,10 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
+    /// The longest time between two reports of progress.
+    pub(crate) stall_after: Option<Duration>,
+    /// The age of a hold at which it is reported.
+    pub(crate) warn_held: Option<Duration>,
     pub(crate) poll_bound: Duration,
     /// The maximum number of consecutive hand-offs in memory.
     pub(crate) handoff_bound: u32,
@@ -37,6 +41,8 @@ impl Settings {
     #[cfg(test)]
     pub(super) const PLAIN: Self = Self {
         max_hold: None,
+        stall_after: None,
+        warn_held: None,
         poll_bound: Duration::from_secs(1),
         handoff_bound: 0,
         fencing: None,

@@ -20,12 +20,15 @@
 //!    If that flow wants another number of permits, or makes one attempt, the hold is released in the store.
 //! 6. **In the order of the line.** A hold of a fair lock is handed off only to a waiter that may pass those of other
 //!    processes ([`Heirs`](super::heirs::Heirs)).
-//! 7. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 7. **On the terms of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
+//!    another `lock_delay`, which the store does not know yet.
+//! 8. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::asker::Asker;
 use super::core::{Core, Settings};
 use super::hold::Hold;
+use super::job::Job;
 use super::name_entry::{Delivery, HandedOff, TakesBack, can_hand_off};
 use super::seat::Seat;
 use super::share::Share;
@@ -34,6 +37,7 @@ use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::observe::{EventKind, How, Told};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Hold {
     /// Ends one lease of a share; the last one ends the hold for its holder. Returns the phase before that, or
@@ -44,13 +48,43 @@ impl Hold {
         now: Instant,
         share: Share,
     ) -> Option<Phase> {
-        if self.hand_off(core, now) {
+        if self.lingers(core, now) || self.hand_off(core, now) {
             return None;
         }
         let mut inner = self.lock();
         inner.leave_share(share);
         let leave = |state: &mut State, now| state.leave(&core.timing, now);
         Some(self.update_locked(core, now, inner, None, leave))
+    }
+
+    /// Records that the work is done, and ends the lease: the release keeps the name closed for `keep`. As [`leave`](Self::leave)
+    /// otherwise.
+    pub(super) fn leave_done(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        share: Share,
+        keep: Duration,
+    ) -> Phase {
+        let mut inner = self.lock();
+        inner.leave_share(share);
+        self.update_locked(core, now, inner, None, |state, now| {
+            state.finish(&core.timing, now, keep);
+            state.leave(&core.timing, now)
+        })
+    }
+
+    /// Keeps the hold without a lease until the end of `min_hold`, if it ends earlier and the store cannot keep the name
+    /// closed. Returns whether it does.
+    fn lingers(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
+        if core.can.keeps || self.options.min_hold().is_none() {
+            return false;
+        }
+        let until = self.update_at(core, now, |state, now| state.linger(&core.timing, now));
+        if let Some(until) = until {
+            core.submit(Job::Linger { hold: Arc::clone(self), until });
+        }
+        until.is_some()
     }
 
     /// Ends one lease of a share and leaves the rest to the engine.
@@ -92,8 +126,8 @@ impl Hold {
         let when = (now, inner.state.is_young(now));
         let seat = inner.seat.as_ref().map(Seat::number)?;
         let heirs = inner.state.heirs();
-        let is_offered = inner.state.is_offered();
-        let next = core.queue.hand_off((&self.name, seat), when, heirs, |options| {
+        let (is_offered, delay) = (inner.state.is_offered(), inner.state.delay());
+        let next = core.queue.hand_off((&self.name, seat), when, (heirs, delay), |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
@@ -130,6 +164,7 @@ impl HandedOff {
                 if accepted {
                     let granted = || hold.event(asker.granted(hold.fence, How::HandedOff, now));
                     told = core.note(granted);
+                    state.set_terms(core.terms(&hold.options, now, asker.caller));
                 }
                 accepted
             })

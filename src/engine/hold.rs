@@ -9,7 +9,7 @@ use super::state::{Next, Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
 use crate::observe::{Event, EventKind};
-use crate::store::{HolderId, Mode, Name, Target};
+use crate::store::{HolderId, Keep, Mode, Name, Target};
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
@@ -272,6 +272,11 @@ impl Hold {
         let mut inner = self.lock();
         inner.state.end_reaping();
         inner.state.needs_flush()
+    }
+
+    /// Returns the mark that a release leaves now.
+    pub(super) fn mark(&self, now: Instant) -> Option<Keep> {
+        self.lock().state.mark(now)
     }
 
     /// Returns the next operation for the store. After [`Next::Op`], [`Hold::flushed`] must follow.

@@ -5,11 +5,14 @@ use super::state::Op;
 use crate::clock::Instant;
 use crate::store::{Acquired, HolderId, Released, StoreFuture, Target};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A job for the engine.
 pub(crate) enum Job {
     /// Record a hold's count in the store, or release the hold.
     Flush(Arc<Hold>),
+    /// End a hold without a lease at `until`.
+    Linger { hold: Arc<Hold>, until: Instant },
     /// Await an operation on a hold, then flush it.
     Finish { hold: Arc<Hold>, op: Op, verdict: StoreFuture<Released> },
     /// Await a nested acquire that no caller waits for.
@@ -39,18 +42,28 @@ pub(crate) struct Sweep {
     pub(super) until: Option<Instant>,
     /// True if a request may have taken a place in the line.
     pub(super) placed: bool,
+    /// The time to live of the requests beyond T.
+    pub(super) delay: Duration,
 }
 
 impl Sweep {
     pub(crate) fn new(target: Target, holder: HolderId) -> Self {
-        Self { target, holder, unknown: 0, from: None, until: None, placed: false }
+        Self {
+            target,
+            holder,
+            unknown: 0,
+            from: None,
+            until: None,
+            placed: false,
+            delay: Duration::ZERO,
+        }
     }
 
     /// Returns a sweep for a hold that is over and whose grant was requested more than once.
     pub(crate) fn late(target: Target, holder: HolderId, from: Instant, until: Instant) -> Self {
         // One release cannot know which of several requests it undid.
         let (from, until) = (Some(from), Some(until));
-        Self { target, holder, unknown: 2, from, until, placed: false }
+        Self { target, holder, unknown: 2, from, until, placed: false, delay: Duration::ZERO }
     }
 
     /// Adds a request that may have been granted and may keep the name until `until`.

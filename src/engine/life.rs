@@ -44,6 +44,7 @@ impl Hold {
     pub(crate) fn begin(core: &Arc<Core>, grant: Grant, asker: &Asker<'_>) -> Arc<Self> {
         let Grant { target, options, fence, reached, sent, now, unsure_until, heirs, .. } = grant;
         let (holder, turn) = (grant.holder, grant.turn);
+        let terms = core.terms(&options, now, asker.caller);
         let renew = core.timing.renewal(sent, core.jitter());
         let max_until = core.settings.max_hold.map(|max| now + max);
         let mut state = State::granted(sent, renew, max_until, unsure_until);
@@ -53,6 +54,7 @@ impl Hold {
             state.share();
         }
         state.set_heirs(heirs);
+        state.set_terms(terms);
         let number = turn.number();
         let hold = Self::new(target, options, (holder, fence), now, state, turn.into_seat());
         // Before any other task can find it.
@@ -212,7 +214,7 @@ impl Hold {
     pub(super) fn read<R>(self: &Arc<Self>, core: &Arc<Core>, look: impl FnOnce(&State) -> R) -> R {
         let now = core.now();
         let inner = self.lock();
-        if !inner.state.believed() || now < inner.state.believed_until(&core.timing) {
+        if !inner.state.believed() || now < inner.state.ends_at(&core.timing) {
             return look(&inner.state);
         }
         drop(inner);
@@ -260,6 +262,13 @@ impl Hold {
     pub(crate) fn owe(self: &Arc<Self>, core: &Arc<Core>) {
         self.update(core, |state, now| state.owe(now + core.timing.grace));
         self.flush_if_needed(core);
+    }
+
+    /// Records that the holder makes progress. It moves no time in the schedule: the watchdog looks once too early.
+    pub(crate) fn report(self: &Arc<Self>, core: &Arc<Core>) {
+        // Applies the clock: after the loss it is too late.
+        self.phase(core);
+        self.lock().state.report(core.now());
     }
 
     /// Returns whether the store is to hear of what has changed.
@@ -385,7 +394,7 @@ mod tests {
     }
 
     fn asker<'a>(core: &'a Core, name: &'a Name) -> Asker<'a> {
-        Asker::new(core, (name, Mode::Exclusive, &NO_OPTIONS), core.now())
+        Asker::new(core, (name, Mode::Exclusive, &NO_OPTIONS), (core.now(), None))
     }
 
     #[test]

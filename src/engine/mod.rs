@@ -101,7 +101,7 @@ mod wake;
 mod watchdog;
 mod worker;
 
-pub(crate) use acquire::{Claim, WaitLimit, Wanted, acquire, acquire_as};
+pub(crate) use acquire::{Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};

@@ -142,7 +142,7 @@ impl Queue {
         &self,
         (name, seat): (&Name, u64),
         (now, early): (Instant, bool),
-        heirs: Heirs,
+        (heirs, delay): (Heirs, Duration),
         next: impl FnOnce(Options) -> (Arc<Hold>, HandedOff),
     ) -> Option<(Delivery, Arc<Hold>)> {
         let times = self.times(now);
@@ -153,7 +153,11 @@ impl Queue {
         if !early && entry.rivals()?.served_at.is_some_and(|last| place > last) {
             return None;
         }
-        let (next, offered) = next(entry.options_of(&recipient));
+        let options = entry.options_of(&recipient);
+        if options.lock_delay() != delay {
+            return None;
+        }
+        let (next, offered) = next(options);
         let delivery = entry.hand_off((seat, recipient), (&next, offered), (numbers, times));
         Some((delivery, next))
     }

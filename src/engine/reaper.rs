@@ -3,8 +3,11 @@
 use super::ask::{caught, in_time};
 use super::attempt::{Attempt, Nested};
 use super::core::Core;
+use super::hold::Hold;
 use super::job::{Job, Sweep};
 use super::release::flush_to_the_end;
+use super::share::Share;
+use crate::clock::Instant;
 use crate::store::{Acquired, Release, Released};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +34,9 @@ impl Work {
         match self.job.take() {
             None => {}
             Some(Job::Flush(hold)) => flush_to_the_end(core, &hold, None).await,
+            Some(Job::Linger { hold, until }) => {
+                Lingering { core, hold: Some(hold), until }.run().await
+            }
             Some(Job::Finish { hold, op, verdict }) => {
                 flush_to_the_end(core, &hold, Some((op, verdict))).await;
             }
@@ -64,6 +70,36 @@ impl Drop for Work {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
             self.core.submit(job);
+        }
+    }
+}
+
+/// A hold that keeps its name closed without a lease. If its runtime ends, dropping it submits it again.
+struct Lingering<'a> {
+    core: &'a Arc<Core>,
+    hold: Option<Arc<Hold>>,
+    until: Instant,
+}
+
+impl Lingering<'_> {
+    async fn run(mut self) {
+        let (core, Some(hold)) = (self.core, self.hold.clone()) else { return };
+        tokio::select! {
+            biased;
+            () = core.clock().sleep_until(self.until) => {}
+            // Then it is released as soon as it may be.
+            _ = hold.when_lost() => {}
+            () = core.stop.cancelled() => {}
+        }
+        self.hold = None;
+        hold.leave_in_background(core, Share::FIRST);
+    }
+}
+
+impl Drop for Lingering<'_> {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.core.submit(Job::Linger { hold, until: self.until });
         }
     }
 }

@@ -44,10 +44,14 @@ impl Flush<'_> {
             Op::Release => 0,
         };
         let Flush { core, hold, .. } = self;
-        let place = if op == Op::Release { core.next_place(hold) } else { None };
+        let is_last = op == Op::Release;
+        let keep = if is_last && core.can.keeps { hold.mark(core.now()) } else { None };
+        // While the name is closed, no waiter needs a place.
+        let place = if is_last && keep.is_none() { core.next_place(hold) } else { None };
         self.placed |= place.is_some_and(|place| !place.kept.is_zero());
-        let request =
-            Release::new(hold.target(), hold.holder, count, core.timing.attempt).with_place(place);
+        let request = Release::new(hold.target(), hold.holder, count, core.timing.attempt)
+            .with_place(place)
+            .with_keep(keep);
         self.flight = Some((op, self.core.release(request)));
     }
 
@@ -164,10 +168,33 @@ impl Hold {
     /// hold was handed off.
     pub(crate) async fn unlock(self: &Arc<Self>, core: &Arc<Core>, share: Share) -> Result<()> {
         let now = core.now();
-        let Some(phase) = self.leave(core, now, share) else {
-            // A local waiter has it.
-            return Ok(());
-        };
+        match self.leave(core, now, share) {
+            Some(phase) => self.released(core, now, phase).await,
+            // A local waiter has it, or it lingers.
+            None => Ok(()),
+        }
+    }
+
+    /// Ends one lease of a share after its work, and keeps the name closed for `keep`. Waits until the store has confirmed
+    /// that. A hold that is lost by then is not closed.
+    pub(crate) async fn unlock_done(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        share: Share,
+        keep: Duration,
+    ) -> Result<()> {
+        let now = core.now();
+        let phase = self.leave_done(core, now, share, keep);
+        self.released(core, now, phase).await
+    }
+
+    /// Waits for the release of a hold that ended at `now`, and that had this phase then.
+    async fn released(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        now: Instant,
+        phase: Phase,
+    ) -> Result<()> {
         if let Phase::Lost(loss) = phase {
             core.submit(Job::Flush(Arc::clone(self)));
             return Err(Error::lost(loss));

@@ -10,6 +10,7 @@ use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
 use crate::store::Absence;
 use crate::trace;
+use std::panic::Location;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,13 +33,30 @@ impl Hold {
             return Due::Nothing;
         }
         inner.scheduled = None;
-        let due = self
-            .update_locked(core, now, inner, None, |state, now| change(state, &core.timing, now));
+        let mut held = None;
+        let due = self.update_locked(core, now, inner, None, |state, now| {
+            held = state.warn(now);
+            change(state, &core.timing, now)
+        });
+        if let Some((since, caller)) = held {
+            self.warn_held(now.saturating_duration_since(since), caller);
+        }
         if due != Due::TakenBack {
             return due;
         }
         core.queue.missed(self);
         Due::Flush
+    }
+
+    /// Warns that the hold has been held for long.
+    fn warn_held(&self, held: Duration, caller: &'static Location<'static>) {
+        trace::later(Level::WARN, || {
+            let (name, fence) = (self.name.clone(), self.fence);
+            let held_ms = held.as_millis() as u64;
+            move || {
+                tracing::warn!(name = name.as_str(), fence, held_ms, %caller, "still held; is it leaked?");
+            }
+        });
     }
 
     /// Renews the hold at once and waits as in [`Hold::renew_now`]. Without an answer in the time

@@ -1,8 +1,10 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
 mod count;
+mod terms;
 
 pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
+pub(crate) use terms::Terms;
 
 use super::heirs::Heirs;
 use super::timing::Timing;
@@ -152,6 +154,8 @@ pub(crate) struct State {
     release_error: Option<Error>,
     /// True if the store has answered the release.
     answered: bool,
+    /// `None` for most holds.
+    terms: Option<Box<Terms>>,
 }
 
 /// The end of a release.
@@ -195,6 +199,7 @@ impl State {
             answered: false,
             release_unknown: false,
             found_lost: None,
+            terms: None,
         }
     }
 
@@ -275,6 +280,12 @@ impl State {
         self.max_until.map_or(cancel, |max| max.min(cancel))
     }
 
+    /// Returns the time at which the hold is lost if nothing happens before.
+    pub(super) fn ends_at(&self, timing: &Timing) -> Instant {
+        let until = self.believed_until(timing);
+        self.stalls_at().map_or(until, |stalls| stalls.min(until))
+    }
+
     /// Returns whether a record or a release is due now.
     pub(super) fn needs_flush(&self) -> bool {
         match self.phase {
@@ -289,12 +300,14 @@ impl State {
     pub(super) fn wake_at(&self, timing: &Timing) -> Option<Instant> {
         match self.phase {
             Phase::Held | Phase::AtRisk => {
-                let end = self.believed_until(timing);
-                match self.renewal {
+                let end = self.ends_at(timing);
+                let at = match self.renewal {
                     Renewal::Due(at) if self.live > 0 => Some(at.min(end)),
-                    Renewal::UnderWay { .. } => None,
+                    // The batch is watched, but for this.
+                    Renewal::UnderWay { .. } => self.stalls_at(),
                     Renewal::Due(_) | Renewal::Stopped => Some(end),
-                }
+                };
+                at.into_iter().chain(self.warns_at()).min()
             }
             Phase::Releasing => Some(self.abandoned_at(timing)),
             Phase::Lost(_) if self.is_queued() => self.owed.map(|_| self.abandoned_at(timing)),
@@ -352,6 +365,8 @@ impl State {
             self.lose(Loss::Expired, None);
         } else if self.max_until.is_some_and(|max| now >= max) {
             self.lose(Loss::MaxHold, Some(now + timing.grace));
+        } else if self.stalls_at().is_some_and(|at| now >= at) {
+            self.lose(Loss::Stalled, Some(now + timing.grace));
         }
     }
 
@@ -362,6 +377,7 @@ impl State {
         {
             self.end();
         }
+        self.keep_delay(now);
         if let Phase::Lost(_) = self.phase {
             let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.is_queued();
             if due {
@@ -461,10 +477,10 @@ impl State {
     /// `sent`, without a holder. It is sent when the leases are gone, or when they cannot rely on
     /// the key any more.
     fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
-        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
+        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() && !self.leaves_to_expire() {
             self.owed = Some(self.deadline(timing).max(now));
             self.set_queued(false);
-            self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl));
+            self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl + self.delay()));
         }
     }
 

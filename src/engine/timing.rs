@@ -15,6 +15,8 @@ use crate::store::usable;
 use std::time::Duration;
 
 const GRACE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+/// What is left between the end of the second attempt and `C`, at least.
+const ROOM: Duration = Duration::from_millis(1);
 const LONGEST_PERIOD: Duration = Duration::from_secs(60);
 /// Linux resends a lost segment after at least 200 ms; one lost segment must not fail an attempt.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(250);
@@ -75,6 +77,19 @@ impl Timing {
             to_deadline,
             to_cancel: to_deadline - grace,
         })
+    }
+
+    /// Sets the grace, and renews earlier if two attempts would not fit between the renewal and `C` any more.
+    pub(crate) fn with_grace(self, grace: Duration) -> Result<Self> {
+        let longest = self.ttl / 3;
+        if !(GRACE.0..=longest).contains(&grace) {
+            return Err(Error::invalid(format!(
+                "a grace of {grace:?} is out of range; choose 10 ms to a third of the ttl, {longest:?}"
+            )));
+        }
+        let to_cancel = self.to_deadline - grace;
+        let room = to_cancel.saturating_sub(self.attempt * 2 + self.ttl / 20 + ROOM);
+        Ok(Self { grace, to_cancel, period: self.period.min(room), ..self })
     }
 
     /// Returns the time from one release of a sweep to the next: shorter if it failed.
@@ -146,6 +161,16 @@ mod tests {
     }
 
     #[test]
+    fn grace_limits_are_named_in_the_error() {
+        let timing = Timing::new(millis(3_000)).unwrap();
+        for bad in [Duration::ZERO, millis(9), millis(1_001), Duration::MAX] {
+            let error = timing.with_grace(bad).unwrap_err();
+            assert!(error.to_string().contains("10 ms to a third of the ttl, 1s"), "{error}");
+        }
+        assert_eq!(timing.with_grace(millis(300)).unwrap().period, timing.period);
+    }
+
+    #[test]
     fn ttl_limits_are_named_in_the_error() {
         for bad in [Duration::ZERO, millis(99), LONGEST_TTL + millis(1), Duration::MAX] {
             let error = Timing::new(bad).unwrap_err();
@@ -175,6 +200,20 @@ mod tests {
             // A first attempt that times out still leaves time for one more before C.
             let second = timing.renewal(s, 0.0) + timing.attempt + timing.gap(1, 1.0);
             prop_assert!(second + timing.attempt < c, "{timing:?}");
+        }
+
+        #[test]
+        fn grace_leaves_room_to_renew_twice(ttl in 100u64..=365 * 24 * 3600 * 1000, part in 0.0f64..=1.0) {
+            let plain = Timing::new(millis(ttl)).unwrap();
+            let longest = plain.ttl / 3;
+            let grace = millis(10) + (longest - millis(10)).mul_f64(part);
+            let timing = plain.with_grace(grace).unwrap();
+            let s = Clock::system().now();
+            let (c, d) = (timing.cancel(s), timing.deadline(s));
+            prop_assert_eq!((d, c + grace), (plain.deadline(s), d));
+            let second = timing.renewal(s, 0.0) + timing.attempt + timing.gap(1, 1.0);
+            prop_assert!(second + timing.attempt < c, "{timing:?}");
+            prop_assert!(timing.period <= plain.period && timing.period >= plain.period.min(plain.ttl / 10), "{timing:?}");
         }
 
         #[test]

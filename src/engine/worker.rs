@@ -5,6 +5,7 @@
 
 use super::ask::{caught, caught_call};
 use super::core::{Core, Inbox};
+use super::hold::Hold;
 use super::job::Job;
 use super::reaper::Work;
 use super::schedule::{Batch, Call, Renewing};
@@ -15,6 +16,7 @@ use crate::store::{Name, RenewBatch, Renewal, Renewed, Signal};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -100,6 +102,7 @@ async fn renew(core: &Arc<Core>, call: Call) {
     let request = |renewing: &Renewing| {
         Renewal::new(renewing.hold.target(), renewing.hold.holder)
             .with_keep_fence(keeps_fence(core, renewing, now))
+            .with_ttl(own_ttl(core, &renewing.hold))
     };
     let items = batch.iter().map(request).collect();
     let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
@@ -141,6 +144,12 @@ fn keeps_fence(core: &Core, renewing: &Renewing, now: Instant) -> bool {
     };
     let old = now.saturating_duration_since(renewing.attempt.fence_kept) >= retention / 4;
     renewing.hold.fence.is_some() && old
+}
+
+/// Returns the time to live of a hold that has a delay.
+fn own_ttl(core: &Core, hold: &Hold) -> Option<Duration> {
+    let delay = hold.options.lock_delay();
+    (!delay.is_zero()).then(|| core.delayed_ttl(delay))
 }
 
 /// Ends the engine: finishes its jobs within bounds, and disconnects.

@@ -16,6 +16,9 @@ pub mod reentrancy {}
 #[doc = include_str!("family.md")]
 pub mod family {}
 
+#[doc = include_str!("jobs.md")]
+pub mod jobs {}
+
 #[doc = include_str!("stores.md")]
 pub mod stores {}
 

@@ -21,6 +21,12 @@ const DEFAULT_LOCAL_HANDOFFS: u32 = 127;
 const MOST_LOCAL_HANDOFFS: u32 = 9_999;
 const SHORTEST_MAX_HOLD: Duration = Duration::from_millis(10);
 
+/// Returns the timing of a time to live, with this grace or the default one.
+pub(super) fn timing_of(ttl: Duration, grace: Option<Duration>) -> Result<Timing> {
+    let timing = Timing::new(ttl)?;
+    grace.map_or(Ok(timing), |grace| timing.with_grace(grace))
+}
+
 /// The settings of a [`LeaseManager`].
 ///
 /// All processes that share names should use the same settings. A setting that only another kind of store has is refused
@@ -52,6 +58,9 @@ pub struct Builder {
     max_poll_interval: Option<Duration>,
     max_local_handoffs: u32,
     max_hold: Option<Duration>,
+    pub(super) grace: Option<Duration>,
+    stall_after: Option<Duration>,
+    warn_held: Option<Duration>,
     fencing: bool,
     require_fencing: bool,
     pub(super) owner: Option<Owner>,
@@ -71,6 +80,9 @@ impl Default for Builder {
             max_poll_interval: None,
             max_local_handoffs: DEFAULT_LOCAL_HANDOFFS,
             max_hold: None,
+            grace: None,
+            stall_after: None,
+            warn_held: None,
             fencing: true,
             require_fencing: false,
             owner: None,
@@ -133,6 +145,36 @@ impl Builder {
     /// Protects against a hung worker whose lease would be renewed forever. Applies to each holder separately.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.max_hold = Some(max);
+        self
+    }
+
+    /// Sets the grace: the time from the cancellation deadline, when a token fires, to the moment at which the store may let
+    /// the lease expire: 10 ms to a third of the [TTL](Builder::ttl), by default a tenth of it, from 10 ms to 2 s.
+    ///
+    /// In it the work of the holder must stop. Choose it longer for work that needs time to stop, such as a child process or
+    /// a rollback. A longer grace leaves less time for failing renewals; where two attempts would not fit otherwise, renewals
+    /// are sent earlier.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = Some(grace);
+        self
+    }
+
+    /// Sets the longest time between two reports of [progress](crate::Lease::progress): at least 10 ms, no limit by default.
+    /// After it the lease is lost, with [`Loss::Stalled`].
+    ///
+    /// Protects against a hung worker whose lease would be renewed forever, without a limit on how long the work may take. The
+    /// first report is due that long after the grant. The token fires first. The name is released when the lease is dropped, or
+    /// after the [grace](Builder::grace).
+    pub fn stall_after(mut self, limit: Duration) -> Self {
+        self.stall_after = Some(limit);
+        self
+    }
+
+    /// Sets the age at which a lease is reported in the log, once, with the place where it was acquired; never by default.
+    ///
+    /// It finds leases that were leaked. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one.
+    pub fn warn_held(mut self, age: Duration) -> Self {
+        self.warn_held = Some(age);
         self
     }
 
@@ -361,7 +403,14 @@ impl Builder {
 
     /// Checks that all settings are in range and agree with each other.
     pub(super) fn checked(&self) -> Result<(Timing, Settings)> {
-        let timing = Timing::new(self.ttl)?;
+        let timing = timing_of(self.ttl, self.grace)?;
+        if let Some(limit) = self.stall_after
+            && limit < SHORTEST_MAX_HOLD
+        {
+            return Err(Error::invalid(format!(
+                "a stall_after of {limit:?} is too short; choose at least 10 ms"
+            )));
+        }
         if let Some(bound) = self.max_poll_interval
             && !(POLL_INTERVALS.0..=POLL_INTERVALS.1).contains(&bound)
         {
@@ -415,6 +464,8 @@ impl Builder {
     pub(super) fn settings(&self, timing: &Timing) -> Settings {
         Settings {
             max_hold: self.max_hold,
+            stall_after: self.stall_after,
+            warn_held: self.warn_held,
             poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
             handoff_bound: self.max_local_handoffs,
             fencing: self

@@ -1,5 +1,6 @@
 //! The ways to make a manager: from a URL, on a store, in memory.
 
+use super::builder::timing_of;
 use super::{Builder, LeaseManager};
 use crate::clock::Clock;
 use crate::engine::{Core, Engine, Timing};
@@ -112,7 +113,7 @@ impl Builder {
         let observers = self.observers;
         let backend = Backend::parse(url.as_ref(), &common)?;
         let timing = match backend.lease_time() {
-            Some(lease_time) => Timing::new(lease_time)?,
+            Some(lease_time) => timing_of(lease_time, self.grace)?,
             None => timing,
         };
         let remote = backend.dedicated_thread();

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::fair_lock::FairLock;
 use crate::lock::{Holder, Lock};
 use crate::multi_lock::MultiLock;
+use crate::once::Job;
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::slots::Slots;
@@ -150,6 +151,16 @@ impl LeaseManager {
     #[doc(alias = "leader election")]
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(Arc::clone(&self.engine), name.as_ref())
+    }
+
+    /// Creates a job under `key` that runs on one of many replicas, without I/O.
+    ///
+    /// The key names the job and its occasion, such as the time for which it is scheduled. Takes the same names as
+    /// [`lock`](LeaseManager::lock). The run reports an invalid key, and a store that cannot keep a key closed.
+    #[doc(alias = "cron")]
+    #[doc(alias = "run once")]
+    pub fn once(&self, key: impl AsRef<str>) -> Job {
+        Job::new(Arc::clone(&self.engine), key.as_ref())
     }
 
     /// Returns the holder of `name`, in this process or any other; `None` if it is free.

@@ -12,6 +12,7 @@ mod fair_lock;
 mod handoff;
 mod handoff_loss;
 mod handoff_turns;
+mod jobs;
 mod loss;
 mod multi_lock;
 mod permit_handoff;

@@ -9,6 +9,7 @@ mod counter;
 mod ends;
 mod exclusion;
 mod fences;
+mod jobs;
 mod kinds;
 mod peer;
 mod shared;

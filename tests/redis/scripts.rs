@@ -646,3 +646,63 @@ fn read_write_lock_is_no_lock_and_spoils_no_other() {
         }
     });
 }
+
+const RELEASE_KEEP: &str = compose!("../../src/store/redis/scripts/", release_keep, "publish");
+
+#[test]
+fn mark_with_a_bad_argument_writes_nothing() {
+    let mut bench = Bench::new(true);
+    bench.run(ACQUIRE, &["job"], &["me", "30000"]);
+    for [mark, time] in [
+        ["leasehold:done", "0"],
+        ["leasehold:done", "-1"],
+        ["leasehold:done", "1.5"],
+        ["leasehold:done", "x"],
+        ["leasehold:done", "31536000001"],
+        ["leasehold:other", "1000"],
+        ["you", "1000"],
+    ] {
+        let reply = bench.run(RELEASE_KEEP, &["job"], &["me", mark, time]);
+        assert!(fails_with(&reply, "LEASEHOLD bad argument"), "{mark} {time}: {reply:?}");
+        let fields = bench.command(&["HGETALL", "job"]).list();
+        assert_eq!(
+            fields.into_iter().map(Reply::text).collect::<Vec<_>>(),
+            ["me", "1"],
+            "{mark} {time}"
+        );
+    }
+}
+
+#[test]
+fn mark_takes_the_place_of_its_holder_once() {
+    let mut bench = Bench::new(true);
+    let mark = |bench: &mut Bench, holder: &str, time: &str| {
+        bench.run(RELEASE_KEEP, &["job"], &[holder, "leasehold:done", time]).int()
+    };
+    assert_eq!(mark(&mut bench, "me", "60000"), -1);
+    assert_eq!(bench.keys(), 0);
+    bench.run(ACQUIRE, &["job"], &["me", "30000"]);
+    assert_eq!(mark(&mut bench, "you", "60000"), -2);
+    for _ in 0..2 {
+        assert_eq!(mark(&mut bench, "me", "60000"), 0);
+        let fields = bench.command(&["HGETALL", "job"]).list();
+        let fields: Vec<_> = fields.into_iter().map(Reply::text).collect();
+        assert_eq!(fields, ["leasehold:done", "60000 me"]);
+        let left = bench.command(&["PTTL", "job"]).int();
+        assert!(left > 30_000 && left <= 60_000, "{left}");
+        bench.command(&["PEXPIRE", "job", "40000"]);
+    }
+    assert!(bench.command(&["PTTL", "job"]).int() <= 40_000, "the second run sets no time");
+    assert_eq!(mark(&mut bench, "you", "60000"), -2);
+}
+
+/// Redisson grants a read-write lock over a lock.
+#[test]
+fn mark_leaves_a_read_write_lock_alone() {
+    let mut bench = Bench::new(true);
+    bench.command(&["HSET", "job", "me", "1", "mode", "read", "java", "1"]);
+    let reply = bench.run(RELEASE_KEEP, &["job"], &["me", "leasehold:done", "1000"]);
+    assert_eq!(reply.int(), -2);
+    assert_eq!(bench.command(&["HEXISTS", "job", "leasehold:done"]).int(), 0);
+    assert_eq!(bench.command(&["HLEN", "job"]).int(), 2, "what is left is not ours");
+}

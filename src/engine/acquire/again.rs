@@ -17,7 +17,8 @@ impl<'core> AcquireLoop<'_, 'core> {
     fn nested(&self, hold: &Arc<Hold>, count: u32) -> Acquire {
         let timing = &self.core.timing;
         let timeout = timing.attempt.min(hold.remaining(self.core));
-        Acquire::new(hold.target(), hold.holder, timing.ttl, timeout).with_count(count)
+        let ttl = self.core.ttl_of(&hold.options);
+        Acquire::new(hold.target(), hold.holder, ttl, timeout).with_count(count)
     }
 
     /// Re-enters a hold of which this handle has a share. Returns `None` if nothing is left of it, but for the one that a

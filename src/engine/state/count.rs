@@ -58,6 +58,7 @@ impl State {
         match self.phase {
             Phase::Lost(loss) if self.live > 0 => Reentry::Lost(loss),
             Phase::Lost(_) | Phase::Releasing | Phase::Released => Reentry::Over,
+            Phase::Held | Phase::AtRisk if self.lingers() => Reentry::Over,
             Phase::Held | Phase::AtRisk if self.is_busy() => Reentry::Busy,
             Phase::Held | Phase::AtRisk => {
                 self.in_flight = InFlight::Nested;
@@ -168,6 +169,7 @@ impl State {
             && now < self.granted + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max)
+            && self.may_end_early(now)
     }
 
     /// Sets to whom the hold may be handed off.
@@ -237,6 +239,7 @@ impl State {
         }
         let next = Self {
             fence_kept: sent,
+            terms: self.terms.take(),
             ..Self::granted(sent, renew, self.max_until, self.unsure_until.take())
         };
         self.live = 0;
@@ -299,6 +302,7 @@ impl State {
 
     /// Returns the next operation for the store. After [`Next::Op`] the verdict must follow.
     pub(in crate::engine) fn next_op(&mut self, now: Instant) -> Next {
+        self.keep_delay(now);
         if self.is_over() {
             return Next::Nothing;
         }
@@ -346,6 +350,10 @@ impl State {
                 self.release_error = None;
                 // An earlier request whose answer was lost may have released it.
                 let done = self.release_unknown && now < self.deadline(timing);
+                if absence.is_some() && self.release_unknown && self.is_done() {
+                    let message = "the store did not confirm that the name is closed";
+                    return Err(Error::new(ErrorKind::Unavailable, message));
+                }
                 if let (Some(absence), false) = (absence, done) {
                     self.found_lost = Some(absence.into());
                     return Err(Error::lost(absence.into()));
@@ -366,6 +374,9 @@ impl State {
         timing: &Timing,
         now: Instant,
     ) -> Option<(Instant, Instant)> {
+        if self.leaves_to_expire() {
+            return None;
+        }
         let until = self.unsure_until.filter(|until| *until > now)?;
         let from = match self.phase {
             // The key is still ours until `D`; no other holder may be granted the name before.

@@ -1,0 +1,70 @@
+//! Waits between the attempts of a caller that waits in no queue.
+
+use super::super::core::Core;
+use super::super::hints::Hints;
+use super::AFTER_EXPIRY;
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+use crate::store::{Name, Target};
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// The waits of a caller that asks again and again, at hints and by the clock.
+pub(crate) struct Polling<'a> {
+    core: &'a Core,
+    target: Target,
+    hints: Hints<'a>,
+    /// The time at which it gives up; `None` for one that does not wait.
+    until: Option<Instant>,
+    failures: u32,
+    silent_since: Option<Instant>,
+}
+
+impl<'a> Polling<'a> {
+    /// Creates the waits of a caller that waits for `limit`, from now on.
+    pub(crate) fn new(core: &'a Core, name: &Name, limit: Duration) -> Self {
+        let (target, hints) = (Target::exclusive(name.clone()), Hints::NotSubscribed);
+        let until = (!limit.is_zero()).then(|| core.now() + limit);
+        Self { core, target, hints, until, failures: 0, silent_since: None }
+    }
+
+    fn left(&self) -> Duration {
+        let now = self.core.now();
+        self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+    }
+
+    /// Returns whether the time has passed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// Waits after a refusal.
+    pub(crate) async fn refused(&mut self) -> Result<()> {
+        (self.failures, self.silent_since) = (0, None);
+        let pause = self.core.settings.poll_bound.min(self.left().saturating_add(AFTER_EXPIRY));
+        tokio::select! {
+            biased;
+            // Without a holder: it takes no place in a queue of the store.
+            () = self.hints.hint(self.core, self.target.clone(), None) => {}
+            () = sleep(pause) => {}
+        }
+        self.core.check_open()
+    }
+
+    /// Waits after a failure, unless it lasts, or the store has been silent for too long.
+    pub(crate) async fn failed(&mut self, error: Error) -> Result<()> {
+        if !error.is_unavailable() {
+            return Err(error);
+        }
+        let core = self.core;
+        let since = *self.silent_since.get_or_insert(core.now());
+        self.failures += 1;
+        let gap = core.timing.gap(self.failures, core.jitter());
+        let silent = core.now().saturating_duration_since(since) + gap;
+        if silent >= core.timing.ttl || gap >= self.left() {
+            return Err(error);
+        }
+        sleep(gap).await;
+        Ok(())
+    }
+}

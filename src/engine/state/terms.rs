@@ -1,0 +1,133 @@
+//! What the handle, or the manager, asks of a hold beside the rest. Most holds have none of it.
+
+use super::super::timing::Timing;
+use super::{Phase, State};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Loss};
+use crate::store::{Keep, Mark};
+use std::panic::Location;
+use std::time::Duration;
+
+/// The terms of a hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Terms {
+    /// The end of `min_hold`.
+    pub(crate) min_until: Option<Instant>,
+    /// The time for which the store keeps the name closed beyond T.
+    pub(crate) delay: Duration,
+    /// The longest time between two reports of progress, and the time of the last one.
+    pub(crate) stall: Option<(Duration, Instant)>,
+    /// The time at which a warning is due that it is still held.
+    pub(crate) warn_at: Option<Instant>,
+    /// When it began, and where it was acquired.
+    pub(crate) began: Option<(Instant, &'static Location<'static>)>,
+    /// The time for which the name stays closed after the release, because the work is done.
+    pub(crate) done: Option<Duration>,
+    /// True if it has no lease, but the name stays closed by it until the end of `min_hold`.
+    pub(crate) lingers: bool,
+}
+
+impl State {
+    pub(in crate::engine) fn set_terms(&mut self, terms: Option<Box<Terms>>) {
+        self.terms = terms;
+    }
+
+    /// Returns the time for which the store keeps the name closed beyond T.
+    pub(in crate::engine) fn delay(&self) -> Duration {
+        self.terms.as_ref().map_or(Duration::ZERO, |terms| terms.delay)
+    }
+
+    /// Records that the work is done, if the hold is not lost: its release keeps the name closed for `keep`.
+    pub(in crate::engine) fn finish(&mut self, timing: &Timing, now: Instant, keep: Duration) {
+        self.expire(timing, now);
+        if self.believed() {
+            self.terms.get_or_insert_default().done = Some(keep);
+        }
+    }
+
+    /// Returns whether the work is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.terms.as_ref().is_some_and(|terms| terms.done.is_some())
+    }
+
+    /// Returns the mark that a release at `now` leaves.
+    pub(in crate::engine) fn mark(&self, now: Instant) -> Option<Keep> {
+        let terms = self.terms.as_ref()?;
+        let left = terms.min_until.map(|until| until.saturating_duration_since(now));
+        // The store counts whole milliseconds; the name must not open earlier.
+        let whole =
+            |left: Duration| Duration::from_millis(left.as_nanos().div_ceil(1_000_000) as u64);
+        let left = left.map(whole).filter(|left| !left.is_zero());
+        match (terms.done, left) {
+            (Some(done), left) => Some(Keep::new(Mark::Done, done.max(left.unwrap_or_default()))),
+            (None, Some(left)) => Some(Keep::new(Mark::Kept, left)),
+            (None, None) => None,
+        }
+    }
+
+    /// Returns whether the terms allow that the next local waiter gets the hold.
+    pub(super) fn may_end_early(&self, now: Instant) -> bool {
+        self.terms.as_ref().is_none_or(|terms| {
+            terms.done.is_none() && terms.min_until.is_none_or(|until| until <= now)
+        })
+    }
+
+    /// Lets a hold linger whose last lease ends now, if that is before the end of `min_hold`. Returns its end.
+    pub(in crate::engine) fn linger(&mut self, timing: &Timing, now: Instant) -> Option<Instant> {
+        self.expire(timing, now);
+        let may = self.believed() && self.live == 1;
+        let terms = self.terms.as_mut().filter(|terms| may && !terms.lingers)?;
+        let until = terms.min_until.filter(|until| *until > now)?;
+        terms.lingers = true;
+        Some(until)
+    }
+
+    pub(super) fn lingers(&self) -> bool {
+        self.terms.as_ref().is_some_and(|terms| terms.lingers)
+    }
+
+    /// Returns the time at which the hold is lost without a report of progress.
+    pub(super) fn stalls_at(&self) -> Option<Instant> {
+        let terms = self.terms.as_ref().filter(|terms| !terms.lingers)?;
+        terms.stall.map(|(longest, last)| last + longest)
+    }
+
+    /// Records progress.
+    pub(in crate::engine) fn report(&mut self, now: Instant) {
+        if let Some((_, last)) = self.terms.as_mut().and_then(|terms| terms.stall.as_mut()) {
+            *last = now.max(*last);
+        }
+    }
+
+    /// Returns the time at which a warning is due.
+    pub(super) fn warns_at(&self) -> Option<Instant> {
+        self.terms.as_ref()?.warn_at
+    }
+
+    /// Returns when the hold began, and where, if it has been held for so long that a warning is due. Once only.
+    pub(in crate::engine) fn warn(
+        &mut self,
+        now: Instant,
+    ) -> Option<(Instant, &'static Location<'static>)> {
+        let believed = self.believed();
+        let terms = self.terms.as_mut()?;
+        terms.warn_at.take_if(|at| *at <= now && believed)?;
+        terms.began
+    }
+
+    /// Gives up a release that is owed while a lease is alive, if only a clean release ends the delay.
+    pub(super) fn keep_delay(&mut self, now: Instant) {
+        let lost = matches!(self.phase, Phase::Lost(_));
+        let due = self.owed.is_some_and(|at| at <= now);
+        if lost && due && self.live > 0 && !self.delay().is_zero() {
+            self.owed = None;
+            let message = "the lease was lost while it was in use, so its name stays closed for its lock delay";
+            self.release_error = Some(Error::new(ErrorKind::Unavailable, message));
+        }
+    }
+
+    /// Returns whether a confirmation that came too late is left to expire: after a silent loss the delay is in force.
+    pub(super) fn leaves_to_expire(&self) -> bool {
+        self.phase == Phase::Lost(Loss::Expired) && !self.delay().is_zero()
+    }
+}

@@ -1,0 +1,571 @@
+//! Jobs that run on one of many replicas: `once`, and the times for which a handle keeps its name.
+
+use super::*;
+use leasehold::store::Mark;
+use leasehold::{Job, Once};
+use std::cell::Cell;
+use std::future::pending;
+
+const KEEP: Duration = Duration::from_secs(3600);
+type Outcome = Once<u32, &'static str>;
+
+fn job(leases: &LeaseManager) -> Job {
+    leases.once("job").keep(KEEP)
+}
+
+async fn good(leases: &LeaseManager) -> Result<Outcome> {
+    job(leases).run(async |_| Ok(7)).await
+}
+
+async fn is_free(setup: &Setup) -> bool {
+    setup.other().inspect("job").await.unwrap().is_none()
+}
+
+#[tokio::test(start_paused = true)]
+async fn success_closes_the_key_for_as_long_as_it_is_kept() {
+    let setup = Setup::new();
+    assert!(matches!(good(&setup.leases).await.unwrap(), Once::Ran(7)));
+    sleep(MOMENT * 10).await;
+    for leases in [setup.leases.clone(), setup.other()] {
+        let Once::Before(closed) = good(&leases).await.unwrap() else { panic!("it ran again") };
+        assert_eq!((closed.mark, closed.ago), (Mark::Done, MOMENT * 10));
+    }
+    assert!(setup.other().lock("job").try_lock().await.unwrap().is_none());
+    sleep(KEEP - MOMENT * 11).await;
+    assert!(matches!(good(&setup.leases).await.unwrap(), Once::Before(_)));
+    sleep(MOMENT * 2).await;
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Ran(7)));
+    assert_eq!(setup.calls(Call::Renew), 0, "the mark is not renewed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_panic_and_drop_leave_the_key_free() {
+    let setup = Setup::new();
+    let failed = job(&setup.leases).run(async |_| Err::<u32, _>("no disk")).await.unwrap();
+    assert!(matches!(failed, Once::Failed("no disk")));
+    assert!(is_free(&setup).await);
+
+    let run = job(&setup.leases);
+    let panics = tokio::spawn(async move {
+        let _ = run.run(async |_| -> std::result::Result<u32, ()> { panic!("a bug") }).await;
+    });
+    assert!(panics.await.unwrap_err().is_panic());
+    settle().await;
+    assert!(is_free(&setup).await);
+
+    let mut running = Box::pin(job(&setup.leases).run(async |_| pending::<Result<u32>>().await));
+    assert!(poll_once(running.as_mut()).await.is_pending());
+    assert!(!is_free(&setup).await);
+    drop(running);
+    settle().await;
+    assert!(is_free(&setup).await);
+    assert!(matches!(good(&setup.leases).await.unwrap(), Once::Ran(7)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_of_another_replica_is_reported_without_waiting() {
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("job").await;
+    let (took, outcome) = timed(good(&setup.leases)).await;
+    let Ok(Once::Elsewhere(Some(holder))) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(holder.holder, theirs.holder_id().to_string());
+    assert!(took < MOMENT * 5, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_job_ends_with_the_end_of_the_other() {
+    for succeeds in [true, false] {
+        let setup = Setup::new();
+        let other = setup.other();
+        let theirs = tokio::spawn(async move {
+            let work = async |_: &Lease| {
+                sleep(Duration::from_secs(5)).await;
+                if succeeds { Ok(1) } else { Err("no") }
+            };
+            job(&other).run(work).await
+        });
+        settle().await;
+        let waiting = job(&setup.leases).wait(Duration::from_secs(60));
+        let (took, outcome) = timed(waiting.run(async |_| Ok::<u32, ()>(7))).await;
+        match outcome.unwrap() {
+            Once::Before(closed) => assert!(succeeds && closed.mark == Mark::Done),
+            Once::Ran(7) => assert!(!succeeds),
+            other => panic!("{other:?}"),
+        }
+        assert!(took < Duration::from_secs(5) + MOMENT * 20, "it heard of the end: {took:?}");
+        let _ = theirs.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_job_gives_up_in_time() {
+    let setup = Setup::new();
+    let _theirs = setup.held_elsewhere("job").await;
+    let wait = Duration::from_secs(10);
+    let run = job(&setup.leases).wait(wait).run(async |_| Ok::<u32, ()>(7));
+    let (took, outcome) = timed(run).await;
+    assert!(matches!(outcome.unwrap(), Once::Elsewhere(Some(_))));
+    assert!(took >= wait && took < wait + MOMENT * 50, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_drops_the_body_and_closes_nothing() {
+    let setup = Setup::new();
+    let dropped = Cell::new(false);
+    struct Sees<'a>(&'a Cell<bool>);
+    impl Drop for Sees<'_> {
+        fn drop(&mut self) {
+            self.0.set(true);
+        }
+    }
+    let body = async |_: &Lease| {
+        let _sees = Sees(&dropped);
+        pending::<std::result::Result<u32, ()>>().await
+    };
+    let mut running = Box::pin(job(&setup.leases).run(body));
+    assert!(poll_once(running.as_mut()).await.is_pending());
+    setup.leases.force_unlock("job").await.unwrap();
+    assert_eq!(lost(running.await), Loss::Revoked);
+    assert!(dropped.get() && is_free(&setup).await);
+}
+
+/// The body ends in the same poll in which the lease is found lost.
+#[tokio::test(start_paused = true)]
+async fn success_at_the_moment_of_the_loss_is_a_loss() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    for late in [Duration::ZERO, MOMENT] {
+        let body = async |_: &Lease| {
+            sleep(C + late).await;
+            Ok::<u32, ()>(7)
+        };
+        assert_eq!(lost(job(&setup.leases).run(body).await), Loss::Expired, "{late:?}");
+        sleep(T).await;
+        assert!(is_free(&setup).await);
+    }
+    // A moment before, it is a success, and the name is closed though no renewal succeeds.
+    let body = async |_: &Lease| {
+        sleep(C - MOMENT).await;
+        Ok::<u32, ()>(7)
+    };
+    assert!(matches!(job(&setup.leases).run(body).await.unwrap(), Once::Ran(7)));
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+}
+
+/// The store has lost the hold, or another holder has it, and only the release finds out.
+#[tokio::test(start_paused = true)]
+async fn success_after_a_silent_loss_closes_nothing() {
+    for taken in [false, true] {
+        let setup = Setup::new();
+        let (memory, other) = (setup.memory.clone(), setup.other());
+        let body = async |_: &Lease| {
+            assert!(memory.delete("job"));
+            if taken {
+                other.lock("job").lock().await.unwrap().forget();
+            }
+            Ok::<u32, ()>(7)
+        };
+        let cause = if taken { Loss::Taken } else { Loss::Gone };
+        assert_eq!(lost(job(&setup.leases).run(body).await), cause);
+        let left = setup.other().inspect("job").await.unwrap();
+        assert_eq!(left.is_some(), taken, "{left:?}");
+        assert!(left.is_none_or(|holder| holder.closed.is_none()), "theirs is left alone");
+    }
+}
+
+/// A loss that the process decides, after the body has returned and before its release: the next await is that of the
+/// release.
+#[tokio::test(start_paused = true)]
+async fn success_while_the_manager_closes_is_a_loss() {
+    let setup = Setup::new();
+    let leases = setup.leases.clone();
+    let body = async |_: &Lease| {
+        let closing = tokio::spawn(async move { leases.close().await.map_err(|_| ()) });
+        tokio::task::yield_now().await;
+        drop(closing);
+        Ok::<u32, ()>(7)
+    };
+    assert_eq!(lost(job(&setup.leases).run(body).await), Loss::Closed);
+    sleep(GRACE + ATTEMPT).await;
+    assert!(is_free(&setup).await, "it was released without a mark");
+}
+
+#[tokio::test(start_paused = true)]
+async fn success_whose_answer_is_lost_closes_the_key() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Release).times(1));
+    assert!(
+        matches!(good(&setup.leases).await.unwrap(), Once::Ran(7)),
+        "the store tells that it is done"
+    );
+    assert_eq!(setup.calls(Call::Release), 2);
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn success_that_the_store_does_not_confirm_is_told_apart() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
+    let outcome = good(&setup.leases).await.unwrap();
+    let Once::Unconfirmed(7, error) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // The engine goes on in the background.
+    setup.faults.heal();
+    sleep(ATTEMPT).await;
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn success_closes_the_key_though_its_future_is_dropped() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT * 10)).on(Call::Release));
+    let mut running = Box::pin(good(&setup.leases));
+    while setup.calls(Call::Release) == 0 {
+        assert!(poll_once(running.as_mut()).await.is_pending());
+        tokio::task::yield_now().await;
+    }
+    drop(running);
+    sleep(ATTEMPT).await;
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_times_and_stores_are_refused_before_the_body() {
+    let never = async |_: &Lease| -> std::result::Result<u32, ()> { panic!("it must not run") };
+    let setup = Setup::new();
+    for keep in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        assert_eq!(failed(job(&setup.leases).keep(keep).run(never).await), ErrorKind::Invalid);
+    }
+    assert_eq!(failed(setup.leases.once("").run(never).await), ErrorKind::Invalid);
+    let (store, faults) = FaultyStore::new(MemoryStore::new());
+    let store = store.with_capabilities(leasehold::store::Capabilities::default());
+    let leases = LeaseManager::builder().build(store).unwrap();
+    assert_eq!(failed(job(&leases).run(never).await), ErrorKind::Unsupported);
+    assert_eq!(faults.calls(Call::Acquire), 0);
+}
+
+/// One of many tasks of several managers runs it, whatever they meet.
+#[tokio::test(start_paused = true)]
+async fn one_of_many_runs_the_job() {
+    let setup = Setup::new();
+    let ran = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..30 {
+        let leases = if number % 2 == 0 { setup.leases.clone() } else { setup.other() };
+        let ran = std::sync::Arc::clone(&ran);
+        tasks.spawn(async move {
+            let work = async |_: &Lease| {
+                sleep(MOMENT * 5).await;
+                ran.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                Ok::<u32, ()>(number)
+            };
+            matches!(job(&leases).wait(T).run(work).await.unwrap(), Once::Ran(_))
+        });
+    }
+    let runs = tasks.join_all().await.into_iter().filter(|ran| *ran).count();
+    assert_eq!((runs, ran.load(std::sync::atomic::Ordering::Relaxed)), (1, 1));
+}
+
+const MIN: Duration = Duration::from_secs(55);
+
+/// Whether the name is free for another process.
+async fn opens(setup: &Setup) -> bool {
+    setup.other().lock("n").try_lock().await.unwrap().is_some()
+}
+
+#[tokio::test(start_paused = true)]
+async fn min_hold_keeps_the_name_closed_however_the_lease_ends() {
+    for how in ["unlock", "drop", "nested"] {
+        let setup = Setup::new();
+        let mut lock = setup.leases.lock("n").min_hold(MIN);
+        let start = Instant::now();
+        let lease = lock.lock().await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        match how {
+            "unlock" => lease.unlock().await.unwrap(),
+            "drop" => drop(lease),
+            _ => {
+                let inner = lock.lock().await.unwrap();
+                lease.unlock().await.unwrap();
+                assert_eq!(setup.recorded("n").await, Some(1), "one lease is left");
+                inner.unlock().await.unwrap();
+            }
+        }
+        settle().await;
+        let holder = setup.other().inspect("n").await.unwrap().expect("closed");
+        assert_eq!(holder.closed.map(|closed| closed.mark), Some(Mark::Kept), "{how}");
+        assert!(lock.try_lock().await.unwrap().is_none(), "{how}: also for its own handle");
+        sleep(MIN - start.elapsed() - MOMENT).await;
+        assert!(!opens(&setup).await, "{how}");
+        sleep(MOMENT * 2).await;
+        assert!(opens(&setup).await, "{how}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn min_hold_that_has_passed_costs_nothing() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").min_hold(MIN).lock().await.unwrap();
+    sleep(MIN).await;
+    lease.unlock().await.unwrap();
+    assert!(setup.memory.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_not_handed_off_before_its_min_hold() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n").min_hold(Duration::from_secs(2));
+    let lease = lock.lock().await.unwrap();
+    let leases = setup.leases.clone();
+    let waiter = tokio::spawn(async move { timed(leases.lock("n").lock()).await });
+    settle().await;
+    drop(lease);
+    let (took, lease) = waiter.await.unwrap();
+    let lease = lease.unwrap();
+    assert!(
+        took >= Duration::from_secs(2) - MOMENT && took < Duration::from_secs(2) + MOMENT * 50,
+        "{took:?}"
+    );
+    assert_eq!(setup.calls(Call::Release), 1);
+    // And one without a min_hold is handed off, whose new holder keeps its own.
+    let leases = setup.leases.clone();
+    let waiter = tokio::spawn(async move {
+        leases.lock("n").min_hold(MIN).lock().await.unwrap().unlock().await.unwrap();
+    });
+    settle().await;
+    drop(lease);
+    waiter.await.unwrap();
+    assert_eq!(setup.calls(Call::Acquire), setup.calls(Call::Acquire));
+    sleep(MIN - MOMENT * 10).await;
+    assert!(!opens(&setup).await);
+    sleep(MOMENT * 11).await;
+    assert!(opens(&setup).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn min_hold_does_not_outlive_a_crash() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Release));
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    drop(setup.leases.lock("n").min_hold(MIN).lock().await.unwrap());
+    sleep(T - MOMENT).await;
+    assert!(!opens(&setup).await);
+    sleep(MOMENT * 2).await;
+    assert!(opens(&setup).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_keeps_a_min_hold() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").min_hold(MIN).lock().await.unwrap();
+    let close = tokio::spawn({
+        let leases = setup.leases.clone();
+        async move { leases.close().await.unwrap() }
+    });
+    assert_eq!(lease.lost().await, Loss::Closed);
+    drop(lease);
+    close.await.unwrap();
+    assert!(!opens(&setup).await);
+    sleep(MIN).await;
+    assert!(opens(&setup).await);
+}
+
+/// As ZooKeeper: the process keeps the name.
+fn without_marks(memory: &MemoryStore) -> (LeaseManager, Faults) {
+    let (store, faults) = FaultyStore::new(memory.clone());
+    let store = store.with_capabilities(leasehold::store::Capabilities::default());
+    (LeaseManager::builder().build(store).unwrap(), faults)
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_keeps_a_min_hold_where_the_store_cannot() {
+    let setup = Setup::new();
+    let (leases, _) = without_marks(&setup.memory);
+    let mut lock = leases.lock("n").min_hold(MIN);
+    let start = Instant::now();
+    let lease = lock.lock().await.unwrap();
+    let token = lease.cancellation_token();
+    lease.unlock().await.unwrap();
+    assert!(token.is_cancelled());
+    assert!(lock.try_lock().await.unwrap().is_none(), "it is closed for its own handle, too");
+    sleep(MIN - start.elapsed() - MOMENT).await;
+    assert!(!opens(&setup).await, "it is renewed meanwhile");
+    sleep(MOMENT * 2).await;
+    assert!(opens(&setup).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_ends_a_min_hold_of_the_process() {
+    let setup = Setup::new();
+    let (leases, _) = without_marks(&setup.memory);
+    leases.lock("n").min_hold(MIN).lock().await.unwrap().unlock().await.unwrap();
+    let (took, closed) = timed(leases.close()).await;
+    closed.unwrap();
+    assert!(took <= GRACE + MOMENT * 10, "{took:?}");
+    assert!(opens(&setup).await);
+}
+
+const DELAY: Duration = Duration::from_secs(20);
+
+#[tokio::test(start_paused = true)]
+async fn lock_delay_keeps_a_name_closed_after_a_crash_only() {
+    let setup = Setup::new();
+    let lock = || setup.leases.lock("n").lock_delay(DELAY);
+    lock().lock().await.unwrap().unlock().await.unwrap();
+    assert!(opens(&setup).await, "a clean release ends it");
+    drop(lock().lock().await.unwrap());
+    settle().await;
+    assert!(opens(&setup).await, "so does a drop");
+
+    let lease = lock().lock().await.unwrap();
+    sleep(T).await;
+    lease.check().expect("it was renewed");
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    let renewed = Instant::now();
+    assert_eq!(lease.lost().await, Loss::Expired);
+    assert!(renewed.elapsed() <= C, "T alone is believed");
+    setup.faults.heal();
+    drop(lease);
+    sleep(D.saturating_sub(renewed.elapsed())).await;
+    assert!(!opens(&setup).await, "the drop of a lost lease does not end it");
+    sleep(DELAY - MOMENT * 20 - T / 3).await;
+    assert!(!opens(&setup).await);
+    sleep(T / 3 + MOMENT * 500).await;
+    assert!(opens(&setup).await);
+}
+
+/// The renewal is confirmed after C.
+#[tokio::test(start_paused = true)]
+async fn late_confirmation_with_a_delay_is_left_to_expire() {
+    for delay in [Duration::ZERO, DELAY] {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock_delay(delay).lock().await.unwrap();
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+        assert_eq!(lease.lost().await, Loss::Expired);
+        drop(lease);
+        sleep(T * 3).await;
+        let releases = setup.calls(Call::Release);
+        assert_eq!(releases, 0, "{delay:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_does_not_end_the_delay_of_a_lease_in_use() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock_delay(DELAY).lock().await.unwrap();
+    let error = setup.leases.close().await.unwrap_err();
+    assert_eq!(error.failed().len(), 1, "{error}");
+    assert!(!opens(&setup).await);
+    drop(lease);
+    sleep(T + DELAY).await;
+    assert!(opens(&setup).await);
+
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock_delay(DELAY).lock().await.unwrap();
+    let leases = setup.leases.clone();
+    let close = tokio::spawn(async move { leases.close().await });
+    lease.lost().await;
+    drop(lease);
+    close.await.unwrap().unwrap();
+    assert!(opens(&setup).await, "a drop in the grace is a clean release");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_handed_off_to_a_waiter_with_the_same_delay_only() {
+    for (delay, handed_off) in [(DELAY, true), (Duration::ZERO, false)] {
+        let setup = Setup::new();
+        let lease = setup.leases.lock("n").lock_delay(DELAY).lock().await.unwrap();
+        let leases = setup.leases.clone();
+        let waiter = tokio::spawn(async move { leases.lock("n").lock_delay(delay).lock().await });
+        settle().await;
+        drop(lease);
+        let _next = waiter.await.unwrap().unwrap();
+        assert_eq!(setup.calls(Call::Release), usize::from(!handed_off), "{delay:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_options_are_refused_before_anything_is_sent() {
+    let setup = Setup::new();
+    let long = Duration::from_secs(61);
+    assert_eq!(failed(setup.leases.lock("n").lock_delay(long).lock().await), ErrorKind::Invalid);
+    assert_eq!(
+        failed(setup.leases.lock("n").min_hold(Duration::MAX).lock().await),
+        ErrorKind::Invalid
+    );
+    let (leases, faults) = without_marks(&setup.memory);
+    let delayed = leases.lock("n").lock_delay(MOMENT).try_lock().await;
+    assert_eq!(failed(delayed), ErrorKind::Unsupported);
+    assert_eq!(faults.calls(Call::Acquire) + setup.calls(Call::Acquire), 0);
+}
+
+const STALL: Duration = Duration::from_secs(60);
+
+#[tokio::test(start_paused = true)]
+async fn lease_without_progress_is_lost_and_then_released() {
+    let setup = Setup::with(LeaseManager::builder().stall_after(STALL));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    for _ in 0..5 {
+        sleep(STALL - MOMENT).await;
+        lease.check().unwrap();
+        lease.progress();
+    }
+    let (took, loss) = timed(lease.lost()).await;
+    assert_eq!((took, loss), (STALL, Loss::Stalled));
+    assert!(!opens(&setup).await, "the token fires first");
+    lease.progress();
+    assert_eq!(lost(lease.check()), Loss::Stalled);
+    sleep(GRACE + MOMENT * 2).await;
+    assert!(opens(&setup).await);
+}
+
+/// The time comes while a renewal hangs.
+#[tokio::test(start_paused = true)]
+async fn lease_stalls_in_time_while_a_renewal_is_under_way() {
+    let setup = Setup::with(LeaseManager::builder().stall_after(T / 3 + MOMENT * 500));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew));
+    let (took, loss) = timed(lease.lost()).await;
+    assert_eq!((took, loss), (T / 3 + MOMENT * 500, Loss::Stalled));
+}
+
+#[tokio::test(start_paused = true)]
+async fn progress_of_any_nested_lease_counts_and_a_handoff_begins_with_one() {
+    let setup = Setup::with(LeaseManager::builder().stall_after(STALL));
+    let mut lock = setup.leases.lock("n");
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    sleep(STALL - MOMENT).await;
+    inner.progress();
+    sleep(MOMENT * 2).await;
+    outer.check().unwrap();
+    drop((inner, outer));
+
+    let setup = Setup::with(LeaseManager::builder().stall_after(T / 20));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let leases = setup.leases.clone();
+    let waiter = tokio::spawn(async move { leases.lock("n").lock().await });
+    sleep(T / 20 - MOMENT).await;
+    lease.unlock().await.unwrap();
+    let next = waiter.await.unwrap().unwrap();
+    assert_eq!(setup.calls(Call::Acquire), 1, "it was handed off");
+    let (took, loss) = timed(next.lost()).await;
+    assert_eq!(loss, Loss::Stalled);
+    assert!(took >= T / 20 - MOMENT * 2, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn grace_moves_the_token_and_not_the_deadline() {
+    let grace = Duration::from_secs(8);
+    let setup = Setup::with(LeaseManager::builder().grace(grace));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    assert_eq!(lease.remaining(), D - grace);
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));
+    let (took, loss) = timed(lease.lost()).await;
+    assert_eq!((took, loss), (D - grace, Loss::Expired));
+    for bad in [MOMENT * 9, T / 3 + MOMENT] {
+        let error = LeaseManager::builder().grace(bad).build(MemoryStore::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    let error = LeaseManager::builder().stall_after(MOMENT).build(MemoryStore::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}

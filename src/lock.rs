@@ -202,7 +202,7 @@ impl Lock {
     /// ```
     #[doc(alias = "acquire")]
     #[track_caller]
-    pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> {
+    pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
         self.lock_from(Location::caller())
     }
 
@@ -245,7 +245,7 @@ impl Lock {
     /// ```
     #[doc(alias = "try_acquire")]
     #[track_caller]
-    pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> {
+    pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
         self.lease(Location::caller(), WaitLimit::Once)
     }
 
@@ -284,7 +284,7 @@ impl Lock {
     pub fn lock_timeout(
         &mut self,
         timeout: Duration,
-    ) -> impl Future<Output = Result<Option<Lease>>> {
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
         self.lease(Location::caller(), WaitLimit::For(timeout))
     }
 

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
 //! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
-//! | [`options`] | the options of a handle, which go with its acquires into the hold |
+//! | [`options`], [`terms`] | the options of a handle, which go with its acquires into the hold; what they and the settings ask of it |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`asker`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
 //! | [`handoff`], [`heirs`] | hands off a hold to the next local waiter; to whom it may |
@@ -93,6 +93,7 @@ mod share;
 mod shared_mode_tests;
 mod spare;
 mod state;
+mod terms;
 mod thread;
 mod ticket;
 mod timing;

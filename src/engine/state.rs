@@ -1,6 +1,7 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
 mod count;
+mod owed;
 mod terms;
 
 pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
@@ -280,12 +281,6 @@ impl State {
         self.max_until.map_or(cancel, |max| max.min(cancel))
     }
 
-    /// Returns the time at which the hold is lost if nothing happens before.
-    pub(super) fn ends_at(&self, timing: &Timing) -> Instant {
-        let until = self.believed_until(timing);
-        self.stalls_at().map_or(until, |stalls| stalls.min(until))
-    }
-
     /// Returns whether a record or a release is due now.
     pub(super) fn needs_flush(&self) -> bool {
         match self.phase {
@@ -314,26 +309,6 @@ impl State {
             Phase::Lost(_) => self.owed,
             Phase::Released => None,
         }
-    }
-
-    /// Returns whether the watchdog has submitted the release that is owed.
-    fn is_queued(&self) -> bool {
-        matches!(self.cleanup, Cleanup::Queued | Cleanup::Running { queued: true })
-    }
-
-    fn set_queued(&mut self, queued: bool) {
-        self.cleanup = match self.cleanup {
-            Cleanup::Running { .. } => Cleanup::Running { queued },
-            _ if queued => Cleanup::Queued,
-            _ => Cleanup::Idle,
-        };
-    }
-
-    /// Returns the time at which the release is given up and the key is left to expire, whatever is
-    /// in flight: that may be in a future that is not polled.
-    fn abandoned_at(&self, timing: &Timing) -> Instant {
-        let deadline = self.deadline(timing);
-        self.owed.map_or(deadline, |owed| deadline.max(owed + timing.attempt * 3))
     }
 
     pub(super) fn is_releasing(&self) -> bool {
@@ -471,25 +446,6 @@ impl State {
         self.phase = Phase::AtRisk;
         self.failures = self.failures.saturating_add(1);
         self.renewal = Renewal::Due(now + timing.gap(self.failures, jitter));
-    }
-
-    /// Owes a release after a confirmation that came too late: the store keeps the key for T from
-    /// `sent`, without a holder. It is sent when the leases are gone, or when they cannot rely on
-    /// the key any more.
-    fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
-        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() && !self.leaves_to_expire() {
-            self.owed = Some(self.deadline(timing).max(now));
-            self.set_queued(false);
-            self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl + self.delay()));
-        }
-    }
-
-    /// Owes a release by `until`: a key that was to be deleted may still exist.
-    pub(super) fn owe(&mut self, until: Instant) {
-        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() {
-            self.owed = Some(until);
-            self.set_queued(false);
-        }
     }
 
     fn confirm_jittered(&mut self, timing: &Timing, sent: Instant, jitter: f64) {

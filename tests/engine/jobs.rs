@@ -530,7 +530,7 @@ async fn lease_stalls_in_time_while_a_renewal_is_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn progress_of_any_nested_lease_counts_and_a_handoff_begins_with_one() {
+async fn progress_counts_for_the_hold_and_a_handoff_begins_with_it() {
     let setup = Setup::with(LeaseManager::builder().stall_after(STALL));
     let mut lock = setup.leases.lock("n");
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());

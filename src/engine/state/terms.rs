@@ -92,6 +92,12 @@ impl State {
         terms.stall.map(|(longest, last)| last + longest)
     }
 
+    /// Returns the time at which the hold is lost if nothing happens before.
+    pub(in crate::engine) fn ends_at(&self, timing: &Timing) -> Instant {
+        let until = self.believed_until(timing);
+        self.stalls_at().map_or(until, |stalls| stalls.min(until))
+    }
+
     /// Records progress.
     pub(in crate::engine) fn report(&mut self, now: Instant) {
         if let Some((_, last)) = self.terms.as_mut().and_then(|terms| terms.stall.as_mut()) {

@@ -1,0 +1,75 @@
+//! What the options of a handle and the settings of the manager ask of a hold.
+
+use super::core::Core;
+use super::options::{Caller, Options};
+use super::state::Terms;
+use super::timing::LONGEST_TTL;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Keep, Mode};
+use std::time::Duration;
+
+/// The longest `lock_delay`. Within it, what a holder has sent has arrived or never will.
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+impl Core {
+    /// Refuses options that are out of range, or that the store cannot have.
+    pub(super) fn check_options(&self, options: &Options, mode: Mode) -> Result<()> {
+        let (min_hold, delay) = (options.min_hold().unwrap_or_default(), options.lock_delay());
+        if mode != Mode::Exclusive && !(min_hold.is_zero() && delay.is_zero()) {
+            return Err(Error::invalid("only an exclusive lock has a min_hold or a lock_delay"));
+        }
+        if min_hold > LONGEST_TTL {
+            return Err(Error::invalid(format!(
+                "a min_hold of {min_hold:?} is too long; choose at most 365 days"
+            )));
+        }
+        if delay > LONGEST_DELAY {
+            return Err(Error::invalid(format!(
+                "a lock_delay of {delay:?} is too long; choose at most 60 s"
+            )));
+        }
+        if !delay.is_zero() && !self.can.own_ttl {
+            let message = "on this store all leases live for the same time, so it has no lock_delay; choose a longer ttl instead";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        Ok(())
+    }
+
+    /// Refuses a store that cannot keep a name closed after its release.
+    pub(crate) fn check_keeps(&self) -> Result<()> {
+        if self.can.keeps { Ok(()) } else { Err(Keep::unsupported()) }
+    }
+
+    /// Returns the time to live to ask for.
+    pub(super) fn ttl_of(&self, options: &Options) -> Duration {
+        self.delayed_ttl(options.lock_delay())
+    }
+
+    /// Returns the time to live to ask for with a delay.
+    pub(super) fn delayed_ttl(&self, delay: Duration) -> Duration {
+        (self.timing.ttl + delay).min(LONGEST_TTL)
+    }
+
+    /// Returns the terms of a hold that begins now; `None` for most.
+    pub(super) fn terms(
+        &self,
+        options: &Options,
+        now: Instant,
+        caller: Caller,
+    ) -> Option<Box<Terms>> {
+        let (stall, warn) = (self.settings.stall_after, self.settings.warn_held);
+        let (min_hold, delay) = (options.min_hold(), options.lock_delay());
+        if stall.is_none() && warn.is_none() && min_hold.is_none() && delay.is_zero() {
+            return None;
+        }
+        Some(Box::new(Terms {
+            min_until: min_hold.map(|min| now + min),
+            delay,
+            stall: stall.map(|longest| (longest, now)),
+            warn_at: warn.map(|after| now + after),
+            began: caller.map(|caller| (now, caller)),
+            ..Terms::default()
+        }))
+    }
+}

@@ -40,8 +40,8 @@ async fn closed_name_is_a_held_lock_for_java(world: &World) {
         assert!(a.call("isLocked", &[name]).await.truth(), "{which}");
         assert!(!a.call("tryLock", &[name]).await.truth(), "{which}");
         assert!(!a.call("isHeldByCurrentThread", &[name]).await.truth());
-        assert_eq!(a.call("getHoldCount", &[name]).await.number(), 0);
-        let left = a.call("remainTimeToLive", &[name]).await.number();
+        assert_eq!(a.call("getHoldCount", &[name]).await.number::<u32>(), 0);
+        let left: i64 = a.call("remainTimeToLive", &[name]).await.number();
         let keep = i64::try_from(KEEP.as_millis()).expect("it is short");
         assert!(left <= keep && left > keep - 30_000, "{which}: {left} ms");
         // An unlock of a thread that does not hold it is refused, and changes nothing.

@@ -59,7 +59,7 @@ async fn render_all(gpus: &Semaphore, frames: u32) -> Result<u32, Box<dyn Error>
 async fn run() -> Result<(), Box<dyn Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "memory:".into());
     let leases = LeaseManager::builder().ttl(TTL).connect(&url).await?;
-    leases.force_unlock(NAME).await?; // what an earlier run has left, with its size
+    leases.force_unlock(NAME, "it hangs").await?; // what an earlier run has left, with its size
     let gpus = leases.semaphore(NAME, 4);
 
     let most = render_all(&gpus, 24).await?;

@@ -53,7 +53,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     tokio::spawn(async move {
         sleep(Duration::from_millis(500)).await;
         println!("  operator: takes the lease away");
-        operator.force_unlock(NAME).await
+        operator.force_unlock(NAME, "it hangs").await
     });
 
     match lease.run(write_report(&pages)).await {

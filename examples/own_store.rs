@@ -9,9 +9,10 @@
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo,
-    Inspect, Inspection, Leave, Metadata, Mode, Name, Place, Release, Released, RenewBatch,
-    Renewal, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo, Inbox,
+    Inspect, Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Release, Released,
+    RenewBatch, Renewal, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting,
+    Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use uuid::Uuid;
 
 /// Keeps leases in a file.
 #[derive(Debug)]
@@ -110,7 +112,7 @@ impl Store for FileStore {
 
     fn capabilities(&self) -> Capabilities {
         // A file sends no message when it changes: waiters poll.
-        Capabilities::default().with_wakeups(false).with_announces(false)
+        Capabilities::default().with_wakeups(false).with_announces(false).with_steals(false)
     }
 
     fn shard(&self, _: &Name) -> usize {
@@ -205,6 +207,27 @@ impl Store for FileStore {
     }
 
     fn reconnects(&self) -> Option<Signal> {
+        None
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        let error = Steal::unsupported(request.acquire.target.mode);
+        Box::pin(std::future::ready(Err(error)))
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        Err(Steal::unsupported(request.target.mode))
+    }
+
+    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
+        Ok(None)
+    }
+
+    fn inbox(&self, _: Uuid) -> Option<Inbox> {
+        None
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
         None
     }
 

@@ -102,8 +102,10 @@ pub enum Loss {
     Gone,
     /// Another holder has the name now, or what is under it is not a lock any more.
     Taken,
-    /// [`force_unlock`](crate::LeaseManager::force_unlock) released the name.
+    /// [`force_unlock`](crate::LeaseManager::force_unlock) released the name. [`Lease::note`](crate::Lease::note) says why.
     Revoked,
+    /// [`Lock::steal`](crate::Lock::steal) took the name for another holder. [`Lease::note`](crate::Lease::note) says why.
+    Stolen,
     /// The lease was held for longer than [`max_hold`](crate::Builder::max_hold).
     MaxHold,
     /// The manager was [closed](crate::LeaseManager::close).
@@ -280,6 +282,7 @@ impl Loss {
             }
             Self::Taken => "another holder has the name now",
             Self::Revoked => "force_unlock released the name",
+            Self::Stolen => "another holder has stolen the name",
             Self::MaxHold => "the lease was held for longer than max_hold",
             Self::Closed => "the manager was closed",
             Self::Stalled => "the holder reported no progress for stall_after",

@@ -2,7 +2,8 @@
 
 use crate::engine::{Claim, Core, Engine, Hold, Phase, Share};
 use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::store::HolderId;
+use crate::guard::Guard;
+use crate::store::{HolderId, Mode, Note};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -152,7 +153,7 @@ impl Lease {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("report").lock().await?;
     /// let lost = lease.lost();
-    /// leases.force_unlock("report").await?;
+    /// leases.force_unlock("report", "it hangs").await?;
     /// assert_eq!(lost.await, leasehold::Loss::Revoked);
     /// # Ok(())
     /// # }
@@ -169,6 +170,60 @@ impl Lease {
             consume_budget().await;
             loss
         }
+    }
+
+    /// Waits until another manager says that it [wants](crate::Lock::steal_after) the name.
+    ///
+    /// Finish and release then, or go on: after its patience the other takes the name. [`note`](Lease::note) says who it is
+    /// and why. A hint: it can be lost, and a holder on ZooKeeper never hears it. The future borrows nothing.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. Call it again: a wish that was heard once is there until the hold ends.
+    ///
+    /// [`Lock::steal_after`](crate::Lock::steal_after) has an example.
+    pub fn wanted(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.core().ensure_running();
+        let core = self.core().on_caller.then(|| Arc::clone(self.core()));
+        let hold = Arc::clone(&self.hold);
+        async move {
+            match core {
+                Some(core) => core.attend(pin!(hold.when_wanted())).await,
+                None => hold.when_wanted().await,
+            }
+        }
+    }
+
+    /// Asks the store for the last note that was left for this holder: who has stolen the name, forced it open, or wants it,
+    /// and why. `None` if there is none.
+    ///
+    /// The store keeps a note for a day, or until the next one about the same name. It can be read after the loss, until the
+    /// manager is closed. There are none on ZooKeeper and for permits.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeaseManager::inspect`](crate::LeaseManager::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe. It changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("report").lock().await?;
+    /// assert_eq!(lease.note().await?, None);
+    /// leases.force_unlock("report", "its host is gone").await?;
+    /// let note = lease.note().await?.expect("a note");
+    /// assert_eq!(note.why, "its host is gone");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn note(&self) -> Result<Option<Note>> {
+        self.core().check_open()?;
+        consume_budget().await;
+        self.core().read_note(self.hold.target(), self.hold.holder).await
     }
 
     /// Checks that the lease is held now, by the local clock.
@@ -353,6 +408,42 @@ impl Lease {
             return Ok(());
         }
         Err(self.hold.denied(core).await)
+    }
+
+    /// Returns the guard of writes to data on the server of the lock, for a [`guard::Script`](crate::guard::Script): they
+    /// are refused unless this lease holds the name in that moment.
+    ///
+    /// In a cluster the keys of the script must be in the slot of the lock: give both names the same hash tag.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](ErrorKind::Unsupported): the store is no Redis server, or the lease is not one of a
+    /// [`Lock`](crate::Lock). Use [`fence_guard`](Lease::fence_guard).
+    pub fn guard(&self) -> Result<Guard> {
+        let store = &self.core().store;
+        let key = (self.hold.mode == Mode::Exclusive).then(|| store.guard_key(&self.hold.name));
+        key.flatten().map(|key| Guard::of_owner(key, self.hold.holder)).ok_or_else(|| {
+            let message =
+                "only a lock on Redis can be checked by a script on its server; use `fence_guard`";
+            Error::new(ErrorKind::Unsupported, message)
+        })
+    }
+
+    /// Returns the guard of writes to a resource on any Redis server, for a [`guard::Script`](crate::guard::Script): they
+    /// are refused once a lease with a larger [fencing token](Lease::fence) has written to it.
+    ///
+    /// The largest token is kept under `leasehold_seen:{<resource>}`, in a cluster in the slot of the key `resource`, for the
+    /// [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs. All writers of a resource use one name for
+    /// it, and locks of one name.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](ErrorKind::Invalid): this lease has no fencing token, or the resource has no name or one of more than
+    /// 512 bytes.
+    pub fn fence_guard(&self, resource: impl AsRef<str>) -> Result<Guard> {
+        let core = self.core();
+        let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
+        Guard::of_fence(resource.as_ref(), self.fence(), retention, core.timing.ttl)
     }
 
     /// Returns the number of live leases of this hold: 1, and one more for each nested call.

@@ -79,7 +79,7 @@
 //! let token = lease.cancellation_token();
 //! let helper = tokio::spawn(async move { token.run_until_cancelled(pending::<()>()).await });
 //!
-//! leases.force_unlock("report").await?; // by an operator
+//! leases.force_unlock("report", "it hangs").await?; // by an operator
 //!
 //! let error = lease.run(pending::<()>()).await.unwrap_err();
 //! assert_eq!(error.loss(), Some(Loss::Revoked));
@@ -159,6 +159,7 @@ mod election;
 mod engine;
 mod error;
 mod fair_lock;
+pub mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod lease;
@@ -171,6 +172,7 @@ mod runtime;
 mod rw_lock;
 mod semaphore;
 mod slots;
+mod steal;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
@@ -192,7 +194,7 @@ pub use once::{Job, Once};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use semaphore::{Permit, Semaphore, Usage};
 pub use slots::{Slot, Slots};
-pub use store::{HolderInfo, Metadata, Owner, Preflight, Waiting};
+pub use store::{Act, HolderInfo, Metadata, Note, Owner, Preflight, Waiting};
 pub use tokio_util::sync::CancellationToken;
 
 /// Makes the README's examples tests.

@@ -94,6 +94,13 @@ impl Lock {
         Self { engine, name: Name::new(name), current: None, options: Options::default() }
     }
 
+    /// Returns what a call needs of this handle, for the calls that other files have.
+    pub(crate) fn parts(
+        &mut self,
+    ) -> (&Arc<Engine>, &Result<Name>, &Options, &mut Option<Arc<Hold>>) {
+        (&self.engine, &self.name, &self.options, &mut self.current)
+    }
+
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()

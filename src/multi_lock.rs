@@ -84,7 +84,7 @@ struct Place {
 /// # let leases = leasehold::LeaseManager::in_memory();
 /// let lease = leases.multi_lock(["a", "b"])?.lock().await?;
 /// let token = lease.cancellation_token();
-/// leases.force_unlock("b").await?; // by an operator
+/// leases.force_unlock("b", "it hangs").await?; // by an operator
 ///
 /// assert!(token.is_cancelled());
 /// let error = lease.check().unwrap_err();

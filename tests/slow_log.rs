@@ -224,7 +224,7 @@ async fn log_that_panics_takes_nothing_with_it() {
         faults.heal();
         // It goes on, and so does the log.
         let revoked = lock(&leases, "other").await;
-        assert!(leases.force_unlock("other").await.expect("an answer"));
+        assert!(leases.force_unlock("other", "test").await.expect("an answer"));
         assert_eq!(revoked.check().expect_err("revoked").loss(), Some(Loss::Revoked));
         let told = if dedicated_thread { 1 } else { 2 };
         eventually(LONG, || alone.log.count("cause=Revoked") == told).await;

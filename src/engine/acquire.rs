@@ -94,6 +94,16 @@ impl<'a> Claim<'a> {
         Self { core, hold, share, taken: false }
     }
 
+    /// Creates the claim of a hold that no other handle shares.
+    pub(super) fn of(core: &'a Arc<Core>, hold: Arc<Hold>) -> Self {
+        Self::new(core, hold, Share::FIRST)
+    }
+
+    /// Returns the hold, which this still claims.
+    pub(super) fn hold(&self) -> Arc<Hold> {
+        Arc::clone(&self.hold)
+    }
+
     /// Returns the share of its handle in the hold.
     pub(crate) fn share(&self) -> Share {
         self.share

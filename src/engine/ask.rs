@@ -6,9 +6,9 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inspect, Inspection, Leave, Line,
-    Mode, Name, Place, Release, Released, Resize, StoreFuture, Target, Wait, Waiting, Wakeups,
-    failed,
+    Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inbox, Inspect, Inspection, Leave,
+    Line, Mode, Name, Note, Place, ReadNote, Reason, Release, Released, Resize, Steal, StoreFuture,
+    Target, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::trace;
 use std::future::{Future, poll_fn};
@@ -25,6 +25,31 @@ impl Core {
             Ok(()) => caught_call(|| self.store.acquire(request)),
             Err(error) => failed(error),
         }
+    }
+
+    /// Has the store take a name from its holder.
+    pub(super) fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        match self.check(request.acquire.target.mode) {
+            Ok(()) => caught_call(|| self.store.steal(request)),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Has the store tell a holder that its name is wanted. Returns whether it has the name.
+    pub(super) async fn want(&self, target: Target, from: String, reason: Reason) -> Result<bool> {
+        let request = Want::new(target, from, reason, self.timing.attempt);
+        in_time(self.timing.attempt * 2, asked(|| self.store.want(request))).await
+    }
+
+    /// Asks the store for the note that was left for a holder.
+    pub(crate) async fn read_note(&self, target: Target, holder: HolderId) -> Result<Option<Note>> {
+        let request = ReadNote::new(target, holder, self.timing.attempt);
+        in_time(self.timing.attempt * 2, asked(|| self.store.note(request))).await
+    }
+
+    /// Subscribes to the inbox of this manager, if the store has inboxes.
+    pub(super) fn subscribe_inbox(&self) -> Option<Inbox> {
+        catch_unwind(AssertUnwindSafe(|| self.store.inbox(self.manager()))).ok().flatten()
     }
 
     /// Has the store release a name.
@@ -62,9 +87,10 @@ impl Core {
     }
 
     /// Has the store release a name by force, whatever kind of lock it is.
-    pub(crate) async fn force_release(&self, name: &Name) -> Result<bool> {
+    pub(crate) async fn force_release(&self, name: &Name, reason: &Reason) -> Result<bool> {
         self.of_any_kind(name, |target| {
-            self.store.force_release(ForceRelease::new(target, self.timing.attempt))
+            let force = ForceRelease::new(target, self.timing.attempt);
+            self.store.force_release(force.with_reason(Some(reason.clone())))
         })
         .await
     }

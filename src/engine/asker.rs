@@ -21,6 +21,8 @@ pub(crate) struct Asker<'a> {
     waits: AtomicBool,
     /// Whether its end was told.
     ended: AtomicBool,
+    /// Whether its grant was another holder's.
+    steals: AtomicBool,
 }
 
 impl<'a> Asker<'a> {
@@ -29,8 +31,8 @@ impl<'a> Asker<'a> {
         (name, mode, options): (&'a Name, Mode, &'a Options),
         (start, caller): (Instant, Caller),
     ) -> Self {
-        let (waits, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core, name, mode, options, start, caller, waits, ended }
+        let (waits, ended, steals) = Default::default();
+        Self { core, name, mode, options, start, caller, waits, ended, steals }
     }
 
     fn event(&self, kind: EventKind) -> Event {
@@ -44,10 +46,16 @@ impl<'a> Asker<'a> {
         }
     }
 
+    /// Records that its grant was another holder's.
+    pub(super) fn steals(&self) {
+        self.steals.store(true, Ordering::Relaxed);
+    }
+
     /// Returns what happens with its grant at `now`, which ends it. The caller tells it, in the right order.
     pub(super) fn granted(&self, fence: Option<u64>, how: How, now: Instant) -> EventKind {
         self.ended.store(true, Ordering::Relaxed);
         let waited = now.saturating_duration_since(self.start);
+        let how = if self.steals.load(Ordering::Relaxed) { How::Stolen } else { how };
         EventKind::Granted { waited, fence, how, was_waiting: self.waits.load(Ordering::Relaxed) }
     }
 

@@ -11,7 +11,7 @@ use super::job::{Job, Sweep};
 use super::state::NestedVerdict;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Acquire, Acquired, HolderId, StoreFuture, Target};
+use crate::store::{Absence, Acquire, Acquired, HolderId, Steal, StoreFuture, Target};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -45,6 +45,12 @@ impl<'a> Attempt<'a> {
         }
         self.sweep.delay = request.ttl.saturating_sub(self.core.timing.ttl);
         self.flight = Some(self.core.acquire(request));
+        self.land()
+    }
+
+    /// Asks the store once to take the name from its holder.
+    pub(super) fn steal(&mut self, request: Steal) -> impl Future<Output = Result<Acquired>> {
+        self.flight = Some(self.core.steal(request));
         self.land()
     }
 

@@ -8,7 +8,7 @@ use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Board, Event, Told};
-use crate::store::{Capabilities, Fencing, HolderId, Mode, Store};
+use crate::store::{Capabilities, Fencing, HolderId, Mode, Owner, Store};
 use crate::sync::Mutex;
 use std::future::Future;
 use std::pin::Pin;
@@ -207,6 +207,18 @@ impl Core {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Returns the id of this manager.
+    pub(super) fn manager(&self) -> Uuid {
+        self.manager
+    }
+
+    /// Returns who acts, for the notes of steals: the service, if the manager describes itself, the host and the process id.
+    pub(crate) fn author(&self) -> String {
+        let Owner { service, host, pid, .. } = self.describer.owner();
+        let service = if service.is_empty() { service } else { format!("{service} at ") };
+        format!("{service}{host}:{pid}")
     }
 
     /// Returns a holder id that was never used before.

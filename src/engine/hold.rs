@@ -6,12 +6,13 @@ use super::options::Options;
 use super::seat::Seat;
 use super::share::{Share, Shares};
 use super::state::{Next, Phase, State};
+use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
 use crate::observe::{Event, EventKind};
 use crate::store::{HolderId, Keep, Mode, Name, Target};
 use crate::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -44,6 +45,8 @@ pub(crate) struct Hold {
     /// Notifies of each visible change. Created when a task first waits, which lets other updates skip it; boxed,
     /// because no task ever waits for most holds.
     changed: OnceLock<Box<Notify>>,
+    /// Whether another manager has said that it wants the name.
+    wanted: AtomicBool,
 }
 
 pub(super) struct Inner {
@@ -84,19 +87,20 @@ impl Hold {
             number: HoldNo(HOLDS.fetch_add(1, Ordering::Relaxed)),
             lost: OnceLock::new(),
             changed: OnceLock::new(),
+            wanted: AtomicBool::new(false),
             inner: Mutex::new(Inner {
-                scheduled: None,
-                state,
-                seat,
-                shares: None,
                 described: None,
                 latest: None,
+                scheduled: None,
+                seat,
+                shares: None,
+                state,
             }),
         })
     }
 
     /// Returns the target of requests for this hold.
-    pub(super) fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Target {
         Target::new(self.name.clone(), self.mode)
     }
 
@@ -227,6 +231,27 @@ impl Hold {
             _ => None,
         })
         .await
+    }
+
+    /// Records that another manager wants the name.
+    pub(super) fn set_wanted(&self) {
+        // With the state locked, so that a task that begins to wait sees it, or is woken.
+        let inner = self.lock();
+        self.wanted.store(true, Ordering::Relaxed);
+        let watchers = self.watchers(&inner);
+        drop(inner);
+        if let Some(watchers) = watchers {
+            run_wakers(|| watchers.notify_waiters());
+        }
+    }
+
+    /// Waits until another manager wants the name.
+    pub(crate) async fn when_wanted(&self) {
+        self.until(|hold| {
+            let _inner = hold.lock();
+            hold.wanted.load(Ordering::Relaxed).then_some(())
+        })
+        .await;
     }
 
     /// Returns a future of the next change. Create it before reading the state.

@@ -251,8 +251,9 @@ impl Hold {
     /// Loses the hold for a reason that the process knows.
     pub(crate) fn lose(self: &Arc<Self>, core: &Arc<Core>, loss: Loss) {
         self.update(core, |state, now| {
-            // A revocation deletes the key by itself; otherwise a release is owed to the store.
-            let owed = (loss != Loss::Revoked).then(|| now + core.timing.grace);
+            // A revocation deletes the key by itself, and a steal takes it; otherwise a release is owed to the store.
+            let deletes = matches!(loss, Loss::Revoked | Loss::Stolen);
+            let owed = (!deletes).then(|| now + core.timing.grace);
             state.lose(loss, owed);
         });
         self.flush_if_needed(core);

@@ -85,7 +85,7 @@ impl Describer {
         self.all.store(true, Ordering::Relaxed);
     }
 
-    fn owner(&self) -> Owner {
+    pub(super) fn owner(&self) -> Owner {
         self.owner.get_or_init(|| Owner::new("")).clone()
     }
 }

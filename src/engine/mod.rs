@@ -15,7 +15,7 @@
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
 //! | [`metadata`] | what holds tell about themselves beside their locks |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
-//! | [`close`], [`revoke`] | the end of all leases, and of one name by force |
+//! | [`close`], [`revoke`], [`steal`](mod@steal) | the end of all leases, and of one name by force; takes a name from its holder |
 //! | [`timing`] | T, C, D and the durations derived from them |
 //!
 //! # Invariants
@@ -93,7 +93,7 @@ mod share;
 mod shared_mode_tests;
 mod spare;
 mod state;
-mod terms;
+    mod steal;, mod terms;,
 mod thread;
 mod ticket;
 mod timing;
@@ -112,4 +112,5 @@ pub(crate) use metadata::LeaderEntry;
 pub(crate) use options::Options;
 pub(crate) use share::Share;
 pub(crate) use state::Phase;
+pub(crate) use steal::{steal, want};
 pub(crate) use timing::Timing;

@@ -4,21 +4,21 @@ use super::core::Core;
 use super::hold::Hold;
 use super::life::lose_all;
 use crate::error::{Loss, Result};
-use crate::store::Name;
+use crate::store::{Name, Reason};
 use std::collections::HashSet;
 use std::sync::Arc;
 
 impl Core {
     /// Has the store release a name by force. Tokens of this process fire first. Returns whether it
     /// was held.
-    pub(crate) async fn revoke(self: &Arc<Self>, name: &Name) -> Result<bool> {
-        let mut revoked = Revoked { core: self, holds: lose_all(self, name, Loss::Revoked) };
-        let held = self.force_release(name).await;
+    pub(crate) async fn revoke(self: &Arc<Self>, name: &Name, reason: &Reason) -> Result<bool> {
+        let mut revoked = Revoked::new(self, lose_all(self, name, Loss::Revoked));
+        let held = self.force_release(name, reason).await;
         // A grant whose request was sent before this, and that arrives later, is released.
         self.queue.forced(name, self.now());
         let before: HashSet<_> = revoked.holds.iter().map(|hold| hold.number).collect();
         if held.is_ok() {
-            revoked.holds.clear();
+            revoked.done();
         }
         // A hold that a waiter of this manager was granted meanwhile may have been deleted as well.
         for hold in self.queue.holds_of(name) {
@@ -32,9 +32,20 @@ impl Core {
 
 /// Holds whose keys are deleted by force. If that fails or is dropped, their releases are owed to
 /// the store.
-struct Revoked<'a> {
+pub(super) struct Revoked<'a> {
     core: &'a Arc<Core>,
     holds: Vec<Arc<Hold>>,
+}
+
+impl<'a> Revoked<'a> {
+    pub(super) fn new(core: &'a Arc<Core>, holds: Vec<Arc<Hold>>) -> Self {
+        Self { core, holds }
+    }
+
+    /// Records that the store has deleted the keys.
+    pub(super) fn done(&mut self) {
+        self.holds.clear();
+    }
 }
 
 impl Drop for Revoked<'_> {

@@ -10,15 +10,16 @@ use super::timing::Timing;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inspect,
-    Inspection, Leave, Metadata, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize,
-    Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
+    Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Reason, Release, Released,
+    RenewBatch, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::{advance, sleep};
+use uuid::Uuid;
 
 const T: Duration = Duration::from_secs(3);
 
@@ -53,7 +54,11 @@ impl Store for SharedStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default().with_wakeups(false).with_mode(Mode::Read).with_mode(Mode::Write)
+        Capabilities::default()
+            .with_wakeups(false)
+            .with_steals(false)
+            .with_mode(Mode::Read)
+            .with_mode(Mode::Write)
     }
 
     fn shard(&self, _: &Name) -> usize {
@@ -130,6 +135,27 @@ impl Store for SharedStore {
     }
 
     fn reconnects(&self) -> Option<Signal> {
+        None
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        let error = Steal::unsupported(request.acquire.target.mode);
+        Box::pin(std::future::ready(Err(error)))
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        Err(Steal::unsupported(request.target.mode))
+    }
+
+    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
+        Ok(None)
+    }
+
+    fn inbox(&self, _: Uuid) -> Option<Inbox> {
+        None
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
         None
     }
 
@@ -280,7 +306,13 @@ async fn reader_beside(setup: &Setup) -> Arc<Hold> {
 async fn revoke_and_close_reach_all_holds_of_a_name() {
     let setup = Setup::new();
     let holds = setup.two_readers().await;
-    assert!(setup.core().revoke(setup.name.as_ref().unwrap()).await.unwrap());
+    assert!(
+        setup
+            .core()
+            .revoke(setup.name.as_ref().unwrap(), &Reason::new("a", "b").unwrap())
+            .await
+            .unwrap()
+    );
     assert!(holds.iter().all(|hold| hold.loss() == Some(Loss::Revoked)));
     for hold in holds {
         let _ = setup.unlock(&hold).await;

@@ -467,6 +467,8 @@ impl From<Absence> for Loss {
         match absence {
             Absence::Gone => Loss::Gone,
             Absence::Taken => Loss::Taken,
+            Absence::Stolen => Loss::Stolen,
+            Absence::Forced => Loss::Revoked,
         }
     }
 }

@@ -73,6 +73,18 @@ impl Queue {
         turn
     }
 
+    /// Returns a turn at once, whatever else of this process asks for the name, holds it or waits: for a steal.
+    pub(super) fn seize(self: &Arc<Self>, name: &Name, mode: Mode, now: Instant) -> Turn {
+        let mut state = self.lock();
+        let number = state.number();
+        let member = Member::asking(number, mode, now + self.attempt * 3);
+        match state.names.get_mut(name) {
+            None => drop(state.names.insert(name.clone(), NameEntry::new(member))),
+            Some(entry) => entry.members.push(member),
+        }
+        self.turn(&state, (name, mode), (number, number), now)
+    }
+
     /// Returns the turn of a number that is a member of its entry, for a waiter of this place.
     pub(super) fn turn(
         self: &Arc<Self>,

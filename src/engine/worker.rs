@@ -1,7 +1,7 @@
 //! Runs the calls of the watchdog and the jobs of the callers: everything that calls the store.
 //!
 //! One loop per engine. It spawns a task for each call and job, so that none waits for another. The
-//! watchdog needs none of them to fire a token.
+//! watchdog needs none of them to fire a token. It reads the inbox of the manager, too: see [`steal`](super::steal).
 
 use super::ask::{caught, caught_call};
 use super::core::{Core, Inbox};
@@ -12,18 +12,20 @@ use super::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Event, EventKind};
-use crate::store::{Name, RenewBatch, Renewal, Renewed, Signal};
+use crate::store::{self, Hint, Name, RenewBatch, Renewal, Renewed, Signal};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Runs the worker until the engine is no longer needed, and ends the engine.
 pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
     let mut tasks = JoinSet::new();
     let reconnects = core.store.reconnects();
+    let mut hints = core.subscribe_inbox();
     loop {
         tokio::select! {
             // Renewals come first and new jobs last: a flood of jobs must not starve the rest.
@@ -38,6 +40,7 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
                 core.verify.notify_one();
                 core.observe(|| Event::new(EventKind::Reconnected));
             }
+            Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
             Some(_) = tasks.join_next() => {}
             Some(job) = inbox.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
             () = core.stop.cancelled() => break,
@@ -50,6 +53,25 @@ async fn reconnected(reconnects: Option<&Signal>) {
     match reconnects {
         Some(reconnects) => reconnects.recv().await,
         None => std::future::pending().await,
+    }
+}
+
+async fn next(hints: Option<&mut store::Inbox>) -> Option<Hint> {
+    hints?.recv().await
+}
+
+/// Follows a hint of another manager: asks the store about the holds in question, or tells their leases.
+fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
+    match hint {
+        Hint::Verify(name) => {
+            for hold in core.queue.holds_of(&name) {
+                let core = Arc::clone(core);
+                // A renewal that is in flight may have run before the act, so one more follows it.
+                let limit = core.timing.attempt * 2;
+                tasks.spawn(async move { drop(timeout(limit, hold.renew_now(&core)).await) });
+            }
+        }
+        Hint::Want(name) => core.queue.holds_of(&name).iter().for_each(|hold| hold.set_wanted()),
     }
 }
 
@@ -94,8 +116,8 @@ fn shard(core: &Core, name: &Name) -> usize {
 async fn renew(core: &Arc<Core>, call: Call) {
     let Call { batch, until, key, .. } = call;
     let now = core.now();
-    let timeout = until.saturating_duration_since(now);
-    if timeout.is_zero() {
+    let limit = until.saturating_duration_since(now);
+    if limit.is_zero() {
         // The thread has stalled since the call was due: nothing is sent after `C`.
         return;
     }
@@ -106,10 +128,10 @@ async fn renew(core: &Arc<Core>, call: Call) {
     };
     let items = batch.iter().map(request).collect();
     let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
-    let requests = RenewBatch::new(items, core.timing.ttl, timeout).with_fence_retention(retention);
+    let requests = RenewBatch::new(items, core.timing.ttl, limit).with_fence_retention(retention);
     let mut request = caught_call(|| core.store.renew(requests));
     // A store that keeps its contract answers earlier.
-    let answer = tokio::time::timeout(timeout * 2, caught(&mut request));
+    let answer = timeout(limit * 2, caught(&mut request));
     let Ok(renewed) = answer.await else { return };
 
     let (sent, verdicts) = match renewed {

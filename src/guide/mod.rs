@@ -10,6 +10,9 @@ pub mod guarantees {}
 #[doc = include_str!("fencing.md")]
 pub mod fencing {}
 
+#[doc = include_str!("guarded-writes.md")]
+pub mod guarded_writes {}
+
 #[doc = include_str!("reentrancy.md")]
 pub mod reentrancy {}
 

@@ -15,7 +15,7 @@ use crate::once::Job;
 use crate::rw_lock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::slots::Slots;
-use crate::store::{HolderInfo, Inspection, Name, Waiting};
+use crate::store::{HolderInfo, Inspection, Name, Reason, Waiting};
 use std::fmt;
 use std::sync::Arc;
 use tokio::task::coop::consume_budget;
@@ -271,14 +271,18 @@ impl LeaseManager {
 
     /// Force-releases `name` and wakes a waiter. Returns whether it was held.
     ///
+    /// `why` is for the old holder, who [reads it](crate::Lease::note), and for operators. It is as public as the name.
+    ///
     /// The cancellation tokens of a holder in this manager fire first, with [`Loss::Revoked`](crate::Loss::Revoked). A holder elsewhere learns
-    /// of it at its next renewal. A lease that a waiter of this manager was granted in the meantime is verified before
+    /// of it at once through the inbox of its manager, or at its next renewal if it has none: on ZooKeeper, in another language,
+    /// for permits, or if the message was lost. A lease that a waiter of this manager was granted in the meantime is verified before
     /// this returns, and lost with the same reason if the store does not confirm it. **The next holder can be granted the
     /// name while the old one still works**: use it only if you know that the old one is dead or must be stopped.
     ///
     /// # Errors
     ///
-    /// As [`Lock::try_lock`]. The tokens in this manager have fired even then.
+    /// As [`Lock::try_lock`]. The tokens in this manager have fired even then. [`Invalid`](crate::ErrorKind::Invalid) if `why` is
+    /// empty or has more than 1024 bytes; nothing is done then.
     ///
     /// # Panics
     ///
@@ -294,16 +298,17 @@ impl LeaseManager {
     /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lease = leases.lock("orders:42").lock().await?;
-    /// assert!(leases.force_unlock("orders:42").await?);
+    /// assert!(leases.force_unlock("orders:42", "its host is gone").await?);
     /// assert_eq!(lease.check().unwrap_err().loss(), Some(leasehold::Loss::Revoked));
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn force_unlock(&self, name: impl AsRef<str>) -> Result<bool> {
+    pub async fn force_unlock(&self, name: impl AsRef<str>, why: impl AsRef<str>) -> Result<bool> {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.revoke(&Name::new(name.as_ref())?).await
+        let reason = Reason::new(&core.author(), why.as_ref())?;
+        core.revoke(&Name::new(name.as_ref())?, &reason).await
     }
 
     /// Closes the manager and all its clones: refuses new locks, releases all leases, and disconnects.

@@ -123,6 +123,8 @@ pub enum How {
     HandedOff,
     /// It shares the hold of other readers of this manager.
     Joined,
+    /// The store has taken it from another holder, by [`Lock::steal`](crate::Lock::steal).
+    Stolen,
 }
 
 /// The reason why a call ends without a lease.

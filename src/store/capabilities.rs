@@ -43,6 +43,8 @@ pub struct Capabilities {
     pub renewal_batch: usize,
     /// [`Store::shard`](super::Store::shard) has more than one answer.
     pub sharded: bool,
+    /// [`Store::steal`](super::Store::steal) works.
+    pub steals: bool,
     /// How the waiters of several managers are ordered, for [`fair_lock`](crate::LeaseManager::fair_lock).
     pub line: Line,
     /// True if a [release](crate::store::Release::keep) can keep a name closed.
@@ -95,6 +97,7 @@ impl Default for Capabilities {
             announces: true,
             renewal_batch: 100,
             sharded: false,
+            steals: true,
             line: Line::Unordered,
             keeps: false,
             own_ttl: false,
@@ -165,6 +168,12 @@ impl Capabilities {
     #[must_use]
     pub fn with_announces(self, announces: bool) -> Self {
         Self { announces, ..self }
+    }
+
+    /// Sets [`steals`](Self::steals).
+    #[must_use]
+    pub fn with_steals(self, steals: bool) -> Self {
+        Self { steals, ..self }
     }
 
     /// Sets [`renewal_batch`](Self::renewal_batch).

@@ -1,23 +1,26 @@
 //! The embedded store: leases of one process, in maps.
 
 mod line;
+mod notes;
 mod shared;
 mod wake;
 
 use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Annotate, Capabilities, Closed, Fencing, ForceRelease, HolderId,
-    HolderInfo, Inspect, Inspection, Keep, Leave, Line, Mark, Metadata, Mode, Name, NameMap,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
-    Wakeups,
+    HolderInfo, Inbox, InboxSender, Inspect, Inspection, Keep, Leave, Line, Mark, Metadata, Mode,
+    Name, NameMap, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal,
+    Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
 use crate::sync::Mutex;
 use async_trait::async_trait;
 use shared::Shared;
+use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Keeps leases in the memory of this process.
 ///
@@ -62,6 +65,10 @@ struct State {
     waiters: NameMap<Vec<wake::Listener>>,
     /// Who listens to what the holders tell about themselves.
     observers: NameMap<Vec<wake::Listener>>,
+    /// The last note about each name.
+    notes: NameMap<notes::Left>,
+    /// The inboxes of managers.
+    inboxes: HashMap<Uuid, InboxSender>,
     to_wake: Vec<Signal>,
     /// When it last forgot everything.
     restarted: Option<Instant>,
@@ -117,6 +124,7 @@ impl MemoryStore {
         state.holds.clear();
         state.shared.clear();
         state.lines.clear();
+        state.notes.clear();
         let forgotten = state.fences.drain().map(|(_, last)| last).max();
         state.forgotten = state.forgotten.max(forgotten.unwrap_or_default());
         state.restarted = Some(now);
@@ -227,7 +235,7 @@ impl State {
                 Acquired::granted(now, entry.fence)
             }
             Err(absence) if request.count > 1 => Acquired::NotYours(absence),
-            Err(Absence::Taken) => {
+            Err(Absence::Taken | Absence::Stolen | Absence::Forced) => {
                 let remaining =
                     self.entry(name, now).map(|entry| entry.expires.saturating_duration_since(now));
                 Acquired::held(remaining)
@@ -262,14 +270,20 @@ impl State {
         self.holds.retain(|_, entry| entry.expires > now);
         self.shared.retain(|_, shared| shared.is_live(now));
         self.lines.retain(|_, line| line.is_live(now));
+        self.notes.retain(|_, note| note.is_live(now));
         // However long they are to be kept: from then on the clock does as well.
         let now = micros(now);
         self.fences.retain(|_, last| *last >= now);
+        self.inboxes.retain(|_, inbox| !inbox.is_closed());
         self.sweep_at = 2 * self.names();
     }
 
     fn names(&self) -> usize {
-        self.holds.len() + self.shared.len() + self.lines.len() + self.fences.len()
+        self.holds.len()
+            + self.shared.len()
+            + self.lines.len()
+            + self.fences.len()
+            + self.notes.len()
     }
 
     fn release(&mut self, request: &Release, now: Instant) -> Result<Released> {
@@ -357,10 +371,11 @@ impl State {
             let expires = now + batch.ttl_of(item);
             let (name, mode) = (&item.target.name, item.target.mode);
             if let Some(shared) = self.of_kind(name, mode.kind(), now)? {
-                return Ok(shared.renew(item.holder, mode, expires));
+                let absence = shared.renew(item.holder, mode, expires);
+                return Ok(absence.map(|absence| self.noted(name, item.holder, absence, now)));
             }
             Ok(match self.own(name, item.holder, now) {
-                Err(absence) => Some(absence),
+                Err(absence) => Some(self.noted(name, item.holder, absence, now)),
                 Ok(entry) => {
                     entry.expires = expires;
                     None
@@ -451,6 +466,7 @@ impl Store for MemoryStore {
             let shared = state.of_kind(name, mode.kind(), now)?;
             let held = shared.is_some_and(|shared| shared.len(now) > 0);
             let held = held || state.entry(name, now).is_some();
+            state.note_forced(&request, now);
             state.shared.remove(name);
             state.holds.remove(name);
             state.wake(name, None);
@@ -480,6 +496,28 @@ impl Store for MemoryStore {
     }
 
     fn reconnects(&self) -> Option<Signal> {
+        None
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.at_once(|state, now| state.steal(&request, now))
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.at_once(|state, now| state.want(&request, now)).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.at_once(|state, now| Ok(state.note(&request, now))).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        let (sender, inbox) = Inbox::new(());
+        self.lock().inboxes.insert(manager, sender);
+        Some(inbox)
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
         None
     }
 

@@ -11,6 +11,7 @@ mod keep;
 mod memory;
 pub(crate) mod metadata;
 pub(crate) mod name;
+pub(crate) mod note;
 pub(crate) mod options;
 #[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod percent;
@@ -33,6 +34,8 @@ pub use memory::MemoryStore;
 pub use metadata::{Annotate, Metadata, Owner};
 pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
+pub(crate) use note::steal_by_force;
+pub use note::{Act, Hint, Inbox, InboxSender, Note, ReadNote, Reason, Steal, Want};
 pub use options::ConnectOptions;
 pub use preflight::{Check, Finding, Preflight, Unfit};
 pub(crate) use quorum::NodeOpener;
@@ -58,6 +61,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// A future of a store that owns what it needs, so that the engine can finish it after its caller was dropped.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
@@ -300,6 +304,52 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// without connections.
     fn reconnects(&self) -> Option<Signal>;
 
+    /// Takes a name in [`Mode::Exclusive`] from [`Steal::from`] for the holder of [`Steal::acquire`], in one step, with the
+    /// next fencing token. Leaves a note for the old holder, and sends [`Hint::Verify`] to the inbox of its manager.
+    ///
+    /// Returns a grant, also if the new holder has the name already; [`Acquired::Held`] if another holder than
+    /// `from` has the name; and [`Acquired::NotYours`] with [`Absence::Gone`] if the name is free, which grants nothing.
+    /// So a late copy takes the name from no other holder: ids are not used again, and where others use theirs again, the
+    /// note says that the act was done.
+    ///
+    /// A store without such a step may release by force and acquire, and then another may come between.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for any other mode, and for a store that cannot.
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired>;
+
+    /// Leaves a note for a holder that its name is wanted, and sends [`Hint::Want`] to the inbox of its manager. Changes
+    /// nothing about the hold. Returns whether it has the name.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without notes, and for any mode but [`Mode::Exclusive`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the outcome is unknown. Call it again.
+    async fn want(&self, request: Want) -> Result<bool>;
+
+    /// Returns the last note about a name, if it was left for this holder. A note is kept for a day, or until the next one.
+    ///
+    /// # Errors
+    ///
+    /// All errors of a request. A store without notes returns `None`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>>;
+
+    /// Subscribes to the inbox of a manager, on the current runtime. It costs one subscription for a manager, whatever the
+    /// number of its leases. `None` for a store without inboxes: then holders learn of what was done at their next renewal.
+    fn inbox(&self, manager: Uuid) -> Option<Inbox>;
+
+    /// Returns the key under which a server of Redis keeps the exclusive hold of a name: a hash with the holder id as a
+    /// field, for [`guard`](crate::guard). `None` for any other store.
+    fn guard_key(&self, name: &Name) -> Option<String>;
+
     /// Returns a lower bound on how long the store has retained every confirmed write, measured after this call; `None`
     /// if it never loses one, not even in a restart or when its disk is replaced by an empty one. A setting that keeps
     /// the keys of a server on disk is no such promise.
@@ -399,6 +449,26 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn reconnects(&self) -> Option<Signal> {
         (**self).reconnects()
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        (**self).steal(request)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        (**self).want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        (**self).note(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        (**self).inbox(manager)
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        (**self).guard_key(name)
     }
 
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {

@@ -5,6 +5,7 @@
 
 use super::keep::Keep;
 use super::name::{HolderId, Name};
+use super::note::{Act, Reason};
 use super::target::{Mode, Target};
 use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -349,15 +350,30 @@ impl Inspect {
 pub struct ForceRelease {
     /// The name and the mode to free.
     pub target: Target,
+    /// Who frees it, and why: for the note to the old holders, and the hint to their managers. `None` leaves no note.
+    pub reason: Option<Reason>,
+    /// What the note says: [`Act::Forced`], or [`Act::Stolen`] if it is the first half of a steal.
+    pub act: Act,
     /// The time that the attempt may take.
     pub timeout: Duration,
 }
 
 impl ForceRelease {
-    /// Creates the request.
+    /// Creates a request that leaves no note.
     #[must_use]
     pub fn new(target: Target, timeout: Duration) -> Self {
-        Self { target, timeout }
+        Self { target, reason: None, act: Act::Forced, timeout }
+    }
+
+    /// Sets the [`reason`](Self::reason).
+    #[must_use]
+    pub fn with_reason(self, reason: Option<Reason>) -> Self {
+        Self { reason, ..self }
+    }
+
+    /// Makes it the first half of a steal.
+    pub(crate) fn of_a_steal(self) -> Self {
+        Self { act: Act::Stolen, ..self }
     }
 }
 

@@ -113,6 +113,10 @@ pub enum Absence {
     Gone,
     /// Another holder, with which the hold could not share the name.
     Taken,
+    /// A note says that [`Store::steal`](super::Store::steal) took the name from this holder.
+    Stolen,
+    /// A note says that [`Store::force_release`](super::Store::force_release) ended this hold.
+    Forced,
 }
 
 /// The holders of a name: the answer to an [`Inspect`](super::Inspect).

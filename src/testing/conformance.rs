@@ -17,6 +17,7 @@ mod modes;
 mod party;
 mod permits;
 mod read_write;
+mod steals;
 
 pub use ends::*;
 pub use fences::*;
@@ -27,6 +28,7 @@ pub use metadata::*;
 pub use modes::*;
 pub use permits::*;
 pub use read_write::*;
+pub use steals::*;
 
 /// Makes a test of each function in [`testing::conformance`](crate::testing::conformance).
 ///
@@ -129,6 +131,15 @@ macro_rules! conformance_suite {
             renewal_sets_a_time_to_live_of_its_own
             verdicts_say_when_the_request_left
             closing_one_handle_leaves_the_leases
+            stolen_name_has_the_new_holder_only
+            steal_may_run_twice_and_late
+            late_steal_leaves_an_old_holder_that_is_back
+            steal_from_whoever_does_not_hold_takes_nothing
+            stolen_hold_expires_after_its_time_to_live
+            steal_in_another_mode_is_refused
+            wish_leaves_a_note_and_the_hold
+            forced_release_with_a_reason_leaves_a_note
+            fences_grow_from_steal_to_steal
         }
     };
     (@each $test:tt $harness:tt $($case:ident)+) => {

@@ -3,15 +3,16 @@
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
-    Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
+    StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use crate::sync::Mutex;
 use async_trait::async_trait;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
+use uuid::Uuid;
 
 /// Wraps a store and breaks its operations by the rules of its [`Faults`].
 ///
@@ -81,6 +82,12 @@ pub enum Call {
     Watch,
     /// [`Store::force_release`]
     ForceRelease,
+    /// [`Store::steal`]
+    Steal,
+    /// [`Store::want`]
+    Want,
+    /// [`Store::note`]
+    Note,
     /// [`Store::line`]
     Line,
     /// [`Store::leave`]
@@ -97,7 +104,7 @@ pub enum Call {
 
 impl Call {
     /// All kinds.
-    pub const ALL: [Call; 14] = [
+    pub const ALL: [Call; 17] = [
         Call::Acquire,
         Call::Release,
         Call::Renew,
@@ -106,6 +113,9 @@ impl Call {
         Call::Annotate,
         Call::Watch,
         Call::ForceRelease,
+        Call::Steal,
+        Call::Want,
+        Call::Note,
         Call::Line,
         Call::Leave,
         Call::Subscribe,
@@ -434,6 +444,40 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.faults.0.reconnects.clone())
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        let name = request.acquire.target.name.clone();
+        let backdate = |acquired, sent| match acquired {
+            Acquired::Granted { fence, reached, oldest, .. } => {
+                Acquired::Granted { sent, fence, reached, oldest }
+            }
+            other => other,
+        };
+        self.call(Call::Steal, &[&name], |store| store.steal(request), backdate)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.want(request).await }) };
+        self.call(Call::Want, &[&name], run, as_it_is).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
+        let run =
+            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.note(request).await }) };
+        self.call(Call::Note, &[&name], run, as_it_is).await
+    }
+
+    /// Returns the inbox of the store that it wraps, without faults: hints may be lost at any time.
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.inner.inbox(manager)
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        self.inner.guard_key(name)
     }
 
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {

@@ -3,13 +3,14 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
-    Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
+    StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, mpsc};
+use uuid::Uuid;
 
 /// Does one thing not as it should.
 #[derive(Debug)]
@@ -113,6 +114,26 @@ impl Store for Broken {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.store.reconnects()
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.store.steal(request)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.store.want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.store.note(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.store.inbox(manager)
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        self.store.guard_key(name)
     }
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
         self.store.age(timeout).await
@@ -228,7 +249,7 @@ async fn store_that_panics_at_force_unlock_is_told_and_tried_again() {
     let ours = setup.leases.lock("ours").lock().await.unwrap();
     setup.faults.add(Rule::new(Fault::Panic).on(Call::ForceRelease).times(2));
     for name in ["theirs", "ours"] {
-        let error = setup.leases.force_unlock(name).await.unwrap_err();
+        let error = setup.leases.force_unlock(name, "test").await.unwrap_err();
         assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, Fate::Unknown));
     }
     assert_eq!(ours.check().unwrap_err().loss(), Some(Loss::Revoked));
@@ -236,7 +257,7 @@ async fn store_that_panics_at_force_unlock_is_told_and_tried_again() {
     let (took, again) = timed(setup.leases.lock("ours").lock()).await;
     drop(again.unwrap());
     assert!(took <= GRACE, "what was ours is owed to the store: {took:?}");
-    assert!(setup.leases.force_unlock("theirs").await.unwrap());
+    assert!(setup.leases.force_unlock("theirs", "test").await.unwrap());
     drop(theirs);
 }
 

@@ -361,13 +361,13 @@ fn ensure() {
 async fn force_unlock() {
     at_every_await(async |setup, cut| {
         let lease = setup.leases.lock("n").lock().await.unwrap();
-        let faster = cut.run(setup.leases.force_unlock("n")).await.is_some();
+        let faster = cut.run(setup.leases.force_unlock("n", "test")).await.is_some();
         if cut.polls > 0 {
             assert_eq!(lost(lease.check()), Loss::Revoked, "{cut:?}");
         }
         // It is unknown whether the name was released. The caller calls again to be sure.
         if !faster {
-            setup.leases.force_unlock("n").await.unwrap();
+            setup.leases.force_unlock("n", "test").await.unwrap();
         }
         faster
     })

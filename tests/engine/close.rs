@@ -80,7 +80,7 @@ async fn closed_manager_refuses_everything() {
     for leases in [&setup.leases, &clone] {
         assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);
         assert_eq!(failed(leases.inspect("n").await), ErrorKind::Closed);
-        assert_eq!(failed(leases.force_unlock("n").await), ErrorKind::Closed);
+        assert_eq!(failed(leases.force_unlock("n", "test").await), ErrorKind::Closed);
     }
     assert_eq!(failed(lock.lock().await), ErrorKind::Closed);
     assert_eq!(failed(lock.try_lock().await), ErrorKind::Closed);

@@ -136,7 +136,7 @@ async fn grant_heard_of_after_a_force_unlock_is_no_lease() {
     let mut lock = setup.leases.lock("n");
     let mut waiting = Box::pin(lock.lock());
     assert!(poll_once(waiting.as_mut()).await.is_pending());
-    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    assert!(setup.leases.force_unlock("n", "test").await.expect("an answer"));
     setup.faults.heal();
     let lease = waiting.await.expect("granted once more");
     lease.check().expect("held");
@@ -147,7 +147,7 @@ async fn grant_heard_of_after_a_force_unlock_is_no_lease() {
 async fn force_unlock_of_anothers_hold_takes_nothing_of_ours() {
     at_every_await(async |setup, cut| {
         let theirs = setup.held_elsewhere("n").await;
-        let faster = cut.run(setup.leases.force_unlock("n")).await.is_some();
+        let faster = cut.run(setup.leases.force_unlock("n", "test")).await.is_some();
         drop(theirs);
         faster
     })

@@ -190,7 +190,7 @@ async fn bad_name_is_told_by_the_first_attempt() {
         assert_eq!(failed(lock.lock_timeout(T).await), ErrorKind::Invalid);
         assert_eq!(failed(setup.leases.holder().lock(name).await), ErrorKind::Invalid);
         assert_eq!(failed(setup.leases.inspect(name).await), ErrorKind::Invalid);
-        assert_eq!(failed(setup.leases.force_unlock(name).await), ErrorKind::Invalid);
+        assert_eq!(failed(setup.leases.force_unlock(name, "test").await), ErrorKind::Invalid);
     }
     assert_eq!(setup.calls(Call::Acquire), 0);
 }

@@ -18,7 +18,7 @@ async fn strike(setup: &Setup, cause: Loss) {
     match cause {
         Loss::Gone => assert!(setup.memory.delete("n")),
         Loss::Expired => setup.faults.add(Rule::new(Fault::Hang).on(Call::Renew)),
-        Loss::Revoked => assert!(setup.leases.force_unlock("n").await.unwrap()),
+        Loss::Revoked => assert!(setup.leases.force_unlock("n", "test").await.unwrap()),
         Loss::Closed => {
             let leases = setup.leases.clone();
             tokio::spawn(async move { leases.close().await.unwrap() });

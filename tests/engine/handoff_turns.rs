@@ -179,7 +179,7 @@ struct Watch {
 impl Watch {
     async fn force(&self, leases: &LeaseManager) {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        leases.force_unlock("n").await.unwrap();
+        leases.force_unlock("n", "test").await.unwrap();
         self.ended.fetch_add(1, Ordering::SeqCst);
     }
 

@@ -25,6 +25,7 @@ mod runtimes;
 mod rw_lock;
 mod semaphore;
 mod slots;
+mod steal;
 mod stress;
 mod tower;
 mod types;

@@ -42,7 +42,7 @@ async fn nested_call_enters_all_names_again() {
     outer.check().unwrap();
     assert_eq!(held(&setup).await, [true; 2]);
     let (outside, inside) = (outer.cancellation_token(), lock.lock().await.unwrap());
-    setup.leases.force_unlock("a").await.unwrap();
+    setup.leases.force_unlock("a", "test").await.unwrap();
     assert!(outside.is_cancelled() && inside.cancellation_token().is_cancelled());
     drop((outer, inside));
     settle().await;
@@ -126,7 +126,7 @@ async fn nested_call_that_outlives_its_lease_is_told_of_each_loss() {
         let token = lease.cancellation_token();
         lease.check().unwrap();
         assert!(!token.is_cancelled());
-        assert!(setup.leases.force_unlock(late).await.unwrap());
+        assert!(setup.leases.force_unlock(late, "test").await.unwrap());
         assert!(token.is_cancelled() && tokens.iter().all(|token| token.is_cancelled()), "{late}");
         drop(lease);
         settle().await;
@@ -151,7 +151,7 @@ async fn loss_of_one_name_fires_the_token_of_the_set() {
     let mut lock = both(&setup.leases);
     let lease = lock.lock().await.unwrap();
     let (token, early) = (lease.cancellation_token(), lease.lost());
-    setup.leases.force_unlock("b").await.unwrap();
+    setup.leases.force_unlock("b", "test").await.unwrap();
     assert!(token.is_cancelled());
     assert_eq!((early.await, lease.lost().await), (Loss::Revoked, Loss::Revoked));
     let error = lease.check().unwrap_err();
@@ -182,8 +182,8 @@ async fn token_of_the_set_fires_when_renewals_fail() {
 async fn unlock_releases_all_and_reports_each_failure() {
     let setup = Setup::new();
     let lease = setup.leases.multi_lock(["a", "b", "c"]).unwrap().lock().await.unwrap();
-    setup.leases.force_unlock("a").await.unwrap();
-    setup.leases.force_unlock("c").await.unwrap();
+    setup.leases.force_unlock("a", "test").await.unwrap();
+    setup.leases.force_unlock("c", "test").await.unwrap();
     let error = lease.unlock().await.unwrap_err();
     assert_eq!((error.kind(), error.loss()), (ErrorKind::Lost, Some(Loss::Revoked)));
     let text = error.to_string();

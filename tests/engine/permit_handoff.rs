@@ -121,7 +121,7 @@ async fn permit_that_is_lost_is_not_handed_off() {
         settle().await;
         let holder = bundle.holder_id();
         if deletes {
-            assert!(setup.leases.force_unlock("pool").await.unwrap());
+            assert!(setup.leases.force_unlock("pool", "test").await.unwrap());
         } else {
             // Not sure any more, so the waiter asks the store.
             setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew));

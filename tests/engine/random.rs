@@ -109,8 +109,8 @@ impl Model {
         let hold = &mut self.holds[handle];
         let recent = &self.keys[self.recent.max(hold.since)..];
         let caused = recent.iter().any(|key| match key {
-            None => loss == Loss::Gone,
-            Some(holder) => *holder != handle && loss == Loss::Taken,
+            None => matches!(loss, Loss::Gone | Loss::Revoked),
+            Some(holder) => *holder != handle && matches!(loss, Loss::Taken | Loss::Revoked),
         });
         prop_assert!(caused, "handle {handle}: {loss:?}, with the keys {recent:?}");
         hold.lost = Some(loss);
@@ -340,7 +340,8 @@ impl Trial {
             }
             Step::Force(from) => {
                 let expected = model.force(from);
-                let forced = self.processes[from].force_unlock("n").await.expect("an answer");
+                let forced =
+                    self.processes[from].force_unlock("n", "test").await.expect("an answer");
                 prop_assert!(forced == expected || model.unsettled);
             }
             Step::Wait => {

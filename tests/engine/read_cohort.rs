@@ -206,7 +206,7 @@ async fn loss_ends_all_leases_of_a_cohort_at_once() {
         match cause {
             Loss::Expired => setup.faults.add(Rule::new(Fault::Fail(unavailable()))),
             Loss::Gone => assert!(setup.memory.delete("n")),
-            Loss::Revoked => assert!(setup.leases.force_unlock("n").await.unwrap()),
+            Loss::Revoked => assert!(setup.leases.force_unlock("n", "test").await.unwrap()),
             Loss::Closed => {
                 let closing = setup.leases.clone();
                 tokio::spawn(async move { closing.close().await });
@@ -242,7 +242,7 @@ async fn loss_ends_all_leases_of_a_cohort_at_once() {
 async fn cohort_that_was_forced_open_is_joined_no_more() {
     let setup = Setup::new();
     let page = reads(&setup.leases).await;
-    assert!(setup.leases.force_unlock("n").await.unwrap());
+    assert!(setup.leases.force_unlock("n", "test").await.unwrap());
     let fresh = reads(&setup.leases).await;
     assert_ne!(fresh.holder_id(), page.holder_id());
     fresh.check().unwrap();

@@ -425,7 +425,7 @@ async fn with_is_lost_with_its_lease() {
     let mut lock = setup.leases.lock("n");
     let mut body = Box::pin(lock.with(async |_, _| std::future::pending::<()>().await));
     assert!(poll_once(body.as_mut()).await.is_pending());
-    setup.leases.force_unlock("n").await.unwrap();
+    setup.leases.force_unlock("n", "test").await.unwrap();
     assert_eq!(lost(body.await), Loss::Revoked);
     // Nothing of it is left in the handle.
     lock.lock().await.unwrap().check().unwrap();

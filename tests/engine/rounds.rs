@@ -4,12 +4,13 @@ use super::*;
 use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
-    Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting,
-    Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
+    StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use uuid::Uuid;
 
 /// Two leases, and the call that renews both: done, and not answered before the store is healed.
 async fn under_way(setup: &Setup) -> (Lease, Lease) {
@@ -50,7 +51,7 @@ async fn all_are_renewed_when_the_call_is() {
 async fn lease_that_is_over_stays_over_when_the_call_succeeds() {
     let setup = Setup::new();
     let (a, b) = under_way(&setup).await;
-    setup.leases.force_unlock("a").await.unwrap();
+    setup.leases.force_unlock("a", "test").await.unwrap();
     assert_eq!(lost(a.check()), Loss::Revoked);
     b.unlock().await.unwrap();
     setup.faults.heal();
@@ -189,6 +190,26 @@ impl Store for Counting {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.store.reconnects()
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.store.steal(request)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.store.want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.store.note(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.store.inbox(manager)
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        self.store.guard_key(name)
     }
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
         self.store.age(timeout).await

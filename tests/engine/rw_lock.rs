@@ -196,7 +196,7 @@ async fn grants_that_arrive_after_force_unlock_are_no_leases() {
         readers.spawn(async move { reader.read().await.unwrap() });
     }
     settle().await;
-    assert!(setup.leases.force_unlock("n").await.unwrap());
+    assert!(setup.leases.force_unlock("n", "test").await.unwrap());
     let edit = writes(&setup.other()).await.expect("it was forced open");
     setup.faults.heal();
     sleep(T / 10).await;
@@ -469,11 +469,11 @@ async fn losses_are_told_and_leave_other_readers_alone() {
     assert_eq!(holders(&setup).await, 1);
     setup.faults.heal();
     drop(one);
-    assert!(setup.leases.force_unlock("n").await.unwrap());
+    assert!(setup.leases.force_unlock("n", "test").await.unwrap());
     sleep(T / 2).await;
-    assert_eq!(lost(two.check()), Loss::Gone);
+    assert_eq!(lost(two.check()), Loss::Revoked);
     let edit = writes(&setup.leases).await.unwrap();
-    assert!(setup.leases.force_unlock("n").await.unwrap());
+    assert!(setup.leases.force_unlock("n", "test").await.unwrap());
     assert_eq!(lost(edit.check()), Loss::Revoked);
     let edit = writes(&setup.leases).await.unwrap();
     assert!(setup.memory.delete("n"));
@@ -575,7 +575,7 @@ async fn kinds_of_locks_do_not_mix() {
     assert_eq!(failed(lock(leases).read().await), ErrorKind::WrongType);
     permit.unlock().await.unwrap();
     assert_eq!(failed(lock(leases).read().await), ErrorKind::WrongType, "its size is kept");
-    leases.force_unlock("n").await.unwrap();
+    leases.force_unlock("n", "test").await.unwrap();
     assert!(reads(leases).await.is_some());
 }
 

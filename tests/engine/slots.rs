@@ -105,7 +105,7 @@ async fn slot_of_an_index_is_a_lock_of_its_own() {
     let lease = one.into_lease();
     assert_eq!(lease.name(), "s#1");
     let token = two.cancellation_token();
-    setup.leases.force_unlock("s#2").await.unwrap();
+    setup.leases.force_unlock("s#2", "test").await.unwrap();
     assert!(token.is_cancelled());
     assert_eq!(lost(two.unlock().await), Loss::Revoked);
 }

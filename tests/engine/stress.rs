@@ -154,7 +154,7 @@ async fn calls_that_are_ready_at_once_yield_now_and_then() {
                 5 => held.ensure_remaining(MOMENT).await.unwrap(),
                 6 => held.run(async {}).await.unwrap(),
                 7 => drop(leases.inspect("held").await.unwrap()),
-                _ => drop(leases.force_unlock("other").await.unwrap()),
+                _ => drop(leases.force_unlock("other", "test").await.unwrap()),
             }
             rounds += 1;
             assert!(rounds < 1000, "call {kind} keeps the thread to itself");

@@ -77,7 +77,7 @@ async fn every_future_can_be_spawned() {
     drop(sent(lease.lost()));
     sent(lease.unlock()).await.unwrap();
     sent(leases.inspect("n")).await.unwrap();
-    sent(leases.force_unlock("n")).await.unwrap();
+    sent(leases.force_unlock("n", "test")).await.unwrap();
     drop(sent(LeaseManager::connect("memory:")));
     drop(sent(LeaseManager::builder().connect("memory:")));
     sent(leases.close()).await.unwrap();

@@ -246,7 +246,7 @@ async fn grant_from_before_a_force_unlock_is_no_lease() {
     setup.faults.heal();
     let taken = setup.leases.lock("n").try_lock().await.expect("an answer");
     assert!(taken.is_none(), "the store has granted the name to the other one");
-    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    assert!(setup.leases.force_unlock("n", "test").await.expect("an answer"));
     let theirs = setup.other().lock("n").try_lock().await.expect("an answer").expect("free");
     assert!(poll_once(aside.as_mut()).await.is_pending(), "two believe at once");
     theirs.check().expect("held");
@@ -302,7 +302,7 @@ async fn nested_lock_that_is_put_aside_keeps_no_turn_after_the_loss() {
     let mut lock = setup.leases.lock("n");
     let lease = lock.lock().await.expect("free");
     let aside = put_aside!(setup, Call::Acquire, lock.lock());
-    assert!(setup.leases.force_unlock("n").await.expect("an answer"));
+    assert!(setup.leases.force_unlock("n", "test").await.expect("an answer"));
     drop(lease);
     let (took, next) = timed(setup.leases.lock("n").lock()).await;
     let next = next.expect("free");

@@ -525,7 +525,7 @@ async fn waiter_handed_a_hold_lost_on_the_way_keeps_its_place() {
     drop(order);
     // To the first, which has not looked at it yet.
     drop(lease);
-    setup.leases.force_unlock("n").await.unwrap();
+    setup.leases.force_unlock("n", "test").await.unwrap();
     for i in 0..5 {
         assert_eq!(entered.recv().await, Some(i));
     }

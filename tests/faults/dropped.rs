@@ -311,7 +311,7 @@ async fn calls_that_look_or_work_leave_the_lease_alone_when_dropped() {
 async fn dropped_force_unlock_leaves_no_lease_that_is_believed_in() {
     dropped_at_every_poll("force_unlock", Held::Not, async |leases, name, cut| {
         let lease = lock(leases, name).await;
-        let faster = cut.drops(leases.force_unlock(name)).await;
+        let faster = cut.drops(leases.force_unlock(name, "test")).await;
         assert_eq!(lease.check().is_err(), cut.count > 0, "revoked as soon as it was polled");
         faster
     })

@@ -192,7 +192,7 @@ async fn leasehold_takes_a_lock_by_force(world: &World) {
     world.awaited(&two, 1).await;
     let start = now();
     for name in [&one, &two] {
-        assert!(leases.force_unlock(&**name).await.expect("an answer"));
+        assert!(leases.force_unlock(&**name, "test").await.expect("an answer"));
     }
     let granted = within(LONG, waiter.done()).await.ended;
     let (entered, lease) = within(LONG, task).await.expect("no panic");

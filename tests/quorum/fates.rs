@@ -3,13 +3,15 @@
 use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Release,
-    Released, RenewBatch, Renewed, Resize, Signal, StoreFuture, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, StoreFuture,
+    Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use uuid::Uuid;
 
 /// Short, so that a run is.
 pub(super) const TTL: Duration = Duration::from_secs(1);
@@ -121,6 +123,26 @@ impl Store for Fated {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.node.reconnects()
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.node.steal(request)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.node.want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.node.note(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.node.inbox(manager)
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        self.node.guard_key(name)
     }
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
         self.node.age(timeout).await

@@ -4,15 +4,16 @@ use kit::look::{channel, renewal, subscribers};
 use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Name,
-    Quorum, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
-    Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Name, Note, Quorum, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal,
+    Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 mod of_three {
     leasehold::conformance_suite!(
@@ -110,6 +111,26 @@ impl Store for Steady {
     }
     fn reconnects(&self) -> Option<Signal> {
         self.0.reconnects()
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.0.steal(request)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool, Error> {
+        self.0.want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>, Error> {
+        self.0.note(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.0.inbox(manager)
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        self.0.guard_key(name)
     }
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>, Error> {
         // A server that was never restarted has forgotten nothing. The suite checks that it reports its age.

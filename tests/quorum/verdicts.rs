@@ -99,10 +99,13 @@ async fn force_unlock_needs_a_majority_that_answers() {
     let (operator, faults) = nodes.process();
     let lease = leases.lock("job").lock().await.expect("granted");
     faults[0].add(down());
-    assert!(operator.force_unlock("job").await.expect("two of three answer"));
-    assert!(!operator.force_unlock("other").await.expect("two of three answer"), "it was free");
+    assert!(operator.force_unlock("job", "test").await.expect("two of three answer"));
+    assert!(
+        !operator.force_unlock("other", "test").await.expect("two of three answer"),
+        "it was free"
+    );
     faults[1].add(down());
-    operator.force_unlock("job").await.expect_err("one of three answers");
+    operator.force_unlock("job", "test").await.expect_err("one of three answers");
     drop(lease);
 }
 

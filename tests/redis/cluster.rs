@@ -789,7 +789,7 @@ async fn permissions_of_the_guide_are_enough_for_a_cluster() {
         lease.unlock().await.expect("released");
         let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
         assert!(rivals.inspect(name).await.expect("an answer").is_some());
-        assert!(leases.force_unlock(name).await.expect("done"));
+        assert!(leases.force_unlock(name, "test").await.expect("done"));
         drop(lease);
         // With a fencing token it would have to wait for the end of the move.
         let unfenced = builder().fencing(false).connect(&url).await.expect("a manager");

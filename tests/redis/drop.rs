@@ -877,7 +877,7 @@ async fn assert_closed(leases: &LeaseManager) {
         leases.lock("new").lock_timeout(LONG).await.expect_err("closed"),
         leases.holder().lock("new").await.expect_err("closed"),
         leases.inspect("new").await.expect_err("closed"),
-        leases.force_unlock("new").await.expect_err("closed"),
+        leases.force_unlock("new", "test").await.expect_err("closed"),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

@@ -311,11 +311,11 @@ async fn minimal_rights_are_enough_for_everything() {
         assert!(start.elapsed() < T, "{:?}", start.elapsed());
 
         // Why a lease is lost is seen, too.
-        assert!(leases.force_unlock(name).await.expect("an answer"));
+        assert!(leases.force_unlock(name, "test").await.expect("an answer"));
         assert_eq!(within(LONG, lease.lost()).await, Loss::Gone);
         drop(lease);
         let lease = rivals.lock(name).lock().await.expect("a lease");
-        assert!(leases.force_unlock(name).await.expect("an answer"));
+        assert!(leases.force_unlock(name, "test").await.expect("an answer"));
         let next = leases.lock(name).lock().await.expect("a lease");
         assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
         drop((lease, next));
@@ -451,7 +451,7 @@ async fn key_of_another_type_is_told_and_left_alone() {
             leases.lock(name).try_lock().await.expect_err(name),
             leases.lock(name).lock_timeout(LONG).await.expect_err(name),
             leases.inspect(name).await.expect_err(name),
-            leases.force_unlock(name).await.expect_err(name),
+            leases.force_unlock(name, "test").await.expect_err(name),
         ] {
             assert_eq!(error.kind(), ErrorKind::WrongType, "{name}: {error}");
             assert_eq!(error.fate(), Fate::NotExecuted, "{name}: {error}");
@@ -777,7 +777,7 @@ async fn url_that_makes_no_sense_is_invalid_and_says_what_would() {
             leases.lock(name).lock_timeout(LONG).await.expect_err(hint),
             leases.holder().lock(name).await.expect_err(hint),
             leases.inspect(name).await.expect_err(hint),
-            leases.force_unlock(name).await.expect_err(hint),
+            leases.force_unlock(name, "test").await.expect_err(hint),
         ] {
             assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
             assert!(error.to_string().contains(hint), "{error}");

@@ -307,7 +307,7 @@ async fn documented_rights_are_enough_for_servers_and_sentinels() {
     lease.unlock().await.expect("released");
     let lease = within(LONG, waiter).await.expect("no panic").expect("a lease");
     assert!(rivals.inspect("job").await.expect("an answer").is_some());
-    assert!(leases.force_unlock("job").await.expect("done"));
+    assert!(leases.force_unlock("job", "test").await.expect("done"));
     drop(lease);
     // What was refused is what the client asks for and goes on without.
     for server in &all.servers {

@@ -61,7 +61,7 @@ async fn keys_are_those_of_redisson_and_none_stays() {
     two.unlock().await.expect("a release");
     assert_eq!(server.command(&["GET", "pool"]).text(), "3");
     assert_eq!(server.command(&["EXISTS", "{pool}:timeout"]).int(), 0);
-    assert!(leases.force_unlock("pool").await.is_ok());
+    assert!(leases.force_unlock("pool", "test").await.is_ok());
     assert_eq!(server.command(&["EXISTS", "pool"]).int(), 0);
 }
 
@@ -95,7 +95,7 @@ async fn permissions_of_the_guide_are_enough() {
     assert_eq!(other.holders("app:rw").await.expect("an answer").len(), 2);
     tokio::time::sleep(T).await;
     page.check().expect("renewed");
-    assert!(leases.force_unlock("app:rw").await.expect("an answer"));
+    assert!(leases.force_unlock("app:rw", "test").await.expect("an answer"));
     drop((page, beside));
 
     let (pool, far) = (leases.semaphore("app:pool", 2), other.semaphore("app:pool", 2));
@@ -107,7 +107,7 @@ async fn permissions_of_the_guide_are_enough() {
     let permit = within(T / 4, waits).await.expect("woken by the message");
     tokio::time::sleep(T).await;
     permit.check().expect("renewed");
-    assert!(leases.force_unlock("app:pool").await.expect("an answer"));
+    assert!(leases.force_unlock("app:pool", "test").await.expect("an answer"));
     drop(permit);
     let optional = ["info", "client|id", "ping"].map(|name| kit::Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
@@ -198,7 +198,7 @@ async fn value_that_is_no_lock_is_left_alone() {
         }
         // A hash of one field looks like a plain lock.
         if key != "hash" {
-            let error = leases.force_unlock(key).await.expect_err("no lock");
+            let error = leases.force_unlock(key, "test").await.expect_err("no lock");
             assert_eq!(error.kind(), ErrorKind::WrongType, "{key}");
         }
         assert_eq!(server.command(&["DUMP", key]), before);
@@ -479,7 +479,7 @@ async fn former_sizes_are_kept_as_long_as_the_semaphore() {
     assert_eq!((pttl("kept"), pttl("leasehold_sizes:{kept}")), (-1, -1));
     drop((one, two));
     for name in ["pool", "kept"] {
-        leases.force_unlock(name).await.expect("an answer");
+        leases.force_unlock(name, "test").await.expect("an answer");
     }
     assert!(keys(&server).is_empty());
 }

@@ -110,7 +110,7 @@ async fn waiter_behind_a_hold_forced_open_elsewhere_enters_at_once() {
             connection.command(&["DEL", "job"]);
             connection.command(&["PUBLISH", &channel("job"), "0"]);
         } else {
-            assert!(there.force_unlock("job").await.expect("an answer"));
+            assert!(there.force_unlock("job", "test").await.expect("an answer"));
         }
         let next = within(LONG, waiters.join_next()).await.expect("twenty");
         assert!(start.elapsed() < Duration::from_secs(8), "it heard nothing");

@@ -491,12 +491,12 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
     let leases = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
     let others = connect_with(&server, LeaseManager::builder().ttl(ttl)).await;
     let mut ear = Ear::on(&server);
-    assert!(!leases.force_unlock("job").await.expect("an answer"));
+    assert!(!leases.force_unlock("job", "test").await.expect("an answer"));
 
     // From a holder in the same manager: its token has fired when the call returns.
     let lease = leases.lock("job").lock().await.expect("a lease");
     ear.heard(&server);
-    assert!(leases.force_unlock("job").await.expect("an answer"));
+    assert!(leases.force_unlock("job", "test").await.expect("an answer"));
     assert_eq!(lease.check().expect_err("revoked").loss(), Some(Loss::Revoked));
     assert!(lease.cancellation_token().is_cancelled());
     assert!(!exists(&server, "job"));
@@ -506,7 +506,7 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
     // From a holder in another manager, which learns it at its next renewal.
     let lease = others.lock("job").lock().await.expect("a lease");
     let lost = tokio::spawn(within(LONG, lease.lost()));
-    assert!(leases.force_unlock("job").await.expect("an answer"));
+    assert!(leases.force_unlock("job", "test").await.expect("an answer"));
     assert!(!exists(&server, "job"));
     assert_eq!(lost.await.expect("no panic"), Loss::Gone);
     drop(lease);
@@ -514,7 +514,7 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
     // From one who is followed by another.
     let lease = others.lock("job").lock().await.expect("a lease");
     let lost = tokio::spawn(within(LONG, lease.lost()));
-    assert!(leases.force_unlock("job").await.expect("an answer"));
+    assert!(leases.force_unlock("job", "test").await.expect("an answer"));
     let next = leases.lock("job").lock().await.expect("a lease");
     assert!(next.fence() > lease.fence());
     assert_eq!(lost.await.expect("no panic"), Loss::Taken);
@@ -523,10 +523,10 @@ async fn force_unlock_takes_a_lock_from_whoever_has_it() {
 
     // From a Java client; but never something that is not a lock.
     lock_by_hand(&server, "java", Duration::from_secs(30));
-    assert!(leases.force_unlock("java").await.expect("an answer"));
+    assert!(leases.force_unlock("java", "test").await.expect("an answer"));
     assert!(!exists(&server, "java"));
     server.command(&["SET", "text", "x"]);
-    let error = leases.force_unlock("text").await.expect_err("it is no lock");
+    let error = leases.force_unlock("text", "test").await.expect_err("it is no lock");
     assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
     assert_eq!(server.command(&["GET", "text"]).text(), "x");
 }
@@ -611,7 +611,7 @@ async fn scripts_that_the_server_forgets_are_sent_again_unseen() {
     connection.command(&["SCRIPT", "FLUSH"]);
     assert!(leases.inspect("held").await.expect("an answer").is_some());
     connection.command(&["SCRIPT", "FLUSH"]);
-    assert!(leases.force_unlock("held").await.expect("an answer"));
+    assert!(leases.force_unlock("held", "test").await.expect("an answer"));
 }
 
 /// A script call: the script's digest, and all words after it.
@@ -697,7 +697,7 @@ async fn every_script_may_run_twice() {
     inner.unlock().await.expect("a release");
     outer.unlock().await.expect("a release");
     let forced = leases.lock("forced").lock().await.expect("a lease");
-    leases.force_unlock("forced").await.expect("an answer");
+    leases.force_unlock("forced", "test").await.expect("an answer");
     drop(forced);
 
     let (scripts, called) = captured(&server, &proxy);

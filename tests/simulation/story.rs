@@ -260,7 +260,7 @@ impl Story {
             let (manager, name) = (self.processes[at].manager.clone(), self.name());
             world.lock().judge.revoking.insert(client);
             self.rest.push(tokio::spawn(async move {
-                let _ = manager.force_unlock(name.as_str()).await;
+                let _ = manager.force_unlock(name.as_str(), "test").await;
             }));
         }
         if step {

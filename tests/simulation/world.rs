@@ -8,9 +8,10 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo,
-    Inspect, Inspection, Leave, Metadata, Mode, Name, Place, Release, Released, RenewBatch,
-    Renewal, Renewed, Resize, Signal, Store, StoreFuture, Wait, Waiting, Wakeups,
+    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo, Inbox,
+    Inspect, Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Release, Released,
+    RenewBatch, Renewal, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting,
+    Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
+use uuid::Uuid;
 
 /// No closing that is alive takes so long.
 const STUCK: Duration = Duration::from_secs(60);
@@ -525,7 +527,8 @@ impl Store for Client {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let can = Capabilities::default().with_renewal_batch(self.world.plan.batch);
+        let can =
+            Capabilities::default().with_steals(false).with_renewal_batch(self.world.plan.batch);
         let permits = Mode::Permits { size: 1, take: 1 };
         can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
     }
@@ -757,6 +760,27 @@ impl Store for Client {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        let error = Steal::unsupported(request.acquire.target.mode);
+        Box::pin(std::future::ready(Err(error)))
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        Err(Steal::unsupported(request.target.mode))
+    }
+
+    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
+        Ok(None)
+    }
+
+    fn inbox(&self, _: Uuid) -> Option<Inbox> {
+        None
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
+        None
     }
 
     async fn age(&self, _: Duration) -> Result<Option<Duration>> {

@@ -120,7 +120,7 @@ async fn never_more_permits_out_than_there_are(pair: Pair) {
     let error = pair.leases[1].semaphore("pool", 5).acquire().await.expect_err("another size");
     assert_eq!(error.kind(), ErrorKind::Invalid);
     all.unlock().await.expect("released");
-    assert!(pair.leases[1].force_unlock("pool").await.is_ok());
+    assert!(pair.leases[1].force_unlock("pool", "test").await.is_ok());
     let _permit = pair.leases[1].semaphore("pool", 5).acquire().await.expect("a new size");
 }
 

@@ -59,7 +59,7 @@ async fn node_of_another_kind_is_reported_and_left_alone() {
         reports_node(&lock.lock_timeout(LONG).await.expect_err("not granted"), &node);
         reports_node(&within(LONG, lock.lock()).await.expect_err("not granted"), &node);
         reports_node(&leases.inspect("job").await.expect_err("not ours"), &node);
-        reports_node(&leases.force_unlock("job").await.expect_err("not ours"), &node);
+        reports_node(&leases.force_unlock("job", "test").await.expect_err("not ours"), &node);
         assert_eq!(look.nodes("job").await, std::slice::from_ref(&node));
         let other = leases.lock("job-2").try_lock().await.expect("an answer");
         assert!(other.is_some(), "the name beside it is free");
@@ -103,11 +103,11 @@ async fn holder_beside_another_kind_is_inspected_and_forced() {
     assert_eq!((seen.holder, seen.hold_count), (lease.holder_id().to_string(), 2));
     nested.unlock().await.expect("released");
     lease.check().expect("still held");
-    assert!(other.force_unlock("job").await.expect("an answer"));
+    assert!(other.force_unlock("job", "test").await.expect("an answer"));
     assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
     assert_eq!(look.nodes("job").await, std::slice::from_ref(&node));
     // There is no hold any more, so only the node can be reported.
     reports_node(&other.inspect("job").await.expect_err("not ours"), &node);
-    reports_node(&other.force_unlock("job").await.expect_err("not ours"), &node);
+    reports_node(&other.force_unlock("job", "test").await.expect_err("not ours"), &node);
     assert_eq!(look.nodes("job").await, [node]);
 }

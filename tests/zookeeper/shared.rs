@@ -365,13 +365,13 @@ async fn semaphore_has_one_size_until_it_is_forced_open() {
     refused().await;
     let (data, _) = look.0.get_data(&directory("pool")).await.expect("the directory");
     assert_eq!(data, b"permits 3");
-    there.force_unlock("pool").await.expect("an answer");
+    there.force_unlock("pool", "test").await.expect("an answer");
     let _permit = other.try_acquire().await.expect("an answer").expect("free");
     let usage = here.semaphore("pool", 4).usage().await.expect("an answer");
     assert_eq!((usage.size, usage.free()), (4, 3));
     let holders = here.holders("pool").await.expect("an answer");
     assert_eq!(holders.len(), 1);
-    assert!(there.force_unlock("pool").await.expect("an answer"));
+    assert!(there.force_unlock("pool", "test").await.expect("an answer"));
     look.until_nodes("pool", 0).await;
 }
 

@@ -101,7 +101,7 @@ async fn nobody_else_takes_looks_at_or_deletes_the_lease_of_a_user() {
         assert_denied(&other.lock("job").try_lock().await.expect_err("not ours"));
         assert_denied(&within(LONG, other.lock("job").lock()).await.expect_err("at once"));
         assert_denied(&other.inspect("job").await.expect_err("not ours"));
-        assert_denied(&other.force_unlock("job").await.expect_err("not ours"));
+        assert_denied(&other.force_unlock("job", "test").await.expect_err("not ours"));
         // It spoils nothing else.
         let own = other.lock("other").lock().await.expect("free");
         own.unlock().await.expect("released");
@@ -118,7 +118,7 @@ async fn nobody_else_takes_looks_at_or_deletes_the_lease_of_a_user() {
     let connector = Client::connector().with_auth("digest", b"anna:right-secret-1@");
     let look = Look(connector.connect(&server.hosts()).await.expect("a connection"));
     look.until_children(&directory("job"), 2).await;
-    assert!(too.force_unlock("job").await.expect("ours"));
+    assert!(too.force_unlock("job", "test").await.expect("ours"));
     let taken = within(LONG, waiter).await.expect("no panic").expect("free");
     assert_eq!(within(LONG, lease.lost()).await, Loss::Taken);
     taken.unlock().await.expect("released");

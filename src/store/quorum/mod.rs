@@ -8,6 +8,7 @@ mod inspect;
 mod load;
 mod metadata;
 mod node;
+mod notes;
 mod opening;
 mod queue;
 mod release;
@@ -24,9 +25,9 @@ pub(crate) use opening::NodeOpener;
 pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode,
-    Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
-    Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal,
+    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,6 +42,7 @@ use tally::{Answers, Tally, majority};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 const NO_PERMITS: &str = "a quorum does not support semaphores, because majorities cannot count: of 3 nodes with 2 \
                           permits, three holders can each have 2; use `slots`";
@@ -306,6 +308,28 @@ impl Store for Quorum {
 
     fn reconnects(&self) -> Option<Signal> {
         self.inner.wake.listen(&self.inner.nodes)
+    }
+
+    /// Releases by force and acquires, each by a majority: another may come between.
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        let store = Self { inner: Arc::clone(&self.inner) };
+        Box::pin(async move { steal_by_force(&store, request).await })
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.inner.want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.inner.note(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.inner.inbox(manager)
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
+        None
     }
 
     /// Returns the age that a majority has at least.

@@ -278,7 +278,7 @@ impl Node {
         {
             let hold = (item.target, item.holder, item.ttl.unwrap_or(batch.ttl));
             match verdict {
-                Ok(Some(Absence::Gone)) if *renewed => {
+                Ok(Some(Absence::Gone | Absence::Stolen | Absence::Forced)) if *renewed => {
                     repairs.spawn(Arc::clone(&self).heal(Arc::clone(&holds), hold, limit));
                 }
                 Ok(Some(_)) => {}

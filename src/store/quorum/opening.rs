@@ -9,9 +9,9 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::preflight::Unfit;
 use crate::store::{
-    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inspect, Inspection, Leave, Mode,
-    Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store, StoreFuture, Wait,
-    Waiting, Wakeups, failed,
+    Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
+    Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal,
+    Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::sync::Mutex;
 use crate::trace;
@@ -23,6 +23,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tracing::Level;
+use uuid::Uuid;
 
 /// The pause between two attempts to open a node that is down.
 const RETRY: Duration = Duration::from_secs(1);
@@ -354,6 +355,27 @@ impl Store for PendingNode {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        forward(self, |store| store.steal(request))
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.get()?.want(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.get()?.note(request).await
+    }
+
+    /// Returns the inbox at the node that is up now; one that comes up later tells nothing, and renewals do.
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        self.store.get().and_then(|store| store.inbox(manager))
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        self.store.get().and_then(|store| store.guard_key(name))
     }
 
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {

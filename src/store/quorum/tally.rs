@@ -94,13 +94,18 @@ pub(super) fn majority(nodes: usize) -> usize {
 }
 
 /// Returns `Taken` if a node reports that, and if such nodes can be a majority together with those that did not answer:
-/// only then can there be another holder.
+/// only then can there be another holder. A note of any node says why.
 pub(super) fn absence(
     absences: impl Iterator<Item = Absence>,
     votes: Votes,
     majority: usize,
 ) -> Absence {
-    let taken = absences.filter(|absence| *absence == Absence::Taken).count();
+    let absences: Vec<_> = absences.collect();
+    let noted = |absence: &&Absence| matches!(absence, Absence::Stolen | Absence::Forced);
+    if let Some(noted) = absences.iter().find(noted) {
+        return *noted;
+    }
+    let taken = absences.iter().filter(|absence| **absence == Absence::Taken).count();
     if taken > 0 && taken + votes.failed + votes.pending >= majority {
         Absence::Taken
     } else {
@@ -131,6 +136,8 @@ fn describe_absence(absence: Absence) -> &'static str {
     match absence {
         Absence::Gone => "gone",
         Absence::Taken => "taken by another",
+        Absence::Stolen => "stolen",
+        Absence::Forced => "forced open",
     }
 }
 

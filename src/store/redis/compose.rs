@@ -23,7 +23,7 @@ macro_rules! compose {
     };
     ($dir:literal, force, $publish:literal) => {
         concat!(
-            compose!($dir; "common", "check", $publish),
+            compose!($dir; "common", "check", $publish, "note"),
             "local function wake(lock)\n",
             compose!($dir; "wake"),
             "end\n",
@@ -34,7 +34,19 @@ macro_rules! compose {
         compose!($dir, run, [$publish], ["annotate"])
     };
     ($dir:literal, renew) => {
-        compose!($dir; "common", "check", "renew")
+        compose!($dir; "common", "check", "noted", "renew")
+    };
+    ($dir:literal, steal, $publish:literal) => {
+        compose!($dir, run, [$publish, "note"], ["steal", "fence", "steal_grant"])
+    };
+    ($dir:literal, want, $publish:literal) => {
+        compose!($dir, run, [$publish, "note"], ["want"])
+    };
+    ($dir:literal, rw_force, $publish:literal) => {
+        compose!($dir, run, [$publish, "rw_common", "rw_wake", "note"], ["rw_force"])
+    };
+    ($dir:literal, rw_renew) => {
+        compose!($dir, run, ["rw_common", "noted"], ["rw_renew"])
     };
     ($dir:literal, rw_acquire, $publish:literal) => {
         compose!($dir, run, [$publish, "rw_common", "rw_wake"], ["rw_acquire", "fence", "rw_grant"])

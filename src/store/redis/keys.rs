@@ -77,6 +77,16 @@ impl Keys {
         self.derived("redisson_sc:", name)
     }
 
+    /// Returns the key of the note about the last act on a lock. Redisson has no such key.
+    pub(super) fn note<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
+        self.derived("leasehold_note:", name)
+    }
+
+    /// Returns the beginning of the channels of the inboxes of managers, before their uuid.
+    pub(super) fn inbox(&self) -> [&str; 2] {
+        ["leasehold_inbox:", &self.prefix]
+    }
+
     fn with_suffix(&self, name: &Name, suffix: fmt::Arguments<'_>) -> String {
         format!("{}:{suffix}", self.derived("", name).concat())
     }

@@ -20,6 +20,7 @@ mod keys;
 mod line;
 mod metadata;
 mod node;
+mod notes;
 mod permits;
 mod pool;
 mod preflight;
@@ -45,9 +46,9 @@ use super::options::{Common, in_task};
 use super::remote::Replicas;
 use super::target::Kind;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection,
-    Leave, Line, Mode, Name, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
-    StoreFuture, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
+    Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
+    Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -70,6 +71,7 @@ use subscriptions::Subscriptions;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// At least so many microseconds pass between two grants of a name, with a release in between.
 const LONGEST_FENCE_BLOCK: u32 = 64;
@@ -363,6 +365,26 @@ impl Store for RedisStore {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.steal_from(request)
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.tell_wanted(request).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.note_for(request).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        Some(self.inbox_of(manager))
+    }
+
+    fn guard_key(&self, name: &Name) -> Option<String> {
+        Some(self.keys.lock(name).concat())
     }
 
     /// Returns the server's uptime, whatever it keeps on disk: the file can be another one, cut short, or behind. It counts

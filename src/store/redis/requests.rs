@@ -373,6 +373,9 @@ pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Abse
     let one = |element: &Element| match element.code()? {
         Code::Done(0) => Ok(None),
         Code::Absent(absence) => Ok(Some(absence)),
+        // By `noted.lua`.
+        Code::Other(0) => Ok(Some(Absence::Stolen)),
+        Code::Other(1) => Ok(Some(Absence::Forced)),
         Code::Done(_) | Code::Other(_) => Err(replies::malformed_reply()),
     };
     reply.iter().map(one).collect()

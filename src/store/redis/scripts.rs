@@ -49,6 +49,8 @@ pub(super) struct Scripts {
     pub(super) annotate: Script,
     /// Whether messages stay among the servers of their slot.
     pub(super) sharded: bool,
+    pub(super) steal: Script,
+    pub(super) want: Script,
 }
 
 /// Makes the scripts that wake waiters by the verb of a part.
@@ -62,7 +64,7 @@ macro_rules! scripts {
             force: script!(, force, $publish),
             rw_acquire: script!(, rw_acquire, $publish),
             rw_release: script!(, rw, "rw_release", $publish),
-            rw_force: script!(, rw, "rw_force", $publish),
+            rw_force: script!(, rw_force, $publish),
             permits_release: script!(, permits, "permits_release", $publish),
             permits_renew: script!(, permits, "permits_renew", $publish),
             permits_force: script!(, permits, "permits_force", $publish),
@@ -70,6 +72,8 @@ macro_rules! scripts {
             release_keep: script!(, release_keep, $publish),
             line_release: script!(, line_release, $publish),
             line_leave: script!(, line_leave, $publish),
+            steal: script!(, steal, $publish),
+            want: script!(, want, $publish),
         }
     };
 }
@@ -81,11 +85,13 @@ pub(super) static ACQUIRE: Script = script!(, acquire);
 pub(super) static RENEW: Script = script!(, renew);
 pub(super) static INSPECT: Script = script!(; "inspect");
 pub(super) static METADATA: Script = script!(; "metadata");
-pub(super) static RW_RENEW: Script = script!(, rw, "rw_renew");
+pub(super) static RW_RENEW: Script = script!(, rw_renew);
 pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
 pub(super) static PERMITS_ACQUIRE: Script = script!(, permits, "permits_acquire");
 pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
 pub(super) static LINE_ACQUIRE: Script = script!(, line_acquire);
+pub(super) static NOTE_READ: Script = script!(; "note_read");
+pub(super) static TELL: Script = script!(; "tell");
 pub(super) static LINE_INSPECT: Script = script!(, line_inspect);
 /// Does nothing. No server knows its name, so its text is sent, which tests the permission: scripts in the cache of a
 /// server do not need it until the server drops them.

@@ -2,12 +2,12 @@
 
 use super::super::target::Kind;
 use super::super::{
-    Acquire, Acquired, ForceRelease, Inspect, Inspection, Mode, Release, Released, Resize,
-    StoreFuture, Target, failed,
+    Acquire, Acquired, Inspect, Inspection, Mode, Release, Released, Resize, StoreFuture, Target,
+    failed,
 };
 use super::requests::confirmed;
 use super::scripts::{INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, RW_INSPECT};
-use super::{Element, RedisStore, permits, replies, rw};
+use super::{RedisStore, permits, replies, rw};
 use crate::error::Result;
 
 impl RedisStore {
@@ -96,23 +96,5 @@ impl RedisStore {
         let call = permits::resize(&self.keys, request);
         let reply = self.run_call(&self.scripts.permits_resize, call, request.timeout).await?;
         permits::resized(&reply)
-    }
-
-    /// Deletes a name by force. Returns whether it was held.
-    pub(super) async fn force(&self, request: ForceRelease) -> Result<bool> {
-        let ForceRelease { target, timeout, .. } = request;
-        let reply = match target.mode.kind() {
-            Kind::Lock => self.run_on(&self.scripts.force, &target.name, timeout).await?,
-            Kind::ReadWrite => self.run_on(&self.scripts.rw_force, &target.name, timeout).await?,
-            Kind::Semaphore => {
-                let mut call = permits::of(&self.keys, &target.name, 1);
-                call.key(&self.keys.sizes(&target.name));
-                self.run_call(&self.scripts.permits_force, call, timeout).await?
-            }
-        };
-        match reply.first() {
-            Some(Element::Int(deleted)) => Ok(*deleted > 0),
-            _ => Err(replies::malformed_reply()),
-        }
     }
 }

@@ -19,14 +19,14 @@ use super::address::Address;
 use super::errors::classify;
 use super::node::{is_connected, until_in_use};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::Signal;
+use crate::store::{Hint, InboxSender, Signal};
 use crate::sync::Mutex;
 use crate::trace;
 use fred::clients::SubscriberClient;
 use fred::error::ErrorKind as Silence;
 use fred::interfaces::{ClientLike, EventInterface, FredResult, PubsubInterface};
 use fred::types::config::Server;
-use fred::types::{ClusterHash, CustomCommand, Value};
+use fred::types::{ClusterHash, CustomCommand, Message, Value};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +51,8 @@ pub(super) type Channels = Arc<Mutex<HashMap<String, Channel>>>;
 #[derive(Default)]
 pub(super) struct Channel {
     pub(super) waiters: Vec<Signal>,
+    /// The inbox that reads the messages of this channel, if it is that of a manager.
+    pub(super) inbox: Option<InboxSender>,
     /// Whether it is subscribed, as far as the client knows.
     pub(super) subscribed: bool,
     /// The server of a fleet that has the channel.
@@ -59,7 +61,7 @@ pub(super) struct Channel {
 
 impl Channel {
     pub(super) fn is_awaited(&self) -> bool {
-        !self.waiters.is_empty()
+        !self.waiters.is_empty() || self.inbox.as_ref().is_some_and(|inbox| !inbox.is_closed())
     }
 }
 
@@ -89,6 +91,16 @@ pub(super) fn wake(channels: &Mutex<HashMap<String, Channel>>, channel: Option<&
     };
     // Wakers run with no lock held.
     waiters.iter().for_each(Signal::set);
+}
+
+/// Delivers a message to the inbox that its channel belongs to. Returns whether there is one.
+fn deliver(channels: &Mutex<HashMap<String, Channel>>, message: &Message) -> bool {
+    let inbox = channels.lock().get(&*message.channel).and_then(|entry| entry.inbox.clone());
+    let Some(inbox) = inbox else { return false };
+    if let Some(hint) = message.value.as_str().and_then(|text| Hint::of_message(&text)) {
+        inbox.send(hint);
+    }
+    true
 }
 
 /// A connection that receives messages.
@@ -121,7 +133,11 @@ async fn forward_messages(client: SubscriberClient, channels: Channels) {
     let mut messages = client.message_rx();
     loop {
         match messages.recv().await {
-            Ok(message) => wake(&channels, Some(&message.channel)),
+            Ok(message) => {
+                if !deliver(&channels, &message) {
+                    wake(&channels, Some(&message.channel));
+                }
+            }
             // This task was too slow, and the channels are lost, so it wakes all waiters.
             Err(RecvError::Lagged(_)) => wake(&channels, None),
             Err(RecvError::Closed) => return,

@@ -6,11 +6,12 @@ use super::connection::Connector;
 use super::fleet_subscribers::FleetSubscribers;
 use super::subscriber::{Channel, Channels, Command, Subscriber, run};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Signal, Wakeups};
+use crate::store::{Inbox, Signal, Wakeups};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Subscribes waiters to the channels of their names.
 #[derive(Clone)]
@@ -88,6 +89,55 @@ impl Subscriptions {
             })?;
         }
         Ok(Wakeups::new(signal, guard))
+    }
+}
+
+/// The bounds of the time between two attempts to subscribe an inbox.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+impl Subscriptions {
+    /// Subscribes the inbox that has this channel, in the background on a runtime. It is there after a moment, and again
+    /// after a reconnect.
+    pub(super) fn inbox(&self, channel: String, runtime: &Handle) -> Inbox {
+        let (subscriptions, name) = (self.clone(), channel.clone());
+        let (sender, inbox) = Inbox::new(InboxGuard { subscriptions, channel: name });
+        self.channels.lock().entry(channel.clone()).or_default().inbox = Some(sender.clone());
+        let subscriptions = self.clone();
+        runtime.spawn(async move {
+            let mut pause = RETRY.0;
+            while !sender.is_closed() {
+                let (done, confirmed) = oneshot::channel();
+                if subscriptions.send(Command::Subscribe(channel.clone(), done)).is_err() {
+                    return;
+                }
+                match confirmed.await {
+                    Ok(Ok(())) => return,
+                    // It lacks the permission: holders learn of what was done at their next renewal.
+                    Ok(Err(error)) if !error.is_unavailable() => return,
+                    _ => {}
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(RETRY.1);
+            }
+        });
+        inbox
+    }
+}
+
+/// Ends the subscription of an inbox when it is dropped.
+struct InboxGuard {
+    subscriptions: Subscriptions,
+    channel: String,
+}
+
+impl Drop for InboxGuard {
+    fn drop(&mut self) {
+        let mut channels = self.subscriptions.channels.lock();
+        if let Some(channel) = channels.get_mut(&self.channel) {
+            channel.inbox = None;
+        }
+        drop(channels);
+        let _ = self.subscriptions.send(Command::Idle(self.channel.clone()));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Inspects names, and releases them by force.
 
-use super::errors::{Found, find};
+use super::errors::{Found, find, in_time};
 use super::metadata;
 use super::names::parse_record;
 use super::recipe::Recipe;
@@ -8,7 +8,7 @@ use super::session::Session;
 use super::size::{forget_size, size_of};
 use crate::error::Result;
 use crate::store::target::Kind;
-use crate::store::{HolderInfo, Inspection, Mode, Target};
+use crate::store::{Absence, Acquired, HolderInfo, Inspection, Mode, Steal, Target};
 
 /// A node that has a name.
 struct Holding {
@@ -50,6 +50,26 @@ impl Recipe {
             forget_size(&session, &self.names.lock(&target.name)).await?;
         }
         Ok(found)
+    }
+
+    /// Deletes the node of one holder, and acquires in its stead. A waiter of another process may come between: it is
+    /// refused then.
+    pub(super) async fn steal(&self, request: Steal) -> Result<Acquired> {
+        let Steal { acquire, from, .. } = request;
+        let target = acquire.target.clone();
+        Steal::check_mode(target.mode)?;
+        let limit = self.read_limit(acquire.timeout);
+        let holder = in_time(limit, self.inspect(&target)).await?.into_holder();
+        match holder {
+            None => return Ok(Acquired::NotYours(Absence::Gone)),
+            // A copy of the request: an acquire recognises its own.
+            Some(holder) if holder.holder == acquire.holder.to_string() => {}
+            Some(holder) if holder.holder == from => {
+                in_time(limit, self.force(&target)).await?;
+            }
+            Some(_) => return Ok(Acquired::held(None)),
+        }
+        self.acquire(acquire).await
     }
 
     /// Returns the nodes that have the name, the size of a semaphore in use, and the number of all nodes. Beside a node that is not leasehold's one

@@ -33,9 +33,9 @@ pub(crate) use address::Address;
 
 use super::options::in_task;
 use super::{
-    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inspect, Inspection,
-    Leave, Line, Mode, Name, Place, Release, Released, RenewBatch, Renewed, Resize, Signal, Store,
-    StoreFuture, Target, Wait, Waiting, Wakeups,
+    Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
+    Inspection, Leave, Line, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch,
+    Renewed, Resize, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting, Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -54,6 +54,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
+use uuid::Uuid;
 use waiter::Waiter;
 
 /// The most leases of one renewal.
@@ -303,6 +304,28 @@ impl Store for ZooKeeperStore {
 
     fn reconnects(&self) -> Option<Signal> {
         Some(self.reconnects.clone())
+    }
+
+    /// Deletes the node of the holder and acquires: a waiter may come between.
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.run(|recipe| async move { recipe.steal(request).await })
+    }
+
+    /// Returns that the holder was not told: a node has no inbox.
+    async fn want(&self, request: Want) -> Result<bool> {
+        Err(Steal::unsupported(request.target.mode))
+    }
+
+    async fn note(&self, _: ReadNote) -> Result<Option<Note>> {
+        Ok(None)
+    }
+
+    fn inbox(&self, _: Uuid) -> Option<Inbox> {
+        None
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
+        None
     }
 
     /// Returns `None`, for never forgets: a quorum of the ensemble has each write on disk before it is confirmed.

@@ -1,21 +1,30 @@
--- Takes a lock away from its holder, and wakes waiters.
+-- Takes a lock away from its holder, and wakes waiters. `note.lua` comes before.
 --
 -- KEYS   lock
--- ARGV   none
--- Reply  1 if it was held, 0 if not
+-- ARGV   none; or: act, author, reason, inbox, name
+-- Reply  1 if it was held, 0 if not; then the holder that a note was left for
 --
 -- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
--- because HEXISTS fails on it. A read-write lock stays, too.
+-- because HEXISTS fails on it. A read-write lock stays, too. A note that the server refuses is left out.
 
 local function force(lock)
   doing = 'HEXISTS'
   if call('HEXISTS', lock, 'mode') == 1 then
     error(refusal(READ_WRITE))
   end
+  local holder
+  if ARGV[1] then
+    doing = 'HKEYS'
+    holder = try('HKEYS', lock)[1]
+  end
   doing = 'DEL'
   local deleted = call('DEL', lock)
+  if holder then
+    pcall(leave_note, note_of(lock), ARGV[1], holder, '', ARGV[2], ARGV[3], '0')
+    tell(ARGV[4], holder, 'verify ' .. ARGV[5])
+  end
   wake(lock)
-  return { deleted }
+  return { deleted, holder }
 end
 
 local done, reply = pcall(force, KEYS[1])

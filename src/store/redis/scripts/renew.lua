@@ -1,4 +1,4 @@
--- Extends many locks that are still held by their holders.
+-- Extends many locks that are still held by their holders. `noted.lua` comes before.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens once the clock has passed them; the arguments of the
@@ -8,7 +8,8 @@
 --        T  set the time to live of the items that follow; no item   ttl in ms
 --        F  renew, and remember the fencing token for longer
 --        L  renew
--- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; or the text of an error
+-- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; -3 stolen; -4 forced open; or the
+--        text of an error
 --
 -- Twice is harmless: the time to live is set, not added to. It never makes a key. PEXPIRE has no GT, so that it corrects
 -- a time to live that another client has removed or extended.
@@ -79,7 +80,7 @@ local function run()
         reply[item] = 0
       else
         all, doing = false, 'EXISTS'
-        reply[item] = call('EXISTS', lock) == 0 and -1 or -2
+        reply[item] = noted(lock, holder) or call('EXISTS', lock) == 0 and -1 or -2
       end
     end
   end

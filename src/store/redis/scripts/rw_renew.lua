@@ -1,9 +1,10 @@
 -- Extends read-write locks that are still held by their holders. A holder that reads may be the writer here: the renewal may
--- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua` comes before.
+-- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua` and
+-- `noted.lua` come before.
 --
 -- KEYS   for each item: lock, and the time-out key of the holder as a reader; and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens, for each item: holder id, read or write, F or L
--- Reply  for each item: 0 renewed; -1 gone; -2 taken; or the text of an error
+-- Reply  for each item: 0 renewed; -1 gone; -2 taken; -3 stolen; -4 forced open; or the text of an error
 --
 -- Twice is harmless: times to live are set, not added to. It makes the time-out key again, but only while the hash names the
 -- reader, so that nobody can have written since.
@@ -32,7 +33,7 @@ local function renew(lock, timeout, fence, holder, writes)
       call('PEXPIRE', lock, ttl)
     end
   else
-    return (not mode or not writes and mode == 'read') and -1 or -2
+    return noted(lock, holder) or (not mode or not writes and mode == 'read') and -1 or -2
   end
   if fence then
     -- Never shorter: a token that is ahead of the clock is remembered for longer. One that is kept forever stays so.

@@ -222,7 +222,7 @@ impl Flow {
             0 => {
                 let diary = &self.process.diary;
                 diary.write(What::Forcing { ask, name: place.name.clone() });
-                if place.leases.force_unlock(&place.name).await.is_ok() {
+                if place.leases.force_unlock(&place.name, "test").await.is_ok() {
                     diary.write(What::Forced { ask });
                 }
             }

@@ -1,0 +1,253 @@
+//! Writes that the resource itself refuses when the lease is no longer the newest.
+//!
+//! A process can be paused between a [check](crate::Lease::check) and the write that follows it, for longer than its lease
+//! lasts. Only the resource can refuse the write then. For data on Redis, [`Script`] puts the guard into the script that
+//! writes, so that nothing comes between. It is text with keys and arguments, and runs through any client:
+//! `fred`, `redis`, or a file of Lua. [`guarded_writes`](crate::guide::guarded_writes) has the same for SQL and HTTP.
+//!
+//! There are two guards, for the same script:
+//!
+//! - [`Lease::guard`](crate::Lease::guard): the lease holds the name *now*. Exact, for data on the same server, in a cluster
+//!   in the same slot, as the lock.
+//! - [`Lease::fence_guard`](crate::Lease::fence_guard): no lease with a larger fencing token has written. For data on any
+//!   server.
+//!
+//! ```no_run
+//! use leasehold::guard::Script;
+//!
+//! # async fn run(client: (), leases: leasehold::LeaseManager) -> leasehold::Result<()> {
+//! // KEYS and ARGV are those of the caller; the guard takes its own away.
+//! let script = Script::new("return redis.call('SET', KEYS[1], ARGV[1])")?;
+//!
+//! let lease = leases.lock("stock:{42}").lock().await?;
+//! let (keys, args) = lease.guard()?.with(["level:{42}"], ["7"]);
+//! // client.eval(script.text(), keys, args).await: an error that begins with LEASEHOLD_STALE if the lease is lost.
+//! # let _ = (script, keys, args, client);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What a guard cannot do
+//!
+//! It puts no order between two writes of one holder: they have one fencing token. A fence guard protects from the moment
+//! of the first guarded write of the newer holder, not from its grant. And it forgets a resource that nothing wrote to for
+//! the [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs.
+
+use crate::error::{Error, Result};
+use crate::store::HolderId;
+use std::time::Duration;
+
+/// The word with which the error of a refused write begins. The largest fencing token that was seen follows, or the holder.
+pub const STALE: &str = "LEASEHOLD_STALE";
+
+/// The longest name of a resource in bytes.
+const LONGEST_RESOURCE: usize = 512;
+
+/// The guard, before the body. `KEYS[1]` is the lock, or the key of the largest fencing token that was seen. `ARGV[1]` is the
+/// holder id or the fencing token, and `ARGV[2]` for how many milliseconds the token is remembered: 0 for ever, empty for a
+/// holder id. Tokens are compared as text, because a number of Lua is exact up to 2^53 only.
+const PROLOGUE: &str = r"local leasehold_guard = redis.pcall
+if ARGV[2] == '' then
+  local held = leasehold_guard('HEXISTS', KEYS[1], ARGV[1])
+  if type(held) == 'table' then
+    return held
+  end
+  if held == 0 then
+    local holder = leasehold_guard('HKEYS', KEYS[1])
+    return redis.error_reply('LEASEHOLD_STALE ' .. (holder[1] or ''))
+  end
+else
+  local fence, kept = ARGV[1], ARGV[2]
+  if not string.find(fence, '^[1-9]%d*$') or not string.find(kept, '^%d+$') then
+    return redis.error_reply('LEASEHOLD bad argument: the guard wants a fencing token and a time in ms')
+  end
+  local seen = leasehold_guard('GET', KEYS[1])
+  if type(seen) == 'table' then
+    return seen
+  end
+  seen = seen or ''
+  if #seen > #fence or #seen == #fence and seen > fence then
+    return redis.error_reply('LEASEHOLD_STALE ' .. seen)
+  end
+  -- Before the write: Redis does not roll back, and what is remembered too early refuses only what is late.
+  local stored
+  if kept == '0' then
+    stored = leasehold_guard('SET', KEYS[1], fence)
+  else
+    stored = leasehold_guard('SET', KEYS[1], fence, 'PX', kept)
+  end
+  if stored.err then
+    return stored
+  end
+end
+local function leasehold_rest(list, from)
+  local rest = {}
+  for i = from, #list do
+    rest[i - from + 1] = list[i]
+  end
+  return rest
+end
+return (function(KEYS, ARGV)
+";
+
+/// A script for Redis that writes only for the newest holder of a name.
+///
+/// Its text does not depend on the lease, so servers cache it like any other script. Run it with the keys and arguments of a
+/// [`Guard`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Script {
+    text: String,
+}
+
+impl Script {
+    /// Puts the guard before a script. In `body`, `KEYS` and `ARGV` begin with its own, as without the guard.
+    ///
+    /// # Errors
+    ///
+    /// [`Invalid`](crate::ErrorKind::Invalid) if `body` is empty, or begins with a line `#!`: the guard comes first, so flags of
+    /// a script have no place.
+    ///
+    /// ```
+    /// use leasehold::guard::Script;
+    ///
+    /// let script = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])")?;
+    /// assert!(script.text().contains("INCRBY"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn new(body: impl AsRef<str>) -> Result<Self> {
+        let body = body.as_ref();
+        if body.trim().is_empty() {
+            return Err(Error::invalid("the script is empty; give the guard a write to guard"));
+        }
+        if body.starts_with("#!") {
+            return Err(Error::invalid(
+                "the script begins with `#!`, which must be the first line of the whole; leave that line out",
+            ));
+        }
+        // The body may end with a comment.
+        Ok(Self {
+            text: format!(
+                "{PROLOGUE}{body}\nend)(leasehold_rest(KEYS, 2), leasehold_rest(ARGV, 3))\n"
+            ),
+        })
+    }
+
+    /// Returns the text to send with `EVAL`, or to load with `SCRIPT LOAD`.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// The proof of a lease, as the first key and the first two arguments of a [`Script`].
+///
+/// [`Lease::guard`](crate::Lease::guard) and [`Lease::fence_guard`](crate::Lease::fence_guard) make it. It stays as it is
+/// when the lease is lost: then the script refuses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guard {
+    key: String,
+    args: [String; 2],
+}
+
+impl Guard {
+    pub(crate) fn of_owner(key: String, holder: HolderId) -> Self {
+        Self { key, args: [holder.to_string(), String::new()] }
+    }
+
+    pub(crate) fn of_fence(
+        resource: &str,
+        fence: Option<u64>,
+        retention: Option<Duration>,
+        ttl: Duration,
+    ) -> Result<Self> {
+        let Some(fence) = fence.filter(|fence| *fence > 0) else {
+            return Err(Error::invalid(
+                "this lease has no fencing token: fencing is off, or the store has none; guard the write with `guard`, or \
+                 use a store with fencing tokens",
+            ));
+        };
+        if resource.is_empty() || resource.len() > LONGEST_RESOURCE {
+            return Err(Error::invalid(format!(
+                "the name of a resource has {} bytes; 1 to {LONGEST_RESOURCE} are allowed",
+                resource.len()
+            )));
+        }
+        let key = match resource.contains('{') {
+            true => format!("leasehold_seen:{resource}"),
+            false => format!("leasehold_seen:{{{resource}}}"),
+        };
+        let kept = retention.map_or(0, |retention| (retention + ttl * 2).as_millis().max(1));
+        Ok(Self { key, args: [fence.to_string(), kept.to_string()] })
+    }
+
+    /// Returns the key that comes before those of the script.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns the arguments that come before those of the script.
+    #[must_use]
+    pub fn args(&self) -> &[String; 2] {
+        &self.args
+    }
+
+    /// Returns all keys and all arguments of a call.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lease = leases.lock("stock:42").lock().await?;
+    /// let (keys, args) = lease.fence_guard("level:42")?.with(["level:42"], ["7"]);
+    /// assert_eq!(keys, ["leasehold_seen:{level:42}", "level:42"]);
+    /// assert_eq!(args.len(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with<K: Into<String>, A: Into<String>>(
+        self,
+        keys: impl IntoIterator<Item = K>,
+        args: impl IntoIterator<Item = A>,
+    ) -> (Vec<String>, Vec<String>) {
+        let keys = std::iter::once(self.key).chain(keys.into_iter().map(Into::into)).collect();
+        let args = self.args.into_iter().chain(args.into_iter().map(Into::into)).collect();
+        (keys, args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn script_without_a_write_or_with_flags_is_invalid() {
+        for body in ["", " \n\t", "#!lua flags=allow-oom\nreturn 1"] {
+            assert_eq!(Script::new(body).unwrap_err().kind(), ErrorKind::Invalid, "{body}");
+        }
+    }
+
+    #[test]
+    fn fence_guard_needs_a_token_and_a_resource() {
+        let guard = |resource: &str, fence| {
+            Guard::of_fence(resource, fence, Some(Duration::from_secs(1)), Duration::from_secs(2))
+        };
+        let long = "x".repeat(LONGEST_RESOURCE + 1);
+        for (resource, fence) in [("a", None), ("a", Some(0)), ("", Some(1)), (&*long, Some(1))] {
+            assert_eq!(guard(resource, fence).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        let guard = guard("a{t}", Some(7)).unwrap();
+        assert_eq!(
+            (guard.key(), guard.args()),
+            ("leasehold_seen:a{t}", &["7".into(), "5000".into()])
+        );
+    }
+
+    #[test]
+    fn fence_is_remembered_forever_if_the_store_does() {
+        let guard = Guard::of_fence("a", Some(7), None, Duration::from_secs(2)).unwrap();
+        assert_eq!(guard.args()[1], "0");
+    }
+}

@@ -1,0 +1,128 @@
+//! Taking a name from its holder, and what the old holder learns of it.
+
+use crate::engine::{self, WaitLimit};
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::lock::{Lock, lease, wanted};
+use crate::runtime;
+use crate::store::Reason;
+use std::time::Duration;
+
+impl Lock {
+    /// Takes the name from its holder, in this process or any other, or acquires it if it is free.
+    ///
+    /// For a holder that hangs and that cannot be stopped. `why` is for the old holder, which [reads it](Lease::note), and for
+    /// operators. It is as public as the name.
+    ///
+    /// Makes one attempt, and overtakes all that wait. Returns `None` if another holder came between: it is not the one that
+    /// this call was meant for. On Redis and in memory the name goes from one holder to the other in one step. A quorum and
+    /// ZooKeeper release it by force and acquire it then, and a waiter can come between.
+    ///
+    /// **The old holder can still be at work when this returns.** Its token fires before the request leaves if it is of this
+    /// manager, and otherwise when it hears of the steal: a round trip later through the [inbox](crate::guide::family#take-it-from-its-holder)
+    /// of its manager, or at its next renewal, after up to a third of the [TTL](crate::Builder::ttl), if it has none: on
+    /// ZooKeeper, with Redisson, or if the message was lost. Its loss is [`Stolen`](crate::Loss::Stolen), on ZooKeeper `Gone` or
+    /// `Taken`. The [fencing token](Lease::fence) of the new lease is larger, so a resource that [compares](crate::guard) it
+    /// refuses the late writes.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock`](Lock::try_lock), and
+    ///
+    /// - [`Invalid`](crate::ErrorKind::Invalid): this handle holds the name, or `why` is empty or longer than 1024 bytes.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store cannot do it.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store did not answer. The old holder may have lost the name.
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If it is dropped, the old holder may have lost the name, and a lease that was on its way is released in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let old = leases.lock("import").lock().await?;
+    /// let new = leases.lock("import").steal("deploy 4711: the old importer hangs").await?;
+    ///
+    /// let new = new.expect("no other came between");
+    /// assert_eq!(old.lost().await, leasehold::Loss::Stolen);
+    /// assert!(old.fence() < new.fence());
+    /// let note = old.note().await?.expect("a note");
+    /// assert_eq!(note.why, "deploy 4711: the old importer hangs");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "preempt")]
+    #[doc(alias = "take over")]
+    pub async fn steal(&mut self, why: impl AsRef<str>) -> Result<Option<Lease>> {
+        runtime::need();
+        self.steal_from(why.as_ref(), None).await
+    }
+
+    /// Tells the holder that the name is wanted, waits for it for `patience`, and then takes it from that holder.
+    ///
+    /// The polite form of [`steal`](Lock::steal). The holder hears of it by [`Lease::wanted`] and can finish and release.
+    /// A holder that cannot be told, on ZooKeeper or with Redisson, is only waited for. Returns `None` if after that time another holder has the
+    /// name, which nothing asked to go.
+    ///
+    /// # Errors
+    ///
+    /// As [`steal`](Lock::steal).
+    ///
+    /// # Panics
+    ///
+    /// As [`lock`](Lock::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`steal`](Lock::steal). While it waits, dropping it takes nothing from the holder.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let old = leases.lock("import").lock().await?;
+    /// let polite = async {
+    ///     old.wanted().await; // finish the current file, and then
+    ///     old.unlock().await
+    /// };
+    /// let mut lock = leases.lock("import");
+    /// let stolen = lock.steal_after(Duration::from_secs(5), "deploy 4711");
+    /// let (unlocked, lease) = tokio::join!(polite, stolen);
+    /// assert!(unlocked.is_ok() && lease?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn steal_after(
+        &mut self,
+        patience: Duration,
+        why: impl AsRef<str>,
+    ) -> Result<Option<Lease>> {
+        runtime::need();
+        let (engine, name, options, current) = self.parts();
+        let checked = name.as_ref().map_err(Error::clone)?;
+        let reason = Reason::new(&engine.core.author(), why.as_ref())?;
+        let holder = engine::want(&engine.core, checked, current, &reason).await?;
+        let limit = WaitLimit::For(patience);
+        let polite = lease(engine, (name, wanted(options)), current, limit).await?;
+        match (polite, holder) {
+            (Some(lease), _) => Ok(Some(lease)),
+            (None, Some(holder)) => self.steal_from(why.as_ref(), Some(&holder)).await,
+            (None, None) => Ok(None),
+        }
+    }
+
+    async fn steal_from(&mut self, why: &str, only: Option<&str>) -> Result<Option<Lease>> {
+        let (engine, name, options, current) = self.parts();
+        let name = name.as_ref().map_err(Error::clone)?;
+        let reason = Reason::new(&engine.core.author(), why)?;
+        let claim = engine::steal(&engine.core, (name, options), current, &reason, only).await?;
+        Ok(claim.map(|claim| Lease::new(engine, claim)))
+    }
+}

@@ -1,0 +1,20 @@
+-- Writes what `steal.lua` has granted.
+--
+-- Reply  the first fencing token
+--
+-- Twice is harmless: the note is the same, and times to live are absolute.
+
+if fresh then
+  leave_note(note, 'steal', from, holder, ARGV[4], ARGV[5], format('%d', first))
+end
+doing = 'PEXPIRE'
+call('PEXPIRE', lock, ttl)
+if fresh then
+  -- In this order the hash is never empty, so it keeps its time to live.
+  doing = 'HSET'
+  call('HSET', lock, holder, '1')
+  doing = 'HDEL'
+  call('HDEL', lock, from)
+  tell(ARGV[6], from, 'verify ' .. ARGV[7])
+end
+return first

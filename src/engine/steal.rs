@@ -118,6 +118,10 @@ async fn run<'a>(
     asker: &Asker<'_>,
 ) -> Result<Option<Claim<'a>>> {
     let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
+    if holder.as_ref().is_some_and(|holder| holder.closed.is_some()) {
+        // Nobody holds it, and it stays closed for a while.
+        return Ok(None);
+    }
     let from = holder.map(|holder| holder.holder);
     if from.is_some() && only.is_some_and(|only| from.as_deref() != Some(only)) {
         return Ok(None);

@@ -346,7 +346,7 @@ async fn leader_is_overdue_while_its_work_goes_on_after_the_loss() {
     let me = campaign(&setup.leases, "a").await;
     assert!(!me.health().is_overdue(Duration::ZERO));
     sleep(T).await;
-    setup.leases.force_unlock("n").await.unwrap();
+    setup.leases.force_unlock("n", "test").await.unwrap();
     sleep(T).await;
     let health = me.health();
     assert_eq!((health.lost_for, health.term), (Some(T), me.term()));

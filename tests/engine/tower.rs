@@ -313,7 +313,7 @@ async fn loss_drops_the_work_and_is_answered() {
         let request = tokio::spawn(send(layer.layer(site), "/orders/1"));
         settle().await;
         let token = shown.lock().expect("no panic").as_ref().expect("a lease").cancellation_token();
-        assert!(setup.leases.force_unlock("orders:1").await.expect("known"));
+        assert!(setup.leases.force_unlock("orders:1", "test").await.expect("known"));
         let answer = request.await.expect("no panic");
         assert_eq!(answer.status(), status);
         assert_eq!((dropped.load(Ordering::SeqCst), token.is_cancelled()), (1, true));
@@ -375,7 +375,7 @@ async fn body_is_cut_short_when_its_lease_is_lost() {
         error
     });
     settle().await;
-    setup.leases.force_unlock("orders:1").await.expect("known");
+    setup.leases.force_unlock("orders:1", "test").await.expect("known");
     let error = reading.await.expect("no panic");
     let error = error.downcast_ref::<Error>().expect("ours");
     assert_eq!((error.kind(), error.loss()), (ErrorKind::Lost, Some(Loss::Revoked)));

@@ -43,7 +43,7 @@ const GATHER: Duration = Duration::from_millis(2);
 /// let (losses, report) = mpsc::channel();
 /// let leases = LeaseManager::builder().observer(Losses(losses)).connect("memory:").await?;
 /// let lease = leases.lock("orders:42").lock().await?;
-/// leases.force_unlock("orders:42").await?;
+/// leases.force_unlock("orders:42", "it hangs").await?;
 /// assert!(report.recv()?.starts_with("orders:42: "));
 /// # drop(lease);
 /// # Ok(())

@@ -93,7 +93,8 @@ mod share;
 mod shared_mode_tests;
 mod spare;
 mod state;
-    mod steal;, mod terms;,
+mod steal;
+mod terms;
 mod thread;
 mod ticket;
 mod timing;

@@ -51,7 +51,7 @@ pub(crate) async fn steal<'a>(
     }
     // Looking, taking, and once more if the name became free between.
     let limit = core.timing.attempt * 4;
-    let asker = &Asker::new(core, (name, Mode::Exclusive, options), core.now());
+    let asker = &Asker::new(core, (name, Mode::Exclusive, options), (core.now(), None));
     let stealing = pin!(async {
         match timeout(limit, run(core, (name, options), reason, only, asker)).await {
             Ok(result) => result,

@@ -124,7 +124,7 @@ async fn loss_drops_the_body_and_closes_nothing() {
     };
     let mut running = Box::pin(job(&setup.leases).run(body));
     assert!(poll_once(running.as_mut()).await.is_pending());
-    setup.leases.force_unlock("job").await.unwrap();
+    setup.leases.force_unlock("job", "test").await.unwrap();
     assert_eq!(lost(running.await), Loss::Revoked);
     assert!(dropped.get() && is_free(&setup).await);
 }

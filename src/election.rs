@@ -60,7 +60,6 @@ impl Election {
     /// Creates a candidate with a value that everyone can read while it leads, such as its address, without I/O.
     ///
     /// The value has at most 4096 bytes. It is as public as the name. The first campaign reports one that is too long.
-    #[must_use]
     pub fn candidate(&self, value: impl Into<String>) -> Candidate {
         Candidate::new(Arc::clone(&self.engine), self.name.clone(), value.into())
     }

@@ -117,6 +117,7 @@ impl Lock {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lock = leases.lock("import").label("import of a.csv");
     /// ```
+    #[must_use]
     pub fn label(mut self, label: impl AsRef<str>) -> Self {
         let label = label.as_ref();
         self.name = self.name.and_then(|name| check_word("label", label).map(|()| name));

@@ -58,7 +58,7 @@ impl Backend {
         let _ = position;
         Ok(match Self::one(url, common)? {
             #[cfg(feature = "redis")]
-            Self::Redis(address) => Self::Redis(Box::new(address.as_node(position))),
+            Self::Redis(address) => Self::Redis(Box::new(address.at_position(position))),
             other => other,
         })
     }

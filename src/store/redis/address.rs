@@ -82,7 +82,7 @@ impl Address {
     }
 
     /// Makes it the address of a node of a quorum, of which `position` counts from 1.
-    pub(crate) fn as_node(self, position: usize) -> Self {
+    pub(crate) fn at_position(self, position: usize) -> Self {
         Self { node: Some(position), ..self }
     }
 

@@ -1,0 +1,160 @@
+//! What the examples need to try themselves: a Redis server, processes of their own, and a client for HTTP.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::OsStr;
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
+
+pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// No step of an example takes longer.
+pub const LONG: Duration = Duration::from_secs(30);
+
+/// A Redis server: that of `REDIS_URL`, or one of its own, which ends with this.
+pub struct Redis {
+    pub url: String,
+    _server: Option<Child>,
+}
+
+impl Redis {
+    pub async fn start() -> Result<Self> {
+        if let Ok(url) = std::env::var("REDIS_URL") {
+            return Ok(Self { url, _server: None });
+        }
+        let port = free_port()?;
+        let server = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| format!("redis-server cannot be started: {error}"))?;
+        let start = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            if start.elapsed() > LONG {
+                return Err("redis-server does not answer".into());
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(Self { url: format!("redis://127.0.0.1:{port}"), _server: Some(server) })
+    }
+}
+
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A process of an example, and what it prints. It is killed when this is dropped.
+pub struct Process {
+    pub child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// Starts `program` with `arguments`, and with the URL of the server in its environment.
+    pub fn start(program: impl AsRef<OsStr>, redis: &Redis, arguments: &[&str]) -> Result<Self> {
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("REDIS_URL", &redis.url)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let output = child.stdout.take().ok_or("no output")?;
+        Ok(Self { child, lines: BufReader::new(output).lines() })
+    }
+
+    /// Returns what follows `start` in the next line that begins with it.
+    pub async fn line(&mut self, start: &str) -> Result<String> {
+        let find = async {
+            while let Some(line) = self.lines.next_line().await? {
+                if let Some(rest) = line.strip_prefix(start) {
+                    return Ok(rest.trim().to_owned());
+                }
+            }
+            Err(format!("the process ended before it printed {start:?}").into())
+        };
+        timeout(LONG, find).await.map_err(|_| format!("nobody prints {start:?}"))?
+    }
+
+    /// Returns all lines until the process ends, which it does by itself.
+    pub async fn rest(mut self) -> Result<Vec<String>> {
+        let read = async {
+            let mut all = Vec::new();
+            while let Some(line) = self.lines.next_line().await? {
+                all.push(line);
+            }
+            let status = self.child.wait().await?;
+            if status.success() {
+                Ok(all)
+            } else {
+                Err(format!("the process ended: {status}").into())
+            }
+        };
+        timeout(LONG, read).await.map_err(|_| "the process does not end")?
+    }
+
+    /// Asks the process to end, as Kubernetes does, and waits until it has.
+    pub async fn terminate(self) -> Result<Vec<String>> {
+        let id = self.child.id().ok_or("it has ended")?.to_string();
+        Command::new("kill").args(["-TERM", &id]).status().await?;
+        self.rest().await
+    }
+
+    /// Kills the process, as a crash does.
+    pub async fn kill(mut self) -> Result {
+        Ok(self.child.kill().await?)
+    }
+}
+
+/// Sends a request without a body, and returns the status and the body of the answer.
+pub async fn http(address: &str, method: &str, path: &str) -> Result<(u16, String)> {
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or("no HTTP")?;
+        let status = head.split(' ').nth(1).ok_or("no status")?.parse()?;
+        Ok((status, body.to_owned()))
+    };
+    timeout(LONG, exchange).await.map_err(|_| format!("{method} {path}: no answer"))?
+}
+
+/// Starts this program twice, with the argument `work`, and shows which of its jobs `ran` where. Fails if one ran twice.
+pub async fn two_workers() -> Result {
+    let redis = Redis::start().await?;
+    let mut processes = Vec::new();
+    for _ in 0..2 {
+        let mut process = Process::start(std::env::current_exe()?, &redis, &["work"])?;
+        process.line("ready").await?;
+        processes.push(process);
+    }
+    let (mut ticks, mut ran) = (0, BTreeMap::<String, Vec<usize>>::new());
+    for (index, process) in processes.into_iter().enumerate() {
+        for line in process.rest().await? {
+            ticks += 1;
+            if let Some(key) = line.strip_prefix("ran ") {
+                ran.entry(key.to_owned()).or_default().push(index + 1);
+            }
+        }
+    }
+    for (key, processes) in &ran {
+        println!("{key} ran in process {processes:?}");
+    }
+    let twice = ran.values().filter(|processes| processes.len() > 1).count();
+    println!("{ticks} ticks in two processes, {} jobs, {twice} of them ran twice", ran.len());
+    if twice > 0 || ran.len() < 3 || ticks <= ran.len() {
+        return Err("each job runs once, and both processes see its tick".into());
+    }
+    Ok(())
+}

@@ -7,24 +7,26 @@
 //! LEASES_URL=zookeeper://127.0.0.1:2181 cargo run --features zookeeper --example leader_election
 //! ```
 //!
-//! To lead is to hold a lease. The leader works until the lease is lost, then stands again; the other candidates
-//! wait in `lock`. A killed leader releases nothing, so the next one leads when the lease has expired.
+//! The leader numbers the entries of a ledger, each with its term. A candidate that is killed releases nothing, so the next one
+//! leads when the lease has expired; one that is asked to stop ends its work, and the next one leads at once. The parent
+//! observes the election, and finds the terms in order, both in its view and in the ledger.
 
-use leasehold::{ErrorKind, Lease, LeaseManager};
+use leasehold::{CancellationToken, Leader, Leadership, LeaseManager, View};
 use std::error::Error;
+use std::io::Write;
 use std::net::TcpListener;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const NAME: &str = "leasehold-example:leader";
 const CANDIDATES: usize = 3;
-/// How often the leader is killed.
-const TERMS: usize = 2;
 
 /// Returns the TTL: how long the others wait after a crash. Few ZooKeeper servers allow less than four seconds.
 fn ttl(url: &str) -> Duration {
@@ -43,108 +45,127 @@ async fn connect(url: &str) -> Result<LeaseManager> {
     }
 }
 
-/// Runs one process: stands for election again and again, until it is killed.
-async fn candidate(url: &str) -> Result {
+/// Runs one process: stands for election until it is killed, or until its input ends.
+async fn candidate(url: &str, ledger: &str) -> Result {
     let leases = connect(url).await?;
-    let mut lock = leases.lock(NAME);
-    loop {
-        let lease = match lock.lock().await {
-            Ok(lease) => lease,
-            // The store cannot be reached: stand again.
-            Err(error) if error.kind() == ErrorKind::Unavailable => continue,
-            Err(error) => return Err(error.into()),
-        };
-        match lease.run(lead(&lease)).await {
-            Ok(never) => match never {},
-            Err(lost) => println!("deposed: {lost}"),
+    let stop = CancellationToken::new();
+    let asked = stop.clone();
+    tokio::spawn(async move {
+        // The parent closes the input.
+        let _ = BufReader::new(tokio::io::stdin()).lines().next_line().await;
+        asked.cancel();
+    });
+    leases
+        .election(NAME)
+        .candidate(std::process::id().to_string())
+        .until(stop)
+        .graceful(Duration::from_secs(1))
+        .lead(async |me| lead(me, ledger).await)
+        .await?;
+    println!("stops");
+    Ok(leases.close().await?)
+}
+
+/// Does the leader's work: appends to the ledger until it is to stop. It is dropped when the leadership is lost.
+async fn lead(me: &Leadership, ledger: &str) -> ControlFlow<()> {
+    let stop = me.retiring();
+    // A quorum of servers has no terms, and writes 0.
+    let (term, pid) = (me.term().unwrap_or(0), std::process::id());
+    while !stop.is_cancelled() {
+        // One write is one line, also while another process writes. A database would refuse a term that is not the newest.
+        let entry = format!("{term} {pid}\n");
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(ledger);
+        if file.and_then(|mut file| file.write_all(entry.as_bytes())).is_err() {
+            return ControlFlow::Break(());
         }
+        sleep(Duration::from_millis(20)).await;
     }
+    ControlFlow::Continue(())
 }
 
-/// Does the leader's work, which need not know how it came to lead. Every write carries the fencing token, where the
-/// store has one.
-async fn lead(lease: &Lease) -> std::convert::Infallible {
-    println!("leads {}", lease.fence().unwrap_or(0));
-    loop {
-        sleep(Duration::from_millis(100)).await;
-    }
+fn start(url: &str, ledger: &Path) -> Result<Child> {
+    let candidate = Command::new(std::env::current_exe()?)
+        .args(["candidate", url])
+        .arg(ledger)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    Ok(candidate)
 }
 
-struct Process {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Process {
-    fn start(url: &str) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["candidate", url])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
-        let output = child.stdout.take().ok_or("no output")?;
-        Ok(Self { child, lines: BufReader::new(output).lines() })
-    }
-}
-
-/// Returns the next process to lead, and its fencing token.
-async fn next_leader(processes: &mut [Process]) -> Result<(usize, u64)> {
-    loop {
-        for (index, process) in processes.iter_mut().enumerate() {
-            // Reading a line is cancel-safe.
-            let Ok(line) = timeout(Duration::from_millis(10), process.lines.next_line()).await
-            else {
-                continue;
-            };
-            let line = line?.ok_or("a candidate ended by itself")?;
-            match line.strip_prefix("leads ") {
-                Some(fence) => return Ok((index, fence.parse()?)),
-                None => println!("process {}: {line}", process.child.id().unwrap_or(0)),
+/// Waits until the view shows a leader other than `last`, by its value.
+async fn next_leader(view: &mut View, last: Option<&str>) -> Result<Leader> {
+    let next = async {
+        loop {
+            let leader = view.current();
+            if leader.value.is_some() && leader.value.as_deref() != last {
+                return leader;
             }
+            view.changed().await;
         }
-    }
+    };
+    timeout(Duration::from_secs(30), next).await.map_err(|_| "no process leads".into())
 }
 
 async fn elections(url: &str) -> Result {
-    let mut processes = Vec::new();
+    let folder = tempfile::tempdir()?;
+    let ledger = folder.path().join("ledger");
+    let leases = connect(url).await?;
+    let mut view = leases.election(NAME).observe();
+    let mut candidates = Vec::new();
     for _ in 0..CANDIDATES {
-        processes.push(Process::start(url)?);
+        candidates.push(start(url, &ledger)?);
     }
-    let (mut killed, mut last) = (None::<Instant>, 0);
-    for term in 0..=TERMS {
-        let limit = ttl(url) + Duration::from_secs(20);
-        let elected = timeout(limit, next_leader(&mut processes)).await;
-        let (leader, fence) = elected.map_err(|_| "no process leads")??;
-        let id = processes[leader].child.id().unwrap_or(0);
-        match killed {
-            None => println!("process {id} leads, fencing token {fence}"),
-            Some(at) => println!(
-                "process {id} leads, fencing token {fence}, {:.1?} after the last was killed",
-                at.elapsed()
-            ),
+    let mut leader = next_leader(&mut view, None).await?;
+    let mut terms = vec![leader.term.unwrap_or(0)];
+    for killed in [true, false, true] {
+        let value = leader.value.clone().unwrap_or_default();
+        println!("process {value} leads in term {}", terms.last().unwrap_or(&0));
+        sleep(Duration::from_millis(300)).await;
+        let at = candidates
+            .iter()
+            .position(|child| child.id().map(|id| id.to_string()) == Some(value.clone()));
+        let mut child = candidates.swap_remove(at.ok_or("another one leads")?);
+        let start_of_end = Instant::now();
+        if killed {
+            child.kill().await?;
+        } else {
+            drop(child.stdin.take());
         }
-        // A quorum of servers has none, and prints 0.
-        if fence != 0 && fence <= last {
-            return Err(format!("fencing token {fence} does not grow from {last}").into());
+        leader = next_leader(&mut view, Some(&value)).await?;
+        let how = if killed { "killed" } else { "asked to stop" };
+        println!(
+            "process {value} was {how}; the next one leads {:.1?} later",
+            start_of_end.elapsed()
+        );
+        if killed && start_of_end.elapsed() > ttl(url) * 2 {
+            return Err("the next leader was late".into());
         }
-        last = fence;
-        sleep(Duration::from_millis(500)).await;
-        if term < TERMS {
-            let mut leader = processes.swap_remove(leader);
-            leader.child.kill().await?;
-            killed = Some(Instant::now());
-            println!("process {id} is killed");
-            processes.push(Process::start(url)?);
+        terms.push(leader.term.unwrap_or(0));
+        if !killed && !child.wait().await?.success() {
+            return Err("a process that was asked to stop failed".into());
         }
+        candidates.push(start(url, &ledger)?);
+    }
+    sleep(Duration::from_millis(300)).await;
+    let text = std::fs::read_to_string(&ledger)?;
+    let written: Vec<u64> =
+        text.lines().filter_map(|line| line.split(' ').next()?.parse().ok()).collect();
+    println!("{} entries in the ledger, by terms {terms:?}", written.len());
+    let grow = |terms: &[u64]| terms.is_sorted();
+    if !grow(&terms) || !grow(&written) || !terms.iter().all(|term| written.contains(term)) {
+        return Err("the terms are not in order".into());
     }
     Ok(())
 }
 
 async fn run() -> Result {
     let mut arguments = std::env::args().skip(1);
-    if let (Some("candidate"), Some(url)) = (arguments.next().as_deref(), arguments.next()) {
-        return candidate(&url).await;
+    if let (Some("candidate"), Some(url), Some(ledger)) =
+        (arguments.next().as_deref(), arguments.next(), arguments.next())
+    {
+        return candidate(&url, &ledger).await;
     }
     if let Ok(url) = std::env::var("LEASES_URL").or_else(|_| std::env::var("REDIS_URL")) {
         if url == "memory:" {

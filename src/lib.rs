@@ -140,7 +140,7 @@
 //! - [`Loss`] is the reason why a lease was lost.
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
 //! - [`CloseError`] lists the names that `close` could not release.
-//! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is what it tells about itself,
+//! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is its description of itself,
 //!   [`Owner`] the process.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!

@@ -1,7 +1,7 @@
 //! The data that all leases of a manager share.
 
+use super::describer::Describer;
 use super::job::Job;
-use super::metadata::Describer;
 use super::queue::Queue;
 use super::schedule::{Call, Schedule};
 use super::timing::Timing;

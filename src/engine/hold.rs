@@ -1,7 +1,7 @@
 //! One hold: the data that its leases and the engine share.
 
+use super::description::Description;
 use super::heirs::Heirs;
-use super::metadata::Description;
 use super::options::Options;
 use super::seat::Seat;
 use super::share::{Share, Shares};

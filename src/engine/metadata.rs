@@ -4,64 +4,28 @@
 //!
 //! 1. **Nothing on the way of a lock.** A hold tells at its first renewal, or when it is asked to. What it tells is a
 //!    request of its own: no acquire, renewal or release waits for it.
-//! 2. **Bounded.** At most [`WRITERS`] requests of the background are in flight, however many holds are renewed at once.
+//! 2. **Bounded.** At most eight requests of the background are in flight ([`describer`](super::describer)), however many
+//!    holds are renewed at once.
 //! 3. **In order.** The value of a hold is read, and the number of the write drawn, in one step. So a later write has the
 //!    later value, and a store ignores an earlier one that arrives later.
 
 use super::ask::{asked, in_time};
 use super::core::Core;
+use super::description::Description;
 use super::hold::{Hold, Inner};
 use super::job::Job;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Owner, Target, Wakeups};
-use crate::sync::Mutex;
+use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Target, Wakeups};
 use crate::trace;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 use tracing::Level;
 
-/// The most requests of the background at one time.
-const WRITERS: usize = 8;
 /// The bounds of the time for which a store keeps what is not written again.
 const KEPT: (Duration, Duration) =
     (Duration::from_secs(60 * 60), Duration::from_secs(24 * 60 * 60));
-
-/// What the holds of a manager tell.
-#[derive(Default)]
-pub(crate) struct Describer {
-    owner: OnceLock<Owner>,
-    /// Whether all holds tell, also those without a label.
-    all: AtomicBool,
-    /// Whether any hold has ever told anything.
-    used: AtomicBool,
-    /// The number of the last write.
-    revision: AtomicU64,
-    backlog: Mutex<Backlog>,
-    /// The holds that lead, until their leaders are dropped.
-    leading: Mutex<Vec<Arc<Hold>>>,
-}
-
-/// The holds that are to tell, and the number of jobs that see to it.
-#[derive(Default)]
-struct Backlog {
-    holds: VecDeque<Weak<Hold>>,
-    writers: usize,
-}
-
-/// What a hold tells besides what it is.
-#[derive(Debug, Default)]
-pub(super) struct Description {
-    value: Option<Arc<str>>,
-    /// Whether a request was sent, of this hold or of one before it in the chain.
-    sent: bool,
-    /// When the last request left that the store has confirmed.
-    written: Option<Instant>,
-    /// When the hold was lost.
-    pub(super) lost_at: Option<Instant>,
-}
 
 /// A leader's entry among those of its manager, until it is dropped.
 pub(crate) struct LeaderEntry {
@@ -78,26 +42,6 @@ impl Drop for LeaderEntry {
     }
 }
 
-impl Describer {
-    /// Has all holds tell who has them. Call it once, before the first of them.
-    pub(crate) fn describe(&self, owner: Owner) {
-        let _ = self.owner.set(owner);
-        self.all.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn owner(&self) -> Owner {
-        self.owner.get_or_init(|| Owner::new("")).clone()
-    }
-}
-
-impl Description {
-    /// Returns whether it is to be written, at the first time or again, before the store forgets it.
-    fn is_due(&self, core: &Core, now: Instant) -> bool {
-        let again = core.metadata_kept() / 4;
-        self.written.is_none_or(|at| now.saturating_duration_since(at) >= again)
-    }
-}
-
 impl Core {
     /// Returns for how long a store keeps what is not written again.
     fn metadata_kept(&self) -> Duration {
@@ -107,21 +51,14 @@ impl Core {
 
     /// Leaves it to the background that a hold tells about itself.
     pub(super) fn tell_later(&self, hold: &Arc<Hold>) {
-        let starts = {
-            let mut backlog = self.describer.backlog.lock();
-            backlog.holds.push_back(Arc::downgrade(hold));
-            let starts = backlog.writers < WRITERS;
-            backlog.writers += usize::from(starts);
-            starts
-        };
-        if starts {
+        if self.describer.add(hold) {
             self.submit(Job::Tell);
         }
     }
 
     /// Has the holds tell that are to, one after the other.
     pub(super) async fn tell_all(self: &Arc<Self>) {
-        let mut writer = Writer { core: self, ended: false };
+        let mut writer = self.describer.writer();
         while let Some(hold) = writer.next() {
             if let Some(hold) = hold.upgrade() {
                 // What fails is tried again at the next renewal.
@@ -151,33 +88,6 @@ impl Core {
     }
 }
 
-/// One of the jobs that see to the backlog. Dropping it lets another one start.
-struct Writer<'a> {
-    core: &'a Core,
-    ended: bool,
-}
-
-impl Writer<'_> {
-    fn next(&mut self) -> Option<Weak<Hold>> {
-        let mut backlog = self.core.describer.backlog.lock();
-        let next = backlog.holds.pop_front();
-        if next.is_none() {
-            // In the same step, so that what is added later starts a new one.
-            self.ended = true;
-            backlog.writers -= 1;
-        }
-        next
-    }
-}
-
-impl Drop for Writer<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.core.describer.backlog.lock().writers -= 1;
-        }
-    }
-}
-
 impl Hold {
     /// Returns whether a hold that was just renewed is to tell about itself.
     pub(super) fn has_to_tell(&self, core: &Core, inner: &Inner, now: Instant) -> bool {
@@ -185,7 +95,7 @@ impl Hold {
             && (inner.described.is_some()
                 || core.describer.all.load(Ordering::Relaxed)
                 || self.options.label().is_some());
-        tells && inner.described.as_ref().is_none_or(|told| told.is_due(core, now))
+        tells && inner.described.as_ref().is_none_or(|told| told.is_due(core.metadata_kept(), now))
     }
 
     /// Returns what the next hold of a chain is to replace, if this one has told anything.
@@ -231,7 +141,7 @@ impl Hold {
             let told = inner.described.get_or_insert_default();
             told.sent = true;
             core.describer.used.store(true, Ordering::Relaxed);
-            let revision = core.describer.revision.fetch_add(1, Ordering::Relaxed) + 1;
+            let revision = core.describer.next_revision();
             let metadata = Metadata::new(core.describer.owner(), revision)
                 .with_label(self.options.label().map(|label| label.to_string()))
                 .with_value(told.value.as_deref().map(str::to_owned))

@@ -13,7 +13,7 @@
 //! | [`cohort`], [`share`] | handles that read the same name share a hold |
 //! | [`convert`](mod@convert) | changes the mode of a hold |
 //! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
-//! | [`metadata`] | what holds tell about themselves beside their locks |
+//! | [`metadata`], [`describer`], [`description`] | what holds tell about themselves beside their locks |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
 //! | [`close`], [`revoke`], [`steal`](mod@steal) | the end of all leases, and of one name by force; takes a name from its holder |
 //! | [`timing`] | T, C, D and the durations derived from them |
@@ -66,6 +66,8 @@ mod close;
 mod cohort;
 mod convert;
 mod core;
+mod describer;
+mod description;
 #[expect(clippy::module_inception, reason = "it runs the engine")]
 mod engine;
 mod handoff;

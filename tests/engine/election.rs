@@ -75,7 +75,7 @@ async fn resigned_leader_is_followed_at_once_by_one_with_a_later_term() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn candidates_of_one_manager_take_turns_and_tell_their_own_value() {
+async fn candidates_of_one_manager_take_turns() {
     let setup = Setup::new();
     let election = setup.leases.election("n");
     let (mut one, mut two) = (election.candidate("one"), election.candidate("two"));
@@ -112,7 +112,7 @@ async fn candidate_whose_grant_is_gone_stands_again_and_is_no_phantom() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_candidate_leads_when_the_leader_is_dead_and_no_message_comes() {
+async fn candidate_leads_after_a_dead_leader_without_a_message() {
     let setup = Setup::new();
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Subscribe));
     let _dead = dies(&setup, "dead").await;
@@ -469,7 +469,7 @@ fn view_outlives_the_runtime_of_its_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn label_is_told_at_the_first_renewal_and_deleted_after_the_release() {
+async fn label_is_told_at_a_renewal_and_deleted_by_the_release() {
     let setup = Setup::new();
     let metadata = async || {
         let holder = setup.leases.inspect("n").await.unwrap();

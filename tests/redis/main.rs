@@ -2,6 +2,7 @@
 
 mod cluster;
 mod drop;
+mod election;
 mod errors;
 mod fair;
 mod handoff;

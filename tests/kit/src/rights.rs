@@ -17,6 +17,11 @@ pub fn of_fair_locks() -> Vec<&'static str> {
     words("Fair locks need also `", "`")
 }
 
+/// What elections and metadata need beside these.
+pub fn of_elections() -> Vec<&'static str> {
+    words("Elections and descriptions need also `", "`")
+}
+
 /// What a cluster needs beside these.
 pub fn of_a_cluster() -> Vec<&'static str> {
     words("In a cluster also `", "`")

@@ -1,0 +1,92 @@
+//! The holds of a manager that are to tell about themselves, and those that lead.
+
+use super::hold::Hold;
+use crate::store::Owner;
+use crate::sync::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// The most requests of the background at one time.
+const WRITERS: usize = 8;
+
+/// What the holds of a manager tell.
+#[derive(Default)]
+pub(crate) struct Describer {
+    owner: OnceLock<Owner>,
+    /// Whether all holds tell, also those without a label.
+    pub(super) all: AtomicBool,
+    /// Whether any hold has ever told anything.
+    pub(super) used: AtomicBool,
+    /// The number of the last write.
+    revision: AtomicU64,
+    backlog: Mutex<Backlog>,
+    /// The holds that lead, until their leaders are dropped.
+    pub(super) leading: Mutex<Vec<Arc<Hold>>>,
+}
+
+/// The holds that are to tell, and the number of jobs that see to it.
+#[derive(Default)]
+struct Backlog {
+    holds: VecDeque<Weak<Hold>>,
+    writers: usize,
+}
+
+impl Describer {
+    /// Has all holds tell who has them. Call it once, before the first of them.
+    pub(crate) fn describe(&self, owner: Owner) {
+        let _ = self.owner.set(owner);
+        self.all.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        self.owner.get_or_init(|| Owner::new("")).clone()
+    }
+
+    /// Returns the number of the next write.
+    pub(super) fn next_revision(&self) -> u64 {
+        self.revision.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Adds a hold that is to tell. Returns whether one more job is to see to it.
+    pub(super) fn add(&self, hold: &Arc<Hold>) -> bool {
+        let mut backlog = self.backlog.lock();
+        backlog.holds.push_back(Arc::downgrade(hold));
+        let starts = backlog.writers < WRITERS;
+        backlog.writers += usize::from(starts);
+        starts
+    }
+
+    /// Begins a job that was started.
+    pub(super) fn writer(&self) -> Writer<'_> {
+        Writer { describer: self, ended: false }
+    }
+}
+
+/// One of the jobs that see to the backlog. Dropping it lets another one start.
+pub(super) struct Writer<'a> {
+    describer: &'a Describer,
+    ended: bool,
+}
+
+impl Writer<'_> {
+    /// Returns the next hold that is to tell; ends with the last one.
+    pub(super) fn next(&mut self) -> Option<Weak<Hold>> {
+        let mut backlog = self.describer.backlog.lock();
+        let next = backlog.holds.pop_front();
+        if next.is_none() {
+            // In the same step, so that what is added later starts a new one.
+            self.ended = true;
+            backlog.writers -= 1;
+        }
+        next
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.describer.backlog.lock().writers -= 1;
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What a hold tells about itself besides what it is.
+
+use crate::clock::Instant;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a hold tells besides what it is.
+#[derive(Debug, Default)]
+pub(super) struct Description {
+    pub(super) value: Option<Arc<str>>,
+    /// Whether a request was sent, of this hold or of one before it in the chain.
+    pub(super) sent: bool,
+    /// When the last request left that the store has confirmed.
+    pub(super) written: Option<Instant>,
+    /// When the hold was lost.
+    pub(super) lost_at: Option<Instant>,
+}
+
+impl Description {
+    /// Returns whether it is to be written, at the first time or again, before the store forgets it.
+    pub(super) fn is_due(&self, kept: Duration, now: Instant) -> bool {
+        let again = kept / 4;
+        self.written.is_none_or(|at| now.saturating_duration_since(at) >= again)
+    }
+}

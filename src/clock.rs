@@ -22,8 +22,13 @@ impl Instant {
     pub(crate) const ZERO: Instant = Instant { nanos: NonZeroU64::MIN };
     pub(crate) const MAX: Instant = Instant { nanos: NonZeroU64::MAX };
 
-    fn since_origin(time: Duration) -> Self {
+    fn at(time: Duration) -> Self {
         Self::ZERO + time
+    }
+
+    /// Returns the time since the clock's origin.
+    pub(crate) fn since_origin(self) -> Duration {
+        self.to_duration()
     }
 
     fn to_duration(self) -> Duration {
@@ -100,7 +105,7 @@ impl Clock {
                 } else {
                     std::time::Instant::now().into()
                 };
-                Instant::since_origin(now.saturating_duration_since(*origin))
+                Instant::at(now.saturating_duration_since(*origin))
             }
         }
     }
@@ -177,7 +182,7 @@ mod system {
     pub(super) fn now() -> Instant {
         let time = clock_gettime(ClockId::Boottime);
         // The kernel keeps both parts in range, so the fallbacks are never taken.
-        Instant::since_origin(Duration::new(
+        Instant::at(Duration::new(
             u64::try_from(time.tv_sec).unwrap_or_default(),
             u32::try_from(time.tv_nsec).unwrap_or_default(),
         ))
@@ -244,7 +249,7 @@ mod system {
     }
 
     pub(super) fn now() -> Instant {
-        Instant::since_origin(origin().elapsed())
+        Instant::at(origin().elapsed())
     }
 
     #[derive(Default)]

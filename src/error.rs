@@ -274,6 +274,34 @@ impl ErrorKind {
 }
 
 impl Loss {
+    /// All reasons, in the order in which they are declared.
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: &[Self] = &[
+        Self::Expired,
+        Self::Gone,
+        Self::Taken,
+        Self::Revoked,
+        Self::Stolen,
+        Self::MaxHold,
+        Self::Closed,
+        Self::Stalled,
+    ];
+
+    /// Returns the word of the reason in metrics. A new reason belongs in [`ALL`](Self::ALL) too.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Gone => "gone",
+            Self::Taken => "taken",
+            Self::Revoked => "revoked",
+            Self::Stolen => "stolen",
+            Self::MaxHold => "max_hold",
+            Self::Closed => "closed",
+            Self::Stalled => "stalled",
+        }
+    }
+
     fn sentence(self) -> &'static str {
         match self {
             Self::Expired => "no renewal was confirmed before the lease could expire",

@@ -87,6 +87,19 @@ impl FairLock {
         self
     }
 
+    /// Sets the class of the name: a word for all names of its kind, which metrics and [events](crate::Event::class) show.
+    ///
+    /// Otherwise it is that of [`Builder::classify`](crate::Builder::classify), or `all`.
+    ///
+    /// ```
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lock = leases.fair_lock("orders:42").class("order");
+    /// ```
+    pub fn class(mut self, class: &'static str) -> Self {
+        self.options.set_class(class);
+        self
+    }
+
     /// Waits until this handle holds the lock.
     ///
     /// Re-enters at once, one level deeper, while a lease of this handle is alive.

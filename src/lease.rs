@@ -75,6 +75,16 @@ pub enum LeaseState {
     Lost,
 }
 
+impl LeaseState {
+    pub(crate) fn of(phase: Phase) -> Self {
+        match phase {
+            Phase::Lost(_) => Self::Lost,
+            Phase::AtRisk => Self::AtRisk,
+            Phase::Held | Phase::Releasing | Phase::Released => Self::Held,
+        }
+    }
+}
+
 impl Lease {
     pub(crate) fn new(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
         let share = claim.share();
@@ -314,11 +324,7 @@ impl Lease {
     /// # }
     /// ```
     pub fn state(&self) -> LeaseState {
-        match self.hold.phase(self.core()) {
-            Phase::Lost(_) => LeaseState::Lost,
-            Phase::AtRisk => LeaseState::AtRisk,
-            Phase::Held | Phase::Releasing | Phase::Released => LeaseState::Held,
-        }
+        LeaseState::of(self.hold.phase(self.core()))
     }
 
     /// Runs `future` while the lease is held.

@@ -119,6 +119,7 @@
 //! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
 //!   URLs, permissions, costs and limits of each store.
 //! - [`settings`](guide::settings): all settings, and what follows from the TTL.
+//! - [`operations`](guide::operations): events, metrics, alerts and health checks.
 //! - [`performance`](guide::performance), [`comparison`](guide::comparison): measured, beside other crates.
 //! - [`testing`](guide::testing), [`faults`](guide::faults): paused time, injected failures, and the table of faults.
 //!
@@ -142,12 +143,14 @@
 //! - [`CloseError`] lists the names that `close` could not release.
 //! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is its description of itself,
 //!   [`Owner`] the process.
+//! - [`Observer`] and [`Events`] see what happens, as [`Event`]s with an [`EventKind`]; [`Stats`] counts it, [`Health`] says
+//!   how a manager fares, and a [`Holding`] is what it holds. [`Metrics`] is an observer.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features
 //!
 //! `redis` (default) has the Redis stores, `rustls` adds `rediss://` URLs, `zookeeper` the ZooKeeper store. `testing`
-//! has a conformance suite for stores, and a store that fails on request.
+//! has a conformance suite for stores, and a store that fails on request. `metrics` has [`Metrics`].
 
 // On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -165,6 +168,8 @@ pub mod guide;
 mod lease;
 mod lock;
 mod manager;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod multi_lock;
 mod observe;
 mod once;
@@ -187,9 +192,13 @@ pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use fair_lock::FairLock;
 pub use lease::{Lease, LeaseState};
 pub use lock::{Holder, Lock};
-pub use manager::{Builder, CloseError, LeaseManager};
+pub use manager::{Builder, CloseError, Holding, LeaseManager};
+#[cfg(feature = "metrics")]
+pub use metrics::Metrics;
 pub use multi_lock::{MultiLease, MultiLock};
-pub use observe::{Event, EventKind, How, Observer, Refusal};
+pub use observe::{
+    Event, EventKind, Events, Health, How, Observer, Operation, Outcome, Refusal, Stats,
+};
 pub use once::{Job, Once};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};
 pub use semaphore::{Permit, Semaphore, Usage};

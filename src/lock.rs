@@ -106,6 +106,19 @@ impl Lock {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
+    /// Sets the class of the name: a word for all names of its kind, which metrics and [events](crate::Event::class) show.
+    ///
+    /// Otherwise it is that of [`Builder::classify`](crate::Builder::classify), or `all`.
+    ///
+    /// ```
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let lock = leases.lock("orders:42").class("order");
+    /// ```
+    pub fn class(mut self, class: &'static str) -> Self {
+        self.options.set_class(class);
+        self
+    }
+
     /// Sets a text that tells a person what the lock is held for, at most 256 bytes. The first attempt to lock reports a
     /// longer one.
     ///

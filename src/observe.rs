@@ -4,7 +4,10 @@
 //! |---|---|
 //! | `event.rs` | [`Event`]: what happened, to which hold |
 //! | `observer.rs` | [`Observer`], and the thread that calls it |
-//! | `board.rs` | the bounded queues, one for each observer |
+//! | `stream.rs` | [`Events`]: a stream of events |
+//! | `counters.rs`, `health.rs` | [`Stats`] and [`Health`]: numbers that are there without an observer |
+//! | `board.rs` | the bounded queues, one for each observer or stream |
+//! | `census.rs` | how many holds and waiters there are after each event |
 //!
 //! # Invariants
 //!
@@ -16,11 +19,19 @@
 //!    code of a user runs then: wakers run, and events are dropped, after both are unlocked.
 
 mod board;
+mod census;
+mod counters;
 mod event;
+mod health;
 mod observer;
+mod stream;
 
 pub(crate) use board::{Board, Told};
+pub(crate) use counters::Counters;
+pub use counters::Stats;
 pub(crate) use event::DEFAULT_CLASS;
-pub use event::{Event, EventKind, How, Refusal};
+pub use event::{Event, EventKind, How, Operation, Outcome, Refusal};
+pub use health::Health;
 pub use observer::Observer;
 pub(crate) use observer::Observers;
+pub use stream::Events;

@@ -169,6 +169,8 @@ pub(crate) async fn acquire_as<'a>(
         WaitLimit::For(limit) => (limit.is_zero(), limit, (limit / 2).max(SHORT_PAUSE)),
         WaitLimit::Forever => (false, Duration::MAX, Duration::MAX),
     };
+    let classified = core.settings.classified(name, options);
+    let options = classified.as_ref().unwrap_or(options);
     let asker = &Asker::new(core, (name, mode, options), (start, caller));
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.

@@ -42,7 +42,9 @@ impl<'a> Asker<'a> {
     /// Tells that it waits, once.
     pub(super) fn waits(&self, ahead: impl FnOnce() -> usize) {
         if !self.waits.swap(true, Ordering::Relaxed) {
-            self.core.observe(|| self.event(EventKind::Waiting { ahead: ahead() }));
+            let ahead = if self.core.board.is_observed() { ahead() } else { 0 };
+            let waiting = EventKind::Waiting { ahead };
+            self.core.count(self.start, waiting, |kind| self.event(kind)).finish();
         }
     }
 
@@ -78,11 +80,11 @@ impl<'a> Asker<'a> {
         if self.ended.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.core.observe(|| {
-            let waited = self.core.now().saturating_duration_since(self.start);
-            let was_waiting = self.waits.load(Ordering::Relaxed);
-            self.event(EventKind::NotGranted { waited, why, was_waiting })
-        });
+        let now = self.core.now();
+        let waited = now.saturating_duration_since(self.start);
+        let was_waiting = self.waits.load(Ordering::Relaxed);
+        let refused = EventKind::NotGranted { waited, why, was_waiting };
+        self.core.count(now, refused, |kind| self.event(kind)).finish();
     }
 }
 

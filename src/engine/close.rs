@@ -51,6 +51,7 @@ impl Core {
         let ended = pin!(async {
             self.stopped.cancelled().await;
             trace::written().await;
+            self.board.until_seen().await;
         });
         tokio::select! {
             biased;

@@ -66,7 +66,7 @@ impl Hold {
         // Nothing that a task waits for changes, nor the time at which the watchdog looks, so it needs no `update`.
         let share = inner.state.join(&core.timing, now).then(|| inner.add_share());
         let told = match share {
-            Some(_) => core.note(|| self.event(asker.granted(self.fence, How::Joined, now))),
+            Some(_) => self.happened(core, now, asker.granted(self.fence, How::Joined, now)),
             None => Told::default(),
         };
         drop(inner);

@@ -13,7 +13,7 @@ use super::attempt::Nested;
 use super::core::Core;
 use super::hold::Hold;
 use super::share::{Share, Shares};
-use super::state::{NestedVerdict, Reentry};
+use super::state::{NestedVerdict, Phase, Reentry};
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -129,6 +129,7 @@ impl Hold {
         let mut inner = self.lock();
         let watchers = self.watchers(&inner);
         let renew = core.timing.renewal(sent, core.jitter());
+        let was_at_risk = inner.state.phase() == Phase::AtRisk;
         let mut state = inner.state.change_mode(&core.timing, now, (sent, renew))?;
         state.reached(if reached { now } else { Instant::MAX });
         if mode == Mode::Read {
@@ -141,8 +142,9 @@ impl Hold {
         let share = inner.shares.as_deref().map_or(Share::FIRST, Shares::only);
         Self::changes_to(&mut inner, share, &next);
         core.queue.reseat(&self.name, number, mode, Some((Arc::clone(&next), sent)));
+        core.counters.risks(was_at_risk, false);
         let (from, held) = (self.mode, self.held(now));
-        let told = core.note(|| next.event(EventKind::ModeChanged { from, held, fence }));
+        let told = next.happened(core, now, EventKind::ModeChanged { from, held, fence });
         drop(inner);
         told.finish();
         core.schedule.set(self, scheduled, None);

@@ -2,13 +2,14 @@
 
 use super::describer::Describer;
 use super::job::Job;
+use super::options::Options;
 use super::queue::Queue;
 use super::schedule::{Call, Schedule};
 use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
-use crate::observe::{Board, Event, Told};
-use crate::store::{Capabilities, Fencing, HolderId, Mode, Owner, Store};
+use crate::observe::{Board, Counters, DEFAULT_CLASS};
+use crate::store::{Capabilities, Fencing, HolderId, Mode, Name, Owner, Store};
 use crate::sync::Mutex;
 use std::future::Future;
 use std::pin::Pin;
@@ -18,6 +19,9 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+
+/// Returns the class of a name.
+pub(crate) type Classify = fn(&str) -> &'static str;
 
 /// The settings of the builder, besides T.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +35,8 @@ pub(crate) struct Settings {
     /// The maximum number of consecutive hand-offs in memory.
     pub(crate) handoff_bound: u32,
     pub(crate) fencing: Option<Fencing>,
+    /// Returns the class of a name whose handle has none.
+    pub(crate) classify: Option<Classify>,
     /// The seed of the jitter, so that a simulation can be repeated.
     #[cfg(feature = "testing")]
     pub(crate) seed: Option<u64>,
@@ -46,9 +52,18 @@ impl Settings {
         poll_bound: Duration::from_secs(1),
         handoff_bound: 0,
         fencing: None,
+        classify: None,
         #[cfg(feature = "testing")]
         seed: None,
     };
+
+    /// Returns options with the class of the name, if those of its handle have none.
+    pub(super) fn classified(&self, name: &Name, options: &Options) -> Option<Options> {
+        let classify = self.classify.filter(|_| options.class() == DEFAULT_CLASS)?;
+        let mut options = options.clone();
+        options.set_class(classify(name.as_str()));
+        Some(options)
+    }
 
     fn seed(&self) -> Option<u64> {
         #[cfg(feature = "testing")]
@@ -101,6 +116,7 @@ pub(crate) struct Core {
     pub(super) panicked: AtomicBool,
     /// Tells the observers.
     pub(crate) board: Arc<Board>,
+    pub(crate) counters: Counters,
     clock: Clock,
     manager: Uuid,
     holders: AtomicU64,
@@ -178,6 +194,7 @@ impl Core {
             sweeps: AtomicU32::new(0),
             closing_until: OnceLock::new(),
             board: Arc::default(),
+            counters: Counters::default(),
             manager,
             holders: AtomicU64::new(1),
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
@@ -188,17 +205,6 @@ impl Core {
             callers: AtomicUsize::new(0),
             no_call: Notify::new(),
         })
-    }
-
-    /// Tells the observers what has happened, if there are any. Call it with no lock held.
-    pub(crate) fn observe(&self, happened: impl FnOnce() -> Event) {
-        self.note(happened).finish();
-    }
-
-    /// Queues an event, as [`observe`](Self::observe) does, also with the state of a hold locked. Finish what it returns
-    /// when that is unlocked.
-    pub(super) fn note(&self, happened: impl FnOnce() -> Event) -> Told {
-        if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -340,12 +346,6 @@ impl Core {
     /// Returns whether a task runs watchdog and worker, on any runtime.
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.board.end();
     }
 }
 

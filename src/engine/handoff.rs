@@ -140,7 +140,7 @@ impl Hold {
         let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
         let told = match is_offered {
             true => Told::default(),
-            false => core.note(|| self.event(EventKind::HandedOff { held: self.held(now) })),
+            false => self.happened(core, now, EventKind::HandedOff { held: self.held(now) }),
         };
         drop(inner);
         told.finish();
@@ -162,8 +162,7 @@ impl HandedOff {
             hold.update(core, |state, now| {
                 let accepted = state.accept(&core.timing, now, max_hold);
                 if accepted {
-                    let granted = || hold.event(asker.granted(hold.fence, How::HandedOff, now));
-                    told = core.note(granted);
+                    told = hold.happened(core, now, asker.granted(hold.fence, How::HandedOff, now));
                     state.set_terms(core.terms(&hold.options, now, asker.caller));
                 }
                 accepted

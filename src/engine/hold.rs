@@ -9,7 +9,6 @@ use super::state::{Next, Phase, State};
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
-use crate::observe::{Event, EventKind};
 use crate::store::{HolderId, Keep, Mode, Name, Target};
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -104,16 +103,8 @@ impl Hold {
         Target::new(self.name.clone(), self.mode)
     }
 
-    /// Returns an event of this hold.
-    pub(super) fn event(&self, kind: EventKind) -> Event {
-        Event::of(&self.name, kind)
-            .with_mode(self.mode)
-            .with_holder(self.holder)
-            .with_class(self.options.class())
-    }
-
     /// Returns how long it is held at `now`.
-    pub(super) fn held(&self, now: Instant) -> Duration {
+    pub(crate) fn held(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began)
     }
 

@@ -8,12 +8,12 @@ use super::job::{Job, Sweep};
 use super::options::Options;
 use super::schedule::Group;
 use super::share::Share;
-use super::state::{Ended, NestedVerdict, Op, Phase, Reentry, State};
+use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::turn::Turn;
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
-use crate::observe::{EventKind, How, Told};
+use crate::observe::{EventKind, How};
 use crate::store::{Absence, HolderId, Mode, Name, Target};
 use crate::trace;
 use std::collections::HashSet;
@@ -58,7 +58,7 @@ impl Hold {
         let number = turn.number();
         let hold = Self::new(target, options, (holder, fence), now, state, turn.into_seat());
         // Before any other task can find it.
-        core.observe(|| hold.event(asker.granted(fence, How::Store, now)));
+        hold.happened(core, now, asker.granted(fence, How::Store, now)).finish();
         let forced = core.queue.install(&hold, number, sent);
         hold.start(core, now);
         if forced {
@@ -131,7 +131,7 @@ impl Hold {
         let watchers = watchers.filter(|(_, before)| *before != inner.state.visible());
         let told = believed_until.map(|until| {
             let left = until.saturating_duration_since(now);
-            self.note(core, &inner.state, (was, is), (now, left))
+            self.tell_phase(core, &inner.state, (was, is), (now, left))
         });
         let sweep = (over && !was_over).then(|| inner.state.sweep(&core.timing, now)).flatten();
         drop(inner);
@@ -157,35 +157,6 @@ impl Hold {
             self.trace(is, until.saturating_duration_since(now));
         }
         result
-    }
-
-    /// Queues the event of a transition between two phases, after which `left` remains. A hold that its waiter has not
-    /// accepted has no lease, so only that it is not released is told.
-    fn note(
-        &self,
-        core: &Core,
-        state: &State,
-        (was, is): (Phase, Phase),
-        (now, left): (Instant, Duration),
-    ) -> Told {
-        let held = self.held(now);
-        let not_released =
-            |error| EventKind::NotReleased { error, held: (!state.is_offered()).then_some(held) };
-        let kind = match is {
-            Phase::Released if was == Phase::Releasing => match state.end_of_release() {
-                Ended::Confirmed if state.is_offered() => return Told::default(),
-                Ended::Confirmed => EventKind::Released { held },
-                Ended::Lost(cause) => EventKind::Lost { cause, held },
-                Ended::Failed(error) => not_released(Some(error)),
-            },
-            Phase::Releasing => return Told::default(),
-            _ if state.is_offered() => return Told::default(),
-            Phase::Released => not_released(None),
-            Phase::Held => EventKind::HeldAgain,
-            Phase::AtRisk => EventKind::AtRisk { left },
-            Phase::Lost(cause) => EventKind::Lost { cause, held },
-        };
-        core.note(|| self.event(kind))
     }
 
     fn trace(&self, phase: Phase, left: Duration) {
@@ -226,6 +197,15 @@ impl Hold {
 
     pub(crate) fn phase(self: &Arc<Self>, core: &Arc<Core>) -> Phase {
         self.read(core, State::phase)
+    }
+
+    /// Returns the phase while a lease of it is live; none is of a hold that no waiter has accepted.
+    pub(crate) fn in_use(self: &Arc<Self>, core: &Arc<Core>) -> Option<Phase> {
+        let in_use = self.read(core, |state| {
+            let is_over = matches!(state.phase(), Phase::Releasing | Phase::Released);
+            (!is_over && !state.is_offered() && state.live() > 0).then(|| state.phase())
+        });
+        in_use
     }
 
     /// Returns the loss as an error, if the hold is lost.
@@ -339,7 +319,7 @@ impl Hold {
         });
         if is_lost {
             let error = Some(error.clone());
-            core.observe(|| self.event(EventKind::NotReleased { error, held: None }));
+            self.happened(core, core.now(), EventKind::NotReleased { error, held: None }).finish();
         }
         trace::later(Level::WARN, || {
             let (name, error) = (self.name.clone(), error.clone());

@@ -16,6 +16,7 @@
 //! | [`metadata`], [`describer`], [`description`] | what holds tell about themselves beside their locks |
 //! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
 //! | [`close`], [`revoke`], [`steal`](mod@steal) | the end of all leases, and of one name by force; takes a name from its holder |
+//! | [`tell`], [`asker`] | tell observers and counters what happens, and to which call |
 //! | [`timing`] | T, C, D and the durations derived from them |
 //!
 //! # Invariants
@@ -96,6 +97,7 @@ mod shared_mode_tests;
 mod spare;
 mod state;
 mod steal;
+mod tell;
 mod terms;
 mod thread;
 mod ticket;

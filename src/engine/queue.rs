@@ -333,6 +333,20 @@ impl Queue {
         holds
     }
 
+    /// Returns all holds of this process, each with the number of waiters for its name, in the order in which they were
+    /// requested.
+    pub(crate) fn held(&self) -> Vec<(Arc<Hold>, usize)> {
+        let state = self.lock();
+        let mut held = Vec::with_capacity(state.names.len());
+        for entry in state.names.values() {
+            let waiters = entry.rivals().map_or(0, |rivals| rivals.waiters.len());
+            held.extend(entry.holds().map(|hold| (Arc::clone(hold), waiters)));
+        }
+        drop(state);
+        held.sort_unstable_by_key(|(hold, _)| hold.holder.number());
+        held
+    }
+
     /// Wakes all waiters.
     pub(crate) fn wake_all(&self) {
         let mut state = self.lock();

@@ -9,6 +9,7 @@ use super::share::Share;
 use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::observe::{Operation, Outcome};
 use crate::store::{Mode, Release, Released, StoreFuture};
 use crate::trace;
 use std::pin::pin;
@@ -81,6 +82,8 @@ impl Flush<'_> {
             }
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
+        let outcome = Outcome::of(&verdict, |released| matches!(released, Released::NotYours(_)));
+        core.answered(Operation::Release, outcome, sent, 1);
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
                 if op == Op::Release {

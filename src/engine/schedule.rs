@@ -7,6 +7,7 @@ use crate::clock::{Instant, Sleeper};
 use crate::sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// The entries by time. Changes are O(log n), and acquiring and releasing a lease in a loop does
@@ -197,6 +198,12 @@ impl Schedule {
     pub(super) fn remove(&self, key: Key) {
         let removed = self.lock().batches.remove(&key);
         drop(removed);
+    }
+
+    /// Returns for how long the first entry has been due.
+    pub(super) fn overdue(&self, now: Instant) -> Duration {
+        let first = self.lock().first();
+        first.map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
     }
 
     /// Takes out all entries that are due.

@@ -1,10 +1,12 @@
 //! The state machine of a hold: pure transitions over time, without I/O, locks or clocks.
 
 mod count;
+mod end;
 mod owed;
 mod terms;
 
 pub(crate) use count::{NestedVerdict, Next, Op, Reentry};
+pub(crate) use end::Ended;
 pub(crate) use terms::Terms;
 
 use super::heirs::Heirs;
@@ -159,15 +161,6 @@ pub(crate) struct State {
     terms: Option<Box<Terms>>,
 }
 
-/// The end of a release.
-pub(crate) enum Ended {
-    Confirmed,
-    /// The release has found that the hold was lost before.
-    Lost(Loss),
-    /// It is not confirmed, and the key is left to expire.
-    Failed(Error),
-}
-
 impl State {
     /// Returns the state after the grant of a request sent at `sent`, to be renewed first at
     /// `renew`.
@@ -216,38 +209,12 @@ impl State {
         self.live
     }
 
-    /// Returns whether it was handed off to a waiter that has not accepted it.
-    pub(super) fn is_offered(&self) -> bool {
-        self.offered
-    }
-
     pub(super) fn is_busy(&self) -> bool {
         self.in_flight != InFlight::None
     }
 
     pub(super) fn max_until(&self) -> Option<Instant> {
         self.max_until
-    }
-
-    pub(super) fn release_error(&self) -> Option<Error> {
-        self.release_error.clone()
-    }
-
-    /// Returns how the release ended, once the hold is released.
-    pub(super) fn end_of_release(&self) -> Ended {
-        match self.found_lost {
-            Some(loss) => Ended::Lost(loss),
-            None if self.answered => Ended::Confirmed,
-            None => Ended::Failed(self.release_error().unwrap_or_else(Error::silent)),
-        }
-    }
-
-    /// Returns the loss, also one that only the release has found.
-    pub(super) fn loss(&self) -> Option<Loss> {
-        match self.phase {
-            Phase::Lost(loss) => Some(loss),
-            _ => self.found_lost,
-        }
     }
 
     /// Returns the part of the state that tasks wait on.

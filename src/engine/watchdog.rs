@@ -19,6 +19,7 @@ use super::schedule::{Batch, Call, Renewing};
 use super::state::{Due, State};
 use super::timing::Timing;
 use crate::clock::{Instant, Sleeper};
+use crate::observe::EventKind;
 use std::sync::Arc;
 
 /// The largest number of calls sent together, unless more are due.
@@ -42,7 +43,12 @@ pub(super) async fn run(core: &Arc<Core>) {
 fn tick(core: &Arc<Core>) {
     let now = core.now();
     let due = core.schedule.due(now);
+    if let Some((at, _)) = due.holds.first() {
+        let lag = now.saturating_duration_since(*at);
+        core.measure(|| EventKind::WatchdogRan { lag });
+    }
     for batch in due.batches {
+        core.counters.heard(false, || now);
         for renewing in batch.iter() {
             renewing.hold.unanswered(core, renewing.attempt.number);
         }

@@ -11,7 +11,7 @@ use super::reaper::Work;
 use super::schedule::{Batch, Call, Renewing};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::observe::{Event, EventKind};
+use crate::observe::{Event, EventKind, Operation, Outcome};
 use crate::store::{self, Hint, Name, RenewBatch, Renewal, Renewed, Signal};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,7 +38,7 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
             () = reconnected(reconnects.as_ref()) => {
                 core.reconnected.notify_waiters();
                 core.verify.notify_one();
-                core.observe(|| Event::new(EventKind::Reconnected));
+                core.count(core.now(), EventKind::Reconnected, Event::new).finish();
             }
             Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
             Some(_) = tasks.join_next() => {}
@@ -132,7 +132,11 @@ async fn renew(core: &Arc<Core>, call: Call) {
     let mut request = caught_call(|| core.store.renew(requests));
     // A store that keeps its contract answers earlier.
     let answer = timeout(limit * 2, caught(&mut request));
-    let Ok(renewed) = answer.await else { return };
+    let Ok(renewed) = answer.await else {
+        return core.answered(Operation::Renew, Outcome::Unavailable, now, batch.len());
+    };
+    core.answered(Operation::Renew, Outcome::of(&renewed, |_| false), now, batch.len());
+    core.measure_headroom(&batch, &renewed);
 
     let (sent, verdicts) = match renewed {
         Ok(Renewed { sent, verdicts }) if verdicts.len() == batch.len() => (sent, verdicts),

@@ -71,6 +71,7 @@ pub struct Builder {
     seed: Option<u64>,
     pub(super) remote: Remote,
     pub(super) observers: Observers,
+    classify: Option<fn(&str) -> &'static str>,
 }
 
 impl Default for Builder {
@@ -92,6 +93,7 @@ impl Default for Builder {
             seed: None,
             remote: Remote::default(),
             observers: Observers::default(),
+            classify: None,
         }
     }
 }
@@ -401,6 +403,24 @@ impl Builder {
         self
     }
 
+    /// Sets how a name is classified whose handle has no [class](crate::Lock::class) of its own. By default all are of the class
+    /// `all`.
+    ///
+    /// A class is a word for all names of a kind, which [metrics](crate::guide::operations#metrics) and
+    /// [events](crate::Event::class) show. There should be few. `classify` is called with each call that locks a name.
+    ///
+    /// ```
+    /// # let _ =
+    /// leasehold::LeaseManager::builder().classify(|name| match name.split_once(':') {
+    ///     Some(("orders", _)) => "order",
+    ///     _ => "other",
+    /// });
+    /// ```
+    pub fn classify(mut self, classify: fn(&str) -> &'static str) -> Self {
+        self.classify = Some(classify);
+        self
+    }
+
     /// Checks that all settings are in range and agree with each other.
     pub(super) fn checked(&self) -> Result<(Timing, Settings)> {
         let timing = timing_of(self.ttl, self.grace)?;
@@ -468,6 +488,7 @@ impl Builder {
             warn_held: self.warn_held,
             poll_bound: self.max_poll_interval.unwrap_or(DEFAULT_POLL_INTERVAL.min(timing.ttl / 3)),
             handoff_bound: self.max_local_handoffs,
+            classify: self.classify,
             fencing: self
                 .fencing
                 .then(|| Fencing::new(self.max_local_handoffs + 1, self.retention(timing))),

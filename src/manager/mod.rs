@@ -2,8 +2,10 @@
 
 mod builder;
 mod connect;
+mod operations;
 
 pub use builder::Builder;
+pub use operations::Holding;
 
 use crate::election::Election;
 use crate::engine::{Closed, Engine};

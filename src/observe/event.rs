@@ -1,6 +1,6 @@
 //! Events: what happened, to which hold.
 
-use crate::error::{Error, Loss};
+use crate::error::{Error, Loss, Result};
 use crate::store::{HolderId, Mode, Name};
 use std::time::Duration;
 
@@ -29,6 +29,20 @@ pub struct Event {
     holder: Option<HolderId>,
     class: &'static str,
     kind: EventKind,
+    pub(super) census: Census,
+}
+
+/// How many holds and waiters there are after an event, as the observers of the builder have seen it. Absolute, so that events
+/// that were dropped do no lasting harm.
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "for metrics"))]
+pub(crate) struct Census {
+    /// Those of the class and the mode.
+    pub(crate) leases: u32,
+    /// Those of the class and the mode before, if the mode has changed.
+    pub(crate) leases_before: u32,
+    /// Those of the class.
+    pub(crate) waiters: u32,
 }
 
 /// What happened.
@@ -111,6 +125,30 @@ pub enum EventKind {
     },
     /// The store has reconnected; all leases are verified.
     Reconnected,
+    /// A measurement: the store has answered a request, or has not.
+    #[non_exhaustive]
+    Answered {
+        /// The request.
+        op: Operation,
+        /// The answer.
+        outcome: Outcome,
+        /// The time from the request to the answer.
+        took: Duration,
+        /// The number of holds in the request.
+        items: usize,
+    },
+    /// A measurement: a batch of leases has been renewed.
+    #[non_exhaustive]
+    Renewed {
+        /// The share of the time to live that was left to the lease with the least. It is 0.66 if all goes well.
+        headroom: f64,
+    },
+    /// A measurement: the watchdog has done what was due.
+    #[non_exhaustive]
+    WatchdogRan {
+        /// How late it was.
+        lag: Duration,
+    },
 }
 
 /// Where a lease comes from.
@@ -125,6 +163,52 @@ pub enum How {
     Joined,
     /// The store has taken it from another holder, by [`Lock::steal`](crate::Lock::steal).
     Stolen,
+}
+
+/// A request to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// An outermost acquire.
+    Acquire,
+    /// A release, or a lower hold count.
+    Release,
+    /// A renewal of many holds.
+    Renew,
+}
+
+/// The answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The store has done it.
+    Done,
+    /// The name is held, or not by this holder any more.
+    Refused,
+    /// The store has not answered.
+    Unavailable,
+    /// The store has returned another error.
+    Failed,
+}
+
+impl Outcome {
+    /// Returns the outcome of an answer, which is a refusal if `refuses` says so.
+    pub(crate) fn of<T>(answer: &Result<T>, refuses: impl FnOnce(&T) -> bool) -> Self {
+        match answer {
+            Ok(answer) if refuses(answer) => Self::Refused,
+            Ok(_) => Self::Done,
+            Err(error) if error.is_unavailable() => Self::Unavailable,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
+impl EventKind {
+    /// Returns whether it is a measurement, which only an observer that [`measures`](crate::Observer::measures) gets.
+    #[must_use]
+    pub fn is_measurement(&self) -> bool {
+        matches!(self, Self::Answered { .. } | Self::Renewed { .. } | Self::WatchdogRan { .. })
+    }
 }
 
 /// The reason why a call ends without a lease.
@@ -147,7 +231,14 @@ pub(crate) const DEFAULT_CLASS: &str = "all";
 impl Event {
     /// Returns an event that concerns no name.
     pub(crate) fn new(kind: EventKind) -> Self {
-        Self { name: None, mode: None, holder: None, class: DEFAULT_CLASS, kind }
+        Self {
+            name: None,
+            mode: None,
+            holder: None,
+            class: DEFAULT_CLASS,
+            kind,
+            census: Census::default(),
+        }
     }
 
     /// Returns an event of a name.
@@ -165,6 +256,11 @@ impl Event {
 
     pub(crate) fn with_class(self, class: &'static str) -> Self {
         Self { class, ..self }
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn census(&self) -> Census {
+        self.census
     }
 
     /// Returns what happened.

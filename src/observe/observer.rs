@@ -2,6 +2,8 @@
 
 use super::board::{Board, Taken};
 use super::event::Event;
+#[cfg(doc)]
+use super::event::EventKind;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use std::collections::VecDeque;
 use std::fmt;
@@ -53,6 +55,12 @@ pub trait Observer: Send + Sync + 'static {
     /// Sees an event.
     fn event(&self, event: &Event);
 
+    /// Returns whether it also gets [measurements](EventKind::is_measurement), which come with each request to the store.
+    /// False by default.
+    fn measures(&self) -> bool {
+        false
+    }
+
     /// Sees that `count` events were dropped before the next one, because this observer was behind. Does nothing by default.
     fn dropped(&self, count: u64) {
         let _ = count;
@@ -77,7 +85,8 @@ impl Observers {
     /// Starts a thread for each.
     pub(crate) fn start(self, board: &Arc<Board>) -> Result<()> {
         for observer in self.0 {
-            let Some(id) = board.add(CAPACITY) else { return Ok(()) };
+            let measures = observer.measures();
+            let Some(id) = board.add(CAPACITY, Some(measures)) else { return Ok(()) };
             let board = Arc::clone(board);
             let thread = thread::Builder::new().name("leasehold-events".into());
             thread.spawn(move || watch(&board, id, &*observer)).map_err(|error| {

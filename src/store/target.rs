@@ -67,6 +67,19 @@ impl Mode {
         }
     }
 
+    /// The number of modes, whatever their permits.
+    pub(crate) const COUNT: usize = 4;
+
+    /// Returns the number of the mode, from 0 to below [`COUNT`](Mode::COUNT).
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::Exclusive => 0,
+            Self::Read => 1,
+            Self::Write => 2,
+            Self::Permits { .. } => 3,
+        }
+    }
+
     /// Returns the number of permits of a holder; 0 for a lock.
     pub(crate) fn permits(self) -> u32 {
         match self {

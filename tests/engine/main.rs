@@ -15,6 +15,7 @@ mod handoff_turns;
 mod jobs;
 mod loss;
 mod multi_lock;
+mod observe;
 mod permit_handoff;
 mod random;
 mod read_cohort;

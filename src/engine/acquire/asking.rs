@@ -8,6 +8,7 @@ use super::super::turn::{Kept, Turn};
 use super::{AFTER_EXPIRY, AcquireLoop};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
+use crate::observe::{Operation, Outcome};
 use crate::store::Acquired;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -44,8 +45,12 @@ impl AcquireLoop<'_, '_> {
             let request = self.request(attempt.holder());
             let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
             let Some(verdict) = verdict else {
+                core.answered(Operation::Acquire, Outcome::Unavailable, now, 1);
                 return Err(Error::silent());
             };
+            let outcome =
+                Outcome::of(&verdict, |verdict| !matches!(verdict, Acquired::Granted { .. }));
+            core.answered(Operation::Acquire, outcome, now, 1);
             match verdict {
                 Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
                     let now = core.now();

@@ -1,0 +1,283 @@
+//! Reports events as metrics, through the crate `metrics`.
+
+use crate::error::Loss;
+use crate::observe::{DEFAULT_CLASS, Event, EventKind, How, Observer, Operation, Outcome, Refusal};
+use crate::store::Mode;
+use crate::sync::Mutex;
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+use std::fmt;
+use std::sync::Arc;
+
+const MODES: [&str; Mode::COUNT] = ["exclusive", "read", "write", "permits"];
+const OUTCOMES: [&str; 8] =
+    ["granted", "handed_off", "joined", "busy", "timeout", "error", "dropped", "stolen"];
+const ENDS: [&str; 5] = ["released", "handed_off", "lost", "not_released", "mode_changed"];
+const OPERATIONS: [&str; 3] = ["acquire", "release", "renew"];
+const ANSWERS: [&str; 4] = ["done", "refused", "unavailable", "error"];
+
+/// An observer that reports what happens as metrics, through the crate [`metrics`](https://docs.rs/metrics).
+///
+/// Install the recorder of the application first; then give this to [`Builder::observer`](crate::Builder::observer).
+/// [`operations`](crate::guide::operations#metrics) lists the metrics. No name of a lock is ever a label: the label `class` is
+/// the class of the name.
+///
+/// ```
+/// use leasehold::{LeaseManager, Metrics};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// // The recorder of the application, for example that of metrics-exporter-prometheus, is installed by now.
+/// let metrics = Metrics::new().classes(["order", "import"]);
+/// let leases = LeaseManager::builder().observer(metrics).connect("memory:").await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "metrics are reported by a manager that has it as an observer"]
+pub struct Metrics {
+    headroom: Histogram,
+    lag: Histogram,
+    durations: [[Histogram; ANSWERS.len()]; OPERATIONS.len()],
+    batches: [[Histogram; ANSWERS.len()]; OPERATIONS.len()],
+    reconnects: Counter,
+    dropped: Counter,
+    classes: Mutex<Vec<Arc<Class>>>,
+}
+
+/// The series of a class.
+struct Class {
+    class: &'static str,
+    acquires: [[Histogram; OUTCOMES.len()]; MODES.len()],
+    holds: [[Histogram; ENDS.len()]; MODES.len()],
+    leases: [Gauge; MODES.len()],
+    waiters: Gauge,
+    losses: Vec<Counter>,
+    at_risk: Counter,
+    #[expect(dead_code, reason = "registered; a guard counts in it")]
+    fence_refused: Counter,
+    #[expect(dead_code, reason = "registered; an election sets it")]
+    leader: Gauge,
+}
+
+impl Class {
+    /// Registers all series of a class, at zero.
+    fn new(class: &'static str) -> Self {
+        let name = "leasehold.acquire.duration";
+        let acquire = |mode| {
+            OUTCOMES.map(
+                |outcome| histogram!(name, "class" => class, "mode" => mode, "outcome" => outcome),
+            )
+        };
+        let name = "leasehold.hold.duration";
+        let hold =
+            |mode| ENDS.map(|end| histogram!(name, "class" => class, "mode" => mode, "end" => end));
+        let leases = MODES.map(|mode| gauge!("leasehold.leases", "class" => class, "mode" => mode));
+        let waiters = gauge!("leasehold.waiters", "class" => class);
+        let loss =
+            |loss: &Loss| counter!("leasehold.losses", "class" => class, "cause" => loss.word());
+        let leader = gauge!("leasehold.leader", "election" => class);
+        leases.iter().chain([&waiters, &leader]).for_each(|gauge| gauge.set(0.0));
+        Self {
+            class,
+            acquires: MODES.map(acquire),
+            holds: MODES.map(hold),
+            leases,
+            waiters,
+            losses: Loss::ALL.iter().map(loss).collect(),
+            at_risk: counter!("leasehold.at_risk", "class" => class),
+            fence_refused: counter!("leasehold.fence.refused", "class" => class),
+            leader,
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Creates the observer, and registers its series for names without a class, at zero.
+    pub fn new() -> Self {
+        describe();
+        let series = |name: &'static str| {
+            OPERATIONS
+                .map(|op| ANSWERS.map(|outcome| histogram!(name, "op" => op, "outcome" => outcome)))
+        };
+        let new = Self {
+            headroom: histogram!("leasehold.renewal.headroom"),
+            lag: histogram!("leasehold.watchdog.lag"),
+            durations: series("leasehold.store.duration"),
+            batches: series("leasehold.store.batch"),
+            reconnects: counter!("leasehold.store.reconnects"),
+            dropped: counter!("leasehold.events.dropped"),
+            classes: Mutex::default(),
+        };
+        new.classes([DEFAULT_CLASS])
+    }
+
+    /// Registers the series of these classes now, at zero. Those of another class are registered with its first event.
+    pub fn classes(self, classes: impl IntoIterator<Item = &'static str>) -> Self {
+        for class in classes {
+            self.of(class);
+        }
+        self
+    }
+
+    fn of(&self, class: &'static str) -> Arc<Class> {
+        let mut classes = self.classes.lock();
+        let found = classes.iter().find(|one| one.class == class).cloned();
+        found.unwrap_or_else(|| {
+            let new = Arc::new(Class::new(class));
+            classes.push(Arc::clone(&new));
+            new
+        })
+    }
+}
+
+impl Observer for Metrics {
+    fn measures(&self) -> bool {
+        true
+    }
+
+    fn dropped(&self, count: u64) {
+        self.dropped.increment(count);
+    }
+
+    fn event(&self, event: &Event) {
+        match event.kind() {
+            EventKind::Answered { op, outcome, took, items } => {
+                let op = match op {
+                    Operation::Acquire => 0,
+                    Operation::Release => 1,
+                    Operation::Renew => 2,
+                };
+                let outcome = match outcome {
+                    Outcome::Done => 0,
+                    Outcome::Refused => 1,
+                    Outcome::Unavailable => 2,
+                    Outcome::Failed => 3,
+                };
+                self.durations[op][outcome].record(took.as_secs_f64());
+                self.batches[op][outcome].record(*items as f64);
+            }
+            EventKind::Renewed { headroom } => self.headroom.record(*headroom),
+            EventKind::WatchdogRan { lag } => self.lag.record(lag.as_secs_f64()),
+            EventKind::Reconnected => self.reconnects.increment(1),
+            kind => {
+                if let Some(mode) = event.mode() {
+                    self.of(event.class()).report(event, kind, mode);
+                }
+            }
+        }
+    }
+}
+
+impl Class {
+    fn report(&self, event: &Event, kind: &EventKind, mode: Mode) {
+        let census = event.census();
+        let index = mode.index();
+        let (acquires, holds) = (&self.acquires[index], &self.holds[index]);
+        match kind {
+            EventKind::Waiting { .. } => {}
+            EventKind::Granted { waited, how, .. } => {
+                let how = match how {
+                    How::Store => 0,
+                    How::HandedOff => 1,
+                    How::Joined => 2,
+                    How::Stolen => 7,
+                };
+                acquires[how].record(waited.as_secs_f64());
+            }
+            EventKind::NotGranted { waited, why, .. } => {
+                let why = match why {
+                    Refusal::Busy => 3,
+                    Refusal::TimedOut => 4,
+                    Refusal::Failed(_) => 5,
+                    Refusal::Dropped => 6,
+                };
+                acquires[why].record(waited.as_secs_f64());
+            }
+            EventKind::Released { held } => holds[0].record(held.as_secs_f64()),
+            EventKind::HandedOff { held } => holds[1].record(held.as_secs_f64()),
+            EventKind::Lost { cause, held, .. } => {
+                holds[2].record(held.as_secs_f64());
+                if let Some(losses) = self.losses.get(*cause as usize) {
+                    losses.increment(1);
+                }
+            }
+            EventKind::NotReleased { held: Some(held), .. } => {
+                holds[3].record(held.as_secs_f64());
+            }
+            EventKind::ModeChanged { from, held, .. } => {
+                self.holds[from.index()][4].record(held.as_secs_f64());
+                self.leases[from.index()].set(f64::from(census.leases_before));
+            }
+            EventKind::AtRisk { .. } => return self.at_risk.increment(1),
+            _ => return,
+        }
+        self.leases[index].set(f64::from(census.leases));
+        self.waiters.set(f64::from(census.waiters));
+    }
+}
+
+fn describe() {
+    let seconds = Some(Unit::Seconds);
+    for (name, unit, text) in [
+        (
+            "leasehold.acquire.duration",
+            seconds,
+            "The time from a call to its lease, or to its end without one",
+        ),
+        ("leasehold.hold.duration", seconds, "The time for which a name was held"),
+        (
+            "leasehold.renewal.headroom",
+            None,
+            "The share of the time to live that was left when leases were renewed",
+        ),
+        ("leasehold.watchdog.lag", seconds, "How late the watchdog was"),
+        ("leasehold.store.duration", seconds, "The time that the store took to answer"),
+        ("leasehold.store.batch", None, "The number of holds in a request to the store"),
+    ] {
+        match unit {
+            Some(unit) => describe_histogram!(name, unit, text),
+            None => describe_histogram!(name, text),
+        }
+    }
+    describe_gauge!("leasehold.leases", "The holds of this process");
+    describe_gauge!("leasehold.waiters", "The calls that wait");
+    describe_gauge!("leasehold.leader", "Whether this process leads");
+    for (name, text) in [
+        ("leasehold.losses", "The holds that were lost"),
+        ("leasehold.at_risk", "How often a lease came to be at risk"),
+        ("leasehold.store.reconnects", "The reconnects of the store"),
+        ("leasehold.fence.refused", "The writes that a guard has refused"),
+        (
+            "leasehold.events.dropped",
+            "The events that metrics have missed, because they were behind",
+        ),
+    ] {
+        describe_counter!(name, text);
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_counted_by_the_place_of_their_declaration() {
+        for (index, loss) in Loss::ALL.iter().enumerate() {
+            assert_eq!(*loss as usize, index, "{loss:?}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Counts what happens, whether it is observed or not.
+
+use super::event::{EventKind, How, Refusal};
+use crate::clock::Instant;
+use crate::error::Loss;
+use crate::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// The largest number of reasons of a loss.
+const CAUSES: usize = 16;
+
+/// The number of seconds for which losses are remembered.
+const MINUTE: usize = 60;
+
+/// What a manager has counted since it was made: see [`LeaseManager::stats`](crate::LeaseManager::stats).
+///
+/// These are the numbers of the [metrics](crate::guide::operations#metrics), as totals. Two fields may disagree by what
+/// happened between the reads of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Leases that the store has granted.
+    pub granted: u64,
+    /// Leases that another flow of this manager has handed off.
+    pub handed_off: u64,
+    /// Leases of readers that share the hold of another handle.
+    pub joined: u64,
+    /// Leases that were stolen from their holders.
+    pub stolen: u64,
+    /// Calls that do not wait, and found the name held.
+    pub busy: u64,
+    /// Calls that have waited for as long as they may.
+    pub timed_out: u64,
+    /// Calls that have returned an error.
+    pub failed: u64,
+    /// Calls whose future was dropped.
+    pub dropped: u64,
+    /// The time that the calls which got a lease have waited, together.
+    pub waited: Duration,
+    /// Holds that were released, with a confirmation of the store.
+    pub released: u64,
+    /// Holds that were left to expire: the store has not confirmed the release, or the lease was forgotten.
+    pub not_released: u64,
+    /// Holds that were lost, for any reason.
+    pub lost: u64,
+    /// The time for which the holds that have ended were held, together.
+    pub held: Duration,
+    /// How often a lease came to be at risk.
+    pub at_risk: u64,
+    /// How often a lease at risk was renewed in time.
+    pub held_again: u64,
+    /// Reconnects of the store.
+    pub reconnects: u64,
+    /// Calls that wait now.
+    pub waiters: usize,
+    losses: [u64; CAUSES],
+}
+
+impl Stats {
+    /// Returns the number of holds that were lost for this reason.
+    #[must_use]
+    pub fn lost_by(&self, cause: Loss) -> u64 {
+        self.losses.get(cause as usize).copied().unwrap_or_default()
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    granted: [AtomicU64; 4],
+    refused: [AtomicU64; 4],
+    /// In nanoseconds, as `held`.
+    waited: AtomicU64,
+    released: AtomicU64,
+    not_released: AtomicU64,
+    losses: [AtomicU64; CAUSES],
+    held: AtomicU64,
+    at_risk: AtomicU64,
+    held_again: AtomicU64,
+    reconnects: AtomicU64,
+    waiters: AtomicUsize,
+    at_risk_now: AtomicUsize,
+    /// The nanosecond, by the clock, since which the store has not answered; 0 while it answers.
+    silent_since: AtomicU64,
+    recent: Mutex<Recent>,
+}
+
+/// The losses of the last minute, by the second.
+struct Recent([(u64, u32); MINUTE]);
+
+impl Default for Recent {
+    fn default() -> Self {
+        Self([(0, 0); MINUTE])
+    }
+}
+
+impl Recent {
+    fn count(&mut self, now: Instant) {
+        let second = now.since_origin().as_secs();
+        let slot = &mut self.0[second as usize % MINUTE];
+        if slot.0 != second {
+            *slot = (second, 0);
+        }
+        slot.1 = slot.1.saturating_add(1);
+    }
+
+    fn total(&self, now: Instant) -> u32 {
+        let second = now.since_origin().as_secs();
+        let recent = self.0.iter().filter(|slot| second.saturating_sub(slot.0) < MINUTE as u64);
+        recent.map(|slot| slot.1).sum()
+    }
+}
+
+fn add(counter: &AtomicU64, number: u64) {
+    counter.fetch_add(number, Ordering::Relaxed);
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Counters {
+    /// Counts what happened at `now`.
+    pub(crate) fn count(&self, kind: &EventKind, now: Instant) {
+        match kind {
+            EventKind::Waiting { .. } => _ = self.waiters.fetch_add(1, Ordering::Relaxed),
+            EventKind::Granted { waited, how, was_waiting, .. } => {
+                let how = match how {
+                    How::Store => 0,
+                    How::HandedOff => 1,
+                    How::Joined => 2,
+                    How::Stolen => 3,
+                };
+                add(&self.granted[how], 1);
+                add(&self.waited, nanos(*waited));
+                self.ends_wait(*was_waiting);
+            }
+            EventKind::NotGranted { why, was_waiting, .. } => {
+                let why = match why {
+                    Refusal::Busy => 0,
+                    Refusal::TimedOut => 1,
+                    Refusal::Failed(_) => 2,
+                    Refusal::Dropped => 3,
+                };
+                add(&self.refused[why], 1);
+                self.ends_wait(*was_waiting);
+            }
+            EventKind::AtRisk { .. } => add(&self.at_risk, 1),
+            EventKind::HeldAgain => add(&self.held_again, 1),
+            EventKind::Lost { cause, held, .. } => {
+                add(&self.losses[(*cause as usize).min(CAUSES - 1)], 1);
+                add(&self.held, nanos(*held));
+                // The end of all leases is no failure.
+                if *cause != Loss::Closed {
+                    self.recent.lock().count(now);
+                }
+            }
+            EventKind::HandedOff { held } => add(&self.held, nanos(*held)),
+            EventKind::Released { held } => {
+                add(&self.released, 1);
+                add(&self.held, nanos(*held));
+            }
+            EventKind::NotReleased { held, .. } => {
+                add(&self.not_released, 1);
+                add(&self.held, held.map_or(0, nanos));
+            }
+            EventKind::Reconnected => add(&self.reconnects, 1),
+            _ => {}
+        }
+    }
+
+    fn ends_wait(&self, was_waiting: bool) {
+        if was_waiting {
+            self.waiters.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a hold that is at risk now, or is so no more.
+    pub(crate) fn risks(&self, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => _ = self.at_risk_now.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = self.at_risk_now.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Records that the store has answered, or that a request has failed at `now` because it did not.
+    pub(crate) fn heard(&self, answered: bool, now: impl FnOnce() -> Instant) {
+        let silent = read(&self.silent_since) != 0;
+        if answered && silent {
+            self.silent_since.store(0, Ordering::Relaxed);
+        } else if !answered && !silent {
+            let now = nanos(now().since_origin()).max(1);
+            self.silent_since.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the time for which the store has not answered.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        match read(&self.silent_since) {
+            0 => Duration::ZERO,
+            since => now.since_origin().saturating_sub(Duration::from_nanos(since)),
+        }
+    }
+
+    pub(crate) fn at_risk_now(&self) -> usize {
+        self.at_risk_now.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of losses in the last minute.
+    pub(crate) fn recent_losses(&self, now: Instant) -> u32 {
+        self.recent.lock().total(now)
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let [granted, handed_off, joined, stolen] = self.granted.each_ref().map(read);
+        let [busy, timed_out, failed, dropped] = self.refused.each_ref().map(read);
+        let losses = self.losses.each_ref().map(read);
+        Stats {
+            granted,
+            handed_off,
+            joined,
+            stolen,
+            busy,
+            timed_out,
+            failed,
+            dropped,
+            waited: Duration::from_nanos(read(&self.waited)),
+            released: read(&self.released),
+            not_released: read(&self.not_released),
+            lost: losses.iter().sum(),
+            held: Duration::from_nanos(read(&self.held)),
+            at_risk: read(&self.at_risk),
+            held_again: read(&self.held_again),
+            reconnects: read(&self.reconnects),
+            waiters: self.waiters.load(Ordering::Relaxed),
+            losses,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_of_the_last_minute_are_forgotten_after_it() {
+        let mut recent = Recent::default();
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        assert_eq!(recent.total(at(0)), 0);
+        recent.count(at(100));
+        recent.count(at(130));
+        recent.count(at(130));
+        assert_eq!(recent.total(at(159)), 3);
+        assert_eq!(recent.total(at(160)), 2);
+        recent.count(at(160));
+        assert_eq!(recent.total(at(160)), 3);
+        assert_eq!(recent.total(at(1_000)), 0);
+    }
+
+    #[test]
+    fn silence_counts_from_the_first_failure_to_an_answer() {
+        let counters = Counters::default();
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        assert_eq!(counters.silence(at(50)), Duration::ZERO);
+        counters.heard(false, || at(10));
+        counters.heard(false, || at(20));
+        assert_eq!(counters.silence(at(50)), Duration::from_secs(40));
+        counters.heard(true, || at(51));
+        assert_eq!(counters.silence(at(60)), Duration::ZERO);
+    }
+}

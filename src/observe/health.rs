@@ -1,0 +1,44 @@
+//! The health of a manager.
+
+use std::time::Duration;
+
+/// How a manager fares: see [`LeaseManager::health`](crate::LeaseManager::health).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Health {
+    /// The time for which the store has been out of contact: since the first of the requests that failed without an answer.
+    /// Zero while the store answers, and while there is nothing to ask.
+    pub contact: Duration,
+    /// The number of holds that are at risk now.
+    pub at_risk: usize,
+    /// The number of losses in the last minute, without those of [`close`](crate::LeaseManager::close).
+    pub losses_1m: u32,
+    /// How late the watchdog is now with what is due. It is never late by more than some milliseconds, unless the process
+    /// or its threads get no time.
+    pub watchdog_lag: Duration,
+    /// The time that the engine counts as the time to live: the [TTL](crate::Builder::ttl), on ZooKeeper three quarters of it.
+    pub ttl: Duration,
+    /// Whether the manager is closed.
+    pub closed: bool,
+    /// Whether it has closed itself, because its watchdog panicked.
+    pub panicked: bool,
+}
+
+impl Health {
+    /// Returns whether the process can go on: false if the watchdog is late by more than the time to live, or has panicked.
+    ///
+    /// For a liveness probe, which restarts the process. A store that is out of reach is no reason for a restart.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        !self.panicked && self.watchdog_lag <= self.ttl
+    }
+
+    /// Returns whether leases can be had: false if the manager is closed, or the store has been out of contact for longer
+    /// than the time to live.
+    ///
+    /// For a readiness probe.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.closed && self.contact <= self.ttl
+    }
+}

@@ -43,10 +43,12 @@
 //! # fn main() {}
 //! ```
 
+mod call;
 pub mod conformance;
 mod faulty;
 
-pub use faulty::{Call, Fault, Faults, FaultyStore, Rule};
+pub use call::Call;
+pub use faulty::{Fault, Faults, FaultyStore, Rule};
 
 use crate::store::{Name, Store};
 use async_trait::async_trait;

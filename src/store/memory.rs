@@ -1,6 +1,7 @@
 //! The embedded store: leases of one process, in maps.
 
 mod line;
+mod metadata;
 mod notes;
 mod shared;
 mod wake;
@@ -347,23 +348,6 @@ impl State {
         let before = shared.resize(request, now);
         self.wake(name, None);
         Ok(before)
-    }
-
-    fn annotate(&mut self, request: Annotate, now: Instant) -> Result<bool> {
-        let Annotate { target, holder, metadata, ttl, .. } = request;
-        self.of_kind(&target.name, Kind::Lock, now)?;
-        let Ok(entry) = self.own(&target.name, holder, now) else { return Ok(false) };
-        let Some(metadata) = metadata else {
-            let deleted = entry.metadata.take().is_some();
-            self.wake_observers(&target.name);
-            return Ok(deleted);
-        };
-        let known = entry.metadata.as_ref().map(|(known, _)| known.revision);
-        if known.is_none_or(|known| known < metadata.revision) {
-            entry.metadata = Some((Box::new(metadata), now + ttl));
-            self.wake_observers(&target.name);
-        }
-        Ok(true)
     }
 
     fn renew(&mut self, batch: &RenewBatch, now: Instant) -> Renewed {

@@ -1,5 +1,6 @@
 //! A store that hangs, fails, delays and loses on command.
 
+use super::call::Call;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
@@ -60,69 +61,6 @@ struct Control {
     healed: watch::Sender<u64>,
     reconnects: Signal,
     calls: watch::Sender<[usize; Call::ALL.len()]>,
-}
-
-/// A kind of call of a [`Store`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Call {
-    /// [`Store::acquire`]
-    Acquire,
-    /// [`Store::release`]
-    Release,
-    /// [`Store::renew`], one for each batch
-    Renew,
-    /// [`Store::resize`]
-    Resize,
-    /// [`Store::inspect`]
-    Inspect,
-    /// [`Store::annotate`]
-    Annotate,
-    /// [`Store::watch`]
-    Watch,
-    /// [`Store::force_release`]
-    ForceRelease,
-    /// [`Store::steal`]
-    Steal,
-    /// [`Store::want`]
-    Want,
-    /// [`Store::note`]
-    Note,
-    /// [`Store::line`]
-    Line,
-    /// [`Store::leave`]
-    Leave,
-    /// [`Store::subscribe`]
-    Subscribe,
-    /// [`Store::age`]
-    Age,
-    /// [`Store::server_id`]
-    ServerId,
-    /// [`Store::close`], which is counted but never fails
-    Close,
-}
-
-impl Call {
-    /// All kinds.
-    pub const ALL: [Call; 17] = [
-        Call::Acquire,
-        Call::Release,
-        Call::Renew,
-        Call::Resize,
-        Call::Inspect,
-        Call::Annotate,
-        Call::Watch,
-        Call::ForceRelease,
-        Call::Steal,
-        Call::Want,
-        Call::Note,
-        Call::Line,
-        Call::Leave,
-        Call::Subscribe,
-        Call::Age,
-        Call::ServerId,
-        Call::Close,
-    ];
 }
 
 /// The fault of a call.

@@ -1,0 +1,64 @@
+//! The kinds of calls that faults strike.
+
+/// A kind of call of a [`Store`](crate::store::Store).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// [`Store::acquire`](crate::store::Store::acquire)
+    Acquire,
+    /// [`Store::release`](crate::store::Store::release)
+    Release,
+    /// [`Store::renew`](crate::store::Store::renew), one for each batch
+    Renew,
+    /// [`Store::resize`](crate::store::Store::resize)
+    Resize,
+    /// [`Store::inspect`](crate::store::Store::inspect)
+    Inspect,
+    /// [`Store::annotate`](crate::store::Store::annotate)
+    Annotate,
+    /// [`Store::watch`](crate::store::Store::watch)
+    Watch,
+    /// [`Store::force_release`](crate::store::Store::force_release)
+    ForceRelease,
+    /// [`Store::steal`](crate::store::Store::steal)
+    Steal,
+    /// [`Store::want`](crate::store::Store::want)
+    Want,
+    /// [`Store::note`](crate::store::Store::note)
+    Note,
+    /// [`Store::line`](crate::store::Store::line)
+    Line,
+    /// [`Store::leave`](crate::store::Store::leave)
+    Leave,
+    /// [`Store::subscribe`](crate::store::Store::subscribe)
+    Subscribe,
+    /// [`Store::age`](crate::store::Store::age)
+    Age,
+    /// [`Store::server_id`](crate::store::Store::server_id)
+    ServerId,
+    /// [`Store::close`](crate::store::Store::close), which is counted but never fails
+    Close,
+}
+
+impl Call {
+    /// All kinds.
+    pub const ALL: [Call; 17] = [
+        Call::Acquire,
+        Call::Release,
+        Call::Renew,
+        Call::Resize,
+        Call::Inspect,
+        Call::Annotate,
+        Call::Watch,
+        Call::ForceRelease,
+        Call::Steal,
+        Call::Want,
+        Call::Note,
+        Call::Line,
+        Call::Leave,
+        Call::Subscribe,
+        Call::Age,
+        Call::ServerId,
+        Call::Close,
+    ];
+}

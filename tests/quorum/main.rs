@@ -2,6 +2,7 @@
 
 mod changes;
 mod fates;
+mod jobs;
 mod nodes;
 mod outage;
 mod redis;

@@ -6,6 +6,7 @@ mod election;
 mod errors;
 mod fair;
 mod handoff;
+mod jobs;
 mod loss;
 mod preflight;
 mod runtimes;

@@ -2,6 +2,7 @@
 
 mod ensemble;
 mod faults;
+mod jobs;
 mod kinds;
 mod leases;
 mod modes;

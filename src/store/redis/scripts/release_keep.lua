@@ -14,15 +14,15 @@ if mark ~= 'leasehold:done' and mark ~= 'leasehold:kept' then
   error('LEASEHOLD bad argument ' .. mark, 0)
 end
 
-doing = 'HGET'
-local left = call('HGET', lock, mark)
 doing = 'HEXISTS'
 if call('HEXISTS', lock, holder) == 0 then
-  if left and string.match(left, '^%d+ (.*)$') == holder then
+  -- Not HGET, which plain locks do not need.
+  doing = 'HGETALL'
+  local there = call('HGETALL', lock)
+  if there[1] == mark and string.match(there[2], '^%d+ (.*)$') == holder then
     return 0
   end
-  doing = 'EXISTS'
-  return call('EXISTS', lock) == 0 and -1 or -2
+  return there[1] and -2 or -1
 end
 if call('HEXISTS', lock, 'mode') == 1 then
   -- Redisson grants a read-write lock over a lock. It is left to Redisson, as in `renew.lua`.

@@ -7,6 +7,7 @@ use crate::lease::{Lease, finish};
 use crate::runtime;
 use crate::store::Name;
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,8 +127,13 @@ impl FairLock {
     /// # }
     /// ```
     #[doc(alias = "acquire")]
-    pub async fn lock(&mut self) -> Result<Lease> {
-        self.lease(WaitLimit::Forever).await?.ok_or_else(Error::silent)
+    #[track_caller]
+    pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
+        self.lock_from(Location::caller())
+    }
+
+    async fn lock_from(&mut self, caller: &'static Location<'static>) -> Result<Lease> {
+        self.lease(caller, WaitLimit::Forever).await?.ok_or_else(Error::silent)
     }
 
     /// Locks if the name is free now and no fair handle waits for it; returns `None` otherwise.
@@ -158,8 +164,9 @@ impl FairLock {
     /// # }
     /// ```
     #[doc(alias = "try_acquire")]
-    pub async fn try_lock(&mut self) -> Result<Option<Lease>> {
-        self.lease(WaitLimit::Once).await
+    #[track_caller]
+    pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
+        self.lease(Location::caller(), WaitLimit::Once)
     }
 
     /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if it was not its turn until then.
@@ -194,8 +201,12 @@ impl FairLock {
     /// # }
     /// ```
     #[doc(alias = "try_lock_for")]
-    pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
-        self.lease(WaitLimit::For(timeout)).await
+    #[track_caller]
+    pub fn lock_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
+        self.lease(Location::caller(), WaitLimit::For(timeout))
     }
 
     /// Locks, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
@@ -221,19 +232,27 @@ impl FairLock {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn with<R, F>(&mut self, body: F) -> Result<R>
+    #[track_caller]
+    pub fn with<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
         F: AsyncFnOnce(&mut FairLock, &Lease) -> R,
     {
-        let lease = self.lock().await?;
-        let result = lease.run(body(self, &lease)).await;
-        finish(result, lease.unlock().await, self.name())
+        let caller = Location::caller();
+        async move {
+            let lease = self.lock_from(caller).await?;
+            let result = lease.run(body(self, &lease)).await;
+            finish(result, lease.unlock().await, self.name())
+        }
     }
 
-    async fn lease(&mut self, limit: WaitLimit) -> Result<Option<Lease>> {
+    async fn lease(
+        &mut self,
+        caller: &'static Location<'static>,
+        limit: WaitLimit,
+    ) -> Result<Option<Lease>> {
         runtime::need();
         let Self { engine, name, current, options } = self;
-        let wanted = Wanted::fair().with(options);
+        let wanted = Wanted::fair().with(options).at(caller);
         let claim = acquire(&engine.core, name, wanted, current, limit).await?;
         Ok(claim.map(|claim| Lease::new(engine, claim)))
     }

@@ -272,3 +272,25 @@ async fn no_event_shows_the_token_of_a_holder() {
     let all = format!("{:?} {:?}", trace.events(), trace.spans());
     assert!(!all.contains(uuid), "{all}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn lease_that_is_held_for_long_is_reported_once_with_its_place() {
+    let (trace, _guard) = Trace::of_this_thread();
+    let age = Duration::from_secs(600);
+    let builder = LeaseManager::builder().warn_held(age);
+    let leases = builder.build(MemoryStore::new()).expect("good settings");
+    let line = line!() + 1;
+    let lease = leases.lock("leaked").lock().await.expect("a lease");
+    let _permit = leases.semaphore("permits", 2).acquire().await.expect("a permit");
+    leases.lock("short").lock().await.expect("a lease").unlock().await.expect("released");
+    sleep(age - Duration::from_millis(1)).await;
+    assert_eq!(count(&trace, "leaked", "still held; is it leaked?"), 0);
+    sleep(age * 3).await;
+    let event = the(&trace, "leaked", "still held; is it leaked?");
+    assert_eq!(event.level, Level::WARN);
+    let place = event.field("caller");
+    assert!(place.contains(&format!("traces.rs:{line}:")), "{place}");
+    the(&trace, "permits", "still held; is it leaked?");
+    assert_eq!(count(&trace, "short", "still held; is it leaked?"), 0);
+    lease.check().expect("nothing happens to it");
+}

@@ -3,6 +3,7 @@
 use super::core::Core;
 use super::hold::Hold;
 use super::job::Job;
+use super::options::Caller;
 use super::schedule::Group;
 use super::state::{Due, State};
 use super::timing::Timing;
@@ -10,7 +11,6 @@ use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
 use crate::store::Absence;
 use crate::trace;
-use std::panic::Location;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,12 +49,19 @@ impl Hold {
     }
 
     /// Warns that the hold has been held for long.
-    fn warn_held(&self, held: Duration, caller: &'static Location<'static>) {
+    fn warn_held(&self, held: Duration, caller: Caller) {
         trace::later(Level::WARN, || {
             let (name, fence) = (self.name.clone(), self.fence);
             let held_ms = held.as_millis() as u64;
+            let caller = caller.map(tracing::field::display);
             move || {
-                tracing::warn!(name = name.as_str(), fence, held_ms, %caller, "still held; is it leaked?");
+                tracing::warn!(
+                    name = name.as_str(),
+                    fence,
+                    held_ms,
+                    caller,
+                    "still held; is it leaked?"
+                );
             }
         });
     }

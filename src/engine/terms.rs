@@ -68,7 +68,7 @@ impl Core {
             delay,
             stall: stall.map(|longest| (longest, now)),
             warn_at: warn.map(|after| now + after),
-            began: caller.map(|caller| (now, caller)),
+            began: warn.map(|_| (now, caller)),
             ..Terms::default()
         }))
     }

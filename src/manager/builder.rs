@@ -172,7 +172,9 @@ impl Builder {
         self
     }
 
-    /// Sets the age at which a lease is reported in the log, once, with the place where it was acquired; never by default.
+    /// Sets the age at which a lease is reported in the log, once; never by default. For a
+    /// [`Lock`](crate::Lock), a [`FairLock`](crate::FairLock) and a [`Job`](crate::Job) with the place of the call that
+    /// acquired it.
     ///
     /// It finds leases that were leaked. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one.
     pub fn warn_held(mut self, age: Duration) -> Self {

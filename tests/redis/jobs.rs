@@ -38,7 +38,7 @@ async fn job_that_is_done_leaves_one_field_and_a_time_to_live() {
         assert_eq!(closed.mark, Mark::Done);
         assert!(closed.ago < LONG && value.ends_with(&closed.by), "{closed:?}");
     }
-    assert!(other.force_unlock("job").await.expect("an answer"));
+    assert!(other.force_unlock("job", "a test").await.expect("an answer"));
     assert!(matches!(run(&other, "job").await, Once::Ran(7)));
 }
 

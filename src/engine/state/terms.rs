@@ -1,11 +1,11 @@
 //! What the handle, or the manager, asks of a hold beside the rest. Most holds have none of it.
 
+use super::super::options::Caller;
 use super::super::timing::Timing;
 use super::{Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss};
 use crate::store::{Keep, Mark};
-use std::panic::Location;
 use std::time::Duration;
 
 /// The terms of a hold.
@@ -20,7 +20,7 @@ pub(crate) struct Terms {
     /// The time at which a warning is due that it is still held.
     pub(crate) warn_at: Option<Instant>,
     /// When it began, and where it was acquired.
-    pub(crate) began: Option<(Instant, &'static Location<'static>)>,
+    pub(crate) began: Option<(Instant, Caller)>,
     /// The time for which the name stays closed after the release, because the work is done.
     pub(crate) done: Option<Duration>,
     /// True if it has no lease, but the name stays closed by it until the end of `min_hold`.
@@ -111,10 +111,7 @@ impl State {
     }
 
     /// Returns when the hold began, and where, if it has been held for so long that a warning is due. Once only.
-    pub(in crate::engine) fn warn(
-        &mut self,
-        now: Instant,
-    ) -> Option<(Instant, &'static Location<'static>)> {
+    pub(in crate::engine) fn warn(&mut self, now: Instant) -> Option<(Instant, Caller)> {
         let believed = self.believed();
         let terms = self.terms.as_mut()?;
         terms.warn_at.take_if(|at| *at <= now && believed)?;

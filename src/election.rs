@@ -5,7 +5,7 @@ mod leadership;
 mod view;
 
 pub use candidate::Candidate;
-pub use leadership::{Leadership, LeadershipHealth};
+pub use leadership::Leadership;
 pub use view::{Leader, View};
 
 use crate::engine::Engine;

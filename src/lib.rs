@@ -187,7 +187,7 @@ mod together;
 pub mod tower;
 mod trace;
 
-pub use election::{Candidate, Election, Leader, Leadership, LeadershipHealth, View};
+pub use election::{Candidate, Election, Leader, Leadership, View};
 pub use error::{Error, ErrorKind, Fate, Loss, Result};
 pub use fair_lock::FairLock;
 pub use lease::{Lease, LeaseState};
@@ -197,7 +197,8 @@ pub use manager::{Builder, CloseError, Holding, LeaseManager};
 pub use metrics::Metrics;
 pub use multi_lock::{MultiLease, MultiLock};
 pub use observe::{
-    Event, EventKind, Events, Health, How, Observer, Operation, Outcome, Refusal, Stats,
+    Event, EventKind, Events, Health, How, LeadershipHealth, Observer, Operation, Outcome, Refusal,
+    Stats,
 };
 pub use once::{Job, Once};
 pub use rw_lock::{ReadLease, RwLock, Upgraded, WriteLease};

@@ -31,7 +31,7 @@ pub(crate) use counters::Counters;
 pub use counters::Stats;
 pub(crate) use event::DEFAULT_CLASS;
 pub use event::{Event, EventKind, How, Operation, Outcome, Refusal};
-pub use health::Health;
+pub use health::{Health, LeadershipHealth};
 pub use observer::Observer;
 pub(crate) use observer::Observers;
 pub use stream::Events;

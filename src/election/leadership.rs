@@ -3,10 +3,10 @@
 use crate::engine::LeaderEntry;
 use crate::error::Result;
 use crate::lease::Lease;
+use crate::observe::LeadershipHealth;
 use crate::store::metadata::check_value;
 use std::fmt;
 use std::ops::Deref;
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// The guard of a leader: a [`Lease`], with the term and the value.
@@ -31,26 +31,6 @@ pub struct Leadership {
     /// Fires when the candidate is asked to stop.
     retiring: CancellationToken,
     entry: LeaderEntry,
-}
-
-/// The health of a leadership, as [`Leadership::health`] and [`Election`](crate::Election) report it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LeadershipHealth {
-    /// The name of the election.
-    pub name: String,
-    /// The term.
-    pub term: Option<u64>,
-    /// How long ago the leadership was lost, if it was: for so long its work has gone on without it. `None` while it leads.
-    pub lost_for: Option<Duration>,
-}
-
-impl LeadershipHealth {
-    /// Returns whether the work is still there longer than `limit` after its leadership was lost: it is stuck, and the
-    /// process is better restarted. A process that does not lead is healthy.
-    pub fn is_overdue(&self, limit: Duration) -> bool {
-        self.lost_for.is_some_and(|lost| lost > limit)
-    }
 }
 
 impl Leadership {
@@ -131,11 +111,7 @@ impl Leadership {
     /// Returns the health of this leadership, without I/O.
     pub fn health(&self) -> LeadershipHealth {
         let (engine, hold) = self.lease.parts();
-        LeadershipHealth {
-            name: self.name().to_owned(),
-            term: self.term(),
-            lost_for: hold.lost_for(&engine.core),
-        }
+        hold.leadership(&engine.core)
     }
 }
 

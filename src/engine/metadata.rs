@@ -14,8 +14,10 @@ use super::core::Core;
 use super::description::Description;
 use super::hold::{Hold, Inner};
 use super::job::Job;
+use super::state::Phase;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::observe::LeadershipHealth;
 use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Target, Wakeups};
 use crate::trace;
 use std::sync::Arc;
@@ -81,10 +83,10 @@ impl Core {
         in_time(limit * 2, asked(|| self.store.watch(request))).await
     }
 
-    /// Returns the holds that lead.
-    #[allow(dead_code, reason = "for the health of a manager")]
-    pub(crate) fn leading(&self) -> Vec<Arc<Hold>> {
-        self.describer.leading.lock().clone()
+    /// Returns how those fare that lead.
+    pub(super) fn leading(&self) -> Vec<LeadershipHealth> {
+        let leading = self.describer.leading.lock().clone();
+        leading.iter().map(|hold| hold.leadership(self)).collect()
     }
 }
 
@@ -192,10 +194,20 @@ impl Hold {
         LeaderEntry { core: Arc::clone(core), hold: Arc::clone(self) }
     }
 
-    /// Returns how long ago the hold of a leader was lost; `None` if it was not.
-    pub(crate) fn lost_for(self: &Arc<Self>, core: &Arc<Core>) -> Option<Duration> {
-        self.check(core).err()?;
-        let lost_at = self.lock().described.as_ref().and_then(|told| told.lost_at);
-        Some(lost_at.map_or(Duration::ZERO, |at| core.now().saturating_duration_since(at)))
+    /// Returns how the leader fares that has this hold.
+    pub(crate) fn leadership(&self, core: &Core) -> LeadershipHealth {
+        let inner = self.lock();
+        // The watchdog may not have run.
+        let silent = core.now().saturating_duration_since(inner.state.believed_until(&core.timing));
+        let lost_for = match inner.state.phase() {
+            Phase::Lost(_) => {
+                let at = inner.described.as_ref().and_then(|told| told.lost_at);
+                Some(at.map_or(Duration::ZERO, |at| core.now().saturating_duration_since(at)))
+            }
+            Phase::Held | Phase::AtRisk if !silent.is_zero() => Some(silent),
+            _ => None,
+        };
+        let name = self.name.as_str().to_owned();
+        LeadershipHealth { name, term: self.fence, lost_for }
     }
 }

@@ -77,6 +77,7 @@ impl Core {
             ttl: self.timing.ttl,
             closed: self.is_closed(),
             panicked: self.panicked.load(Ordering::Acquire),
+            leading: self.leading(),
         }
     }
 }

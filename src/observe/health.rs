@@ -22,6 +22,8 @@ pub struct Health {
     pub closed: bool,
     /// Whether it has closed itself, because its watchdog panicked.
     pub panicked: bool,
+    /// The leaders of this manager, also those whose work goes on after the loss of their leadership.
+    pub leading: Vec<LeadershipHealth>,
 }
 
 impl Health {
@@ -40,5 +42,25 @@ impl Health {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.closed && self.contact <= self.ttl
+    }
+}
+
+/// The health of a leadership, as [`Leadership::health`](crate::Leadership::health) and [`Health::leading`] report it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeadershipHealth {
+    /// The name of the election.
+    pub name: String,
+    /// The term.
+    pub term: Option<u64>,
+    /// How long ago the leadership was lost, if it was: for so long its work has gone on without it. `None` while it leads.
+    pub lost_for: Option<Duration>,
+}
+
+impl LeadershipHealth {
+    /// Returns whether the work is still there longer than `limit` after its leadership was lost: it is stuck, and the
+    /// process is better restarted. A process that does not lead is healthy.
+    pub fn is_overdue(&self, limit: Duration) -> bool {
+        self.lost_for.is_some_and(|lost| lost > limit)
     }
 }

@@ -82,6 +82,8 @@ pub(crate) struct Counters {
     at_risk_now: AtomicUsize,
     /// The nanosecond, by the clock, since which the store has not answered; 0 while it answers.
     silent_since: AtomicU64,
+    /// The nanosecond of the last request that failed because it did not.
+    silent_at: AtomicU64,
     recent: Mutex<Recent>,
 }
 
@@ -191,19 +193,27 @@ impl Counters {
     /// Records that the store has answered, or that a request has failed at `now` because it did not.
     pub(crate) fn heard(&self, answered: bool, now: impl FnOnce() -> Instant) {
         let silent = read(&self.silent_since) != 0;
-        if answered && silent {
-            self.silent_since.store(0, Ordering::Relaxed);
-        } else if !answered && !silent {
+        if !answered {
             let now = nanos(now().since_origin()).max(1);
-            self.silent_since.store(now, Ordering::Relaxed);
+            self.silent_at.store(now, Ordering::Relaxed);
+            if !silent {
+                self.silent_since.store(now, Ordering::Relaxed);
+            }
+        } else if silent {
+            self.silent_since.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Returns the time for which the store has not answered.
-    pub(crate) fn silence(&self, now: Instant) -> Duration {
+    /// Returns the time for which the store has not answered; zero if no request has failed for as long as `recent`. Otherwise
+    /// a process to which no work comes, because it counts as out of contact, would never see that the store is back.
+    pub(crate) fn silence(&self, now: Instant, recent: Duration) -> Duration {
+        let passed = |since: &AtomicU64| {
+            now.since_origin().saturating_sub(Duration::from_nanos(read(since)))
+        };
         match read(&self.silent_since) {
             0 => Duration::ZERO,
-            since => now.since_origin().saturating_sub(Duration::from_nanos(since)),
+            _ if passed(&self.silent_at) > recent => Duration::ZERO,
+            _ => passed(&self.silent_since),
         }
     }
 
@@ -266,11 +276,15 @@ mod tests {
     fn silence_counts_from_the_first_failure_to_an_answer() {
         let counters = Counters::default();
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
-        assert_eq!(counters.silence(at(50)), Duration::ZERO);
+        let silence = |seconds| counters.silence(at(seconds), Duration::from_secs(30)).as_secs();
+        assert_eq!(silence(50), 0);
         counters.heard(false, || at(10));
-        counters.heard(false, || at(20));
-        assert_eq!(counters.silence(at(50)), Duration::from_secs(40));
-        counters.heard(true, || at(51));
-        assert_eq!(counters.silence(at(60)), Duration::ZERO);
+        counters.heard(false, || at(45));
+        assert_eq!(silence(50), 40);
+        assert_eq!(silence(76), 0, "nothing has failed for long");
+        counters.heard(false, || at(80));
+        assert_eq!(silence(81), 71, "it has never come back");
+        counters.heard(true, || at(82));
+        assert_eq!(silence(83), 0);
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Health {
     /// The time for which the store has been out of contact: since the first of the requests that failed without an answer.
-    /// Zero while the store answers, and while there is nothing to ask.
+    /// Zero while the store answers, and if no request has failed for one time to live: then there is nothing to ask, or it is
+    /// time to try again.
     pub contact: Duration,
     /// The number of holds that are at risk now.
     pub at_risk: usize,

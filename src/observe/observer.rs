@@ -21,6 +21,8 @@ const GATHER: Duration = Duration::from_millis(2);
 
 /// Sees the events of a manager: see [`Builder::observer`](crate::Builder::observer).
 ///
+/// An observer that keeps a manager keeps it running until it is closed.
+///
 /// A thread of its own calls it, with one event after the other. So it may block, be slow or panic without harm to any
 /// lease. While it is behind by more than 65 536 events, the oldest ones are dropped, and [`dropped`](Observer::dropped)
 /// reports how many.

@@ -220,8 +220,15 @@ async fn loss_is_told_once_with_its_cause() {
     sleep(2 * T).await;
     assert_eq!(words(&mut events).await, Vec::<String>::new());
     assert_eq!(setup.leases.health().losses_1m, 0);
+    assert_eq!(setup.leases.health().contact, Duration::ZERO, "nothing was asked for long");
+    let mut lock = setup.leases.lock("m");
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire));
+    lock.try_lock().await.unwrap_err();
+    sleep(T / 2).await;
+    assert_eq!(setup.leases.health().contact, T / 2);
+    setup.faults.heal();
     // An answer ends the silence.
-    setup.leases.lock("m").lock().await.unwrap().unlock().await.unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
     assert_eq!(setup.leases.health().contact, Duration::ZERO);
 }
 

@@ -1,6 +1,7 @@
 //! Layers for services of `tower`, axum, tonic and hyper, with the feature `tower`.
 //!
-//! [`LeaseLayer`] works on one request for each key at a time, across all processes.
+//! [`LeaseLayer`] works on one request for each key at a time, across all processes. [`FenceGuard`] stands before the resource
+//! that such a request writes to, and refuses the late ones.
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};
@@ -46,8 +47,10 @@
 //! # }
 //! ```
 
+mod fence_guard;
 mod lease_body;
 mod lease_layer;
 
+pub use fence_guard::{FENCE, FenceGuard, FenceGuardFuture, FenceGuardService};
 pub use lease_body::LeaseBody;
 pub use lease_layer::{LeaseFuture, LeaseLayer, LeaseService, RequestLease};

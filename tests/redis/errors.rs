@@ -17,12 +17,15 @@ const LONG: Duration = Duration::from_secs(10);
 const JAVA: &str = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:47";
 
 /// All that leasehold needs on keys and channels that begin with `app:`.
-const MINIMAL: [&str; 24] = [
+const MINIMAL: [&str; 27] = [
     "resetkeys",
     "resetchannels",
     "~app:*",
     "~redisson_lock_token:{app:*",
     "~redisson_lock_token:app:*",
+    "~leasehold_note:{app:*",
+    "~leasehold_note:app:*",
+    "&leasehold_inbox:app:*",
     "&redisson_lock__channel:{app:*",
     "&redisson_lock__channel:app:*",
     "-@all",
@@ -340,7 +343,8 @@ async fn minimal_rights_are_enough_for_everything() {
 /// Names with braces need the two that the guide lists apart.
 #[test]
 fn least_permissions_of_these_tests_are_those_of_the_guide() {
-    let braces = ["~redisson_lock_token:app:*", "&redisson_lock__channel:app:*"];
+    let braces =
+        ["~redisson_lock_token:app:*", "~leasehold_note:app:*", "&redisson_lock__channel:app:*"];
     let mut least = MINIMAL.to_vec();
     least.retain(|word| !braces.contains(word));
     let mut told = kit::rights::of_one_server();

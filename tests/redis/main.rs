@@ -13,6 +13,7 @@ mod runtimes;
 mod scripts;
 mod sentinel;
 mod shared;
+mod steal;
 mod tls;
 mod wait;
 mod wire;

@@ -23,7 +23,7 @@ macro_rules! compose {
     };
     ($dir:literal, force, $publish:literal) => {
         concat!(
-            compose!($dir; "common", "check", $publish, "note"),
+            compose!($dir; "common", "check", $publish, "noted", "note"),
             "local function wake(lock)\n",
             compose!($dir; "wake"),
             "end\n",
@@ -37,13 +37,13 @@ macro_rules! compose {
         compose!($dir; "common", "check", "noted", "renew")
     };
     ($dir:literal, steal, $publish:literal) => {
-        compose!($dir, run, [$publish, "note"], ["steal", "fence", "steal_grant"])
+        compose!($dir, run, [$publish, "noted", "note"], ["steal", "fence", "steal_grant"])
     };
     ($dir:literal, want, $publish:literal) => {
-        compose!($dir, run, [$publish, "note"], ["want"])
+        compose!($dir, run, [$publish, "noted", "note"], ["want"])
     };
     ($dir:literal, rw_force, $publish:literal) => {
-        compose!($dir, run, [$publish, "rw_common", "rw_wake", "note"], ["rw_force"])
+        compose!($dir, run, [$publish, "rw_common", "rw_wake", "noted", "note"], ["rw_force"])
     };
     ($dir:literal, rw_renew) => {
         compose!($dir, run, ["rw_common", "noted"], ["rw_renew"])

@@ -14,8 +14,7 @@ local function force(lock)
   end
   local holder
   if ARGV[1] then
-    doing = 'HKEYS'
-    holder = try('HKEYS', lock)[1]
+    holder = try('HGETALL', lock)[1]
   end
   doing = 'DEL'
   local deleted = call('DEL', lock)

@@ -1,4 +1,4 @@
--- What an act on the hold of another leaves: a note for the old holder, and a hint for its manager.
+-- What an act on the hold of another leaves: a note for the old holder, and a hint for its manager. `noted.lua` comes before.
 --
 -- note    hash: `act` -> want, steal or force; `from` -> the old holder ids, separated by spaces; `to` -> the new holder id;
 --         `by`, `why` -> the author and its reason; `at` -> when, in ms; `fence` -> the fencing token of the new holder
@@ -6,14 +6,6 @@
 
 -- The time in ms for which a note is kept.
 local NOTE_KEPT = '86400000'
-
--- Returns the key of the note of a lock.
-local function note_of(lock)
-  if find(lock, '{', 1, true) then
-    return 'leasehold_note:' .. lock
-  end
-  return 'leasehold_note:{' .. lock .. '}'
-end
 
 -- Leaves a note. It never stays without a time to live.
 local function leave_note(note, act, from, to, by, why, fence)

@@ -6,8 +6,11 @@
 --
 -- Twice is harmless: it writes nothing.
 
-local reply = {}
+local reply, fields, all = {}, {}, redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  fields[all[i]] = all[i + 1]
+end
 for i, field in ipairs({ 'act', 'from', 'by', 'why', 'at', 'fence' }) do
-  reply[i] = redis.call('HGET', KEYS[1], field) or ''
+  reply[i] = fields[field] or ''
 end
 return reply

@@ -40,8 +40,7 @@ else
   if call('HEXISTS', lock, from) == 0 then
     return -4 - left
   end
-  doing = 'HGET'
-  if call('HGET', note, 'to') == holder then
+  if read_note(note).to == holder then
     return -4 - left
   end
   fresh = true

@@ -1,0 +1,293 @@
+//! Refuses requests of holders that have lost their lease, on the side of the resource.
+
+use crate::sync::Mutex;
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use pin_project_lite::pin_project;
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// The header with the [fencing token](crate::Lease::fence) of a request, as a decimal number.
+pub const FENCE: HeaderName = HeaderName::from_static("leasehold-fence");
+
+/// The number of keys that a guard remembers, unless it is told otherwise.
+const CAPACITY: usize = 100_000;
+
+/// A layer for the side of the resource: it refuses a request whose fencing token is smaller than one that it has seen.
+///
+/// The argument of [`new`](FenceGuard::new) names what a request writes to. A request without a name passes through. The
+/// others carry the header [`leasehold-fence`](FENCE):
+///
+/// | the header | answer |
+/// |---|---|
+/// | not smaller than the largest so far of this key | that of the inner service |
+/// | smaller | 412, with the largest in the same header; nothing was done |
+/// | no number, or there twice | 400 |
+/// | missing | 428 |
+///
+/// The layer and its clones share what they have seen, in the memory of this process. It knows nothing after a restart,
+/// and nothing of other replicas of the service: where there are several, keep the largest token beside the data, as in
+/// [`guarded_writes`](crate::guide::guarded_writes). It puts no order between requests that are at work at the same time,
+/// and it remembers [so many keys](FenceGuard::capacity): the least used are forgotten.
+///
+/// ```
+/// use http::Request;
+/// use leasehold::tower::FenceGuard;
+///
+/// let layer = FenceGuard::new(|request: &Request<()>| {
+///     request.uri().path().strip_prefix("/stock/").map(str::to_owned)
+/// });
+/// # drop(layer);
+/// ```
+#[must_use = "a layer does nothing until it wraps a service"]
+pub struct FenceGuard<K> {
+    key: Arc<K>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// The largest tokens, in two generations: when the younger is full, the older is forgotten.
+struct Seen {
+    young: HashMap<String, u64>,
+    old: HashMap<String, u64>,
+    /// The most entries of a generation.
+    most: usize,
+}
+
+impl Seen {
+    /// Records a token. Returns the largest so far if that is larger.
+    fn stale(&mut self, key: String, fence: u64) -> Option<u64> {
+        let before = self.young.get(&key).or_else(|| self.old.get(&key)).copied().unwrap_or(0);
+        if !self.young.contains_key(&key) && self.young.len() >= self.most {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(key, before.max(fence));
+        (before > fence).then_some(before)
+    }
+}
+
+impl<K> FenceGuard<K> {
+    /// Creates a layer that compares the tokens of requests with the same `key`.
+    pub fn new<R>(key: K) -> Self
+    where
+        K: Fn(&Request<R>) -> Option<String>,
+    {
+        let seen = Seen { young: HashMap::new(), old: HashMap::new(), most: CAPACITY / 2 };
+        Self { key: Arc::new(key), seen: Arc::new(Mutex::new(seen)) }
+    }
+
+    /// Sets the number of keys that are remembered at most; 100 000 by default. Choose more than are written to within
+    /// the time for which a process can stand still.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is less than 2.
+    pub fn capacity(self, keys: usize) -> Self {
+        assert!(keys >= 2, "a fence guard remembers at least 2 keys, not {keys}");
+        self.seen.lock().most = keys / 2;
+        self
+    }
+}
+
+impl<K> Clone for FenceGuard<K> {
+    fn clone(&self) -> Self {
+        Self { key: Arc::clone(&self.key), seen: Arc::clone(&self.seen) }
+    }
+}
+
+impl<K> fmt::Debug for FenceGuard<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceGuard").finish_non_exhaustive()
+    }
+}
+
+impl<K, S> Layer<S> for FenceGuard<K> {
+    type Service = FenceGuardService<K, S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        FenceGuardService { guard: self.clone(), inner }
+    }
+}
+
+/// The service of a [`FenceGuard`].
+pub struct FenceGuardService<K, S> {
+    guard: FenceGuard<K>,
+    inner: S,
+}
+
+impl<K, S: Clone> Clone for FenceGuardService<K, S> {
+    fn clone(&self) -> Self {
+        Self { guard: self.guard.clone(), inner: self.inner.clone() }
+    }
+}
+
+impl<K, S> fmt::Debug for FenceGuardService<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceGuardService").finish_non_exhaustive()
+    }
+}
+
+/// The answer to a request that is refused, with the largest token if there is one.
+type Refused = (StatusCode, Option<u64>);
+
+impl<K, S> FenceGuardService<K, S> {
+    fn check<R>(&self, request: &Request<R>) -> Result<(), Refused>
+    where
+        K: Fn(&Request<R>) -> Option<String>,
+    {
+        let Some(key) = (self.guard.key)(request) else { return Ok(()) };
+        let mut values = request.headers().get_all(FENCE).iter();
+        let fence = match (values.next(), values.next()) {
+            (None, _) => return Err((StatusCode::PRECONDITION_REQUIRED, None)),
+            (Some(fence), None) => fence.to_str().ok().and_then(|fence| fence.parse().ok()),
+            (Some(_), Some(_)) => None,
+        };
+        let fence: u64 = fence.ok_or((StatusCode::BAD_REQUEST, None))?;
+        match self.guard.seen.lock().stale(key, fence) {
+            Some(seen) => Err((StatusCode::PRECONDITION_FAILED, Some(seen))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<K, S, R, B> Service<Request<R>> for FenceGuardService<K, S>
+where
+    K: Fn(&Request<R>) -> Option<String>,
+    S: Service<Request<R>, Response = Response<B>>,
+    B: Default,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = FenceGuardFuture<S::Future>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        match self.check(&request) {
+            Ok(()) => FenceGuardFuture { inner: Some(self.inner.call(request)), refused: None },
+            Err(refused) => FenceGuardFuture { inner: None, refused: Some(refused) },
+        }
+    }
+}
+
+pin_project! {
+    /// The future of a [`FenceGuardService`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct FenceGuardFuture<F> {
+        #[pin]
+        inner: Option<F>,
+        refused: Option<Refused>,
+    }
+}
+
+impl<F> fmt::Debug for FenceGuardFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceGuardFuture").finish_non_exhaustive()
+    }
+}
+
+impl<F, B, E> Future for FenceGuardFuture<F>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+    B: Default,
+{
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Some(inner) = this.inner.as_pin_mut() {
+            return Poll::Ready(ready!(inner.poll(context)));
+        }
+        let (status, seen) = this.refused.take().unwrap_or((StatusCode::PRECONDITION_FAILED, None));
+        let mut answer = Response::new(B::default());
+        *answer.status_mut() = status;
+        if let Some(seen) = seen {
+            answer.headers_mut().insert(FENCE, HeaderValue::from(seen));
+        }
+        Poll::Ready(Ok(answer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::future::{Ready, ready};
+
+    /// Answers 200 to everything.
+    #[derive(Clone)]
+    struct Stock;
+
+    impl Service<Request<()>> for Stock {
+        type Response = Response<()>;
+        type Error = Infallible;
+        type Future = Ready<Result<Response<()>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            ready(Ok(Response::new(())))
+        }
+    }
+
+    fn key(request: &Request<()>) -> Option<String> {
+        request.uri().path().strip_prefix("/stock/").map(str::to_owned)
+    }
+
+    async fn put<K: Fn(&Request<()>) -> Option<String>>(
+        service: &mut FenceGuardService<K, Stock>,
+        path: &str,
+        fences: &[&str],
+    ) -> (u16, Option<String>) {
+        let request =
+            fences.iter().fold(Request::put(path), |all, fence| all.header(FENCE, *fence));
+        let answer = service.call(request.body(()).unwrap()).await.unwrap();
+        let seen = answer.headers().get(FENCE).map(|seen| seen.to_str().unwrap().to_owned());
+        (answer.status().as_u16(), seen)
+    }
+
+    #[tokio::test]
+    async fn request_with_a_smaller_token_is_refused_and_tells_the_largest() {
+        let layer = FenceGuard::new(key);
+        let (mut one, mut other) = (layer.layer(Stock), layer.layer(Stock).clone());
+        assert_eq!(put(&mut one, "/stock/a", &["7"]).await, (200, None));
+        assert_eq!(put(&mut one, "/stock/a", &["7"]).await, (200, None), "its own again");
+        // The newer holder, by another connection.
+        assert_eq!(put(&mut other, "/stock/a", &["10"]).await, (200, None));
+        assert_eq!(put(&mut one, "/stock/a", &["7"]).await, (412, Some("10".to_owned())));
+        assert_eq!(put(&mut one, "/stock/b", &["7"]).await, (200, None), "another key");
+        assert_eq!(put(&mut one, "/else", &[]).await, (200, None), "no key");
+    }
+
+    #[tokio::test]
+    async fn request_without_one_good_token_is_refused_and_remembered_in_nothing() {
+        let mut service = FenceGuard::new(key).layer(Stock);
+        assert_eq!(put(&mut service, "/stock/a", &[]).await, (428, None));
+        for fences in [&["x"][..], &["-1"], &[""], &["9", "9"], &["99999999999999999999"]] {
+            assert_eq!(put(&mut service, "/stock/a", fences).await, (400, None), "{fences:?}");
+        }
+        assert_eq!(put(&mut service, "/stock/a", &["1"]).await, (200, None));
+    }
+
+    #[tokio::test]
+    async fn memory_is_bounded_and_keeps_what_is_used() {
+        let layer = FenceGuard::new(key).capacity(8);
+        let mut service = layer.layer(Stock);
+        for i in 0..1_000 {
+            assert_eq!(put(&mut service, "/stock/used", &["7"]).await.0, 200);
+            assert_eq!(put(&mut service, &format!("/stock/{i}"), &["7"]).await.0, 200);
+            let seen = layer.seen.lock();
+            assert!(seen.young.len() + seen.old.len() <= 8);
+        }
+        assert_eq!(put(&mut service, "/stock/used", &["6"]).await.0, 412);
+        assert_eq!(put(&mut service, "/stock/0", &["6"]).await.0, 200, "it was forgotten");
+    }
+}

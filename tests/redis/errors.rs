@@ -315,7 +315,7 @@ async fn minimal_rights_are_enough_for_everything() {
 
         // Why a lease is lost is seen, too.
         assert!(leases.force_unlock(name, "test").await.expect("an answer"));
-        assert_eq!(within(LONG, lease.lost()).await, Loss::Gone);
+        assert_eq!(within(LONG, lease.lost()).await, Loss::Revoked);
         drop(lease);
         let lease = rivals.lock(name).lock().await.expect("a lease");
         assert!(leases.force_unlock(name, "test").await.expect("an answer"));

@@ -126,7 +126,10 @@ async fn permissions_of_the_guide_are_enough_to_steal() {
     let optional = ["info", "client|id", "ping"].map(|name| kit::Reply::Text(name.to_owned()));
     for refused in server.command(&["ACL", "LOG", "128"]).list() {
         let items = refused.list();
-        assert!(optional.iter().any(|word| items.contains(word)), "{items:?}");
+        // It looks at the holder, and does without what that tells about itself.
+        let told = format!("{items:?}");
+        let of_inspect = told.contains("leasehold_meta") || told.contains("pubsub|numsub");
+        assert!(of_inspect || optional.iter().any(|word| items.contains(word)), "{items:?}");
     }
 }
 

@@ -116,6 +116,7 @@
 //! - [`guarantees`](guide::guarantees), [`fencing`](guide::fencing), [`reentrancy`](guide::reentrancy): what a lease
 //!   promises, how a resource rejects stale writers, and who holds a lock.
 //! - [`family`](guide::family): which object for what.
+//! - [`services`](guide::services): leases in axum and tower, schedulers and workers.
 //! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
 //!   URLs, permissions, costs and limits of each store.
 //! - [`settings`](guide::settings): all settings, and what follows from the TTL.
@@ -150,7 +151,8 @@
 //! # Features
 //!
 //! `redis` (default) has the Redis stores, `rustls` adds `rediss://` URLs, `zookeeper` the ZooKeeper store. `testing`
-//! has a conformance suite for stores, and a store that fails on request. `metrics` has [`Metrics`].
+//! has a conformance suite for stores, and a store that fails on request. `metrics` has [`Metrics`]. [`tower`] has layers
+//! for services of axum, tonic, hyper and tower.
 
 // On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -22,6 +22,9 @@ pub mod family {}
 #[doc = include_str!("jobs.md")]
 pub mod jobs {}
 
+#[doc = include_str!("services.md")]
+pub mod services {}
+
 #[doc = include_str!("stores.md")]
 pub mod stores {}
 

@@ -19,13 +19,13 @@ pub const LONG: Duration = Duration::from_secs(30);
 /// A Redis server: that of `REDIS_URL`, or one of its own, which ends with this.
 pub struct Redis {
     pub url: String,
-    _server: Option<Child>,
+    server: Option<Child>,
 }
 
 impl Redis {
     pub async fn start() -> Result<Self> {
         if let Ok(url) = std::env::var("REDIS_URL") {
-            return Ok(Self { url, _server: None });
+            return Ok(Self { url, server: None });
         }
         let port = free_port()?;
         let server = Command::new("redis-server")
@@ -42,7 +42,16 @@ impl Redis {
             }
             sleep(Duration::from_millis(20)).await;
         }
-        Ok(Self { url: format!("redis://127.0.0.1:{port}"), _server: Some(server) })
+        Ok(Self { url: format!("redis://127.0.0.1:{port}"), server: Some(server) })
+    }
+}
+
+impl Redis {
+    /// Sends a signal to a server of its own.
+    pub async fn signal(&self, signal: &str) -> Result {
+        let id = self.server.as_ref().and_then(Child::id).ok_or("no server of its own")?;
+        Command::new("kill").args([&format!("-{signal}"), &id.to_string()]).status().await?;
+        Ok(())
     }
 }
 

@@ -3,25 +3,21 @@
 use crate::error::{Error, Loss};
 use crate::lease::Lease;
 use http_body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-pin_project! {
-    /// The body of a response that passed a [`LeaseLayer`](super::LeaseLayer).
-    ///
-    /// It is the body of the inner service. With [`until_body_ends`](super::LeaseLayer::until_body_ends) it keeps the lease
-    /// until it ends, fails or is dropped, and fails with an [`Error`] of the kind [`Lost`](crate::ErrorKind::Lost) when the
-    /// lease is lost. Then the client sees that the response is cut short.
-    pub struct LeaseBody<B> {
-        // `None` after a loss.
-        #[pin]
-        body: Option<B>,
-        kept: Option<Kept>,
-    }
+/// The body of a response that passed a [`LeaseLayer`](super::LeaseLayer).
+///
+/// It is the body of the inner service. With [`until_body_ends`](super::LeaseLayer::until_body_ends) it keeps the lease
+/// until it ends, fails or is dropped, and fails with an [`Error`] of the kind [`Lost`](crate::ErrorKind::Lost) when the
+/// lease is lost. Then the client sees that the response is cut short.
+pub struct LeaseBody<B> {
+    /// `None` at its end. Dropped before the lease.
+    body: Option<Pin<Box<B>>>,
+    kept: Option<Kept>,
 }
 
 /// A lease, and the future of its loss.
@@ -42,12 +38,18 @@ impl Kept {
 
 impl<B> LeaseBody<B> {
     pub(super) fn new(body: B) -> Self {
-        Self { body: Some(body), kept: None }
+        Self { body: Some(Box::pin(body)), kept: None }
+    }
+
+    fn end(&mut self) {
+        // The work of a lost lease ends before the lease.
+        self.body = None;
+        self.kept = None;
     }
 
     pub(super) fn keeping(body: B, lease: Lease) -> Self {
         let kept = Kept { lost: Box::pin(lease.lost()), lease };
-        Self { body: Some(body), kept: Some(kept) }
+        Self { body: Some(Box::pin(body)), kept: Some(kept) }
     }
 }
 
@@ -60,33 +62,29 @@ where
     type Error = Box<dyn StdError + Send + Sync>;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let mut this = self.project();
-        if let Some(kept) = this.kept
+        if let Some(kept) = &mut self.kept
             && let Poll::Ready(lost) = kept.poll_lost(context)
         {
-            // The work of a lost lease ends before the lease.
-            this.body.set(None);
-            *this.kept = None;
+            self.end();
             return Poll::Ready(Some(Err(lost.into())));
         }
-        let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Ready(None) };
-        let polled = body.poll_frame(context).map_err(Into::into);
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = body.as_mut().poll_frame(context).map_err(Into::into);
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
-            this.body.set(None);
-            *this.kept = None;
+            self.end();
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.body.as_ref().is_none_or(|body| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), |body| body.size_hint())
     }
 }
 

@@ -34,7 +34,7 @@ struct Parts {
     parts: VecDeque<&'static str>,
     fails: bool,
     hangs: bool,
-    dropped: Option<Dropped>,
+    _dropped: Option<Dropped>,
 }
 
 impl Body for Parts {
@@ -333,7 +333,7 @@ async fn body_keeps_the_lease_until_it_ends_fails_or_is_dropped() {
                 let held = request.extensions().get::<RequestLease>().cloned();
                 let dropped = Some(Dropped { count: Arc::clone(&count), held });
                 let parts = VecDeque::from(["a"]);
-                async move { Ok(Response::new(Parts { parts, fails, hangs, dropped })) }
+                async move { Ok(Response::new(Parts { parts, fails, hangs, _dropped: dropped })) }
             }
         });
         let answer = send(layer(&setup.leases).until_body_ends().layer(site), "/orders/1").await;
@@ -364,7 +364,9 @@ async fn body_is_cut_short_when_its_lease_is_lost() {
         let count = Arc::clone(&count);
         move |_| {
             let dropped = Some(Dropped { count: Arc::clone(&count), held: None });
-            async move { Ok(Response::new(Parts { hangs: true, dropped, ..Parts::default() })) }
+            async move {
+                Ok(Response::new(Parts { hangs: true, _dropped: dropped, ..Parts::default() }))
+            }
         }
     });
     let service = layer(&setup.leases).until_body_ends().layer(site);

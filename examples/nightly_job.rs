@@ -17,8 +17,9 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 const NIGHTS: usize = 4;
 const REPLICAS: usize = 3;
@@ -30,8 +31,13 @@ struct Archive {
     attempts: Arc<Mutex<[usize; NIGHTS]>>,
 }
 
-/// The work. The first attempt of the second night fails, and that of the third hangs until it is given up.
-async fn report(night: usize, replica: usize, archive: &Archive) -> Result<(), &'static str> {
+/// The work. The first attempt of the second night fails, and that of the third never ends.
+async fn report(
+    night: usize,
+    replica: usize,
+    archive: &Archive,
+    crash: &Notify,
+) -> Result<(), &'static str> {
     let first = {
         let mut attempts = archive.attempts.lock().expect("no panic");
         attempts[night] += 1;
@@ -40,7 +46,10 @@ async fn report(night: usize, replica: usize, archive: &Archive) -> Result<(), &
     sleep(Duration::from_millis(5)).await;
     match (night, first) {
         (1, true) => return Err("the disk is full"),
-        (2, true) => sleep(Duration::from_secs(3600)).await,
+        (2, true) => {
+            crash.notify_one();
+            std::future::pending::<()>().await;
+        }
         _ => {}
     }
     archive.reports.lock().expect("no panic").push((night, replica));
@@ -56,13 +65,13 @@ async fn replica(
     sleep(Duration::from_millis(number as u64 * 3)).await;
     for night in 0..NIGHTS {
         let key = format!("leasehold-example:report-{run}@night-{night}");
+        let crash = Notify::new();
         loop {
             let job = leases.once(&key).keep(Duration::from_secs(60)).wait(Duration::from_secs(10));
-            let work = job.run(async |_lease| report(night, number, &archive).await);
-            // It crashes if it takes too long.
-            match timeout(Duration::from_millis(500), work).await {
-                Err(_) => println!("night {night}: replica {number} is gone"),
-                Ok(outcome) => match outcome? {
+            let work = job.run(async |_lease| report(night, number, &archive, &crash).await);
+            tokio::select! {
+                () = crash.notified() => println!("night {night}: replica {number} is gone"),
+                outcome = work => match outcome? {
                     Once::Ran(()) => println!("night {night}: replica {number} has the report"),
                     Once::Before(_) => {}
                     Once::Failed(error) => {

@@ -1,5 +1,6 @@
 //! The embedded store: leases of one process, in maps.
 
+mod keep;
 mod line;
 mod metadata;
 mod notes;
@@ -9,9 +10,9 @@ mod wake;
 use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Annotate, Capabilities, Closed, Fencing, ForceRelease, HolderId,
-    HolderInfo, Inbox, InboxSender, Inspect, Inspection, Keep, Leave, Line, Mark, Metadata, Mode,
-    Name, NameMap, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal,
-    Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    HolderInfo, Inbox, InboxSender, Inspect, Inspection, Leave, Line, Mark, Metadata, Mode, Name,
+    NameMap, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
+    StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -300,27 +301,6 @@ impl State {
             Some(keep) => self.close(request, keep, now),
             None => self.release_exclusive(request, now),
         })
-    }
-
-    /// Releases a name and leaves a mark.
-    fn close(
-        &mut self,
-        request: &Release,
-        Keep { mark, time, .. }: Keep,
-        now: Instant,
-    ) -> Released {
-        let (name, holder) = (&request.target.name, request.holder);
-        let own = self.entry(name, now).filter(|entry| entry.holder == holder);
-        if own.and_then(|entry| entry.closed).is_some_and(|(other, _)| other == mark) {
-            return Released::done(0);
-        }
-        match self.own(name, holder, now) {
-            Err(absence) => Released::NotYours(absence),
-            Ok(entry) => {
-                (entry.closed, entry.expires) = (Some((mark, now)), now + time);
-                Released::done(self.wake(name, Some(holder)))
-            }
-        }
     }
 
     fn release_exclusive(&mut self, request: &Release, now: Instant) -> Released {

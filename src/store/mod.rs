@@ -17,6 +17,7 @@ pub(crate) mod options;
 mod percent;
 pub(crate) mod preflight;
 mod quorum;
+mod reason;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod remote;
@@ -35,11 +36,12 @@ pub use metadata::{Annotate, Metadata, Owner};
 pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
 pub(crate) use note::steal_by_force;
-pub use note::{Act, Hint, Inbox, InboxSender, Note, ReadNote, Reason, Steal, Want};
+pub use note::{Hint, Inbox, InboxSender, Note, ReadNote, Steal, Want};
 pub use options::ConnectOptions;
 pub use preflight::{Check, Finding, Preflight, Unfit};
 pub(crate) use quorum::NodeOpener;
 pub use quorum::{NoMajority, NodeVerdict, Quorum};
+pub use reason::{Act, Reason};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
 pub use request::{

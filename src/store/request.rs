@@ -5,7 +5,7 @@
 
 use super::keep::Keep;
 use super::name::{HolderId, Name};
-use super::note::{Act, Reason};
+use super::reason::{Act, Reason};
 use super::target::{Mode, Target};
 use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;

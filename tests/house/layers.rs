@@ -246,7 +246,7 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
         let path = entry.expect("readable").path();
         // These are parts of other scripts.
         let name = path.file_name().expect("a file").to_string_lossy().into_owned();
-        let parts = ["common", "wake", "publish", "publish_shard", "check", "run"];
+        let parts = ["common", "wake", "publish", "publish_shard", "check", "run", "note", "noted"];
         if parts
             .iter()
             .any(|part| name.strip_suffix(".lua").is_some_and(|name| name.ends_with(part)))
@@ -255,7 +255,14 @@ fn only_scripts_rs_includes_the_scripts_and_each_has_its_header() {
         }
         let text = fs::read_to_string(&path).expect("readable");
         // These are bodies of functions, too. Their arguments come from the scripts that include them.
-        let bodies = ["acquire.lua", "release.lua", "fence.lua", "grant.lua", "rw_grant.lua"];
+        let bodies = [
+            "acquire.lua",
+            "release.lua",
+            "fence.lua",
+            "grant.lua",
+            "rw_grant.lua",
+            "steal_grant.lua",
+        ];
         let is_body = bodies.contains(&name.as_str());
         let arguments = ["-- KEYS", "-- ARGV"].into_iter().filter(|_| !is_body);
         for part in arguments.chain(["-- Reply", "-- Twice is harmless"]) {

@@ -134,7 +134,7 @@ async fn permissions_of_the_guide_are_enough_to_steal() {
 }
 
 #[tokio::test]
-async fn steal_without_the_permission_for_notes_is_denied_and_takes_nothing() {
+async fn steal_without_the_permission_for_notes_is_denied() {
     let server = Server::start();
     let rights: Vec<&str> =
         kit::rights::of_one_server().into_iter().filter(|word| !word.contains("note")).collect();

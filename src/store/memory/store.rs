@@ -1,0 +1,160 @@
+//! The contract of a store, in memory: each operation is one step of the state.
+
+use super::MemoryStore;
+use crate::clock::Clock;
+use crate::error::Result;
+use crate::store::{
+    Acquire, Acquired, Annotate, Capabilities, Closed, ForceRelease, HolderInfo, Inbox, Inspect,
+    Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
+    Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+};
+use async_trait::async_trait;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        // A listener without a holder has no manager; one of the own manager would be taken for a waiter elsewhere.
+        Capabilities::default()
+            .with_announces(false)
+            .with_line(Line::Places)
+            .with_keeps(true)
+            .with_own_ttl(true)
+            .with_mode(Mode::Read)
+            .with_mode(Mode::Write)
+            .with_mode(Mode::Permits { size: 1, take: 1 })
+    }
+
+    fn shard(&self, _: &Name) -> usize {
+        0
+    }
+
+    fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+        self.at_once(|state, now| state.acquire(&request, now))
+    }
+
+    fn release(&self, request: Release) -> StoreFuture<Released> {
+        self.at_once(|state, now| state.release(&request, now))
+    }
+
+    fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
+        self.at_once(|state, now| Ok(state.renew(&batch, now)))
+    }
+
+    async fn resize(&self, request: Resize) -> Result<Option<u32>> {
+        self.at_once(|state, now| state.resize(&request, now)).await
+    }
+
+    async fn inspect(&self, request: Inspect) -> Result<Inspection> {
+        self.at_once(|state, now| {
+            let (name, mode) = (&request.target.name, request.target.mode);
+            if let Some(shared) = state.of_kind(name, mode.kind(), now)? {
+                return Ok(shared.inspect(now));
+            }
+            let holder = state.entry(name, now).map(|entry| {
+                let remaining = Some(entry.expires.saturating_duration_since(now));
+                let holder = entry.holder.to_string();
+                if let Some((mark, at)) = entry.closed {
+                    let ago = now.saturating_duration_since(at);
+                    return HolderInfo::closed(Closed::new(mark, ago, holder), remaining);
+                }
+                let metadata = entry.metadata.as_ref().filter(|(_, until)| *until > now);
+                HolderInfo::new(holder, entry.count.into(), remaining)
+                    .with_metadata(metadata.map(|(metadata, _)| (**metadata).clone()))
+            });
+            Ok(Inspection::new(holder).with_waiting(Some(state.waiting(name))))
+        })
+        .await
+    }
+
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        request.require_exclusive()?;
+        self.at_once(|state, now| state.annotate(request, now)).await
+    }
+
+    async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
+        Ok(Some(self.observe(request.target.name)))
+    }
+
+    async fn force_release(&self, request: ForceRelease) -> Result<bool> {
+        self.at_once(|state, now| {
+            let (name, mode) = (&request.target.name, request.target.mode);
+            let shared = state.of_kind(name, mode.kind(), now)?;
+            let held = shared.is_some_and(|shared| shared.len(now) > 0);
+            let held = held || state.entry(name, now).is_some();
+            state.note_forced(&request, now);
+            state.shared.remove(name);
+            state.holds.remove(name);
+            state.wake(name, None);
+            Ok(held)
+        })
+        .await
+    }
+
+    async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
+        self.at_once(|state, now| {
+            let line = state.lines.get(&request.target.name);
+            Ok(line.map(|line| line.waiting(now)).unwrap_or_default())
+        })
+        .await
+    }
+
+    async fn leave(&self, request: Leave) -> Result<()> {
+        self.at_once(|state, now| {
+            state.leave(&request.target.name, request.holder, now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
+        Ok(Some(self.listen(request)))
+    }
+
+    fn reconnects(&self) -> Option<Signal> {
+        None
+    }
+
+    fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
+        self.at_once(|state, now| state.steal(&request, now))
+    }
+
+    async fn want(&self, request: Want) -> Result<bool> {
+        self.at_once(|state, now| state.want(&request, now)).await
+    }
+
+    async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
+        self.at_once(|state, now| Ok(state.note(&request, now))).await
+    }
+
+    fn inbox(&self, manager: Uuid) -> Option<Inbox> {
+        let (sender, inbox) = Inbox::new(());
+        self.lock().inboxes.insert(manager, sender);
+        Some(inbox)
+    }
+
+    fn guard_key(&self, _: &Name) -> Option<String> {
+        None
+    }
+
+    async fn age(&self, _: Duration) -> Result<Option<Duration>> {
+        // Before it was made, there was nothing to forget.
+        self.at_once(|state, now| Ok(state.restarted.map(|at| now.saturating_duration_since(at))))
+            .await
+    }
+
+    /// Names the memory that its clones share.
+    async fn server_id(&self, _: Duration) -> Result<Option<String>> {
+        Ok(Some(format!("memory {:p}", Arc::as_ptr(&self.state))))
+    }
+
+    async fn close(&self, _: Duration) {
+        // The leases outlive a manager, as they would on a server: clones may be in use.
+    }
+}

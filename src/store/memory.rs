@@ -12,7 +12,7 @@ mod wake;
 use super::target::Kind;
 use super::{
     Absence, Acquire, Acquired, Fencing, HolderId, InboxSender, Mark, Metadata, Mode, Name,
-    NameMap, Release, Released, RenewBatch, Renewed, Resize, Signal, StoreFuture,
+    NameMap, Signal, StoreFuture,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;

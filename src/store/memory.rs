@@ -295,8 +295,8 @@ fn micros(now: Instant) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Target;
-    use crate::store::{Store, Wait};
+
+    use crate::store::{Release, Released, Store, Target, Wait};
     use std::time::Duration;
     use uuid::Uuid;
 

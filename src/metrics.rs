@@ -2,12 +2,13 @@
 
 use crate::error::Loss;
 use crate::observe::{DEFAULT_CLASS, Event, EventKind, How, Observer, Operation, Outcome, Refusal};
-use crate::store::Mode;
+use crate::store::{HolderId, Mode};
 use crate::sync::Mutex;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
 };
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ const OUTCOMES: [&str; 8] =
 const ENDS: [&str; 5] = ["released", "handed_off", "lost", "not_released", "mode_changed"];
 const OPERATIONS: [&str; 3] = ["acquire", "release", "renew"];
 const ANSWERS: [&str; 4] = ["done", "refused", "unavailable", "error"];
+const FENCE_REFUSED: &str = "leasehold.fence.refused";
 
 /// An observer that reports what happens as metrics, through the crate [`metrics`](https://docs.rs/metrics).
 ///
@@ -55,10 +57,9 @@ struct Class {
     waiters: Gauge,
     losses: Vec<Counter>,
     at_risk: Counter,
-    #[expect(dead_code, reason = "registered; a guard counts in it")]
-    fence_refused: Counter,
-    #[expect(dead_code, reason = "registered; an election sets it")]
     leader: Gauge,
+    /// The holds that lead.
+    leaders: Mutex<HashSet<HolderId>>,
 }
 
 impl Class {
@@ -79,6 +80,8 @@ impl Class {
             |loss: &Loss| counter!("leasehold.losses", "class" => class, "cause" => loss.word());
         let leader = gauge!("leasehold.leader", "election" => class);
         leases.iter().chain([&waiters, &leader]).for_each(|gauge| gauge.set(0.0));
+        // Registered here; a guard on the side of the resource counts in it.
+        _ = counter!(FENCE_REFUSED, "class" => class);
         Self {
             class,
             acquires: MODES.map(acquire),
@@ -87,8 +90,8 @@ impl Class {
             waiters,
             losses: Loss::ALL.iter().map(loss).collect(),
             at_risk: counter!("leasehold.at_risk", "class" => class),
-            fence_refused: counter!("leasehold.fence.refused", "class" => class),
             leader,
+            leaders: Mutex::default(),
         }
     }
 }
@@ -177,7 +180,25 @@ impl Observer for Metrics {
 }
 
 impl Class {
+    /// Adds the holder of an event to those that lead, or takes it out.
+    fn set_leader(&self, event: &Event, leads: bool) {
+        let Some(holder) = event.holder() else { return };
+        let mut leaders = self.leaders.lock();
+        let changed = if leads { leaders.insert(holder) } else { leaders.remove(&holder) };
+        if changed {
+            self.leader.set(leaders.len() as f64);
+        }
+    }
+
     fn report(&self, event: &Event, kind: &EventKind, mode: Mode) {
+        match kind {
+            EventKind::Leads { .. } => return self.set_leader(event, true),
+            EventKind::Released { .. }
+            | EventKind::HandedOff { .. }
+            | EventKind::Lost { .. }
+            | EventKind::NotReleased { .. } => self.set_leader(event, false),
+            _ => {}
+        }
         let census = event.census();
         let index = mode.index();
         let (acquires, holds) = (&self.acquires[index], &self.holds[index]);
@@ -224,6 +245,12 @@ impl Class {
     }
 }
 
+/// Counts a write that a guard on the side of the resource has refused. A guard knows no class.
+#[cfg(feature = "tower")]
+pub(crate) fn count_refused_fence() {
+    counter!(FENCE_REFUSED, "class" => DEFAULT_CLASS).increment(1);
+}
+
 fn describe() {
     let seconds = Some(Unit::Seconds);
     for (name, unit, text) in [
@@ -254,7 +281,7 @@ fn describe() {
         ("leasehold.losses", "The holds that were lost"),
         ("leasehold.at_risk", "How often a lease came to be at risk"),
         ("leasehold.store.reconnects", "The reconnects of the store"),
-        ("leasehold.fence.refused", "The writes that a guard has refused"),
+        (FENCE_REFUSED, "The writes that a guard has refused"),
         (
             "leasehold.events.dropped",
             "The events that metrics have missed, because they were behind",

@@ -1,12 +1,19 @@
 //! Metrics, as a Prometheus exporter renders them. In a program of its own, because its recorder serves the whole process.
 
+use http::{Request, Response};
 use leasehold::store::MemoryStore;
 use leasehold::testing::{Call, Fault, FaultyStore, Rule};
+use leasehold::tower::{FENCE, FenceGuard};
 use leasehold::{Error, ErrorKind, LeaseManager, Metrics};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::pin::pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::sleep;
+use tower_layer::Layer;
+use tower_service::Service;
 
 const T: Duration = Duration::from_secs(30);
 
@@ -24,6 +31,23 @@ fn value(scrape: &PrometheusHandle, name: &str, labels: &[(&str, &str)]) -> Opti
         rest.is_some() && labels.iter().all(has)
     })?;
     line.rsplit(' ').next()?.parse().ok()
+}
+
+/// A resource that accepts every write.
+struct Rows;
+
+impl Service<Request<()>> for Rows {
+    type Response = Response<()>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<()>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(())))
+    }
 }
 
 /// All series of the table, each with labels that one of them has.
@@ -147,6 +171,25 @@ async fn series_are_all_there_at_zero_and_move() {
     until(&scrape, "leasehold_acquire_duration_count", &joined, 1.0).await;
     drop((read, other));
     until(&scrape, "leasehold_leases", &[all, ("mode", "read")], 0.0).await;
+
+    let mut candidate = leases.election("secret-post").candidate("here");
+    let me = candidate.campaign().await.unwrap();
+    until(&scrape, "leasehold_leader", &[("election", "all")], 1.0).await;
+    me.resign().await.unwrap();
+    until(&scrape, "leasehold_leader", &[("election", "all")], 0.0).await;
+    let me = candidate.campaign().await.unwrap();
+    until(&scrape, "leasehold_leader", &[("election", "all")], 1.0).await;
+    leases.force_unlock("secret-post", "a test").await.unwrap();
+    until(&scrape, "leasehold_leader", &[("election", "all")], 0.0).await;
+    drop(me);
+
+    // A resource that refuses the write of an earlier holder.
+    let mut resource = FenceGuard::new(|_: &Request<()>| Some("row".to_owned())).layer(Rows);
+    for (fence, status) in [(2, 200), (1, 412)] {
+        let request = Request::put("/").header(FENCE, fence).body(()).unwrap();
+        assert_eq!(resource.call(request).await.unwrap().status(), status);
+    }
+    until(&scrape, "leasehold_fence_refused", &[all], 1.0).await;
 
     assert!(!scrape.render().contains("secret"), "a name is a label");
     leases.close().await.unwrap();

@@ -17,7 +17,7 @@ use super::job::Job;
 use super::state::Phase;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::observe::LeadershipHealth;
+use crate::observe::{EventKind, LeadershipHealth};
 use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Target, Wakeups};
 use crate::trace;
 use std::sync::Arc;
@@ -191,6 +191,7 @@ impl Hold {
     pub(crate) fn leads(self: &Arc<Self>, core: &Arc<Core>) -> LeaderEntry {
         self.lock().described.get_or_insert_default();
         core.describer.leading.lock().push(Arc::clone(self));
+        core.observe(|| self.event(EventKind::Leads { term: self.fence }));
         LeaderEntry { core: Arc::clone(core), hold: Arc::clone(self) }
     }
 

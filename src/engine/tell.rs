@@ -16,7 +16,6 @@ use std::time::Duration;
 
 impl Core {
     /// Tells the observers what has happened, if there are any. Call it with no lock held.
-    #[allow(dead_code, reason = "what is counted too has its own way")]
     pub(crate) fn observe(&self, happened: impl FnOnce() -> Event) {
         self.note(happened).finish();
     }

@@ -77,6 +77,12 @@ pub enum EventKind {
         /// Whether [`Waiting`](EventKind::Waiting) came before.
         was_waiting: bool,
     },
+    /// A candidate of an [election](crate::Election) leads with this hold, until the hold ends.
+    #[non_exhaustive]
+    Leads {
+        /// The term: the fencing token.
+        term: Option<u64>,
+    },
     /// A renewal failed and is retried; the lease is still held.
     #[non_exhaustive]
     AtRisk {

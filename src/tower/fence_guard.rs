@@ -147,7 +147,11 @@ impl<K, S> FenceGuardService<K, S> {
         };
         let fence: u64 = fence.ok_or((StatusCode::BAD_REQUEST, None))?;
         match self.guard.seen.lock().stale(key, fence) {
-            Some(seen) => Err((StatusCode::PRECONDITION_FAILED, Some(seen))),
+            Some(seen) => {
+                #[cfg(feature = "metrics")]
+                crate::metrics::count_refused_fence();
+                Err((StatusCode::PRECONDITION_FAILED, Some(seen)))
+            }
             None => Ok(()),
         }
     }

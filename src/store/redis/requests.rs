@@ -507,7 +507,8 @@ mod tests {
         let all = [Ok(None), Ok(Some(Absence::Gone)), Ok(Some(Absence::Taken))];
         assert_eq!(renewed(&[0, -1, -2], 3), all);
         assert_eq!(renewed(&[1], 1), [Err(ErrorKind::Protocol)]);
-        assert_eq!(renewed(&[-3], 1), [Err(ErrorKind::Protocol)]);
+        assert_eq!(renewed(&[-3], 1), [Ok(Some(Absence::Stolen))]);
+        assert_eq!(renewed(&[-9], 1), [Err(ErrorKind::Protocol)]);
         assert_eq!(renewed(&[], 1), [Err(ErrorKind::Protocol)]);
         assert_eq!(renewed(&[0, 0], 1), [Err(ErrorKind::Protocol)]);
         assert_eq!(renewed(&[0, 0], 3).len(), 3);

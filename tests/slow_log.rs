@@ -172,7 +172,7 @@ async fn stalled_log_delays_neither_renewals_nor_tokens_on_redis() {
     alone.log.state().stalled = true;
     proxy.set(Mode::BlackHole);
     eventually(LONG, || alone.log.is_stuck()).await;
-    assert_eq!(held.state(), LeaseState::AtRisk);
+    eventually(LONG, || held.state() == LeaseState::AtRisk).await;
     proxy.set(Mode::Pass);
     eventually(LONG, || held.state() != LeaseState::AtRisk).await;
     held.check().expect("renewed though the log stalls");

@@ -373,7 +373,7 @@ async fn outage_of_a_server_leaves_no_subscription_there() {
         waiters.spawn(async move { assert!(last.lock().await.is_err(), "held by another") });
         eventually(LONG, || subscribers(&mut connection, &channel("last")) == 1).await;
         waiters.shutdown().await;
-        eventually(LONG, || connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()).await;
+        eventually(LONG, || kit::look::channels(&mut connection).is_empty()).await;
     }
     drop(held);
 }

@@ -158,7 +158,7 @@ async fn wait_dropped_after_any_poll_leaves_nothing() {
     }
     assert_eq!(granted, 2);
     empty(&server).await;
-    eventually(SOON, || connection.command(&["PUBSUB", "CHANNELS"]).list().is_empty()).await;
+    eventually(SOON, || kit::look::channels(&mut connection).is_empty()).await;
 }
 
 #[tokio::test]

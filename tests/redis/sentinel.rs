@@ -274,8 +274,8 @@ async fn documented_rights_are_enough_for_servers_and_sentinels() {
     for server in &all.servers {
         server.command(
             &"ACL SETUSER lease on >secret resetkeys resetchannels ~app:* \
-              ~redisson_lock_token:{app:* &redisson_lock__channel:{app:* -@all +eval +evalsha +hset \
-              +hdel +hexists +exists +hgetall +pexpire +pttl +time +get +set +del +publish +subscribe \
+              ~redisson_lock_token:{app:* ~leasehold_note:{app:* &redisson_lock__channel:{app:* \
+              &leasehold_inbox:app:* -@all +eval +evalsha +hset +hdel +hexists +exists +hgetall +pexpire +pttl +time +get +set +del +publish +subscribe \
               +unsubscribe +wait"
                 .split_whitespace()
                 .collect::<Vec<_>>(),

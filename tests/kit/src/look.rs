@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::Lease;
 
 use super::eventually;
-use super::resp::Resp;
+use super::resp::{Reply, Resp};
 use super::server::Server;
 
 /// How often a command was called since the server started or `CONFIG RESETSTAT`, calls from
@@ -25,6 +25,12 @@ pub fn calls(connection: &mut Resp, command: &str) -> i64 {
 pub fn others(connection: &mut Resp) -> usize {
     let list = connection.command(&["CLIENT", "LIST"]).text();
     list.lines().count() - 1
+}
+
+/// The channels that something listens to, but for the inboxes of managers.
+pub fn channels(connection: &mut Resp) -> Vec<String> {
+    let all = connection.command(&["PUBSUB", "CHANNELS"]).list().into_iter();
+    all.map(Reply::text).filter(|channel| !channel.starts_with("leasehold_inbox:")).collect()
 }
 
 /// How many clients have subscribed to a channel.

@@ -2,19 +2,24 @@
 //!
 //! # Invariants
 //!
-//! 1. **Terms never go back.** What is older than what was seen, as from a server that was behind, counts as no contact.
+//! 1. **Terms never go back, unless the store has lost its data.** What is older than what was seen, as from a server that was
+//!    behind, counts as no contact. What a server has that was behind expires within the TTL of its leader. So what is
+//!    older, and is there at each reading of more than T, is of a leader that renews, and counts again.
 //! 2. **It never ends.** Without contact it says so and goes on; if the runtime of its task ends, the next call starts another.
 //! 3. **Hints are hints.** It reads at each of them, and by the clock.
 
+use crate::clock::Instant as Clocked;
 use crate::engine::{Core, Engine};
 use crate::error::Result;
 use crate::store::{HolderInfo, Mode, Name, Owner, Wakeups};
 use crate::sync::Mutex;
 use std::fmt;
 use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -68,8 +73,9 @@ impl Leader {
 
 /// A view of an election: who leads, always the latest that is known.
 ///
-/// [`Election::observe`](super::Election::observe) creates it. It never ends. Its terms never go back. States that last only
-/// a moment may be left out. It reads the store at each message of a leader, when the lease of a leader would have expired, and
+/// [`Election::observe`](super::Election::observe) creates it. It never ends. Its terms never go back,
+/// unless the store has lost its data: smaller terms that are there for more than a [TTL](crate::Builder::ttl) count again, with
+/// a warning in the log. States that last only a moment may be left out. It reads the store at each message of a leader, when the lease of a leader would have expired, and
 /// at least every third of the [TTL](crate::Builder::ttl), or every
 /// [`max_poll_interval`](crate::Builder::max_poll_interval) if that is longer. After a `close` of the manager it shows
 /// what was known then.
@@ -108,6 +114,10 @@ impl View {
 
     /// Returns who leads, as far as it is known, without I/O.
     pub fn current(&self) -> Leader {
+        if Handle::try_current().is_ok() {
+            // The runtime that looked may have ended.
+            self.shared.ensure_task();
+        }
         self.seen.borrow().clone()
     }
 
@@ -152,6 +162,7 @@ impl Shared {
             name: name.clone(),
             leader: Arc::clone(&self.leader),
             newest: Arc::clone(&self.newest),
+            older_since: None,
         };
         let stop = self.stop.clone();
         *task = Some(tokio::spawn(async move {
@@ -181,6 +192,8 @@ struct Observer {
     name: Name,
     leader: Arc<watch::Sender<Leader>>,
     newest: Arc<AtomicU64>,
+    /// Since when each reading has shown an older term.
+    older_since: Option<Clocked>,
 }
 
 impl Observer {
@@ -188,21 +201,12 @@ impl Observer {
         let engine = Arc::clone(&self.engine);
         let core = &engine.core;
         let longest = core.settings.poll_bound.max(core.timing.ttl / 3);
-        let (mut hints, mut subscribes, mut failures) = (None, true, 0_u32);
+        let name = self.name.clone();
+        let (mut hints, mut subscribes, mut settles, mut failures) = (None, true, false, 0_u32);
+        let mut subscribing = None;
         while !core.is_closed() {
-            let mut settles = false;
-            if subscribes && hints.is_none() {
-                match core.watch(&self.name).await {
-                    Ok(Some(wakeups)) => (hints, settles) = (Some(wakeups), true),
-                    Ok(None) => subscribes = false,
-                    // By the clock this time.
-                    Err(error) if error.is_unavailable() => {}
-                    Err(error) => {
-                        subscribes = false;
-                        let name = self.name.as_str();
-                        tracing::warn!(name, %error, "no messages of leaders; polling instead");
-                    }
-                }
+            if subscribes && hints.is_none() && subscribing.is_none() {
+                subscribing = Some(Box::pin(core.watch(&name)));
             }
             let pause = match self.read(core).await {
                 Ok(remaining) => {
@@ -215,34 +219,68 @@ impl Observer {
                     gap.min(longest).mul_f64(0.5 + core.jitter() / 2.0)
                 }
             };
-            let pause = if settles { pause.min(SETTLED) } else { pause };
-            tokio::select! {
-                () = hint(&mut hints) => {}
-                () = sleep(pause) => {}
-                () = core.until_closed() => {}
+            let pause = if std::mem::take(&mut settles) { pause.min(SETTLED) } else { pause };
+            let mut pause = pin!(sleep(pause));
+            // No reading waits for a subscription. After a failure the next one begins after the next reading.
+            loop {
+                let subscribed = tokio::select! {
+                    () = hint(&mut hints) => break,
+                    () = &mut pause => break,
+                    () = core.until_closed() => break,
+                    subscribed = one(&mut subscribing) => subscribed,
+                };
+                subscribing = None;
+                match subscribed {
+                    Ok(Some(wakeups)) => {
+                        (hints, settles) = (Some(wakeups), true);
+                        break;
+                    }
+                    Ok(None) => subscribes = false,
+                    // By the clock this time.
+                    Err(error) if error.is_unavailable() => {}
+                    Err(error) => {
+                        subscribes = false;
+                        let name = name.as_str();
+                        tracing::warn!(name, %error, "no messages of leaders; polling instead");
+                    }
+                }
             }
         }
     }
 
     /// Reads who leads. Returns how long the store keeps the leader, if it knows; an error without contact.
-    async fn read(&self, core: &Core) -> Result<Option<Duration>, ()> {
+    async fn read(&mut self, core: &Core) -> Result<Option<Duration>, ()> {
         let limit = core.timing.attempt * 2;
         let read = timeout(limit, core.inspect_as(&self.name, Mode::Exclusive)).await;
         let info = match read {
             Ok(Ok(inspection)) => inspection.into_holder(),
             Ok(Err(error)) => {
                 tracing::debug!(name = self.name.as_str(), %error, "not observed");
+                self.older_since = None;
                 return self.lost_contact();
             }
-            Err(_) => return self.lost_contact(),
+            Err(_) => {
+                self.older_since = None;
+                return self.lost_contact();
+            }
         };
         let remaining = info.as_ref().and_then(|info| info.remaining);
         let mut next = Leader::of(info);
-        if let Some(term) = next.term
-            && self.newest.fetch_max(term, Ordering::Relaxed) > term
-        {
-            // By a server that is behind.
-            return self.lost_contact();
+        match next.term {
+            Some(term) if self.newest.fetch_max(term, Ordering::Relaxed) > term => {
+                let (now, ttl) = (core.now(), core.timing.ttl);
+                let since = *self.older_since.get_or_insert(now);
+                if now.saturating_duration_since(since) <= ttl {
+                    // By a server that is behind.
+                    return self.lost_contact();
+                }
+                let (name, newest) =
+                    (self.name.as_str(), self.newest.swap(term, Ordering::Relaxed));
+                tracing::warn!(name, term, newest, "terms went back: the store has lost its data");
+                self.older_since = None;
+            }
+            None if next.holder.is_some() => {}
+            _ => self.older_since = None,
         }
         self.leader.send_if_modified(|leader| {
             let modified = !leader.is(&next);
@@ -266,6 +304,14 @@ impl Drop for Observer {
     /// Nothing is read any more, whether by `close` or because the runtime has ended.
     fn drop(&mut self) {
         let _ = self.lost_contact();
+    }
+}
+
+/// Waits for the subscription that is under way.
+async fn one<F: Future + Unpin>(subscribing: &mut Option<F>) -> F::Output {
+    match subscribing {
+        Some(subscribing) => subscribing.await,
+        None => pending().await,
     }
 }
 

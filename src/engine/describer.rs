@@ -3,7 +3,7 @@
 use super::hold::Hold;
 use crate::store::Owner;
 use crate::sync::Mutex;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -21,14 +21,16 @@ pub(crate) struct Describer {
     /// The number of the last write.
     revision: AtomicU64,
     backlog: Mutex<Backlog>,
-    /// The holds that lead, until their leaders are dropped.
-    pub(super) leading: Mutex<Vec<Arc<Hold>>>,
+    /// The holds that lead by number, until their leaders are dropped.
+    pub(super) leading: Mutex<BTreeMap<u64, Arc<Hold>>>,
 }
 
 /// The holds that are to tell, and the number of jobs that see to it.
 #[derive(Default)]
 struct Backlog {
     holds: VecDeque<Weak<Hold>>,
+    /// Those that failed last time. They come last, so that a part of the store that is away delays no other.
+    failed: VecDeque<Weak<Hold>>,
     writers: usize,
 }
 
@@ -48,10 +50,15 @@ impl Describer {
         self.revision.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Adds a hold that is to tell. Returns whether one more job is to see to it.
-    pub(super) fn add(&self, hold: &Arc<Hold>) -> bool {
+    /// Adds a hold that is to tell, unless it is in the backlog. Returns whether one more job is to see to it.
+    pub(super) fn add(&self, hold: &Arc<Hold>, (queued, failed): (bool, bool)) -> bool {
         let mut backlog = self.backlog.lock();
-        backlog.holds.push_back(Arc::downgrade(hold));
+        match (queued, failed) {
+            (true, _) => {}
+            (false, false) => backlog.holds.push_back(Arc::downgrade(hold)),
+            (false, true) => backlog.failed.push_back(Arc::downgrade(hold)),
+        }
+        // Also for one that is in the backlog: the runtime of the jobs may have ended.
         let starts = backlog.writers < WRITERS;
         backlog.writers += usize::from(starts);
         starts
@@ -73,7 +80,7 @@ impl Writer<'_> {
     /// Returns the next hold that is to tell; ends with the last one.
     pub(super) fn next(&mut self) -> Option<Weak<Hold>> {
         let mut backlog = self.describer.backlog.lock();
-        let next = backlog.holds.pop_front();
+        let next = backlog.holds.pop_front().or_else(|| backlog.failed.pop_front());
         if next.is_none() {
             // In the same step, so that what is added later starts a new one.
             self.ended = true;

@@ -12,6 +12,10 @@ pub(super) struct Description {
     pub(super) sent: bool,
     /// When the last request left that the store has confirmed.
     pub(super) written: Option<Instant>,
+    /// Whether it is in the backlog of the background.
+    pub(super) queued: bool,
+    /// Whether the background could not write it last time.
+    pub(super) failed: bool,
     /// When the hold was lost.
     pub(super) lost_at: Option<Instant>,
 }

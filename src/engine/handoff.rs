@@ -118,6 +118,8 @@ impl Hold {
         if !inner.state.may_hand_off(&core.timing, now, handoff_bound)
             || !reserved.is_none_or(|block| inner.state.has_fence(now, block))
             || core.is_closed()
+            // A leader resigns in the store: observers never see its value under the id of the next.
+            || inner.described.as_ref().is_some_and(|told| told.value.is_some())
             // The seat of a reader that tried to become the writer is that of a writer still.
             || !can_hand_off(self.mode)
         {

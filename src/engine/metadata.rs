@@ -5,7 +5,7 @@
 //! 1. **Nothing on the way of a lock.** A hold tells at its first renewal, or when it is asked to. What it tells is a
 //!    request of its own: no acquire, renewal or release waits for it.
 //! 2. **Bounded.** At most eight requests of the background are in flight ([`describer`](super::describer)), however many
-//!    holds are renewed at once.
+//!    holds are renewed at once, and a hold is in the backlog once.
 //! 3. **In order.** The value of a hold is read, and the number of the write drawn, in one step. So a later write has the
 //!    later value, and a store ignores an earlier one that arrives later.
 
@@ -32,15 +32,13 @@ const KEPT: (Duration, Duration) =
 /// A leader's entry among those of its manager, until it is dropped.
 pub(crate) struct LeaderEntry {
     core: Arc<Core>,
-    hold: Arc<Hold>,
+    number: u64,
 }
 
 impl Drop for LeaderEntry {
     fn drop(&mut self) {
-        let mut leading = self.core.describer.leading.lock();
-        if let Some(at) = leading.iter().position(|hold| Arc::ptr_eq(hold, &self.hold)) {
-            leading.swap_remove(at);
-        }
+        // The hold is dropped without the lock.
+        let _hold = self.core.describer.leading.lock().remove(&self.number);
     }
 }
 
@@ -53,7 +51,12 @@ impl Core {
 
     /// Leaves it to the background that a hold tells about itself.
     pub(super) fn tell_later(&self, hold: &Arc<Hold>) {
-        if self.describer.add(hold) {
+        let backlog = {
+            let mut inner = hold.lock();
+            let told = inner.described.get_or_insert_default();
+            (std::mem::replace(&mut told.queued, true), told.failed)
+        };
+        if self.describer.add(hold, backlog) {
             self.submit(Job::Tell);
         }
     }
@@ -62,9 +65,14 @@ impl Core {
     pub(super) async fn tell_all(self: &Arc<Self>) {
         let mut writer = self.describer.writer();
         while let Some(hold) = writer.next() {
-            if let Some(hold) = hold.upgrade() {
-                // What fails is tried again at the next renewal.
-                let _ = hold.tell(self, self.timing.attempt).await;
+            let Some(hold) = hold.upgrade() else { continue };
+            if !hold.is_still_due(self) {
+                continue;
+            }
+            // What fails is tried again at the next renewal.
+            let told = hold.tell(self, self.timing.attempt).await;
+            if let Some(description) = &mut hold.lock().described {
+                description.failed = told.is_err();
             }
         }
     }
@@ -85,7 +93,7 @@ impl Core {
 
     /// Returns how those fare that lead.
     pub(super) fn leading(&self) -> Vec<LeadershipHealth> {
-        let leading = self.describer.leading.lock().clone();
+        let leading: Vec<_> = self.describer.leading.lock().values().cloned().collect();
         leading.iter().map(|hold| hold.leadership(self)).collect()
     }
 }
@@ -98,6 +106,15 @@ impl Hold {
                 || core.describer.all.load(Ordering::Relaxed)
                 || self.options.label().is_some());
         tells && inner.described.as_ref().is_none_or(|told| told.is_due(core.metadata_kept(), now))
+    }
+
+    /// Takes the hold out of the backlog, and returns whether it is to tell: it may have told meanwhile.
+    fn is_still_due(&self, core: &Core) -> bool {
+        let (mut inner, now) = (self.lock(), core.now());
+        inner.described.as_mut().is_some_and(|told| {
+            told.queued = false;
+            told.is_due(core.metadata_kept(), now)
+        })
     }
 
     /// Returns what the next hold of a chain is to replace, if this one has told anything.
@@ -190,9 +207,14 @@ impl Hold {
     /// Enters the hold among those that lead.
     pub(crate) fn leads(self: &Arc<Self>, core: &Arc<Core>) -> LeaderEntry {
         self.lock().described.get_or_insert_default();
-        core.describer.leading.lock().push(Arc::clone(self));
+        let number = {
+            let mut leading = core.describer.leading.lock();
+            let number = leading.last_key_value().map_or(0, |(last, _)| last + 1);
+            leading.insert(number, Arc::clone(self));
+            number
+        };
         core.observe(|| self.event(EventKind::Leads { term: self.fence }));
-        LeaderEntry { core: Arc::clone(core), hold: Arc::clone(self) }
+        LeaderEntry { core: Arc::clone(core), number }
     }
 
     /// Returns how the leader fares that has this hold.

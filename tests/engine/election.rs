@@ -431,21 +431,76 @@ async fn term_of_a_view_never_goes_back() {
     me.resign().await.unwrap();
     until(&mut view, Leader::is_vacant).await;
     // As by a replica that was behind when it was promoted.
-    let target = leasehold::store::Target::exclusive(leasehold::store::Name::new("n").unwrap());
-    let holder = leasehold::store::HolderId::new(uuid(), 1);
-    let store: &dyn leasehold::store::Store = &setup.memory;
-    let acquire = leasehold::store::Acquire::new(target.clone(), holder, T, T);
-    store.acquire(acquire).await.unwrap();
-    let old = leasehold::Metadata::new(leasehold::Owner::new("old"), 1)
-        .with_fence(term.map(|term| term - 1));
-    let annotate = leasehold::store::Annotate::new(target, holder, Some(old), T, T);
-    assert!(store.annotate(annotate).await.unwrap());
+    leads_with(&setup, term.map(|term| term - 1), T).await;
     sleep(T - MOMENT * 10).await;
     let leader = view.current();
     assert!(leader.stale_since.is_some() && leader.term.is_none(), "{leader:?}");
     until(&mut view, |leader| leader.stale_since.is_none()).await;
     let _next = campaign(&setup.other(), "next").await;
     assert!(until(&mut view, |leader| leader.term.is_some()).await.term > term);
+}
+
+#[tokio::test(start_paused = true)]
+async fn view_follows_a_store_that_has_lost_its_data() {
+    let setup = Setup::new();
+    let mut view = setup.leases.election("n").observe();
+    let me = campaign(&setup.other(), "old").await;
+    let term = until(&mut view, |leader| leader.term.is_some()).await.term;
+    me.resign().await.unwrap();
+    until(&mut view, Leader::is_vacant).await;
+    // The terms begin anew, and a leader leads for longer than what a server that is behind still has.
+    leads_with(&setup, term.map(|term| term - 1), T * 10).await;
+    let shown = until(&mut view, |leader| leader.stale_since.is_none() && leader.term.is_some());
+    let (took, leader) = timed(shown).await;
+    assert!(leader.term < term && leader.value.as_deref() == Some("by hand"), "{leader:?}");
+    assert!(took > T && took < T * 2, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn view_reads_while_a_subscription_hangs() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Watch));
+    let mut view = setup.leases.election("n").observe();
+    let (took, _) = timed(until(&mut view, Leader::is_vacant)).await;
+    assert!(took <= MOMENT, "{took:?}");
+    sleep(T * 10).await;
+    assert!(setup.calls(Call::Watch) < 100, "{}", setup.calls(Call::Watch));
+    setup.faults.heal();
+    sleep(T).await;
+    let me = campaign(&setup.other(), "a").await;
+    let (took, _) = timed(until(&mut view, |leader| leader.term == me.term())).await;
+    assert!(took <= MOMENT, "subscribed: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_leader_of_one_manager_shows_nothing_of_the_one_before() {
+    let setup = Setup::new();
+    let election = setup.leases.election("n");
+    let (mut one, mut two) = (election.candidate("one"), election.candidate("two"));
+    let first = one.campaign().await.unwrap();
+    let holder = first.holder_id().to_string();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Annotate));
+    let waiting = tokio::spawn(async move { two.campaign().await.unwrap() });
+    settle().await;
+    first.resign().await.unwrap();
+    sleep(T).await;
+    let seen = setup.other().inspect("n").await.unwrap().expect("the next one");
+    assert!(seen.metadata.is_none() && seen.holder != holder, "{seen:?}");
+    waiting.abort();
+}
+
+/// A leader is in the store, with this term, and for this time.
+async fn leads_with(setup: &Setup, term: Option<u64>, ttl: Duration) {
+    let target = leasehold::store::Target::exclusive(leasehold::store::Name::new("n").unwrap());
+    let holder = leasehold::store::HolderId::new(uuid(), 1);
+    let store: &dyn leasehold::store::Store = &setup.memory;
+    let acquire = leasehold::store::Acquire::new(target.clone(), holder, ttl, T);
+    store.acquire(acquire).await.unwrap();
+    let told = leasehold::Metadata::new(leasehold::Owner::new("old"), 1)
+        .with_value(Some("by hand".to_owned()))
+        .with_fence(term);
+    let annotate = leasehold::store::Annotate::new(target, holder, Some(told), ttl, T);
+    assert!(store.annotate(annotate).await.unwrap());
 }
 
 fn uuid() -> uuid::Uuid {
@@ -465,6 +520,17 @@ fn view_outlives_the_runtime_of_its_task() {
     });
     drop(first);
     assert!(view.current().stale_since.is_some(), "nobody looks");
+    // Also for those that never wait for a change.
+    let second = runtime();
+    second.block_on(async {
+        let polled = async {
+            while view.current().stale_since.is_some() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), polled).await.expect("it looks again");
+    });
+    drop(second);
     runtime().block_on(async {
         until(&mut view, Leader::is_vacant).await;
         let _me = campaign(&setup.leases, "a").await;
@@ -535,4 +601,30 @@ async fn what_many_holds_tell_is_no_storm_and_delays_no_renewal() {
         let holder = setup.leases.inspect(format!("n{number}")).await.unwrap().unwrap();
         assert!(holder.metadata.is_some());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_told_is_told_once_and_delays_no_other_name() {
+    let setup = Setup::with(LeaseManager::builder().describe(leasehold::Owner::new("svc")));
+    let mut leases = Vec::new();
+    for number in 0..200 {
+        let name = format!("n{number}");
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Annotate).name(&name));
+        leases.push(setup.leases.lock(name).lock().await.unwrap());
+    }
+    sleep(T * 20).await;
+    let lease = setup.leases.lock("other").lock().await.unwrap();
+    sleep(T / 3 + T).await;
+    let told = setup.other().inspect("other").await.unwrap().unwrap().metadata;
+    assert!(told.is_some(), "it is not behind those that fail");
+    let before = setup.calls(Call::Annotate);
+    setup.faults.heal();
+    sleep(T * 2).await;
+    let calls = setup.calls(Call::Annotate) - before;
+    assert!((150..250).contains(&calls), "{calls}");
+    for number in [0, 100, 199] {
+        let holder = setup.other().inspect(format!("n{number}")).await.unwrap().unwrap();
+        assert!(holder.metadata.is_some());
+    }
+    drop((lease, leases));
 }

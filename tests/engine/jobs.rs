@@ -468,8 +468,41 @@ async fn close_does_not_end_the_delay_of_a_lease_in_use() {
     let close = tokio::spawn(async move { leases.close().await });
     lease.lost().await;
     drop(lease);
-    close.await.unwrap().unwrap();
-    assert!(opens(&setup).await, "a drop in the grace is a clean release");
+    let error = close.await.unwrap().unwrap_err();
+    assert_eq!(error.failed().len(), 1, "{error}");
+    assert!(!opens(&setup).await, "nor does a drop in the grace");
+    sleep(T + DELAY).await;
+    assert!(opens(&setup).await);
+}
+
+/// `run` drops the work, and then the lease goes, within the grace.
+#[tokio::test(start_paused = true)]
+async fn loss_by_the_process_is_followed_by_the_delay() {
+    let builders = [
+        (Loss::MaxHold, LeaseManager::builder().max_hold(T)),
+        (Loss::Stalled, LeaseManager::builder().stall_after(T)),
+    ];
+    for (loss, builder) in builders {
+        let setup = Setup::with(builder);
+        let mut lock = setup.leases.lock("n").lock_delay(DELAY);
+        let work = async |_: &mut leasehold::Lock, _: &Lease| pending::<()>().await;
+        assert_eq!(lost(lock.with(work).await), loss);
+        sleep(DELAY).await;
+        assert!(!opens(&setup).await, "{loss:?}: it is left to expire");
+        assert_eq!(setup.calls(Call::Release), 0, "{loss:?}");
+        sleep(T + MOMENT).await;
+        assert!(opens(&setup).await, "{loss:?}");
+    }
+    // The mark of a `min_hold` is left all the same.
+    let setup = Setup::with(LeaseManager::builder().max_hold(T));
+    let mut lock = setup.leases.lock("n").lock_delay(DELAY).min_hold(T * 10);
+    let lease = lock.lock().await.unwrap();
+    assert_eq!(lease.lost().await, Loss::MaxHold);
+    drop(lease);
+    sleep(T * 9 - MOMENT).await;
+    assert!(!opens(&setup).await);
+    sleep(MOMENT * 2).await;
+    assert!(opens(&setup).await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -374,7 +374,7 @@ impl State {
         timing: &Timing,
         now: Instant,
     ) -> Option<(Instant, Instant)> {
-        if self.leaves_to_expire() {
+        if self.leaves_to_expire(now) {
             return None;
         }
         let until = self.unsure_until.filter(|until| *until > now)?;

@@ -29,7 +29,10 @@ impl State {
     /// `sent`, without a holder. It is sent when the leases are gone, or when they cannot rely on
     /// the key any more.
     pub(super) fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
-        if matches!(self.phase, Phase::Lost(_)) && self.owed.is_none() && !self.leaves_to_expire() {
+        if matches!(self.phase, Phase::Lost(_))
+            && self.owed.is_none()
+            && !self.leaves_to_expire(now)
+        {
             self.owed = Some(self.deadline(timing).max(now));
             self.set_queued(false);
             self.unsure_until = self.unsure_until.max(Some(sent + timing.ttl + self.delay()));

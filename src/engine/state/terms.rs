@@ -58,6 +58,9 @@ impl State {
         let whole =
             |left: Duration| Duration::from_millis(left.as_nanos().div_ceil(1_000_000) as u64);
         let left = left.map(whole).filter(|left| !left.is_zero());
+        // After a loss the delay is in force, too.
+        let lost = matches!(self.phase, Phase::Lost(_));
+        let left = left.map(|left| if lost { left.max(terms.delay) } else { left });
         match (terms.done, left) {
             (Some(done), left) => Some(Keep::new(Mark::Done, done.max(left.unwrap_or_default()))),
             (None, Some(left)) => Some(Keep::new(Mark::Kept, left)),
@@ -118,19 +121,29 @@ impl State {
         terms.began
     }
 
-    /// Gives up a release that is owed while a lease is alive, if only a clean release ends the delay.
+    /// Gives up a release that is owed, if only a clean release ends the delay: with the last lease, or at the end of the grace.
     pub(super) fn keep_delay(&mut self, now: Instant) {
-        let lost = matches!(self.phase, Phase::Lost(_));
-        let due = self.owed.is_some_and(|at| at <= now);
-        if lost && due && self.live > 0 && !self.delay().is_zero() {
+        let due = match self.owed {
+            Some(at) if self.live > 0 => at <= now,
+            Some(_) => self.leaves_to_expire(now),
+            None => false,
+        };
+        if due && matches!(self.phase, Phase::Lost(_)) && !self.delay().is_zero() {
             self.owed = None;
             let message = "the lease was lost while it was in use, so its name stays closed for its lock delay";
             self.release_error = Some(Error::new(ErrorKind::Unavailable, message));
         }
     }
 
-    /// Returns whether a confirmation that came too late is left to expire: after a silent loss the delay is in force.
-    pub(super) fn leaves_to_expire(&self) -> bool {
-        self.phase == Phase::Lost(Loss::Expired) && !self.delay().is_zero()
+    /// Returns whether a lost hold is left to expire, so that its delay is in force. A release that leaves a mark keeps the
+    /// name closed by itself.
+    pub(super) fn leaves_to_expire(&self, now: Instant) -> bool {
+        let left = match self.phase {
+            Phase::Lost(Loss::Expired) => true,
+            Phase::Lost(Loss::MaxHold | Loss::Stalled | Loss::Closed) => self.mark(now).is_none(),
+            // The key is not there, or is to be deleted by force.
+            _ => false,
+        };
+        left && !self.delay().is_zero()
     }
 }

@@ -75,6 +75,9 @@ async fn annotation_changes_nothing_unless_the_holder_has_the_lock() {
     assert_eq!(run(&server, &["m:2", "5000", "c", "1", "label", "l"]), Reply::Int(1));
     assert_eq!(server.command(&["HLEN", KEYS[1]]).int(), 3);
     assert!(server.command(&["PTTL", KEYS[1]]).int() > 0);
+    server.command(&["HSET", KEYS[1], "value", "of a write before"]);
+    assert_eq!(run(&server, &["m:2", "5000", "c", "2", "label", "l"]), Reply::Int(1));
+    assert_eq!(server.command(&["HLEN", KEYS[1]]).int(), 3, "nothing of the write before");
     assert_eq!(run(&server, &["m:2", "0", "c", "0"]), Reply::Int(1));
     assert_eq!(run(&server, &["m:2", "0", "c", "0"]), Reply::Int(0));
 }

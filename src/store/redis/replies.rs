@@ -113,6 +113,11 @@ pub(super) fn classify(text: &str) -> Error {
         let message = "the user lacks a permission that the lock scripts need; leasehold::guide::redis lists them";
         return error(Denied, message, text, Fate::Unknown);
     }
+    // A script made a key anew whose slot is being moved.
+    if text.contains("access a non local key") {
+        let message = "the server is part of a cluster that sends us elsewhere";
+        return error(Unavailable, message, text, Fate::Unknown);
+    }
     let word = text.split([' ', ':']).next().unwrap_or_default();
     let (kind, message) = match word {
         "MOVED" | "ASK" | "TRYAGAIN" => {
@@ -222,6 +227,11 @@ mod tests {
             ("MOVED 3999 127.0.0.1:6381", Unavailable, NotExecuted),
             ("ASK 3999 127.0.0.1:6381", Unavailable, NotExecuted),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable, NotExecuted),
+            (
+                "ERR Script attempted to access a non local key in a cluster node",
+                Unavailable,
+                Unknown,
+            ),
             ("CLUSTERDOWN The cluster is down", Unavailable, Unknown),
             ("LOADING Redis is loading the dataset in memory", Unavailable, NotExecuted),
             ("BUSY Redis is busy running a script.", Unavailable, NotExecuted),

@@ -34,12 +34,16 @@ doing = 'HGET'
 if call('HGET', metadata, 'holder') == holder and (tonumber(call('HGET', metadata, 'rev')) or 0) >= number then
   return 1
 end
-local words = { 'holder', holder, 'rev', ARGV[4] }
+local words, told = { 'holder', holder, 'rev', ARGV[4] }, { holder = true, rev = true }
 for i = 5, #ARGV do
   words[i] = ARGV[i]
+  if i % 2 == 1 then
+    told[ARGV[i]] = true
+  end
 end
-doing = 'DEL'
-call('DEL', metadata)
+doing = 'HGETALL'
+local before = call('HGETALL', metadata)
+-- The key is never away in between: a node whose slot is being moved would refuse to make it again.
 doing = 'HSET'
 call('HSET', metadata, unpack(words))
 local done, caught = pcall(function()
@@ -50,6 +54,12 @@ if not done then
   -- No key stays without a time to live.
   try('DEL', metadata)
   error(caught, 0)
+end
+doing = 'HDEL'
+for i = 1, #before, 2 do
+  if not told[before[i]] then
+    call('HDEL', metadata, before[i])
+  end
 end
 tell()
 return 1

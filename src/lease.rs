@@ -182,7 +182,7 @@ impl Lease {
         }
     }
 
-    /// Waits until another manager says that it [wants](crate::Lock::steal_after) the name.
+    /// Waits until another handle says that it [wants](crate::Lock::steal_after) the name, or the lease is lost.
     ///
     /// Finish and release then, or go on: after its patience the other takes the name. [`note`](Lease::note) says who it is
     /// and why. A hint: it can be lost, and a holder on ZooKeeper never hears it. The future borrows nothing.

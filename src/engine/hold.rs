@@ -236,11 +236,12 @@ impl Hold {
         }
     }
 
-    /// Waits until another manager wants the name.
+    /// Waits until the name is wanted, or the hold is lost.
     pub(crate) async fn when_wanted(&self) {
         self.until(|hold| {
-            let _inner = hold.lock();
-            hold.wanted.load(Ordering::Relaxed).then_some(())
+            let inner = hold.lock();
+            let lost = matches!(inner.state.phase(), Phase::Lost(_));
+            (lost || hold.wanted.load(Ordering::Relaxed)).then_some(())
         })
         .await;
     }

@@ -87,6 +87,10 @@ pub(crate) async fn want(
     let telling = pin!(async {
         let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
+        // A holder of this manager needs no message, and the worker may not even run yet.
+        let own =
+            core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
+        own.for_each(|hold| hold.set_wanted());
         match core.want(Target::exclusive(name.clone()), holder.clone(), reason.clone()).await {
             // A holder that cannot be told is only waited for.
             Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),

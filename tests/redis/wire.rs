@@ -730,7 +730,7 @@ async fn every_script_may_run_twice() {
         }
         assert_eq!(once.len(), twice.len(), "{words:?}");
         // The same answers too, times to live apart, unless the first has deleted something.
-        if once.len() >= before.len() {
+        if before.keys().all(|key| once.contains_key(key)) {
             let plain = |reply: Reply| -> Vec<Reply> {
                 let about = |item| match item {
                     Reply::Int(-100_000..=-4 | 3..=100_000) => Reply::Nil,
@@ -746,7 +746,8 @@ async fn every_script_may_run_twice() {
     }
     let left: Vec<String> = contents(&mut connection).into_keys().collect();
     let locks: Vec<&String> =
-        left.iter().filter(|key| !key.starts_with("redisson_lock_token")).collect();
+        // Fencing tokens and notes outlive the locks.
+        left.iter().filter(|key| !key.contains("_token:") && !key.contains("_note:")).collect();
     assert_eq!(locks, ["java"]);
 }
 

@@ -7,6 +7,8 @@ use crate::store::{HolderId, Mode, Note};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+#[cfg(feature = "tower")]
+use std::sync::Weak;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
@@ -61,6 +63,20 @@ pub struct Lease {
     share: Share,
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
+}
+
+/// Reports progress of a lease, as long as it is there.
+#[cfg(feature = "tower")]
+#[derive(Debug)]
+pub(crate) struct Reporter(Weak<Engine>, Weak<Hold>);
+
+#[cfg(feature = "tower")]
+impl Reporter {
+    pub(crate) fn report(&self) {
+        if let (Some(engine), Some(hold)) = (self.0.upgrade(), self.1.upgrade()) {
+            hold.report(&engine.core);
+        }
+    }
 }
 
 /// The state of a lease, as this process knows it.
@@ -282,10 +298,11 @@ impl Lease {
 
     /// Waits until at least `min` [remains](Lease::remaining), for a renewal if less does.
     ///
-    /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed. Less than half of
-    /// the [TTL](crate::Builder::ttl) (with ZooKeeper, [three
-    /// eighths](crate::guide::settings#what-follows-from-the-ttl)) remains only when a renewal is late; the watchdog
-    /// is retrying then, so this call ends at the latest when the lease is lost.
+    /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed, and otherwise waits
+    /// for one. Less than half of the [TTL](crate::Builder::ttl) (with ZooKeeper, [three
+    /// eighths](crate::guide::settings#what-follows-from-the-ttl)) remains only when a renewal is late, which the watchdog
+    /// is retrying then, or with a longer [`grace`](crate::Builder::grace) than the default, where this call has the lease
+    /// renewed at once. It ends at the latest when the lease is lost.
     ///
     /// # Errors
     ///
@@ -509,7 +526,7 @@ impl Lease {
     /// [`Loss::Stalled`], if its holder reports nothing for so long. Call it where the work advances, not from a timer.
     /// Nested leases of one handle count as one holder: a report of any of them is one of all. So are the readers of one
     /// manager that [share a hold](crate::RwLock#readers-of-one-process). A hold that is handed off to the next waiter begins
-    /// with a report. It does no I/O. Without `stall_after`, and after the loss, it has no effect.
+    /// with a report, and each lease that is added to one is a report, too. It does no I/O. Without `stall_after`, and after the loss, it has no effect.
     ///
     /// ```
     /// use std::time::Duration;
@@ -529,6 +546,12 @@ impl Lease {
     #[doc(alias = "heartbeat")]
     pub fn progress(&self) {
         self.hold.report(self.core());
+    }
+
+    /// Returns what reports progress without the lease.
+    #[cfg(feature = "tower")]
+    pub(crate) fn reporter(&self) -> Reporter {
+        Reporter(Arc::downgrade(&self.engine), Arc::downgrade(&self.hold))
     }
 
     /// Releases the lease after its work is done, and keeps the name closed for `keep`, as [`unlock`](Lease::unlock) does

@@ -89,7 +89,7 @@ impl Hold {
         if inner.count_of(share) == 0 {
             return Err(Reentry::Over);
         }
-        match inner.state.join_again() {
+        match inner.state.join_again(core.now()) {
             None => {
                 if let Some(shares) = &mut inner.shares {
                     shares.grow(share);

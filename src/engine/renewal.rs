@@ -109,6 +109,14 @@ impl Hold {
         }
         core.ensure_running();
         consume_budget().await;
+        if self.remaining(core) < min {
+            // With a long grace none may be due yet. One that has failed is retried in its own time.
+            self.update(core, |state, now| {
+                if state.phase() == super::state::Phase::Held {
+                    state.renew_at(now);
+                }
+            });
+        }
         loop {
             self.check(core)?;
             if self.remaining(core) >= min {
@@ -119,8 +127,7 @@ impl Hold {
                     "max_hold ends this lease in less than {min:?}"
                 )));
             }
-            // So late, a renewal is in flight or due: the first is sent after a third of T. The
-            // next check sees a change before this line; a later one wakes this task.
+            // A renewal is in flight or due. The next check sees a change before this line; a later one wakes this task.
             let changed = self.changed();
             if self.check(core).is_ok() && self.remaining(core) < min {
                 core.attend(pin!(changed)).await;

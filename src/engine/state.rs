@@ -955,8 +955,8 @@ mod tests {
         let mut state = read();
         let attempt = renew(&mut state, 333);
         verdict(&mut state, 340, attempt, 333, Err(unavailable()));
-        assert_eq!((state.join_again(), state.live()), (None, 2));
+        assert_eq!((state.join_again(at(350)), state.live()), (None, 2));
         state.lose(Loss::Gone, None);
-        assert_eq!((state.join_again(), state.live()), (Some(Reentry::Lost(Loss::Gone)), 2));
+        assert_eq!((state.join_again(at(350)), state.live()), (Some(Reentry::Lost(Loss::Gone)), 2));
     }
 }

@@ -8,7 +8,7 @@
 
 use super::lease_body::LeaseBody;
 use crate::error::{Error, ErrorKind, Loss, Result as LeaseResult};
-use crate::lease::Lease;
+use crate::lease::{Lease, Reporter};
 use crate::manager::LeaseManager;
 use crate::store::{HolderId, HolderInfo};
 use http::header::RETRY_AFTER;
@@ -357,6 +357,7 @@ struct Identity {
     fence: Option<u64>,
     holder_id: HolderId,
     token: CancellationToken,
+    reporter: Reporter,
 }
 
 impl RequestLease {
@@ -366,6 +367,7 @@ impl RequestLease {
             fence: lease.fence(),
             holder_id: lease.holder_id(),
             token: lease.cancellation_token(),
+            reporter: lease.reporter(),
         }))
     }
 
@@ -386,6 +388,12 @@ impl RequestLease {
     #[must_use]
     pub fn holder_id(&self) -> HolderId {
         self.0.holder_id
+    }
+
+    /// Reports [progress](Lease::progress). With [`stall_after`](crate::Builder::stall_after), a request that works for longer must
+    /// call it, and so must a body that [keeps the lease](LeaseLayer::until_body_ends). After the lease has ended it does nothing.
+    pub fn progress(&self) {
+        self.0.reporter.report();
     }
 
     /// Returns a token that fires when the lease ends: lost, or released because the request ended. Give it to what

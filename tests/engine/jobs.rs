@@ -589,6 +589,42 @@ async fn progress_counts_for_the_hold_and_a_handoff_begins_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lease_that_is_added_to_a_hold_is_a_report() {
+    let setup = Setup::with(LeaseManager::builder().stall_after(T / 20));
+    let mut lock = setup.leases.lock("n");
+    let _outer = lock.lock().await.unwrap();
+    sleep(T / 20 - MOMENT).await;
+    let inner = lock.lock().await.unwrap();
+    let (took, loss) = timed(inner.lost()).await;
+    assert_eq!((took, loss), (T / 20, Loss::Stalled), "a re-entry");
+
+    let (mut first, mut second) = (setup.leases.rw_lock("rw"), setup.leases.rw_lock("rw"));
+    let _reader = first.read().await.unwrap();
+    sleep(T / 20 - MOMENT).await;
+    let joined = second.read().await.unwrap();
+    assert_eq!(setup.calls(Call::Acquire), 3, "the hold is shared");
+    sleep(T / 20 - MOMENT).await;
+    joined.check().unwrap();
+    let again = first.read().await.unwrap();
+    let (took, loss) = timed(again.lost()).await;
+    assert_eq!((took, loss), (T / 20, Loss::Stalled), "readers");
+}
+
+#[tokio::test(start_paused = true)]
+async fn grace_that_is_long_makes_ensuring_renew_at_once() {
+    let setup = Setup::with(LeaseManager::builder().grace(T / 3));
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    while lease.remaining() >= T / 2 {
+        sleep(MOMENT * 10).await;
+    }
+    let calls = setup.calls(Call::Renew);
+    let (took, result) = timed(lease.ensure_remaining(T / 2)).await;
+    result.unwrap();
+    assert!(took <= MOMENT * 2, "{took:?}");
+    assert_eq!(setup.calls(Call::Renew), calls + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn grace_moves_the_token_and_not_the_deadline() {
     let grace = Duration::from_secs(8);
     let setup = Setup::with(LeaseManager::builder().grace(grace));

@@ -390,6 +390,39 @@ async fn body_is_cut_short_when_its_lease_is_lost() {
     assert_eq!(error.downcast_ref::<Error>().and_then(Error::loss), Some(Loss::Expired));
 }
 
+/// The clock is ahead of the watchdog.
+#[tokio::test(start_paused = true)]
+async fn body_does_not_send_after_its_time_though_no_task_has_run() {
+    let setup = Setup::new();
+    let site = Site::new(|_| async { Ok(parts(&["a"])) });
+    let answer = send(layer(&setup.leases).until_body_ends().layer(site), "/orders/1").await;
+    let mut body = answer.into_body();
+    let mut late = Box::pin(tokio::time::advance(T * 2));
+    assert!(poll_once(late.as_mut()).await.is_pending());
+    let error = part(&mut body).await.expect("a part").expect_err("cut short");
+    assert_eq!(error.downcast_ref::<Error>().and_then(Error::loss), Some(Loss::Expired));
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_reports_progress_or_stalls() {
+    let setup = Setup::with(LeaseManager::builder().stall_after(SECOND));
+    for (reports, status) in [(true, StatusCode::OK), (false, StatusCode::SERVICE_UNAVAILABLE)] {
+        let site = Site::new(move |request: Request<()>| async move {
+            let lease = request.extensions().get::<RequestLease>().cloned().expect("a lease");
+            for _ in 0..4 {
+                sleep(SECOND * 2 / 3).await;
+                if reports {
+                    lease.progress();
+                }
+            }
+            Ok(parts(&["done"]))
+        });
+        let answer = send(layer(&setup.leases).layer(site), "/orders/1").await;
+        assert_eq!(answer.status(), status);
+        sleep(T).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn request_that_is_dropped_leaves_nothing_behind() {
     let setup = Setup::new();

@@ -81,17 +81,21 @@ impl State {
             && now < self.granted + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max);
-        self.live += u32::from(joins);
+        if joins {
+            self.live += 1;
+            self.report(now);
+        }
         joins
     }
 
     /// Adds a lease of a handle that shares the hold already. Returns why not if it cannot.
-    pub(in crate::engine) fn join_again(&mut self) -> Option<Reentry> {
+    pub(in crate::engine) fn join_again(&mut self, now: Instant) -> Option<Reentry> {
         match self.phase {
             Phase::Lost(loss) => Some(Reentry::Lost(loss)),
             Phase::Held | Phase::AtRisk if self.is_busy() => Some(Reentry::Busy),
             Phase::Held | Phase::AtRisk if self.recorded == Recorded::One => {
                 self.live += 1;
+                self.report(now);
                 None
             }
             // Otherwise its mode is unknown, and it is about to be released.
@@ -125,6 +129,7 @@ impl State {
                 self.confirm_jittered(timing, sent, jitter);
                 self.recorded = Recorded::Known(count);
                 self.live += u32::from(keep);
+                self.report(now);
                 Ok(())
             }
             (_, NestedVerdict::NotYours(absence)) => {

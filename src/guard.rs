@@ -7,7 +7,7 @@
 //!
 //! There are two guards, for the same script:
 //!
-//! - [`Lease::guard`](crate::Lease::guard): the lease holds the name *now*. Exact, for data on the same server, in a cluster
+//! - [`Lease::guard`](crate::Lease::guard): the store has the name for this hold *now*. Exact, for data on the same server, in a cluster
 //!   in the same slot, as the lock.
 //! - [`Lease::fence_guard`](crate::Lease::fence_guard): no lease with a larger fencing token has written. For data on any
 //!   server.

@@ -434,7 +434,11 @@ impl Lease {
     }
 
     /// Returns the guard of writes to data on the server of the lock, for a [`guard::Script`](crate::guard::Script): they
-    /// are refused unless this lease holds the name in that moment.
+    /// are refused unless the store has the name for the hold of this lease in that moment.
+    ///
+    /// The hold is not handed off in memory any more, which would keep its holder id: its release goes to the store. After a
+    /// loss that the store has not seen, as by [`max_hold`](crate::Builder::max_hold), the guard passes until the name is
+    /// released there: no other has it yet.
     ///
     /// In a cluster the keys of the script must be in the slot of the lock: give both names the same hash tag.
     ///
@@ -445,11 +449,13 @@ impl Lease {
     pub fn guard(&self) -> Result<Guard> {
         let store = &self.core().store;
         let key = (self.hold.mode == Mode::Exclusive).then(|| store.guard_key(&self.hold.name));
-        key.flatten().map(|key| Guard::of_owner(key, self.hold.holder)).ok_or_else(|| {
+        let Some(key) = key.flatten() else {
             let message =
                 "only a lock on Redis can be checked by a script on its server; use `fence_guard`";
-            Error::new(ErrorKind::Unsupported, message)
-        })
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        };
+        self.hold.set_guarded();
+        Ok(Guard::of_owner(key, self.hold.holder))
     }
 
     /// Returns the guard of writes to a resource on any Redis server, for a [`guard::Script`](crate::guard::Script): they

@@ -22,7 +22,10 @@
 //!    processes ([`Heirs`](super::heirs::Heirs)).
 //! 7. **On the terms of its holder.** A hold before the end of its `min_hold` is not handed off, and no hold to a waiter with
 //!    another `lock_delay`, which the store does not know yet.
-//! 8. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
+//! 8. **Its own in the store, if that matters.** A hold that another manager wants is released: that is what it asked for, and
+//!    the next holder, which nothing asked to go, would have the holder id that is wanted. So is one whose id a
+//!    [guard](crate::Lease::guard) names: it would let the writes of the last holder pass.
+//! 9. **Not renewed until it is accepted.** A hold not accepted by the time its renewal is due is
 //!    released: no waiter waits for a future that is not polled.
 
 use super::asker::Asker;
@@ -120,6 +123,7 @@ impl Hold {
             || core.is_closed()
             // A leader resigns in the store: observers never see its value under the id of the next.
             || inner.described.as_ref().is_some_and(|told| told.value.is_some())
+            || self.keeps_its_id(&inner)
             // The seat of a reader that tried to become the writer is that of a writer still.
             || !can_hand_off(self.mode)
         {

@@ -46,6 +46,8 @@ pub(crate) struct Hold {
     changed: OnceLock<Box<Notify>>,
     /// Whether another manager has said that it wants the name.
     wanted: AtomicBool,
+    /// Whether a guard names its holder id, which the hold of another flow must not have then.
+    guarded: AtomicBool,
 }
 
 pub(super) struct Inner {
@@ -87,6 +89,7 @@ impl Hold {
             lost: OnceLock::new(),
             changed: OnceLock::new(),
             wanted: AtomicBool::new(false),
+            guarded: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 described: None,
                 latest: None,
@@ -244,6 +247,17 @@ impl Hold {
             (lost || hold.wanted.load(Ordering::Relaxed)).then_some(())
         })
         .await;
+    }
+
+    /// Records that a guard names the holder id.
+    pub(crate) fn set_guarded(&self) {
+        let _inner = self.lock();
+        self.guarded.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the holder id must end with the hold. Call it with the state locked.
+    pub(super) fn keeps_its_id(&self, _locked: &Inner) -> bool {
+        self.wanted.load(Ordering::Relaxed) || self.guarded.load(Ordering::Relaxed)
     }
 
     /// Returns a future of the next change. Create it before reading the state.

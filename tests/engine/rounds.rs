@@ -209,7 +209,7 @@ impl Store for Counting {
     }
 
     fn guard_key(&self, name: &Name) -> Option<String> {
-        self.store.guard_key(name)
+        Some(name.as_str().to_owned())
     }
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
         self.store.age(timeout).await
@@ -248,5 +248,22 @@ async fn parts_of_a_store_that_fail_alone_have_their_own_calls() {
         for lease in [a, b] {
             lease.check().unwrap();
         }
+    }
+}
+
+/// The guard names the holder id, which a hand-off keeps.
+#[tokio::test(start_paused = true)]
+async fn lease_with_a_guard_is_released_and_not_handed_off() {
+    for guarded in [false, true] {
+        let leases = LeaseManager::builder().build(Counting::new(false)).unwrap();
+        let old = leases.lock("a").lock().await.unwrap();
+        let guard = guarded.then(|| old.guard().unwrap());
+        let mut lock = leases.lock("a");
+        let mut next = Box::pin(lock.lock());
+        assert!(poll_once(next.as_mut()).await.is_pending());
+        let holder = old.holder_id();
+        old.unlock().await.unwrap();
+        let next = next.await.unwrap();
+        assert_eq!(next.holder_id() == holder, guard.is_none());
     }
 }

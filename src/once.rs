@@ -1,6 +1,6 @@
 //! Runs a job on one of many replicas.
 
-use crate::engine::{Engine, Options, Polling, WaitLimit};
+use crate::engine::{Engine, Options, Polling, WaitLimit, in_time};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -184,7 +184,10 @@ impl Job {
         let mut none = None;
         match lease(&self.engine, asked, &mut none, WaitLimit::Once).await? {
             Some(lease) => Ok(Entered::Lease(lease)),
-            None => self.engine.core.inspect(name).await.map(Entered::Held),
+            None => {
+                let core = &self.engine.core;
+                in_time(core.timing.attempt * 2, core.inspect(name)).await.map(Entered::Held)
+            }
         }
     }
 

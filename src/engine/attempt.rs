@@ -50,6 +50,7 @@ impl<'a> Attempt<'a> {
 
     /// Asks the store once to take the name from its holder.
     pub(super) fn steal(&mut self, request: Steal) -> impl Future<Output = Result<Acquired>> {
+        self.sweep.delay = request.acquire.ttl.saturating_sub(self.core.timing.ttl);
         self.flight = Some(self.core.steal(request));
         self.land()
     }

@@ -108,6 +108,7 @@ mod watchdog;
 mod worker;
 
 pub(crate) use acquire::{Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
+pub(crate) use ask::in_time;
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};

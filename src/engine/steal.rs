@@ -15,6 +15,7 @@
 //! lease is asked for it, so that it never delays the token.
 
 use super::acquire::Claim;
+use super::ask::in_time;
 use super::asker::Asker;
 use super::attempt::Attempt;
 use super::core::Core;
@@ -46,6 +47,7 @@ pub(crate) async fn steal<'a>(
     core.ensure_running();
     consume_budget().await;
     refuse_nested(core, current)?;
+    core.check_options(options, Mode::Exclusive)?;
     if !core.can.steals {
         return Err(Steal::unsupported(Mode::Exclusive));
     }
@@ -85,7 +87,9 @@ pub(crate) async fn want(
     consume_budget().await;
     refuse_nested(core, current)?;
     let telling = pin!(async {
-        let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
+        let limit = core.timing.attempt * 2;
+        let inspection = in_time(limit, core.inspect_as(name, Mode::Exclusive)).await?;
+        let holder = inspection.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
         // A holder of this manager needs no message, and the worker may not even run yet.
         let own =
@@ -135,7 +139,7 @@ async fn run<'a>(
     let request = Acquire::new(
         Target::exclusive(name.clone()),
         attempt.holder(),
-        core.timing.ttl,
+        core.ttl_of(options),
         core.timing.attempt,
     )
     .with_fencing(core.fencing(Mode::Exclusive));
@@ -155,10 +159,16 @@ async fn run<'a>(
         turn.set_due(core.now() + core.timing.attempt * 3);
         verdict = attempt.ask(request).await?;
     }
-    if let Acquired::Granted { .. } = verdict {
-        // One whose release is in flight has nothing left to release.
-        for hold in core.queue.holds_of(name).iter().filter(|hold| !hold.is_believed()) {
-            hold.update(core, |state, _| State::end(state));
+    if let Acquired::Granted { sent, .. } = verdict {
+        for hold in core.queue.holds_of(name) {
+            // The store had another holder, so this one lost the name, and has not heard of it.
+            if hold.is_believed() && hold.granted() < sent {
+                hold.lose(core, Loss::Taken);
+            }
+            // One whose release is in flight has nothing left to release.
+            if !hold.is_believed() {
+                hold.update(core, |state, _| State::end(state));
+            }
         }
     }
     Ok(begin(core, (name, options), (attempt, turn), verdict, asker)

@@ -48,7 +48,7 @@ impl Core {
 
     /// Returns the time to live to ask for with a delay.
     pub(super) fn delayed_ttl(&self, delay: Duration) -> Duration {
-        (self.timing.ttl + delay).min(LONGEST_TTL)
+        self.timing.ttl.saturating_add(delay).min(LONGEST_TTL)
     }
 
     /// Returns the terms of a hold that begins now; `None` for most.

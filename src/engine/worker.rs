@@ -126,10 +126,12 @@ async fn renew(core: &Arc<Core>, call: Call) {
             .with_keep_fence(keeps_fence(core, renewing, now))
             .with_ttl(own_ttl(core, &renewing.hold))
     };
-    let items = batch.iter().map(request).collect();
     let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
-    let requests = RenewBatch::new(items, core.timing.ttl, limit).with_fence_retention(retention);
-    let mut request = caught_call(|| core.store.renew(requests));
+    let mut request = caught_call(|| {
+        let items = batch.iter().map(request).collect();
+        let requests = RenewBatch::new(items, core.timing.ttl, limit);
+        core.store.renew(requests.with_fence_retention(retention))
+    });
     // A store that keeps its contract answers earlier.
     let answer = timeout(limit * 2, caught(&mut request));
     let Ok(renewed) = answer.await else {

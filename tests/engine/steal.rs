@@ -451,3 +451,85 @@ async fn hint_without_an_act_costs_no_lease() {
     assert!(wanted.is_err());
     lease.check().unwrap();
 }
+
+/// A wanted hold is released in the store: a waiter of its own process, which nothing asked to go, would have its holder id.
+#[tokio::test(start_paused = true)]
+async fn wanted_hold_is_not_handed_off() {
+    let setup = Setup::new();
+    let old = setup.leases.lock("n").lock().await.unwrap();
+    let mut lock = setup.leases.lock("n");
+    let next = tokio::spawn(async move { lock.lock().await });
+    settle().await;
+    let other = setup.other();
+    let stealing = tokio::spawn(async move { other.lock("n").steal_after(T, WHY).await });
+    timeout(T, old.wanted()).await.expect("it is told");
+    let holder = old.holder_id();
+    old.unlock().await.unwrap();
+    settle().await;
+    assert!(setup.calls(Call::Release) > 0);
+    sleep(T / 10).await;
+    // Whichever is first, none takes it from the other.
+    if next.is_finished() {
+        let next = next.await.unwrap().unwrap();
+        assert_ne!(next.holder_id(), holder);
+        assert!(timeout(T * 2, stealing).await.expect("in time").unwrap().unwrap().is_none());
+        next.check().unwrap();
+    } else {
+        drop(stealing.await.unwrap().unwrap().expect("it was released"));
+        next.await.unwrap().unwrap().check().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn steal_with_options_out_of_range_is_invalid() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("other").lock().await.unwrap();
+    let old = setup.held_elsewhere("n").await;
+    let lock = || setup.leases.lock("n");
+    for mut lock in [lock().lock_delay(Duration::MAX), lock().min_hold(Duration::MAX)] {
+        assert_eq!(failed(lock.steal(WHY).await), ErrorKind::Invalid);
+    }
+    sleep(T * 2).await;
+    lease.check().unwrap();
+    old.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn stolen_lease_has_its_lock_delay_at_once() {
+    let setup = Setup::new();
+    let _old = setup.held_elsewhere("n").await;
+    let delay = Duration::from_secs(20);
+    let new = setup.leases.lock("n").lock_delay(delay).steal(WHY).await.unwrap();
+    let holding = setup.leases.inspect("n").await.unwrap().expect("held");
+    assert!(holding.remaining > Some(T + delay - MOMENT * 5), "{:?}", holding.remaining);
+    drop(new);
+}
+
+/// The hold was forced open and the name taken elsewhere, and the hint is lost.
+#[tokio::test(start_paused = true)]
+async fn steal_beside_a_stale_hold_of_the_own_manager_is_kept() {
+    let setup = Setup::new();
+    let stale = setup.leases.lock("n").lock().await.unwrap();
+    settle().await;
+    let _inbox = leasehold::store::Store::inbox(&setup.memory, stale.holder_id().manager());
+    assert!(setup.other().force_unlock("n", WHY).await.unwrap());
+    let elsewhere = setup.held_elsewhere("n").await;
+    stale.check().unwrap();
+    let new = steal(&setup.leases).await.unwrap().expect("nothing came between");
+    assert!(stale.check().is_err());
+    assert_eq!(elsewhere.lost().await, Loss::Stolen);
+    drop(stale);
+    sleep(T).await;
+    new.check().unwrap();
+    new.unlock().await.unwrap();
+    expect_free(&setup, "a steal beside a stale hold").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wish_about_a_name_that_cannot_be_looked_at_ends_in_time() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Inspect));
+    let mut lock = setup.leases.lock("n");
+    let asked = timeout(T, lock.steal_after(MOMENT, WHY)).await.expect("in time");
+    assert_eq!(failed(asked), ErrorKind::Unavailable);
+}

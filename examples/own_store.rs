@@ -190,7 +190,12 @@ impl Store for FileStore {
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        let free = |table: &mut Table, name| table.held(&name).map(|it| it.count = 0).is_some();
+        let from = request.from;
+        let free = move |table: &mut Table, name| {
+            let held = table.held(&name);
+            let held = held.filter(|it| from.as_ref().is_none_or(|from| *from == it.holder));
+            held.map(|it| it.count = 0).is_some()
+        };
         self.run(request.target.into_exclusive(), request.timeout, free).await
     }
 

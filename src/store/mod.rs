@@ -252,6 +252,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Deletes all holds of a name and wakes waiters. Returns whether there were any.
     ///
+    /// If the request names a [holder](ForceRelease::from), it does nothing unless that one holds the name: both in one step.
+    /// Where a holder id begins with that id and a dot, it is an attempt of that holder at a node of a quorum.
+    ///
     /// # Errors
     ///
     /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is not a lock of this kind.

@@ -220,7 +220,7 @@ impl InboxSender {
 }
 
 /// Steals by a forced release and an acquire, for a store without one step for both: another holder may come between, and
-/// then it is refused. It never forces another holder out than the one that is named, as far as it can see.
+/// then it is refused. It never forces another holder out than the one that is named.
 pub(crate) async fn steal_by_force<S: Store + ?Sized>(
     store: &S,
     request: Steal,
@@ -234,8 +234,8 @@ pub(crate) async fn steal_by_force<S: Store + ?Sized>(
         // A copy of the request: an acquire recognises its own.
         Some(holder) if holder.holder == acquire.holder.to_string() => {}
         Some(holder) if holder.holder == from => {
-            let force = ForceRelease::new(target, timeout).with_reason(Some(reason)).of_a_steal();
-            store.force_release(force).await?;
+            let force = ForceRelease::new(target, timeout).with_reason(Some(reason));
+            store.force_release(force.with_from(Some(from)).of_a_steal()).await?;
         }
         Some(holder) => return Ok(Acquired::held(holder.remaining)),
     }

@@ -352,6 +352,9 @@ pub struct ForceRelease {
     pub target: Target,
     /// Who frees it, and why: for the note to the old holders, and the hint to their managers. `None` leaves no note.
     pub reason: Option<Reason>,
+    /// The holder to free it from, as [`Store::inspect`](crate::store::Store::inspect) reports it: in the same step, it is
+    /// freed from no other. For [`Mode::Exclusive`] only. `None` frees it from whatever holds it.
+    pub from: Option<String>,
     /// What the note says: [`Act::Forced`], or [`Act::Stolen`] if it is the first half of a steal.
     pub act: Act,
     /// The time that the attempt may take.
@@ -362,13 +365,32 @@ impl ForceRelease {
     /// Creates a request that leaves no note.
     #[must_use]
     pub fn new(target: Target, timeout: Duration) -> Self {
-        Self { target, reason: None, act: Act::Forced, timeout }
+        Self { target, reason: None, from: None, act: Act::Forced, timeout }
     }
 
     /// Sets the [`reason`](Self::reason).
     #[must_use]
     pub fn with_reason(self, reason: Option<Reason>) -> Self {
         Self { reason, ..self }
+    }
+
+    /// Sets the [`from`](Self::from).
+    #[must_use]
+    pub fn with_from(self, from: Option<String>) -> Self {
+        Self { from, ..self }
+    }
+
+    /// Refuses a mode in which no holder can be named.
+    pub(crate) fn check_mode(&self) -> Result<()> {
+        if self.from.is_some() { self.target.require_exclusive() } else { Ok(()) }
+    }
+
+    /// Returns whether the name may be freed from this holder. A hold at a node of a quorum has an id for each attempt,
+    /// which begins alike.
+    pub(crate) fn is_meant_for(&self, holder: &str) -> bool {
+        self.from.as_ref().is_none_or(|from| {
+            holder.strip_prefix(&**from).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
     }
 
     /// Makes it the first half of a steal.

@@ -139,6 +139,7 @@ macro_rules! conformance_suite {
             steal_in_another_mode_is_refused
             wish_leaves_a_note_and_the_hold
             forced_release_with_a_reason_leaves_a_note
+            forced_release_from_one_holder_frees_no_other
             fences_grow_from_steal_to_steal
         }
     };

@@ -85,9 +85,16 @@ impl Store for MemoryStore {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.at_once(|state, now| {
             let (name, mode) = (&request.target.name, request.target.mode);
+            request.check_mode()?;
+            let is_meant = state
+                .entry(name, now)
+                .is_some_and(|entry| request.is_meant_for(&entry.holder.to_string()));
             let shared = state.of_kind(name, mode.kind(), now)?;
             let held = shared.is_some_and(|shared| shared.len(now) > 0);
             let held = held || state.entry(name, now).is_some();
+            if request.from.is_some() && !is_meant {
+                return Ok(false);
+            }
             state.note_forced(&request, now);
             state.shared.remove(name);
             state.holds.remove(name);

@@ -76,7 +76,8 @@ impl RedisStore {
 
     /// Deletes a name by force. Returns whether it was held.
     pub(super) async fn force(&self, request: ForceRelease) -> Result<bool> {
-        let ForceRelease { target, reason, act, timeout } = request;
+        request.check_mode()?;
+        let ForceRelease { target, reason, from, act, timeout } = request;
         let script = match target.mode.kind() {
             Kind::Lock => &self.scripts.force,
             Kind::ReadWrite => &self.scripts.rw_force,
@@ -92,6 +93,11 @@ impl RedisStore {
         if let Some(reason) = &reason {
             call.text(act.word());
             self.write_reason(&mut call, reason, target.name.as_str());
+        } else if from.is_some() {
+            (0..5).for_each(|_| call.text(""));
+        }
+        if let Some(from) = &from {
+            call.text(from);
         }
         let reply = self.run_call(script, call, timeout).await?;
         let holders = reply.iter().filter_map(|element| match element {

@@ -8,7 +8,9 @@ use super::session::Session;
 use super::size::{forget_size, size_of};
 use crate::error::Result;
 use crate::store::target::Kind;
-use crate::store::{Absence, Acquired, HolderInfo, Inspection, Mode, Steal, Target};
+use crate::store::{
+    Absence, Acquired, ForceRelease, HolderInfo, Inspection, Mode, Steal, Target,
+};
 
 /// A node that has a name.
 struct Holding {
@@ -37,11 +39,20 @@ impl Recipe {
         Ok(Inspection::new(holding.iter().filter_map(info)).with_size(size).with_waiting(waiting))
     }
 
-    /// Deletes the nodes that have the name, even if their owners do not know yet, but never one of another kind. Returns
-    /// whether there were any.
-    pub(super) async fn force(&self, target: &Target) -> Result<bool> {
+    /// Deletes the nodes that have the name, even if their owners do not know yet, but never one of another kind, nor that of
+    /// another holder than the one that is named. A path is never used again. Returns whether there were any.
+    pub(super) async fn force(&self, request: &ForceRelease) -> Result<bool> {
+        let target = &request.target;
+        request.check_mode()?;
         let session = self.sessions.current()?;
-        let (holding, size, _) = self.holding(&session, target).await?;
+        let (mut holding, size, _) = self.holding(&session, target).await?;
+        if request.from.is_some() {
+            let holder = |holding: &Holding| parse_record(&holding.data).map(|(holder, _)| holder);
+            holding.retain(|one| holder(one).is_some_and(|holder| request.is_meant_for(&holder)));
+            if holding.is_empty() {
+                return Ok(false);
+            }
+        }
         let mut found = false;
         for Holding { path, .. } in &holding {
             found |= session.delete(path).await?;
@@ -52,10 +63,10 @@ impl Recipe {
         Ok(found)
     }
 
-    /// Deletes the node of one holder, and acquires in its stead. A waiter of another process may come between: it is
-    /// refused then.
+    /// Deletes the node of one holder, and acquires in its stead. A waiter of another process may come between: the acquire
+    /// is refused then.
     pub(super) async fn steal(&self, request: Steal) -> Result<Acquired> {
-        let Steal { acquire, from, .. } = request;
+        let Steal { acquire, from, reason } = request;
         let target = acquire.target.clone();
         Steal::check_mode(target.mode)?;
         let limit = self.read_limit(acquire.timeout);
@@ -65,7 +76,8 @@ impl Recipe {
             // A copy of the request: an acquire recognises its own.
             Some(holder) if holder.holder == acquire.holder.to_string() => {}
             Some(holder) if holder.holder == from => {
-                in_time(limit, self.force(&target)).await?;
+                let force = ForceRelease::new(target, acquire.timeout).with_reason(Some(reason));
+                in_time(limit, self.force(&force.with_from(Some(from)).of_a_steal())).await?;
             }
             Some(_) => return Ok(Acquired::held(None)),
         }

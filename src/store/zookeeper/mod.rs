@@ -269,7 +269,7 @@ impl Store for ZooKeeperStore {
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
         self.run(move |recipe| async move {
             let limit = recipe.read_limit(request.timeout);
-            in_time(limit, recipe.force(&request.target)).await
+            in_time(limit, recipe.force(&request)).await
         })
         .await
     }

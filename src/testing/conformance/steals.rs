@@ -228,6 +228,26 @@ pub async fn forced_release_with_a_reason_leaves_a_note(harness: &dyn Harness) {
     }
 }
 
+/// The holder that is named is freed, and no other.
+pub async fn forced_release_from_one_holder_frees_no_other(harness: &dyn Harness) {
+    let (holder, other) = Party::two(harness, &unique("force-from")).await;
+    for reason in [None, Some(reason())] {
+        granted(holder.acquire(1).await);
+        let force = async |from: &Party<'_>| {
+            let force = ForceRelease::new(holder.target(), PATIENCE).with_reason(reason.clone());
+            let force = force.with_from(Some(from.holder.to_string()));
+            other.store.force_release(force).await.expect("an answer")
+        };
+        assert!(!force(&other).await);
+        assert!(holder.holds(1).await);
+        assert_eq!(renewed(holder.renew().await), None);
+        assert!(force(&holder).await);
+        assert!(holder.holding().await.is_none());
+        assert!(renewed(holder.renew().await).is_some());
+        assert!(!force(&holder).await, "it is free");
+    }
+}
+
 /// The fence of a steal is reserved in a block, as that of any grant.
 pub async fn fences_grow_from_steal_to_steal(harness: &dyn Harness) {
     let mut old = Party::new(harness, &unique("steal-fence")).await;

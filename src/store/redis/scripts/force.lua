@@ -1,7 +1,8 @@
 -- Takes a lock away from its holder, and wakes waiters. `note.lua` comes before.
 --
 -- KEYS   lock
--- ARGV   none; or: act, author, reason, inbox, name
+-- ARGV   none; or: act, author, reason, inbox, name, all of them empty for no note; then, if it is to be taken from no other
+--        holder: its id, or its beginning before a dot
 -- Reply  1 if it was held, 0 if not; then the holder that a note was left for
 --
 -- Twice is harmless: the second run finds nothing, or does what was requested again. A key that is not a hash stays,
@@ -13,12 +14,18 @@ local function force(lock)
     error(refusal(READ_WRITE))
   end
   local holder
-  if ARGV[1] then
+  if ARGV[6] then
+    doing = 'HGETALL'
+    holder = call('HGETALL', lock)[1]
+    if not holder or holder ~= ARGV[6] and string.sub(holder, 1, #ARGV[6] + 1) ~= ARGV[6] .. '.' then
+      return { 0 }
+    end
+  elseif ARGV[1] then
     holder = try('HGETALL', lock)[1]
   end
   doing = 'DEL'
   local deleted = call('DEL', lock)
-  if holder then
+  if holder and ARGV[1] ~= '' then
     pcall(leave_note, note_of(lock), ARGV[1], holder, '', ARGV[2], ARGV[3], '0')
     tell(ARGV[4], holder, 'verify ' .. ARGV[5])
   end

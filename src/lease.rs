@@ -224,7 +224,8 @@ impl Lease {
     /// and why. `None` if there is none.
     ///
     /// The store keeps a note for a day, or until the next one about the same name. It can be read after the loss, until the
-    /// manager is closed. There are none on ZooKeeper and for permits.
+    /// manager is closed. Leases to which a hold is handed off in memory have one holder id: one that ended earlier is told the
+    /// note that was left for a later one. There are none on ZooKeeper and for permits.
     ///
     /// # Errors
     ///
@@ -377,7 +378,8 @@ impl Lease {
     /// Returns the fencing token of this hold, which is larger than that of any earlier grant of the name.
     ///
     /// Send it with every write, and have the resource reject a token that is smaller than one it has seen. Nested leases
-    /// have the same token. `None` if [`fencing`](crate::Builder::fencing) is off, or the store has no fencing tokens;
+    /// have the same token. A name that was stolen or forced open can be handed off in the old process until that hears of it:
+    /// such leases begin after the grant elsewhere, and have smaller tokens than it. `None` if [`fencing`](crate::Builder::fencing) is off, or the store has no fencing tokens;
     /// [`require_fencing`](crate::Builder::require_fencing) refuses such a store.
     ///
     /// ```

@@ -22,7 +22,8 @@ impl Lock {
     /// manager, and otherwise when it hears of the steal: a round trip later through the [inbox](crate::guide::family#take-it-from-its-holder)
     /// of its manager, or at its next renewal, after up to a third of the [TTL](crate::Builder::ttl), if it has none: on
     /// ZooKeeper, with Redisson, or if the message was lost. Its loss is [`Stolen`](crate::Loss::Stolen), on ZooKeeper `Gone` or
-    /// `Taken`. The [fencing token](Lease::fence) of the new lease is larger, so a resource that [compares](crate::guard) it
+    /// `Taken`. Until then that manager may even hand the hold off to waiters of its own, which are then told in the same way.
+    /// The [fencing token](Lease::fence) of the new lease is larger than theirs, so a resource that [compares](crate::guard) it
     /// refuses the late writes.
     ///
     /// # Errors

@@ -279,7 +279,8 @@ impl LeaseManager {
     /// of it at once through the inbox of its manager, or at its next renewal if it has none: on ZooKeeper, in another language,
     /// for permits, or if the message was lost. A lease that a waiter of this manager was granted in the meantime is verified before
     /// this returns, and lost with the same reason if the store does not confirm it. **The next holder can be granted the
-    /// name while the old one still works**: use it only if you know that the old one is dead or must be stopped.
+    /// name while the old one still works**, or a waiter to which the old manager hands the hold off before it hears of this: use
+    /// it only if you know that the old one is dead or must be stopped.
     ///
     /// # Errors
     ///

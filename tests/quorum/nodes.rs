@@ -309,3 +309,24 @@ async fn closing_gives_everything_back() {
     sleep(T).await;
     assert!(nodes.free(), "{:?}", nodes.keys());
 }
+
+/// A steal in two steps: the old holder releases, and the next one is granted, between the look and the forced release.
+#[tokio::test(start_paused = true)]
+async fn steal_forces_no_holder_out_that_came_after_the_look() {
+    let nodes = Nodes::new(3);
+    let (thief, faults) = nodes.process();
+    let ((first, _), (second, _)) = (nodes.process(), nodes.process());
+    let old = first.lock("job").lock().await.expect("granted");
+    faults.iter().for_each(|node| node.add(Rule::new(Fault::Hang).on(Call::ForceRelease)));
+    let stealing = tokio::spawn(async move { thief.lock("job").steal("it hangs").await });
+    settle().await;
+    old.unlock().await.expect("released");
+    settle().await;
+    let next = second.lock("job").lock().await.expect("granted");
+    assert!(faults.iter().all(|node| node.calls(Call::ForceRelease) == 1));
+    faults.iter().for_each(Faults::heal);
+    assert!(stealing.await.expect("no panic").expect("an answer").is_none());
+    sleep(T).await;
+    next.check().expect("held");
+    assert_eq!(nodes.keys(), [1, 1, 1]);
+}

@@ -451,7 +451,8 @@ async fn view_follows_a_store_that_has_lost_its_data() {
     // The terms begin anew, and a leader leads for longer than what a server that is behind still has.
     leads_with(&setup, term.map(|term| term - 1), T * 10).await;
     let shown = until(&mut view, |leader| leader.stale_since.is_none() && leader.term.is_some());
-    let (took, leader) = timed(shown).await;
+    let (took, leader) = timed(tokio::time::timeout(T * 3, shown)).await;
+    let leader = leader.expect("it follows");
     assert!(leader.term < term && leader.value.as_deref() == Some("by hand"), "{leader:?}");
     assert!(took > T && took < T * 2, "{took:?}");
 }

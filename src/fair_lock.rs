@@ -96,6 +96,7 @@ impl FairLock {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lock = leases.fair_lock("orders:42").class("order");
     /// ```
+    #[must_use]
     pub fn class(mut self, class: &'static str) -> Self {
         self.options.set_class(class);
         self

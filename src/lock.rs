@@ -114,6 +114,7 @@ impl Lock {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// let lock = leases.lock("orders:42").class("order");
     /// ```
+    #[must_use]
     pub fn class(mut self, class: &'static str) -> Self {
         self.options.set_class(class);
         self

@@ -201,11 +201,10 @@ impl Hold {
 
     /// Returns the phase while a lease of it is live; none is of a hold that no waiter has accepted.
     pub(crate) fn in_use(self: &Arc<Self>, core: &Arc<Core>) -> Option<Phase> {
-        let in_use = self.read(core, |state| {
+        self.read(core, |state| {
             let is_over = matches!(state.phase(), Phase::Releasing | Phase::Released);
             (!is_over && !state.is_offered() && state.live() > 0).then(|| state.phase())
-        });
-        in_use
+        })
     }
 
     /// Returns the loss as an error, if the hold is lost.

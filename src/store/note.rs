@@ -155,6 +155,7 @@ pub enum Hint {
 
 impl Hint {
     /// Reads a message.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for a store that keeps texts"))]
     pub(crate) fn of_message(text: &str) -> Option<Self> {
         let (word, name) = text.split_once(' ')?;
         let name = Name::new(name).ok()?;

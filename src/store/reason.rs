@@ -59,6 +59,7 @@ pub enum Act {
 
 impl Act {
     /// Returns the word of the act in a store.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for a store that keeps texts"))]
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Wanted => "want",
@@ -68,6 +69,7 @@ impl Act {
     }
 
     /// Returns the act of a word.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for a store that keeps texts"))]
     pub(crate) fn of_word(word: &str) -> Option<Self> {
         [Self::Wanted, Self::Stolen, Self::Forced].into_iter().find(|act| act.word() == word)
     }

@@ -389,7 +389,9 @@ impl ForceRelease {
     /// which begins alike.
     pub(crate) fn is_meant_for(&self, holder: &str) -> bool {
         self.from.as_ref().is_none_or(|from| {
-            holder.strip_prefix(&**from).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            holder
+                .strip_prefix(&**from)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         })
     }
 

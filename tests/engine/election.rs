@@ -349,7 +349,7 @@ async fn leader_is_overdue_while_its_work_goes_on_after_the_loss() {
     setup.leases.force_unlock("n", "test").await.unwrap();
     sleep(T).await;
     let health = me.health();
-    assert_eq!(setup.leases.health().leading, [health.clone()]);
+    assert_eq!(setup.leases.health().leading, std::slice::from_ref(&health));
     assert_eq!((health.lost_for, health.term), (Some(T), me.term()));
     assert!(health.is_overdue(T - MOMENT) && !health.is_overdue(T));
     assert!(setup.leases.health().is_live(), "what to make of it is up to the service");

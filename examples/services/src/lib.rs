@@ -5,11 +5,11 @@ use std::error::Error;
 use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -27,22 +27,32 @@ impl Redis {
         if let Ok(url) = std::env::var("REDIS_URL") {
             return Ok(Self { url, server: None });
         }
-        let port = free_port()?;
-        let server = Command::new("redis-server")
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| format!("redis-server cannot be started: {error}"))?;
-        let start = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            if start.elapsed() > LONG {
-                return Err("redis-server does not answer".into());
+        // The port may be taken before the server has it; then it ends.
+        for _ in 0..20 {
+            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let mut server = Command::new("redis-server")
+                .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()
+                .map_err(|error| format!("redis-server cannot be started: {error}"))?;
+            let output = server.stdout.take().ok_or("no output")?;
+            let mut lines = BufReader::new(output).lines();
+            let ready = async {
+                while let Ok(Some(line)) = lines.next_line().await {
+                    if line.contains("Ready to accept connections") {
+                        return true;
+                    }
+                }
+                false
+            };
+            if timeout(LONG, ready).await? {
+                tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+                return Ok(Self { url: format!("redis://127.0.0.1:{port}"), server: Some(server) });
             }
-            sleep(Duration::from_millis(20)).await;
         }
-        Ok(Self { url: format!("redis://127.0.0.1:{port}"), server: Some(server) })
+        Err("redis-server does not start".into())
     }
 }
 
@@ -53,10 +63,6 @@ impl Redis {
         Command::new("kill").args([&format!("-{signal}"), &id.to_string()]).status().await?;
         Ok(())
     }
-}
-
-pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// A process of an example, and what it prints. It is killed when this is dropped.

@@ -1,6 +1,6 @@
 //! Drives the example over real HTTP: two replicas, of which one is killed, on a server that is stopped for a while.
 
-use leasehold_services::{LONG, Process, Redis, Result, free_port, http};
+use leasehold_services::{LONG, Process, Redis, Result, http};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -14,10 +14,9 @@ struct Replica {
 
 impl Replica {
     async fn start(redis: &Redis) -> Result<Self> {
-        let address = format!("127.0.0.1:{}", free_port()?);
         let program = env!("CARGO_BIN_EXE_axum_service");
-        let mut process = Process::start(program, redis, &["serve", &address])?;
-        process.line("listens").await?;
+        let mut process = Process::start(program, redis, &["serve", "127.0.0.1:0"])?;
+        let address = process.line("listens").await?;
         Ok(Self { process, address })
     }
 

@@ -20,7 +20,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use leasehold::tower::{LeaseLayer, RequestLease};
 use leasehold::{CancellationToken, LeaseManager, Metrics, View};
-use leasehold_services::{Process, Redis, Result, free_port, http};
+use leasehold_services::{Process, Redis, Result, http};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ async fn serve(address: &str) -> Result {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(address).await?;
-    println!("listens {address}");
+    println!("listens {}", listener.local_addr()?);
     let server = axum::serve(listener, router(app.clone()))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let signalled = async {
@@ -140,9 +140,9 @@ async fn demo() -> Result {
     let redis = Redis::start().await?;
     let (mut replicas, mut addresses) = (Vec::new(), Vec::new());
     for index in 0..2 {
-        let address = format!("127.0.0.1:{}", free_port()?);
-        let mut replica = Process::start(std::env::current_exe()?, &redis, &["serve", &address])?;
-        replica.line("listens").await?;
+        let serve = ["serve", "127.0.0.1:0"];
+        let mut replica = Process::start(std::env::current_exe()?, &redis, &serve)?;
+        let address = replica.line("listens").await?;
         if index == 0 {
             println!("{address} leads in term {}", replica.line("leads").await?);
         }

@@ -207,7 +207,8 @@ pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
     for key in ask(&["KEYS", "*"])? {
         let key = key.text();
         // The last fencing token of each name is remembered, and the size of an idle semaphore.
-        if key.starts_with("redisson_lock_token:") {
+        // So is why a name was forced open.
+        if ["redisson_lock_token:", "leasehold_note:"].iter().any(|kept| key.starts_with(kept)) {
             continue;
         }
         let untagged = key.trim_start_matches('{').replace("}:timeout", "");
@@ -230,8 +231,8 @@ pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
     for kind in ["CHANNELS", "SHARDCHANNELS"] {
         for channel in ask(&["PUBSUB", kind])? {
             let channel = channel.text();
-            // Sentinels greet each other there.
-            if channel != "__sentinel__:hello" {
+            // Sentinels greet each other on one, and managers that are still there listen to their inboxes.
+            if channel != "__sentinel__:hello" && !channel.starts_with("leasehold_inbox:") {
                 left.push(format!("the channel {channel} on {label}"));
             }
         }

@@ -119,7 +119,8 @@ async fn serve(address: &str) -> Result {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(address).await?;
-    println!("listens {}", listener.local_addr()?);
+    let address = listener.local_addr()?.to_string();
+    println!("listens {address}");
     let server = axum::serve(listener, router(app.clone()))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let signalled = async {
@@ -127,7 +128,7 @@ async fn serve(address: &str) -> Result {
         stop.cancel();
     };
     let (served, scheduled, ()) =
-        tokio::join!(server.into_future(), schedule(&app, address, stop.clone()), signalled);
+        tokio::join!(server.into_future(), schedule(&app, &address, stop.clone()), signalled);
     // The last requests have ended, and the scheduler has resigned. What is left is released before the process ends.
     leases.close().await?;
     println!("closed");

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo, Inbox,
-    Inspect, Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Release, Released,
-    RenewBatch, Renewal, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting,
-    Wakeups, Want,
+    Inspect, Inspection, Keep, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Release,
+    Released, RenewBatch, Renewal, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait,
+    Waiting, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -148,7 +148,12 @@ impl Store for FileStore {
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        self.run(request.target.into_exclusive(), request.timeout, move |table, name| {
+        // A mark that keeps the name closed is more than this store knows.
+        let target = match request.keep {
+            Some(_) => Err(Keep::unsupported()),
+            None => request.target.into_exclusive(),
+        };
+        self.run(target, request.timeout, move |table, name| {
             let lowered = table.own(&name, request.holder).map(|entry| entry.count = request.count);
             lowered.map_or_else(Released::NotYours, |()| Released::done(0))
         })

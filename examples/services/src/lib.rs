@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsStr;
 use std::net::TcpListener;
-use std::process::Stdio;
+use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
@@ -12,6 +12,17 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Returns the exit code of an example, and prints why it failed.
+pub fn exit_code(program: &str, done: Result) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// No step of an example takes longer.
 pub const LONG: Duration = Duration::from_secs(30);

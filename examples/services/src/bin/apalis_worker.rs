@@ -10,7 +10,7 @@
 use apalis::prelude::{BoxDynError, Task, WorkerBuilder};
 use apalis_cron::{CronScheduler, Tick};
 use leasehold::{LeaseManager, Once};
-use leasehold_services::{Result, two_workers};
+use leasehold_services::{Result, exit_code, two_workers};
 use std::future::Future;
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -118,11 +118,5 @@ async fn main() -> ExitCode {
         None => two_workers().await,
         _ => Err("no arguments".into()),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("apalis_worker: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("apalis_worker", done)
 }

@@ -20,7 +20,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use leasehold::tower::{LeaseLayer, RequestLease};
 use leasehold::{CancellationToken, LeaseManager, Metrics, View};
-use leasehold_services::{Process, Redis, Result, http};
+use leasehold_services::{Process, Redis, Result, exit_code, http};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -190,11 +190,5 @@ async fn main() -> ExitCode {
         (None, None) => demo().await,
         _ => Err("either no arguments, or: serve ADDRESS".into()),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("axum_service: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("axum_service", done)
 }

@@ -9,7 +9,7 @@
 //! down to the period of the schedule, the time is the one that was scheduled.
 
 use leasehold::{ErrorKind, LeaseManager, Once};
-use leasehold_services::{Result, two_workers};
+use leasehold_services::{Result, exit_code, two_workers};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::sleep;
@@ -75,11 +75,5 @@ async fn main() -> ExitCode {
         None => two_workers().await,
         _ => Err("no arguments".into()),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cron_job: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("cron_job", done)
 }

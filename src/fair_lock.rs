@@ -1,9 +1,8 @@
 //! The fair lock: a plain lock with an order of its waiters.
 
-use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire};
+use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, Result};
 use crate::lease::{Lease, finish};
-
 use crate::runtime;
 use crate::store::Name;
 use std::fmt;
@@ -73,34 +72,7 @@ impl FairLock {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
-    /// Sets the shortest time for which the name stays closed after a grant, as [`Lock::min_hold`](crate::Lock::min_hold) does.
-    #[must_use]
-    pub fn min_hold(mut self, min_hold: Duration) -> Self {
-        self.options.set_min_hold(min_hold);
-        self
-    }
-
-    /// Sets how much longer the name stays closed after a crash or a loss, as [`Lock::lock_delay`](crate::Lock::lock_delay)
-    /// does.
-    #[must_use]
-    pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.options.set_lock_delay(delay);
-        self
-    }
-
-    /// Sets the class of the name: a word for all names of its kind, which metrics and [events](crate::Event::class) show.
-    ///
-    /// Otherwise it is that of [`Builder::classify`](crate::Builder::classify), or `all`.
-    ///
-    /// ```
-    /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let lock = leases.fair_lock("orders:42").class("order");
-    /// ```
-    #[must_use]
-    pub fn class(mut self, class: &'static str) -> Self {
-        self.options.set_class(class);
-        self
-    }
+    setters!(class label min_hold lock_delay stall_after warn_held);
 
     /// Waits until this handle holds the lock.
     ///

@@ -1,10 +1,9 @@
 //! The handles: what asks for a name.
 
-use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire};
+use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Lease, finish};
 use crate::runtime;
-use crate::store::metadata::check_word;
 use crate::store::{Mode, Name, NameMap};
 use std::fmt;
 use std::panic::Location;
@@ -106,91 +105,7 @@ impl Lock {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
-    /// Sets the class of the name: a word for all names of its kind, which metrics and [events](crate::Event::class) show.
-    ///
-    /// Otherwise it is that of [`Builder::classify`](crate::Builder::classify), or `all`.
-    ///
-    /// ```
-    /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let lock = leases.lock("orders:42").class("order");
-    /// ```
-    #[must_use]
-    pub fn class(mut self, class: &'static str) -> Self {
-        self.options.set_class(class);
-        self
-    }
-
-    /// Sets a text that tells a person what the lock is held for, at most 256 bytes. The first attempt to lock reports a
-    /// longer one.
-    ///
-    /// The holder writes it beside the lock at its first renewal, with its host and process id, and
-    /// [`inspect`](crate::LeaseManager::inspect) reports it; see [`Builder::describe`](crate::Builder::describe). It is as
-    /// public as the name: do not put a secret or a person's data into it.
-    ///
-    /// ```
-    /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let lock = leases.lock("import").label("import of a.csv");
-    /// ```
-    #[must_use]
-    pub fn label(mut self, label: impl AsRef<str>) -> Self {
-        let label = label.as_ref();
-        self.name = self.name.and_then(|name| check_word("label", label).map(|()| name));
-        self.options.set_label(label.into());
-        self
-    }
-
-    /// Sets the shortest time for which the name stays closed after a grant, however early the lease ends; none by default.
-    ///
-    /// A release before that leaves a mark under the name, which ends by itself; meanwhile the name is held for every other
-    /// caller, and for this handle. So a job of a few milliseconds does not run once more on a replica whose clock is late. A
-    /// nested lease ends nothing. A crash, a loss without a release and [`forget`](Lease::forget) leave the name to expire, as
-    /// ever, even if that is earlier. On ZooKeeper this process keeps the name closed, for as long as it lives and the
-    /// manager is open. At most 365 days; a longer one is reported by the first attempt to lock. See
-    /// [`jobs`](crate::guide::jobs#a-shortest-time).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> leasehold::Result<()> {
-    /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let mut cron = leases.lock("nightly").min_hold(Duration::from_secs(55));
-    /// cron.lock().await?.unlock().await?;
-    /// assert!(cron.try_lock().await?.is_none());
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    #[doc(alias = "lockAtLeastFor")]
-    pub fn min_hold(mut self, min_hold: Duration) -> Self {
-        self.options.set_min_hold(min_hold);
-        self
-    }
-
-    /// Sets how much longer than the [TTL](crate::Builder::ttl) the name stays closed after a crash or a loss: 0 to 60 s, 0 by
-    /// default.
-    ///
-    /// In this time, what the last holder has sent still arrives. A clean release, by [`unlock`](Lease::unlock) or drop of a
-    /// lease that is not lost, ends it at once. Each grant carries its own; other processes need not set it. The name is asked
-    /// for again by the store's clock alone, so it costs nothing. ZooKeeper has none: the first attempt to lock returns
-    /// [`Unsupported`](ErrorKind::Unsupported). A value out of range is reported by the first attempt, too. See
-    /// [`jobs`](crate::guide::jobs#a-delay-after-a-crash).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> leasehold::Result<()> {
-    /// # let leases = leasehold::LeaseManager::in_memory();
-    /// let mut lock = leases.lock("disk").lock_delay(Duration::from_secs(5));
-    /// lock.lock().await?.unlock().await
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.options.set_lock_delay(delay);
-        self
-    }
+    setters!(class label min_hold lock_delay stall_after warn_held);
 
     /// Waits until this handle holds the lock.
     ///

@@ -8,7 +8,7 @@
 //! 3. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
-use crate::engine::{Engine, Hold, Options, WaitLimit};
+use crate::engine::{Engine, Hold, Options, WaitLimit, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
@@ -34,6 +34,8 @@ const MOST_REFUSALS: u32 = 8;
 /// [`LeaseManager::multi_lock`](crate::LeaseManager::multi_lock) creates it without I/O. It locks all names of the set or
 /// none. Sets that overlap cannot deadlock, whatever the order in which their names are given. Use it for work on
 /// several things at once, such as a transfer between two accounts.
+///
+/// Its options are those of each name: a report of [progress](Lease::progress) is that of one of [its leases](MultiLease::leases).
 ///
 /// Each name is an exclusive lock, the same as that of [`LeaseManager::lock`](crate::LeaseManager::lock). While a lease
 /// of this handle is alive, the same handle re-enters all names at once. Every other handle waits, also for one of the
@@ -63,13 +65,14 @@ pub struct MultiLock {
     engine: Arc<Engine>,
     /// In the order of their bytes, each once.
     places: Vec<Place>,
+    /// Those of each name.
+    options: Options,
 }
 
 /// A name of the set, and the last hold of it.
 struct Place {
     name: Result<Name>,
     current: Option<Arc<Hold>>,
-    options: Options,
 }
 
 /// The guard of a set of names.
@@ -136,14 +139,17 @@ impl MultiLock {
                 checked.len()
             )));
         }
-        let place = |name| Place { name: Ok(name), current: None, options: Options::default() };
-        Ok(Self { engine, places: checked.into_iter().map(place).collect() })
+        let place = |name| Place { name: Ok(name), current: None };
+        let (places, options) = (checked.into_iter().map(place).collect(), Options::default());
+        Ok(Self { engine, places, options })
     }
 
     /// Returns the names, in the order of their bytes.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.iter().map(Place::name)
     }
+
+    setters!(class label min_hold lock_delay stall_after warn_held);
 
     /// Waits until this handle holds all names.
     ///
@@ -300,7 +306,7 @@ impl MultiLock {
                         }
                     }
                     // This waits for one name, and also for an answer of the store, while nothing else is held.
-                    match self.places[place].lock(&engine, left()).await? {
+                    match self.places[place].lock(&engine, &self.options, left()).await? {
                         Some(lease) => awaited = Some((place, lease)),
                         None => return Ok(None),
                     }
@@ -311,11 +317,11 @@ impl MultiLock {
 
     /// Asks once for all names at the same time, but for the one that is there. Releases all of them if one is refused.
     async fn attempt(&mut self, there: Option<(usize, Lease)>) -> Result<Attempt> {
-        let engine = &self.engine;
+        let (engine, options) = (&self.engine, &self.options);
         let except = there.as_ref().map(|(place, _)| *place);
         let asked = self.places.iter_mut().enumerate().filter(|(place, _)| Some(*place) != except);
         let calls = asked.map(|(at, place)| {
-            Box::pin(async move { (at, place.lock(engine, WaitLimit::Once).await) })
+            Box::pin(async move { (at, place.lock(engine, options, WaitLimit::Once).await) })
                 as Call<'_, (_, Result<_>)>
         });
         let mut leases = Vec::from_iter(there);
@@ -343,7 +349,7 @@ impl MultiLock {
     async fn one_by_one(&mut self, left: impl Fn() -> WaitLimit) -> Result<Option<Vec<Lease>>> {
         let mut leases: Vec<Lease> = Vec::with_capacity(self.places.len());
         for place in &mut self.places {
-            match place.lock(&self.engine, left()).await? {
+            match place.lock(&self.engine, &self.options, left()).await? {
                 Some(lease) => leases.push(lease),
                 None => return Ok(None),
             }
@@ -357,8 +363,13 @@ impl Place {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
 
-    async fn lock(&mut self, engine: &Arc<Engine>, limit: WaitLimit) -> Result<Option<Lease>> {
-        let asked = (&self.name, wanted(&self.options));
+    async fn lock(
+        &mut self,
+        engine: &Arc<Engine>,
+        options: &Options,
+        limit: WaitLimit,
+    ) -> Result<Option<Lease>> {
+        let asked = (&self.name, wanted(options));
         let result = lease(engine, asked, &mut self.current, limit).await;
         result.map_err(|error| error.of_name(self.name()))
     }

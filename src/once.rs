@@ -1,6 +1,6 @@
 //! Runs a job on one of many replicas.
 
-use crate::engine::{Engine, Options, Polling, WaitLimit, in_time};
+use crate::engine::{Engine, Options, Polling, WaitLimit, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -103,6 +103,8 @@ impl Job {
         self
     }
 
+    setters!(class label lock_delay stall_after warn_held);
+
     /// Runs `body` if the key is free, and closes the key if it returns `Ok`.
     ///
     /// The key is renewed while `body` runs. When the lease is lost, `body` is dropped at its current await. Without
@@ -186,7 +188,7 @@ impl Job {
             Some(lease) => Ok(Entered::Lease(lease)),
             None => {
                 let core = &self.engine.core;
-                in_time(core.timing.attempt * 2, core.inspect(name)).await.map(Entered::Held)
+                core.inspect(name).await.map(Entered::Held)
             }
         }
     }

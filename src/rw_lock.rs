@@ -1,7 +1,7 @@
 //! Locks one name for one writer or for many readers.
 
 use crate::engine::{
-    Converted, Engine, Hold, Options, Share, WaitLimit, Wanted, acquire_as, convert,
+    Converted, Engine, Hold, Options, Share, WaitLimit, Wanted, acquire_as, convert, setters,
 };
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -43,6 +43,9 @@ use std::time::Duration;
 /// - They have one fencing token and one [`holder_id`](Lease::holder_id), and are lost together, at one time, for one reason.
 /// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease.
 /// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of its cohort.
+/// - The class, the label and `warn_held` are those of the handle that began the cohort. So a handle has no `stall_after` of its
+///   own, by which it could end the leases of others; that of the [builder](crate::Builder::stall_after) counts, and each of
+///   them reports [progress](Lease::progress) for all.
 ///
 /// [`hold_count`](Lease::hold_count) counts the leases of the own handle. The store counts one for the whole cohort.
 ///
@@ -134,6 +137,8 @@ impl RwLock {
     pub fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }
+
+    setters!(class label warn_held);
 
     /// Waits until this handle may read.
     ///

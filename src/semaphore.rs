@@ -1,6 +1,6 @@
 //! Counts permits of a name across processes.
 
-use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire};
+use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::runtime;
@@ -124,6 +124,8 @@ impl Semaphore {
         self.size.load(Ordering::Relaxed)
     }
 
+    setters!(class label stall_after warn_held);
+
     /// Sets the number of permits, for all processes.
     ///
     /// Permits that are out stay out: after a resize below their number, none is granted until enough have come back.
@@ -140,7 +142,7 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// May panic outside a tokio runtime.
+    /// Panics outside a tokio runtime, and in one without timers.
     ///
     /// # Cancel safety
     ///
@@ -313,7 +315,7 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// May panic outside a tokio runtime.
+    /// Panics outside a tokio runtime, and in one without timers.
     ///
     /// # Cancel safety
     ///

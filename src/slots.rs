@@ -1,6 +1,6 @@
 //! Numbered leases: one of n names, whichever is free.
 
-use crate::engine::{Engine, Options, WaitLimit};
+use crate::engine::{Engine, Options, WaitLimit, setters};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::lock::{lease, wanted};
@@ -81,6 +81,8 @@ impl Slots {
     pub fn size(&self) -> u32 {
         self.size
     }
+
+    setters!(class label min_hold lock_delay stall_after warn_held);
 
     /// Waits until it has a slot, whichever is free first.
     ///

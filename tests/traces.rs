@@ -282,9 +282,12 @@ async fn lease_that_is_held_for_long_is_reported_once_with_its_place() {
     let line = line!() + 1;
     let lease = leases.lock("leaked").lock().await.expect("a lease");
     let _permit = leases.semaphore("permits", 2).acquire().await.expect("a permit");
+    let mut own = leases.rw_lock("own").warn_held(age / 2);
+    let _reader = own.read().await.expect("a lease");
     leases.lock("short").lock().await.expect("a lease").unlock().await.expect("released");
     sleep(age - Duration::from_millis(1)).await;
     assert_eq!(count(&trace, "leaked", "still held; is it leaked?"), 0);
+    the(&trace, "own", "still held; is it leaked?");
     sleep(age * 3).await;
     let event = the(&trace, "leaked", "still held; is it leaked?");
     assert_eq!(event.level, Level::WARN);

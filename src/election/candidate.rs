@@ -7,12 +7,12 @@
 //! 3. **Nothing delays a loss.** The time to come to an end is that of a candidate that still leads.
 
 use super::leadership::Leadership;
-use crate::engine::{Engine, Options, WaitLimit};
+use crate::engine::{Engine, Options, WaitLimit, setters};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::lock::{lease, wanted};
 use crate::runtime;
 use crate::store::Name;
-use crate::store::metadata::{check_value, check_word};
+use crate::store::metadata::check_value;
 use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
@@ -71,13 +71,7 @@ impl Candidate {
         Self { until: token, ..self }
     }
 
-    /// Sets a text that tells a person what the leader does, as [`Lock::label`](crate::Lock::label).
-    pub fn label(mut self, label: impl AsRef<str>) -> Self {
-        let label = label.as_ref();
-        self.name = self.name.and_then(|name| check_word("label", label).map(|()| name));
-        self.options.set_label(label.into());
-        self
-    }
+    setters!(class label lock_delay stall_after warn_held);
 
     /// Stands, and waits until it leads.
     ///

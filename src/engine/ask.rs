@@ -1,5 +1,6 @@
 //! Calls the store. A panic of the store is a failure like others. A mode that the store does not support is refused here,
-//! before anything is sent. [`Core::bounded`] and [`in_time`] put a limit on a request; the callers of the rest do.
+//! before anything is sent. [`Core::bounded`] and [`in_time`] put a limit on a request; the callers of acquires, steals, releases
+//! and subscriptions do.
 
 use super::core::Core;
 use crate::clock::Instant;
@@ -38,13 +39,13 @@ impl Core {
     /// Has the store tell a holder that its name is wanted. Returns whether it has the name.
     pub(super) async fn want(&self, target: Target, from: String, reason: Reason) -> Result<bool> {
         let request = Want::new(target, from, reason, self.timing.attempt);
-        in_time(self.timing.attempt * 2, asked(|| self.store.want(request))).await
+        self.in_time(|| self.store.want(request)).await
     }
 
     /// Asks the store for the note that was left for a holder.
     pub(crate) async fn read_note(&self, target: Target, holder: HolderId) -> Result<Option<Note>> {
         let request = ReadNote::new(target, holder, self.timing.attempt);
-        in_time(self.timing.attempt * 2, asked(|| self.store.note(request))).await
+        self.in_time(|| self.store.note(request)).await
     }
 
     /// Subscribes to the inbox of this manager, if the store has inboxes.
@@ -68,7 +69,7 @@ impl Core {
         let fencing = self.settings.fencing;
         let retention = fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
         let request = Resize::new(name.clone(), size, retention, self.timing.attempt);
-        asked(|| self.store.resize(request)).await.map(|_| ())
+        self.in_time(|| self.store.resize(request)).await.map(|_| ())
     }
 
     /// Asks the store for the holders of a name, whatever kind of lock it is.
@@ -83,7 +84,7 @@ impl Core {
     pub(crate) async fn inspect_as(&self, name: &Name, mode: Mode) -> Result<Inspection> {
         self.check(mode)?;
         let request = Inspect::new(Target::new(name.clone(), mode), self.timing.attempt);
-        asked(|| self.store.inspect(request)).await
+        self.in_time(|| self.store.inspect(request)).await
     }
 
     /// Has the store release a name by force, whatever kind of lock it is.
@@ -102,13 +103,13 @@ impl Core {
         ask: impl Fn(Target) -> Request<'a, T>,
     ) -> Result<T> {
         self.check(Mode::Exclusive)?;
-        let first = asked(|| ask(Target::exclusive(name.clone()))).await;
+        let first = self.in_time(|| ask(Target::exclusive(name.clone()))).await;
         let others = [Mode::Read, Mode::Permits { size: 1, take: 1 }];
         for mode in others.into_iter().filter(|mode| self.can.supports(*mode)) {
             if !is_wrong_type(&first) {
                 break;
             }
-            let answer = asked(|| ask(Target::new(name.clone(), mode))).await;
+            let answer = self.in_time(|| ask(Target::new(name.clone(), mode))).await;
             if !is_wrong_type(&answer) {
                 return answer;
             }
@@ -137,20 +138,28 @@ impl Core {
     pub(crate) async fn line(&self, name: &Name) -> Result<Vec<Waiting>> {
         self.check_line()?;
         let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
-        asked(|| self.store.line(request)).await
+        self.in_time(|| self.store.line(request)).await
     }
 
     /// Has the store give up a place. A place that is not given up lapses.
     pub(super) async fn leave(&self, target: Target, holder: HolderId) {
         let name = target.name.clone();
         let request = Leave::new(target, holder, self.timing.attempt);
-        let left = in_time(self.timing.attempt * 2, asked(|| self.store.leave(request))).await;
+        let left = self.in_time(|| self.store.leave(request)).await;
         if let Err(error) = left {
             trace::later(
                 Level::DEBUG,
                 || move || tracing::debug!(name = name.as_str(), %error, "a place is left to lapse"),
             );
         }
+    }
+
+    /// Makes a request and awaits it for two attempts at most. Whatever the store does, the call of a user ends then.
+    async fn in_time<'a, T: Send + 'a>(
+        &self,
+        request: impl FnOnce() -> Request<'a, T>,
+    ) -> Result<T> {
+        in_time(self.timing.attempt * 2, asked(request)).await
     }
 
     /// Ends the store's connections.

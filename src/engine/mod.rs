@@ -108,15 +108,15 @@ mod watchdog;
 mod worker;
 
 pub(crate) use acquire::{Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
-pub(crate) use ask::in_time;
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};
 pub(crate) use engine::Engine;
 pub(crate) use hold::Hold;
 pub(crate) use metadata::LeaderEntry;
-pub(crate) use options::Options;
+pub(crate) use options::{Options, setters};
 pub(crate) use share::Share;
 pub(crate) use state::Phase;
 pub(crate) use steal::{steal, want};
+pub(crate) use terms::check_stall_after;
 pub(crate) use timing::Timing;

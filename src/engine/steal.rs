@@ -15,7 +15,6 @@
 //! lease is asked for it, so that it never delays the token.
 
 use super::acquire::Claim;
-use super::ask::in_time;
 use super::asker::Asker;
 use super::attempt::Attempt;
 use super::core::Core;
@@ -87,9 +86,7 @@ pub(crate) async fn want(
     consume_budget().await;
     refuse_nested(core, current)?;
     let telling = pin!(async {
-        let limit = core.timing.attempt * 2;
-        let inspection = in_time(limit, core.inspect_as(name, Mode::Exclusive)).await?;
-        let holder = inspection.into_holder();
+        let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
         let Some(holder) = holder.map(|holder| holder.holder) else { return Ok(None) };
         // A holder of this manager needs no message, and the worker may not even run yet.
         let own =

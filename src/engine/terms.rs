@@ -6,11 +6,23 @@ use super::state::Terms;
 use super::timing::LONGEST_TTL;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::metadata::check_word;
 use crate::store::{Keep, Mode};
 use std::time::Duration;
 
 /// The longest `lock_delay`. Within it, what a holder has sent has arrived or never will.
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// The shortest `stall_after`, which leaves the watchdog the time to see a report.
+const SHORTEST_STALL: Duration = Duration::from_millis(10);
+
+/// Refuses a limit on the time between two reports that is too short.
+pub(crate) fn check_stall_after(limit: Duration) -> Result<()> {
+    if limit >= SHORTEST_STALL {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a stall_after of {limit:?} is too short; choose at least 10 ms")))
+}
 
 impl Core {
     /// Refuses options that are out of range, or that the store cannot have.
@@ -28,6 +40,12 @@ impl Core {
             return Err(Error::invalid(format!(
                 "a lock_delay of {delay:?} is too long; choose at most 60 s"
             )));
+        }
+        if let Some(limit) = options.stall_after() {
+            check_stall_after(limit)?;
+        }
+        if let Some(label) = options.label() {
+            check_word("label", label)?;
         }
         if !delay.is_zero() && !self.can.own_ttl {
             let message = "on this store all leases live for the same time, so it has no lock_delay; choose a longer ttl instead";
@@ -58,7 +76,8 @@ impl Core {
         now: Instant,
         caller: Caller,
     ) -> Option<Box<Terms>> {
-        let (stall, warn) = (self.settings.stall_after, self.settings.warn_held);
+        let stall = options.stall_after().or(self.settings.stall_after);
+        let warn = options.warn_held().or(self.settings.warn_held);
         let (min_hold, delay) = (options.min_hold(), options.lock_delay());
         if stall.is_none() && warn.is_none() && min_hold.is_none() && delay.is_zero() {
             return None;

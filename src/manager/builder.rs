@@ -1,6 +1,6 @@
 //! The settings of a manager.
 
-use crate::engine::{Settings, Timing};
+use crate::engine::{Settings, Timing, check_stall_after};
 use crate::error::{Error, Result};
 use crate::observe::{Observer, Observers};
 use crate::store::remote::{Remote, Replicas};
@@ -155,7 +155,7 @@ impl Builder {
     ///
     /// In it the work of the holder must stop. Choose it longer for work that needs time to stop, such as a child process or
     /// a rollback. A longer grace leaves less time for failing renewals; where two attempts would not fit otherwise, renewals
-    /// are sent earlier.
+    /// are sent earlier. All leases of a manager have the same: the watchdog keeps one schedule.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = Some(grace);
         self
@@ -166,7 +166,7 @@ impl Builder {
     ///
     /// Protects against a hung worker whose lease would be renewed forever, without a limit on how long the work may take. The
     /// first report is due that long after the grant. The token fires first. The name is released when the lease is dropped, or
-    /// after the [grace](Builder::grace).
+    /// after the [grace](Builder::grace). A handle can have [another one](crate::Lock::stall_after).
     pub fn stall_after(mut self, limit: Duration) -> Self {
         self.stall_after = Some(limit);
         self
@@ -176,7 +176,8 @@ impl Builder {
     /// [`Lock`](crate::Lock), a [`FairLock`](crate::FairLock) and a [`Job`](crate::Job) with the place of the call that
     /// acquired it.
     ///
-    /// It finds leases that were leaked. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one.
+    /// It finds leases that were leaked. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle can have
+    /// [another one](crate::Lock::warn_held).
     pub fn warn_held(mut self, age: Duration) -> Self {
         self.warn_held = Some(age);
         self
@@ -426,13 +427,7 @@ impl Builder {
     /// Checks that all settings are in range and agree with each other.
     pub(super) fn checked(&self) -> Result<(Timing, Settings)> {
         let timing = timing_of(self.ttl, self.grace)?;
-        if let Some(limit) = self.stall_after
-            && limit < SHORTEST_MAX_HOLD
-        {
-            return Err(Error::invalid(format!(
-                "a stall_after of {limit:?} is too short; choose at least 10 ms"
-            )));
-        }
+        self.stall_after.map_or(Ok(()), check_stall_after)?;
         if let Some(bound) = self.max_poll_interval
             && !(POLL_INTERVALS.0..=POLL_INTERVALS.1).contains(&bound)
         {

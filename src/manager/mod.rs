@@ -175,7 +175,7 @@ impl LeaseManager {
     ///
     /// # Panics
     ///
-    /// May panic outside a tokio runtime.
+    /// Panics outside a tokio runtime, and in one without timers.
     ///
     /// # Cancel safety
     ///
@@ -210,7 +210,7 @@ impl LeaseManager {
     ///
     /// # Panics
     ///
-    /// May panic outside a tokio runtime.
+    /// Panics outside a tokio runtime, and in one without timers.
     ///
     /// # Cancel safety
     ///
@@ -246,7 +246,7 @@ impl LeaseManager {
     ///
     /// # Panics
     ///
-    /// May panic outside a tokio runtime.
+    /// Panics outside a tokio runtime, and in one without timers.
     ///
     /// # Cancel safety
     ///
@@ -289,7 +289,7 @@ impl LeaseManager {
     ///
     /// # Panics
     ///
-    /// May panic outside a tokio runtime.
+    /// Panics outside a tokio runtime, and in one without timers.
     ///
     /// # Cancel safety
     ///

@@ -162,3 +162,24 @@ fn calls_outside_a_runtime_panic_with_what_to_do() {
         assert!(panic.contains("leasehold needs a tokio runtime"), "{panic}");
     }
 }
+
+/// A question to the store has no deadline of its own, so the call has one, whatever the store does.
+#[tokio::test(start_paused = true)]
+async fn questions_to_a_store_that_hangs_end_in_two_attempts() {
+    let setup = Setup::new();
+    let (leases, semaphore) = (&setup.leases, setup.leases.semaphore("s", 2));
+    let lease = leases.lock("n").lock().await.unwrap();
+    setup.faults.add(Rule::new(Fault::Hang));
+    let ends = async |what: &str, call: Pin<Box<dyn Future<Output = Option<Error>> + '_>>| {
+        let (took, error) = timed(call).await;
+        let error = error.unwrap_or_else(|| panic!("{what}: it hangs"));
+        assert_eq!((error.kind(), took), (ErrorKind::Unavailable, ATTEMPT * 2), "{what}: {error}");
+    };
+    ends("inspect", Box::pin(async { leases.inspect("n").await.err() })).await;
+    ends("holders", Box::pin(async { leases.holders("n").await.err() })).await;
+    ends("line", Box::pin(async { leases.line("n").await.err() })).await;
+    ends("usage", Box::pin(async { semaphore.usage().await.err() })).await;
+    ends("resize", Box::pin(async { semaphore.resize(3).await.err() })).await;
+    ends("note", Box::pin(async { lease.note().await.err() })).await;
+    ends("force", Box::pin(async { leases.force_unlock("n", "test").await.err() })).await;
+}

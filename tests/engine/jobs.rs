@@ -528,6 +528,22 @@ async fn bad_options_are_refused_before_anything_is_sent() {
         failed(setup.leases.lock("n").min_hold(Duration::MAX).lock().await),
         ErrorKind::Invalid
     );
+    let leases = &setup.leases;
+    assert_eq!(failed(leases.lock("n").stall_after(MOMENT).lock().await), ErrorKind::Invalid);
+    let long = "x".repeat(257);
+    let mut multi = leases.multi_lock(["m1", "m2"]).unwrap().label(&long);
+    for refused in [
+        failed(leases.lock("n").label(&long).lock().await),
+        failed(leases.fair_lock("n").label(&long).try_lock().await),
+        failed(leases.rw_lock("n").label(&long).read().await),
+        failed(leases.semaphore("n", 2).label(&long).acquire().await),
+        failed(leases.slots("n", 2).label(&long).take().await),
+        failed(multi.lock().await),
+        failed(leases.election("n").candidate("me").label(&long).campaign().await),
+        failed(leases.once("n").label(&long).run(async |_| Ok::<_, ()>(())).await),
+    ] {
+        assert_eq!(refused, ErrorKind::Invalid);
+    }
     let (leases, faults) = without_marks(&setup.memory);
     let delayed = leases.lock("n").lock_delay(MOMENT).try_lock().await;
     assert_eq!(failed(delayed), ErrorKind::Unsupported);
@@ -608,6 +624,48 @@ async fn lease_that_is_added_to_a_hold_is_a_report() {
     let again = first.read().await.unwrap();
     let (took, loss) = timed(again.lost()).await;
     assert_eq!((took, loss), (T / 20, Loss::Stalled), "readers");
+}
+
+/// Of a handle that has a limit of its own. Readers share their holds, and have none.
+#[tokio::test(start_paused = true)]
+async fn every_other_kind_of_handle_has_a_stall_of_its_own() {
+    let setup = Setup::with(LeaseManager::builder().stall_after(STALL * 3));
+    let leases = &setup.leases;
+    let election = leases.election("e");
+    let mut candidate = election.candidate("me").stall_after(STALL);
+    let stalls = async |lease: &Lease| {
+        let (took, loss) = timed(lease.lost()).await;
+        assert_eq!((took, loss), (STALL, Loss::Stalled), "{}", lease.name());
+    };
+    stalls(&leases.lock("l").stall_after(STALL).lock().await.unwrap()).await;
+    stalls(&leases.fair_lock("f").stall_after(STALL).lock().await.unwrap()).await;
+    stalls(&leases.semaphore("s", 2).stall_after(STALL).acquire().await.unwrap()).await;
+    stalls(&leases.slots("n", 2).stall_after(STALL).take().await.unwrap()).await;
+    stalls(&candidate.campaign().await.unwrap()).await;
+    let multi = leases.multi_lock(["m1", "m2"]).unwrap().stall_after(STALL).lock().await.unwrap();
+    assert_eq!(timed(multi.lost()).await, (STALL, Loss::Stalled));
+    let job = leases.once("j").stall_after(STALL).run(async |lease| {
+        stalls(lease).await;
+        Ok::<_, ()>(())
+    });
+    assert_eq!(lost(job.await), Loss::Stalled);
+    // That of the builder counts for a handle without.
+    let lease = leases.lock("plain").lock().await.unwrap();
+    assert_eq!(timed(lease.lost()).await, (STALL * 3, Loss::Stalled));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_that_a_hold_is_handed_off_to_has_its_own_stall() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let leases = setup.leases.clone();
+    let waiter = tokio::spawn(async move { leases.lock("n").stall_after(STALL).lock().await });
+    settle().await;
+    lease.unlock().await.unwrap();
+    let next = waiter.await.unwrap().unwrap();
+    assert_eq!(setup.calls(Call::Acquire), 1, "it was handed off");
+    let (took, loss) = timed(next.lost()).await;
+    assert!(loss == Loss::Stalled && took > STALL - MOMENT * 2 && took <= STALL, "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -534,3 +534,37 @@ async fn class_is_that_of_the_handle_or_of_the_name() {
     }
     drop((lease, permit, own));
 }
+
+/// Each kind has a class and a label of its own.
+#[tokio::test(start_paused = true)]
+async fn every_kind_of_handle_has_a_class_and_a_label() {
+    let Setup { leases, .. } = &Setup::new();
+    let mut multi = leases.multi_lock(["m1", "m2"]).unwrap().class("multi").label("of multi");
+    let election = leases.election("e");
+    let mut candidate = election.candidate("me").class("election").label("of election");
+    let (mut read, mut write) = (leases.rw_lock("r"), leases.rw_lock("w"));
+    (read, write) = (read.class("read").label("of read"), write.class("write").label("of write"));
+    let job = leases.once("j").class("job").label("of job");
+    let held = (
+        leases.lock("l").class("lock").label("of lock").lock().await.unwrap(),
+        leases.fair_lock("f").class("fair").label("of fair").lock().await.unwrap(),
+        (read.read().await.unwrap(), write.write().await.unwrap()),
+        leases.semaphore("s", 2).class("semaphore").label("of semaphore").acquire().await.unwrap(),
+        leases.slots("n", 2).class("slots").label("of slots").take().await.unwrap(),
+        multi.lock().await.unwrap(),
+        candidate.campaign().await.unwrap(),
+    );
+    let classes = job.run(async |_| {
+        let mut told = Vec::new();
+        for holding in leases.holdings() {
+            assert_eq!(holding.label, Some(format!("of {}", holding.class)), "{}", holding.name);
+            told.push(holding.class);
+        }
+        Ok::<_, ()>(told)
+    });
+    let Ok(leasehold::Once::Ran(mut classes)) = classes.await else { panic!("it is free") };
+    classes.sort_unstable();
+    let all = "election fair job lock multi multi read semaphore slots write";
+    assert_eq!(classes.join(" "), all);
+    drop(held);
+}

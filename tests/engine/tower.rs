@@ -403,6 +403,20 @@ async fn body_does_not_send_after_its_time_though_no_task_has_run() {
     assert_eq!(error.downcast_ref::<Error>().and_then(Error::loss), Some(Loss::Expired));
 }
 
+/// The same in the middle of a response: the body has begun to wait for the loss, and nothing has told it.
+#[tokio::test(start_paused = true)]
+async fn body_in_its_middle_asks_the_clock_before_it_sends() {
+    let setup = Setup::new();
+    let site = Site::new(|_| async { Ok(parts(&["a", "b"])) });
+    let answer = send(layer(&setup.leases).until_body_ends().layer(site), "/orders/1").await;
+    let mut body = answer.into_body();
+    assert_eq!(part(&mut body).await.expect("a part").expect("sound"), b"a");
+    let mut late = Box::pin(tokio::time::advance(T * 2));
+    assert!(poll_once(late.as_mut()).await.is_pending());
+    let error = part(&mut body).await.expect("a part").expect_err("cut short");
+    assert_eq!(error.downcast_ref::<Error>().and_then(Error::loss), Some(Loss::Expired));
+}
+
 #[tokio::test(start_paused = true)]
 async fn request_reports_progress_or_stalls() {
     let setup = Setup::with(LeaseManager::builder().stall_after(SECOND));

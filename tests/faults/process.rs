@@ -412,3 +412,50 @@ fn lease_dropped_with_thread_locals_is_released() {
     }
     drop(leases);
 }
+
+/// Two processes, the holder and the thief, after both listen to their inboxes.
+async fn holder_and_thief(server: &Server, ttl: Duration) -> (Holder, Holder, Event) {
+    let (mut old, mut thief) = (Holder::start(), Holder::start());
+    let granted = old.hold(&server.url(), ttl, "job:stolen").await;
+    thief.tell(&format!("connect {} {}", server.url(), ttl.as_millis()));
+    let inboxes = || server.command(&["PUBSUB", "CHANNELS", "leasehold_inbox:*"]).list().len();
+    eventually(LONG, || inboxes() == 2).await;
+    (old, thief, granted)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_of_another_process_is_told_of_a_steal_at_once() {
+    const T: Duration = millis(15_000);
+    let server = Server::start();
+    let (old, mut thief, first) = holder_and_thief(&server, T).await;
+    thief.tell("steal job:stolen");
+    let stolen = thief.event(&["granted", "job:stolen"]).await;
+    assert!(stolen.number(2) > first.number(2), "a larger fencing token");
+    let told = old.event(&["fired", "job:stolen"]).await;
+    assert_eq!(told.word(2), "Stolen");
+    // The first renewal after the grant is due after a third of T.
+    let took = told.at.saturating_sub(stolen.at);
+    assert!(took < T / 6 && told.at - first.at < T / 3 - millis(500), "told after {took:?}");
+    thief.tell("state job:stolen");
+    assert_eq!(thief.event(&["state", "job:stolen"]).await.word(2), "Held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_holder_is_told_of_a_steal_when_it_goes_on() {
+    const T: Duration = millis(30_000);
+    let server = Server::start();
+    let (mut old, mut thief, _) = holder_and_thief(&server, T).await;
+    old.stop();
+    thief.tell("steal job:stolen");
+    thief.event(&["granted", "job:stolen"]).await;
+    assert!(old.happened(&["fired", "job:stolen"]).is_none(), "it stands still");
+    let went_on = old.signal(Signal::CONT);
+    let told = old.event(&["fired", "job:stolen"]).await;
+    assert_eq!(told.word(2), "Stolen");
+    assert!(told.at - went_on < T / 6, "told after {:?}", told.at - went_on);
+    // Whatever it does then, the new holder keeps the name.
+    old.tell("unlock job:stolen");
+    assert_eq!(old.event(&["refused-unlock", "job:stolen"]).await.word(2), "Lost");
+    thief.tell("unlock job:stolen");
+    thief.event(&["unlocked", "job:stolen"]).await;
+}

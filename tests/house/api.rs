@@ -1,10 +1,11 @@
 //! Reads the public items of the crate from src/ and compares them with `public-api.txt`, so that no change
-//! goes unseen. Auto traits and the output of macros are not listed.
+//! goes unseen. Auto traits, and the output of macros of other crates, are not listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use proc_macro2::TokenTree;
 use syn::spanned::Spanned;
 use syn::{Attribute, Fields, Generics, ImplItem, Item, ItemImpl, TraitItem, UseTree, Visibility};
 
@@ -214,7 +215,8 @@ impl Listing {
             let head = format!("{gate}impl{} {}", generics(&block.generics), text(path));
             return self.say(of, head + " for " + &text(&block.self_ty) + &bounds(&block.generics));
         }
-        for item in &block.items {
+        let written = block.items.iter().flat_map(|item| self.written(item)).collect::<Vec<_>>();
+        for item in block.items.iter().chain(&written) {
             let (vis, attrs, line) = match item {
                 ImplItem::Fn(item) => (&item.vis, &item.attrs, text(&item.sig)),
                 ImplItem::Const(item) => {
@@ -226,6 +228,31 @@ impl Listing {
                 self.say(of.clone(), format!("{gate}{}{line}", attributes(attrs)));
             }
         }
+    }
+
+    /// The items that a macro of the crate writes into an `impl`: for each word of the call those of its rule `@word`.
+    fn written(&self, call: &ImplItem) -> Vec<ImplItem> {
+        let ImplItem::Macro(call) = call else { return Vec::new() };
+        let is_called = |item: &&Item| {
+            let Item::Macro(item) = item else { return false };
+            item.ident.as_ref().is_some_and(|name| call.mac.path.is_ident(name))
+        };
+        let Some(Item::Macro(rules)) = self.modules.values().flatten().find(is_called) else {
+            panic!("no macro of the crate: {}", text(&call.mac.path))
+        };
+        let groups = rules.mac.tokens.clone().into_iter().filter_map(|token| match token {
+            TokenTree::Group(group) => Some(group.stream().to_string()),
+            _ => None,
+        });
+        let groups: Vec<String> = groups.collect();
+        let body = |word: TokenTree| {
+            let mut rule =
+                groups.chunks(2).filter(|rule| rule[0].replace(' ', "") == format!("@{word}"));
+            let [_, body] = rule.next().expect("a rule") else { panic!("a rule has two sides") };
+            let block: ItemImpl = syn::parse_str(&format!("impl X {{ {body} }}")).expect("items");
+            block.items
+        };
+        call.mac.tokens.clone().into_iter().flat_map(body).collect()
     }
 
     /// The public path of a type that is named in `module`: its own one, else the public one of that name.

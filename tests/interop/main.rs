@@ -13,6 +13,7 @@ mod jobs;
 mod kinds;
 mod peer;
 mod shared;
+mod steals;
 mod turns;
 mod wakeups;
 mod world;

@@ -20,7 +20,7 @@ static SHARED: LazyLock<Cluster> = LazyLock::new(|| {
     cluster
 });
 
-async fn shared() -> &'static Cluster {
+pub(super) async fn shared() -> &'static Cluster {
     // Starting takes seconds, in which the runtime must not stand still.
     tokio::task::spawn_blocking(|| LazyLock::force(&SHARED)).await.expect("a cluster")
 }

@@ -1,5 +1,6 @@
 //! Steals on a real server: the script, the note, the inbox, and the guards of writes.
 
+use super::cluster::shared;
 use super::errors::{app, lease_url, set_user};
 use fred::clients::Client;
 use fred::interfaces::{ClientLike, LuaInterface};
@@ -106,6 +107,61 @@ async fn wanted_holder_hears_it_and_releases() {
     new.expect("released").unlock().await.expect("a release");
     let note = polite.await.expect("no panic");
     assert_eq!((note.act, &*note.why), (Act::Wanted, WHY));
+}
+
+/// In a cluster the hint is a request of its own, to the server of the inbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_holder_on_a_cluster_is_told_by_its_inbox() {
+    let cluster = shared().await;
+    for (sharded, channels) in [(false, "CHANNELS"), (true, "SHARDCHANNELS")] {
+        let connect = async || {
+            let builder = LeaseManager::builder().ttl(LONG).sharded_pubsub(sharded);
+            builder.connect(&cluster.url()).await.expect("a manager")
+        };
+        let (here, there) = (connect().await, connect().await);
+        let probe = here.lock("probe").lock().await.expect("a lease");
+        let inbox = format!("leasehold_inbox:{}", probe.holder_id().manager());
+        let listens =
+            |node: &Server| !node.command(&["PUBSUB", channels, &inbox]).list().is_empty();
+        eventually(LONG, || cluster.nodes.iter().any(listens)).await;
+        probe.unlock().await.expect("a release");
+        let mut times = Vec::new();
+        // Names of all servers.
+        for round in 0..12 {
+            let name = format!("stolen:{round}:{sharded}");
+            let old = here.lock(&name).lock().await.expect("a lease");
+            let mut thief = there.lock(&name);
+            let start = Instant::now();
+            let (told, note) = match round % 3 {
+                0 => {
+                    let new = thief.steal(WHY).await.expect("an answer").expect("none between");
+                    assert_eq!(within(LONG, old.lost()).await, Loss::Stolen);
+                    new.unlock().await.expect("a release");
+                    (start.elapsed(), old.note().await)
+                }
+                1 => {
+                    assert!(there.force_unlock(&name, WHY).await.expect("an answer"));
+                    assert_eq!(within(LONG, old.lost()).await, Loss::Revoked);
+                    (start.elapsed(), old.note().await)
+                }
+                _ => {
+                    let wants = tokio::spawn(async move { thief.steal_after(LONG, WHY).await });
+                    within(LONG, old.wanted()).await;
+                    let (told, note) = (start.elapsed(), old.note().await);
+                    old.unlock().await.expect("a release");
+                    let new = wants.await.expect("no panic").expect("an answer").expect("released");
+                    new.unlock().await.expect("a release");
+                    (told, note)
+                }
+            };
+            assert_eq!(note.expect("an answer").expect("a note").why, WHY);
+            times.push(told);
+        }
+        times.sort();
+        println!("sharded: {sharded}, told after {:?} to {:?}", times[0], times[11]);
+        // The next renewal, which tells it too, is due after ten seconds.
+        assert!(times[11] < LONG / 6, "{times:?}");
+    }
 }
 
 /// The permissions that the guide lists for one server are enough for all of it.
@@ -216,4 +272,31 @@ async fn guarded_script_passes_errors_of_the_server_on() {
     let refused: Result<i64, _> =
         client.eval(script.text(), vec!["a", "b"], vec!["-1".to_owned(), "x".to_owned()]).await;
     assert!(refused.unwrap_err().details().starts_with("LEASEHOLD bad argument"));
+}
+
+/// Keys beside the lock that are not ours: the error names the key, and not the lock.
+#[tokio::test]
+async fn key_of_another_type_beside_a_lock_is_named_and_left_alone() {
+    let server = Server::start();
+    let (leases, other) = (connect(&server).await, connect(&server).await);
+    let old = other.lock("job").label("import").lock().await.expect("a lease");
+    let keys = ["leasehold_note:{job}", "leasehold_meta:{job}"];
+    keys.iter().for_each(|key| _ = server.command(&["RPUSH", key, "x"]));
+    let named = |error: leasehold::Error, key: &str| {
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::WrongType, "{text}");
+        assert!(text.contains(key) && !text.contains("under this name"), "{text}");
+    };
+    named(leases.lock("job").steal(WHY).await.expect_err("no note"), keys[0]);
+    let patience = LONG / 1000;
+    named(leases.lock("job").steal_after(patience, WHY).await.expect_err("no note"), keys[0]);
+    named(old.note().await.expect_err("no note"), keys[0]);
+    named(old.describe_now().await.expect_err("no metadata"), keys[1]);
+    // Nothing of it concerns the lock.
+    old.check().expect("not taken");
+    assert!(leases.inspect("job").await.expect("an answer").expect("held").metadata.is_none());
+    assert!(leases.force_unlock("job", WHY).await.expect("a note is not needed for that"));
+    for key in keys {
+        assert_eq!(server.command(&["LRANGE", key, "0", "-1"]).list().len(), 1, "{key}");
+    }
 }

@@ -1,4 +1,8 @@
-//! What the examples need to try themselves: a Redis server, processes of their own, and a client for HTTP.
+//! What the examples need to try themselves: servers, processes of their own, and a client for HTTP.
+
+mod postgres;
+
+pub use postgres::Postgres;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -128,9 +132,15 @@ impl Process {
 
     /// Asks the process to end, as Kubernetes does, and waits until it has.
     pub async fn terminate(self) -> Result<Vec<String>> {
-        let id = self.child.id().ok_or("it has ended")?.to_string();
-        Command::new("kill").args(["-TERM", &id]).status().await?;
+        self.signal("TERM").await?;
         self.rest().await
+    }
+
+    /// Sends a signal to the process.
+    pub async fn signal(&self, signal: &str) -> Result {
+        let id = self.child.id().ok_or("it has ended")?.to_string();
+        Command::new("kill").args([&format!("-{signal}"), &id]).status().await?;
+        Ok(())
     }
 
     /// Kills the process, as a crash does.
@@ -141,10 +151,21 @@ impl Process {
 
 /// Sends a request without a body, and returns the status and the body of the answer.
 pub async fn http(address: &str, method: &str, path: &str) -> Result<(u16, String)> {
+    exchange(address, method, path, "").await
+}
+
+/// Sends a `PUT` without a body, with a fencing token, and returns the status of the answer.
+pub async fn put_with_fence(address: &str, path: &str, fence: Option<u64>) -> Result<u16> {
+    let fence = fence.ok_or("the store has no fencing tokens")?;
+    let header = format!("{}: {fence}\r\n", leasehold::tower::FENCE);
+    Ok(exchange(address, "PUT", path, &header).await?.0)
+}
+
+async fn exchange(address: &str, method: &str, path: &str, header: &str) -> Result<(u16, String)> {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0\r\n{header}\r\n"
         );
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();

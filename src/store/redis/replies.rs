@@ -141,6 +141,10 @@ pub(super) fn classify(text: &str) -> Error {
         ),
         "WRONGPASS" => (Denied, "the server refuses this user or password"),
         "NOPERM" => (Denied, "the user lacks a permission; leasehold::guide::redis lists them"),
+        // The scripts name a key beside the lock; the server names none.
+        "WRONGTYPE" if text.starts_with("WRONGTYPE the key ") => {
+            (WrongType, "a key beside the lock is no key of leasehold; it was left untouched")
+        }
         "WRONGTYPE" => (WrongType, "the key under this name is not a lock; it was left untouched"),
         "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
         "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),

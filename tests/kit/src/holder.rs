@@ -228,6 +228,10 @@ impl Process {
                 let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());
                 tokio::spawn(take(leases, held, name, true));
             }
+            ["steal", name] => {
+                let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());
+                tokio::spawn(steal(leases, held, name));
+            }
             ["churn", name] => {
                 let (leases, name) = (self.manager(), name.to_owned());
                 tokio::spawn(churn(leases, name));
@@ -297,6 +301,19 @@ async fn take(leases: LeaseManager, held: Held, name: String, fair: bool) {
         Ok(lease) => Arc::new(lease),
         Err(error) => return say(&format!("failed {name} {:?}", error.kind())),
     };
+    hold(held, name, lease).await;
+}
+
+async fn steal(leases: LeaseManager, held: Held, name: String) {
+    match leases.lock(&name).steal("test").await {
+        Ok(Some(lease)) => hold(held, name, Arc::new(lease)).await,
+        Ok(None) => say(&format!("failed {name} Busy")),
+        Err(error) => say(&format!("failed {name} {:?}", error.kind())),
+    }
+}
+
+/// Tells of the grant, and of the loss.
+async fn hold(held: Held, name: String, lease: Arc<Lease>) {
     let fence = lease.fence().expect("fencing is on");
     let lost = lease.lost();
     held.lock().expect("no panic").insert(name.clone(), lease);

@@ -11,14 +11,23 @@
 local lock, metadata, holder = KEYS[1], KEYS[2], ARGV[1]
 local ttl, number = whole(ARGV[2], 0, LONGEST_TTL), whole(ARGV[4], 0, 9007199254740991)
 
+-- Returns a field of what is there. The server does not name a key that is of another type.
+local function written(field)
+  doing = 'HGET'
+  local text = try('HGET', metadata, field)
+  if type(text) == 'table' then
+    error(find(text.err, 'WRONGTYPE', 1, true) and refusal('WRONGTYPE the key ' .. metadata .. ' holds no metadata') or text)
+  end
+  return text
+end
+
 -- A message is only a hint: its failure must not turn what was done into an error.
 local function tell()
   try(publish, ARGV[3], ARGV[4])
 end
 
 if ttl == 0 then
-  doing = 'HGET'
-  if call('HGET', metadata, 'holder') ~= holder then
+  if written('holder') ~= holder then
     return 0
   end
   doing = 'DEL'
@@ -30,8 +39,7 @@ doing = 'HEXISTS'
 if call('HEXISTS', lock, holder) == 0 then
   return 0
 end
-doing = 'HGET'
-if call('HGET', metadata, 'holder') == holder and (tonumber(call('HGET', metadata, 'rev')) or 0) >= number then
+if written('holder') == holder and (tonumber(written('rev')) or 0) >= number then
   return 1
 end
 local words, told = { 'holder', holder, 'rev', ARGV[4] }, { holder = true, rev = true }

@@ -12,8 +12,12 @@ local function leave_note(note, act, from, to, by, why, fence)
   doing = 'TIME'
   local time = call('TIME')
   doing = 'HSET'
-  call('HSET', note, 'act', act, 'from', from, 'to', to, 'by', by, 'why', why, 'fence', fence,
+  local written = try('HSET', note, 'act', act, 'from', from, 'to', to, 'by', by, 'why', why, 'fence', fence,
     'at', format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
+  if type(written) == 'table' then
+    -- The server does not name the key.
+    error(find(written.err, 'WRONGTYPE', 1, true) and refusal('WRONGTYPE the key ' .. note .. ' holds no note') or written)
+  end
   doing = 'PEXPIRE'
   local kept = try('PEXPIRE', note, NOTE_KEPT)
   if kept ~= 1 then

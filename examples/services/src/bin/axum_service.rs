@@ -11,7 +11,7 @@
 //! - `GET /leader` says which replica runs the scheduler.
 //! - `/livez` fails only if this process cannot go on: a replica that does not lead, or whose store is away, is not
 //!   restarted. `/readyz` fails while no leases can be had. `/metrics` is for Prometheus.
-//! - At SIGTERM, requests come to their end, the scheduler resigns, and all leases are released, so nobody waits for them.
+//! - At SIGTERM or ctrl-C, requests come to their end, the scheduler resigns, and all leases are released, so nobody waits for them.
 
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
@@ -124,7 +124,10 @@ async fn serve(address: &str) -> Result {
     let server = axum::serve(listener, router(app.clone()))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let signalled = async {
-        terminate.recv().await;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
         stop.cancel();
     };
     let (served, scheduled, ()) =

@@ -51,7 +51,7 @@ macro_rules! setters {
         /// # let leases = leasehold::LeaseManager::in_memory();
         /// let lock = leases.lock("orders:42").class("order"); // as for all kinds of handles
         /// ```
-        #[must_use]
+        #[must_use = "returns the handle with the option set"]
         pub fn class(mut self, class: &'static str) -> Self {
             self.options.set_class(class);
             self
@@ -70,7 +70,7 @@ macro_rules! setters {
         /// # let leases = leasehold::LeaseManager::in_memory();
         /// let lock = leases.lock("import").label("import of a.csv"); // as for all kinds of handles
         /// ```
-        #[must_use]
+        #[must_use = "returns the handle with the option set"]
         pub fn label(mut self, label: impl AsRef<str>) -> Self {
             self.options.set_label(label.as_ref().into());
             self
@@ -98,7 +98,7 @@ macro_rules! setters {
         /// # Ok(())
         /// # }
         /// ```
-        #[must_use]
+        #[must_use = "returns the handle with the option set"]
         #[doc(alias = "lockAtLeastFor")]
         pub fn min_hold(mut self, min_hold: std::time::Duration) -> Self {
             self.options.set_min_hold(min_hold);
@@ -125,7 +125,7 @@ macro_rules! setters {
         /// lock.lock().await?.unlock().await
         /// # }
         /// ```
-        #[must_use]
+        #[must_use = "returns the handle with the option set"]
         pub fn lock_delay(mut self, delay: std::time::Duration) -> Self {
             self.options.set_lock_delay(delay);
             self
@@ -150,7 +150,7 @@ macro_rules! setters {
         /// lease.unlock().await
         /// # }
         /// ```
-        #[must_use]
+        #[must_use = "returns the handle with the option set"]
         pub fn stall_after(mut self, limit: std::time::Duration) -> Self {
             self.options.set_stall_after(limit);
             self
@@ -166,7 +166,7 @@ macro_rules! setters {
         /// # let leases = leasehold::LeaseManager::in_memory();
         /// let lock = leases.lock("import").warn_held(Duration::from_secs(3600));
         /// ```
-        #[must_use]
+        #[must_use = "returns the handle with the option set"]
         pub fn warn_held(mut self, age: std::time::Duration) -> Self {
             self.options.set_warn_held(age);
             self

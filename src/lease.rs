@@ -429,7 +429,7 @@ impl Lease {
     pub async fn describe_now(&self) -> Result<()> {
         consume_budget().await;
         let core = self.core();
-        if self.hold.tell(core, core.timing.attempt).await? {
+        if self.hold.tell(core).await? {
             return Ok(());
         }
         Err(self.hold.denied(core).await)

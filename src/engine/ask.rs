@@ -155,7 +155,7 @@ impl Core {
     }
 
     /// Makes a request and awaits it for two attempts at most. Whatever the store does, the call of a user ends then.
-    async fn in_time<'a, T: Send + 'a>(
+    pub(super) async fn in_time<'a, T: Send + 'a>(
         &self,
         request: impl FnOnce() -> Request<'a, T>,
     ) -> Result<T> {
@@ -193,7 +193,7 @@ impl Core {
 
 /// Bounds a request: it may wait for a runtime that is no longer driven. Its fate is unknown then,
 /// and the engine asks again on its own connection.
-pub(crate) async fn in_time<T>(
+pub(super) async fn in_time<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,
 ) -> Result<T> {
@@ -220,7 +220,7 @@ pub(super) fn caught_call<'a, T: Send + 'a>(
 }
 
 /// Makes a request and awaits it, and turns a panic in either into a failure.
-pub(super) async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
+async fn asked<'a, T: Send + 'a>(request: impl FnOnce() -> Request<'a, T>) -> Result<T> {
     caught(&mut caught_call(request)).await
 }
 

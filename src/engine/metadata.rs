@@ -9,7 +9,6 @@
 //! 3. **In order.** The value of a hold is read, and the number of the write drawn, in one step. So a later write has the
 //!    later value, and a store ignores an earlier one that arrives later.
 
-use super::ask::{asked, in_time};
 use super::core::Core;
 use super::description::Description;
 use super::hold::{Hold, Inner};
@@ -70,7 +69,7 @@ impl Core {
                 continue;
             }
             // What fails is tried again at the next renewal.
-            let told = hold.tell(self, self.timing.attempt).await;
+            let told = hold.tell(self).await;
             if let Some(description) = &mut hold.lock().described {
                 description.failed = told.is_err();
             }
@@ -79,16 +78,15 @@ impl Core {
 
     /// Has the store delete what a hold has told. It counts no more already.
     pub(super) async fn untell(&self, target: Target, holder: HolderId) {
-        let (kept, limit) = (self.metadata_kept(), self.timing.attempt);
-        let request = Annotate::new(target, holder, None, kept, limit);
-        let _ = in_time(limit * 2, asked(|| self.store.annotate(request))).await;
+        let kept = self.metadata_kept();
+        let request = Annotate::new(target, holder, None, kept, self.timing.attempt);
+        let _ = self.in_time(|| self.store.annotate(request)).await;
     }
 
     /// Asks the store for hints on what the holders of a name tell.
     pub(crate) async fn watch(&self, name: &Name) -> Result<Option<Wakeups>> {
-        let (target, limit) = (Target::exclusive(name.clone()), self.timing.attempt);
-        let request = Inspect::new(target, limit);
-        in_time(limit * 2, asked(|| self.store.watch(request))).await
+        let request = Inspect::new(Target::exclusive(name.clone()), self.timing.attempt);
+        self.in_time(|| self.store.watch(request)).await
     }
 
     /// Returns how those fare that lead.
@@ -147,11 +145,11 @@ impl Hold {
             let told = inner.described.get_or_insert_default();
             (told.value, told.written) = (Some(value.into()), None);
         }
-        self.tell(core, core.timing.attempt).await
+        self.tell(core).await
     }
 
     /// Tells what is to be told now, and returns whether the store still has the hold.
-    pub(crate) async fn tell(self: &Arc<Self>, core: &Arc<Core>, limit: Duration) -> Result<bool> {
+    pub(crate) async fn tell(self: &Arc<Self>, core: &Arc<Core>) -> Result<bool> {
         self.check(core)?;
         let now = core.now();
         let (metadata, fence) = {
@@ -168,8 +166,9 @@ impl Hold {
             (metadata, self.fence)
         };
         let (metadata, kept) = (Some(metadata.with_fence(fence)), core.metadata_kept());
-        let request = Annotate::new(self.target(), self.holder, metadata, kept, limit);
-        let told = in_time(limit * 2, asked(|| core.store.annotate(request))).await;
+        let (target, attempt) = (self.target(), core.timing.attempt);
+        let request = Annotate::new(target, self.holder, metadata, kept, attempt);
+        let told = core.in_time(|| core.store.annotate(request)).await;
         match &told {
             Ok(true) => self.wrote(now),
             Ok(false) => {}

@@ -413,7 +413,7 @@ async fn body_in_its_middle_asks_the_clock_before_it_sends() {
     assert_eq!(part(&mut body).await.expect("a part").expect("sound"), b"a");
     let mut late = Box::pin(tokio::time::advance(T * 2));
     assert!(poll_once(late.as_mut()).await.is_pending());
-    // The task has used up its turn, so that a future that tells of the loss would yield first.
+    // The task has used up its turn, so a future that waits for the loss would yield first.
     let polled = poll_fn(|cx| {
         while tokio::task::coop::has_budget_remaining() {
             let _ = std::pin::pin!(tokio::task::coop::consume_budget()).poll(cx);

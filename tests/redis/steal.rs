@@ -159,7 +159,7 @@ async fn old_holder_on_a_cluster_is_told_by_its_inbox() {
         }
         times.sort();
         println!("sharded: {sharded}, told after {:?} to {:?}", times[0], times[11]);
-        // The next renewal, which tells it too, is due after ten seconds.
+        // The next renewal, which would find it too, is due after ten seconds.
         assert!(times[11] < LONG / 6, "{times:?}");
     }
 }

@@ -74,9 +74,7 @@ impl Redis {
 impl Redis {
     /// Sends a signal to a server of its own.
     pub async fn signal(&self, signal: &str) -> Result {
-        let id = self.server.as_ref().and_then(Child::id).ok_or("no server of its own")?;
-        Command::new("kill").args([&format!("-{signal}"), &id.to_string()]).status().await?;
-        Ok(())
+        send_signal(self.server.as_ref().ok_or("no server of its own")?, signal).await
     }
 }
 
@@ -138,15 +136,19 @@ impl Process {
 
     /// Sends a signal to the process.
     pub async fn signal(&self, signal: &str) -> Result {
-        let id = self.child.id().ok_or("it has ended")?.to_string();
-        Command::new("kill").args([&format!("-{signal}"), &id]).status().await?;
-        Ok(())
+        send_signal(&self.child, signal).await
     }
 
     /// Kills the process, as a crash does.
     pub async fn kill(mut self) -> Result {
         Ok(self.child.kill().await?)
     }
+}
+
+async fn send_signal(process: &Child, signal: &str) -> Result {
+    let id = process.id().ok_or("it has ended")?.to_string();
+    Command::new("kill").args([&format!("-{signal}"), &id]).status().await?;
+    Ok(())
 }
 
 /// Sends a request without a body, and returns the status and the body of the answer.

@@ -63,7 +63,7 @@ impl Postgres {
             let mut log = String::new();
             while let Some(line) = lines.next_line().await? {
                 if line.contains("ready to accept connections") {
-                    return Ok::<(), Box<dyn std::error::Error + Send + Sync>>(());
+                    return Result::Ok(());
                 }
                 log = log + &line + "\n";
             }

@@ -312,7 +312,7 @@ async fn steal(leases: LeaseManager, held: Held, name: String) {
     }
 }
 
-/// Tells of the grant, and of the loss.
+/// Reports the grant, and later the loss.
 async fn hold(held: Held, name: String, lease: Arc<Lease>) {
     let fence = lease.fence().expect("fencing is on");
     let lost = lease.lost();

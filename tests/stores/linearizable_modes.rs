@@ -101,6 +101,8 @@ impl State {
             Op::Renew(who, side, told) => {
                 let absence = self.absence(*side);
                 let result = match self.holds.get_mut(who) {
+                    // The store has lost the change to a writer.
+                    Some(hold) if (hold.side, *side) == (Side::Read, Side::Write) => Some(absence),
                     Some(hold) => {
                         hold.set_by = call;
                         None
@@ -111,7 +113,9 @@ impl State {
             }
             Op::Release(who, side, told) => {
                 let absence = self.absence(*side);
-                let result = self.holds.remove(who).map_or(Some(absence), |_| None);
+                // A writer whose change the store has lost finds nothing, and leaves nothing.
+                let is_its_own = |hold: Hold| (hold.side, *side) != (Side::Read, Side::Write);
+                let result = (!self.holds.remove(who).is_some_and(is_its_own)).then_some(absence);
                 told.is_none_or(|told| told == result)
             }
             Op::Look(told) => {
@@ -461,6 +465,19 @@ fn change_of_mode_that_lets_somebody_in_is_refused() {
     refuses(&[&readers[..], &[changed(1, Side::Write, 20)]].concat());
     refuses(&[took(1, Side::Write, 10), changed(1, Side::Read, 10 + BLOCK - 1)]);
     refuses(&[took(1, Side::Read, 10), changed(1, Side::Write, 10)]);
+}
+
+#[test]
+fn reader_that_is_renewed_or_released_as_a_writer_is_refused() {
+    let taken = Some(Absence::Taken);
+    for op in [Op::Renew, Op::Release] {
+        let then = |held: Side, side: Side, told| [took(1, held, 10), op(1, side, Some(told))];
+        accepts(&then(Side::Read, Side::Write, taken));
+        refuses(&then(Side::Read, Side::Write, None));
+        // A request of the reader that it was may come late.
+        accepts(&then(Side::Write, Side::Read, None));
+        refuses(&then(Side::Write, Side::Read, taken));
+    }
 }
 
 #[test]

@@ -56,15 +56,20 @@ static LOG: Log = Log {
 
 /// A span whose subscriber may panic, without harm, when the span is entered, left or closed. Otherwise such a panic
 /// would unwind after a result is returned. Rust leaks the result then, and no code would release its lease.
+///
+/// `None` for a span that no subscriber wants.
 pub(crate) struct QuietSpan(Option<Span>);
 
 impl QuietSpan {
     pub(crate) fn new(span: Span) -> Self {
-        Self(Some(span))
+        Self(Some(span).filter(|span| !span.is_disabled()))
     }
 
     /// Runs `f` in the span.
     pub(crate) fn inside<R>(&self, f: impl FnOnce() -> R) -> R {
+        if self.0.is_none() {
+            return f();
+        }
         let enter = || self.0.as_ref().map(Span::enter);
         // The panic hook has reported the panic.
         let entered = catch_unwind(AssertUnwindSafe(enter)).ok().flatten();
@@ -75,7 +80,7 @@ impl QuietSpan {
     }
 
     pub(crate) fn is_enabled(&self) -> bool {
-        self.0.as_ref().is_some_and(|span| !span.is_disabled())
+        self.0.is_some()
     }
 
     pub(crate) fn record(&self, field: &str, value: impl Value) {
@@ -87,8 +92,9 @@ impl QuietSpan {
 
 impl Drop for QuietSpan {
     fn drop(&mut self) {
-        let span = self.0.take();
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(span)));
+        if let Some(span) = self.0.take() {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(span)));
+        }
     }
 }
 

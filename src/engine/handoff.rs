@@ -30,7 +30,7 @@
 
 use super::asker::Asker;
 use super::core::{Core, Settings};
-use super::hold::Hold;
+use super::hold::{Hold, Inner};
 use super::job::Job;
 use super::name_entry::{Delivery, HandedOff, TakesBack, can_hand_off};
 use super::seat::Seat;
@@ -39,7 +39,7 @@ use super::state::{Phase, State};
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::observe::{EventKind, How, Told};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 impl Hold {
@@ -51,10 +51,10 @@ impl Hold {
         now: Instant,
         share: Share,
     ) -> Option<Phase> {
-        if self.lingers(core, now) || self.hand_off(core, now) {
+        if self.lingers(core, now) {
             return None;
         }
-        let mut inner = self.lock();
+        let mut inner = self.hand_off(core, now)?;
         inner.leave_share(share);
         let leave = |state: &mut State, now| state.leave(&core.timing, now);
         Some(self.update_locked(core, now, inner, None, leave))
@@ -97,24 +97,28 @@ impl Hold {
         }
     }
 
-    /// Hands the hold off to the first waiter. Returns whether it did.
-    fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> bool {
-        let Some((delivery, hold)) = self.prepare_handoff(core, now) else { return false };
+    /// Hands the hold off to the first waiter. Otherwise it returns the hold's data, locked.
+    fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<MutexGuard<'_, Inner>> {
+        let (delivery, hold) = match self.prepare_handoff(core, now) {
+            Ok(next) => next,
+            Err(inner) => return Some(inner),
+        };
         hold.start(core, now);
         delivery.complete();
         if hold.lock().described.is_some() {
             // What the holder before it has told is out of date.
             core.tell_later(&hold);
         }
-        true
+        None
     }
 
-    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns what wakes its waiter.
+    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns what wakes its waiter, and
+    /// the hold's data, still locked, if it may not.
     fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
-    ) -> Option<(Delivery, Arc<Self>)> {
+    ) -> Result<(Delivery, Arc<Self>), MutexGuard<'_, Inner>> {
         let mut inner = self.lock();
         let Settings { handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
@@ -127,10 +131,10 @@ impl Hold {
             // The seat of a reader that tried to become the writer is that of a writer still.
             || !can_hand_off(self.mode)
         {
-            return None;
+            return Err(inner);
         }
         let when = (now, inner.state.is_young(now));
-        let seat = inner.seat.as_ref().map(Seat::number)?;
+        let Some(seat) = inner.seat.as_ref().map(Seat::number) else { return Err(inner) };
         let heirs = inner.state.heirs();
         let (is_offered, delay) = (inner.state.is_offered(), inner.state.delay());
         let next = core.queue.hand_off((&self.name, seat), when, (heirs, delay), |options| {
@@ -142,7 +146,8 @@ impl Hold {
             hold.lock().described = Self::described_to(&inner);
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
-        })?;
+        });
+        let Some(next) = next else { return Err(inner) };
         let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
         let told = match is_offered {
             true => Told::default(),
@@ -154,7 +159,7 @@ impl Hold {
         if let Some(watchers) = watchers {
             run_wakers(|| watchers.notify_waiters());
         }
-        Some(next)
+        Ok(next)
     }
 }
 

@@ -5,7 +5,7 @@ use super::heirs::Heirs;
 use super::options::Options;
 use super::seat::Seat;
 use super::share::{Share, Shares};
-use super::state::{Next, Phase, State};
+use super::state::{Next, Op, Phase, State};
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
@@ -305,14 +305,13 @@ impl Hold {
         inner.state.needs_flush()
     }
 
-    /// Returns the mark that a release leaves now.
-    pub(super) fn mark(&self, now: Instant) -> Option<Keep> {
-        self.lock().state.mark(now)
-    }
-
-    /// Returns the next operation for the store. After [`Next::Op`], [`Hold::flushed`] must follow.
-    pub(crate) fn next_op(&self, now: Instant) -> Next {
+    /// Returns the next operation for the store, and the mark that it leaves, if it is a release. After [`Next::Op`],
+    /// [`Hold::flushed`] must follow.
+    pub(super) fn next_op(&self, now: Instant) -> (Next, Option<Keep>) {
         // The change wakes no task and moves no time, so it needs no `update`.
-        self.lock().state.next_op(now)
+        let state = &mut self.lock().state;
+        let next = state.next_op(now);
+        let mark = if next == Next::Op(Op::Release) { state.mark(now) } else { None };
+        (next, mark)
     }
 }

@@ -144,7 +144,7 @@ impl Hold {
             core.submit(Job::Sweep(sweep));
         }
         if let Some(seat) = seat {
-            core.queue.leave(&self.name, seat.number());
+            core.queue.leave_at(now, &self.name, seat.number());
         }
         if let Some(told) = told {
             told.finish();

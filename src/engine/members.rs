@@ -178,9 +178,11 @@ impl Members {
         }
     }
 
-    /// Records that a turn sends a request now. Returns `None` if there is no such turn.
-    pub(super) fn asks(&mut self, number: u64) -> Option<()> {
-        self.get_mut(number).map(|member| member.forced = false)
+    /// Records that a turn sends a request now, and takes its next step by `due`. Returns `None` if there is no such turn.
+    pub(super) fn asks(&mut self, number: u64, due: Instant) -> Option<()> {
+        let member = self.get_mut(number)?;
+        (member.forced, member.stage) = (false, Stage::Asking { due });
+        Some(())
     }
 
     /// Records that the store has refused the request of a turn.

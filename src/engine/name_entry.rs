@@ -182,15 +182,16 @@ impl Delivery {
     }
 }
 
-/// Everything that was removed from an entry. Drop it with no lock held.
-#[derive(Default)]
-pub(super) struct Removed {
-    _member: Option<Member>,
-    _members: Vec<Member>,
-    _offers: Vec<Offer>,
-    _waiters: Vec<Waiter>,
-    _seeker: Option<Seeker>,
-    _seen: Option<Seen>,
+/// Everything that was removed from an entry, mostly nothing. Drop it with no lock held.
+pub(super) type Removed = Vec<Gone>;
+
+/// Something that was removed from an entry, which is only kept to be dropped.
+pub(super) enum Gone {
+    Member { _gone: Member },
+    Offer { _gone: Offer },
+    Waiter { _gone: Waiter },
+    Seeker { _gone: Seeker },
+    Seen { _gone: Seen },
 }
 
 impl NameEntry {
@@ -284,14 +285,14 @@ impl NameEntry {
         }
         // Without a flow that asks next, nothing listens.
         let seen = rivals.seen.take_if(|_| self.members.open().next().is_none());
-        (woken, Removed { _seen: seen, ..Removed::default() })
+        (woken, seen.map(|seen| Gone::Seen { _gone: seen }).into_iter().collect())
     }
 
     /// Removes the member of this number and its offer. Returns `None` if it was reclaimed.
-    pub(super) fn take(&mut self, number: u64) -> Option<Removed> {
+    pub(super) fn take(&mut self, number: u64) -> Option<(Member, Removed)> {
         let member = self.members.take(number)?;
         let removed = self.remove_traces(std::slice::from_ref(&member));
-        Some(Removed { _member: Some(member), ..removed })
+        Some((member, removed))
     }
 
     /// Removes the members that exclude a hold of this mode.
@@ -307,8 +308,9 @@ impl NameEntry {
         let numbers: Vec<_> = rejected.map(|member| member.number).collect();
         let taken = numbers.into_iter().filter_map(|number| self.members.take(number));
         let members: Vec<_> = taken.collect();
-        let removed = self.remove_traces(&members);
-        Removed { _members: members, ..removed }
+        let mut removed = self.remove_traces(&members);
+        removed.extend(members.into_iter().map(|member| Gone::Member { _gone: member }));
+        removed
     }
 
     /// Removes what the entry has about members that are gone.
@@ -335,8 +337,8 @@ impl NameEntry {
                 members.iter().any(|member| member.hold().is_some_and(|hold| offered.is(hold)))
             }
         });
-        let offers = offers.into_iter().map(|(_, offer)| offer).collect();
-        Removed { _offers: offers, _seeker: seeker, ..Removed::default() }
+        let offers = offers.into_iter().map(|(_, offer)| Gone::Offer { _gone: offer });
+        offers.chain(seeker.map(|seeker| Gone::Seeker { _gone: seeker })).collect()
     }
 
     /// Reclaims turns from futures that are not polled. A waiter that was offered a turn and has
@@ -359,8 +361,9 @@ impl NameEntry {
                 waiters.push(first.remove());
             }
         }
-        let removed = self.take_all(|member| member.is_overdue(now));
-        Removed { _waiters: waiters, ..removed }
+        let mut removed = self.take_all(|member| member.is_overdue(now));
+        removed.extend(waiters.into_iter().map(|waiter| Gone::Waiter { _gone: waiter }));
+        removed
     }
 
     /// Returns the first waiter that is polled, if the hold in this seat can be handed off to it, and its place.

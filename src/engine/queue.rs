@@ -67,7 +67,7 @@ impl QueueState {
         let Some(entry) = self.names.get_mut(name) else { return Ended::default() };
         let (woken, traces) = entry.advance(&mut self.numbers, times);
         let entry = if entry.members.is_empty() { self.names.remove(name) } else { None };
-        Ended { woken, _traces: traces, _entry: entry, ..Ended::default() }
+        Ended { woken, _removed: traces, _entry: entry }
     }
 }
 
@@ -77,7 +77,6 @@ impl QueueState {
 pub(super) struct Ended {
     pub(super) woken: Vec<oneshot::Sender<()>>,
     _removed: Removed,
-    _traces: Removed,
     _entry: Option<NameEntry>,
 }
 
@@ -89,7 +88,9 @@ impl Ended {
 
     /// Wakes the waiters. Call it with no lock held.
     pub(super) fn wake_all(self) {
-        self.woken.into_iter().for_each(wake_waiter);
+        if !self.woken.is_empty() {
+            self.woken.into_iter().for_each(wake_waiter);
+        }
     }
 }
 
@@ -357,10 +358,14 @@ impl Queue {
         woken.into_iter().for_each(wake_waiter);
     }
 
+    /// Ends the turn of this number, as [`leave_at`](Self::leave_at) does.
+    pub(super) fn leave(&self, name: &Name, number: u64) {
+        self.leave_at(self.clock.now(), name, number);
+    }
+
     /// Ends the turn or the seat of this number: removes its member from the queue, and admits the waiters that
     /// it blocked.
-    pub(super) fn leave(&self, name: &Name, number: u64) {
-        let now = self.clock.now();
+    pub(super) fn leave_at(&self, now: Instant, name: &Name, number: u64) {
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(name) else { return };
         // Otherwise it was reclaimed.
@@ -388,7 +393,8 @@ impl Queue {
     pub(super) fn reclaim(&self, state: &mut QueueState, name: &Name, now: Instant) -> Ended {
         let times = self.times(now);
         let removed = state.names.get_mut(name).map(|entry| entry.reclaim(times));
-        let ended = state.advance(name, times);
-        Ended { _removed: removed.unwrap_or_default(), ..ended }
+        let mut ended = state.advance(name, times);
+        ended._removed.extend(removed.into_iter().flatten());
+        ended
     }
 }

@@ -10,7 +10,7 @@ use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Operation, Outcome};
-use crate::store::{Mode, Release, Released, StoreFuture};
+use crate::store::{Keep, Mode, Release, Released, StoreFuture};
 use crate::trace;
 use std::pin::pin;
 use std::sync::Arc;
@@ -39,14 +39,14 @@ struct Flush<'a> {
 }
 
 impl Flush<'_> {
-    fn start(&mut self, op: Op) {
+    fn start(&mut self, op: Op, mark: Option<Keep>) {
         let count = match op {
             Op::Record(count) => count,
             Op::Release => 0,
         };
         let Flush { core, hold, .. } = self;
         let is_last = op == Op::Release;
-        let keep = if is_last && core.can.keeps { hold.mark(core.now()) } else { None };
+        let keep = mark.filter(|_| core.can.keeps);
         // While the name is closed, no waiter needs a place.
         let place = if is_last && keep.is_none() { core.next_place(hold) } else { None };
         self.placed |= place.is_some_and(|place| !place.kept.is_zero());
@@ -59,8 +59,9 @@ impl Flush<'_> {
     /// Sends the next operation and returns its result; `None` when the store is up to date.
     async fn step(&mut self) -> Option<Result<()>> {
         while self.flight.is_none() {
-            match self.hold.next_op(self.now) {
-                Next::Op(op) => self.start(op),
+            let (next, mark) = self.hold.next_op(self.now);
+            match next {
+                Next::Op(op) => self.start(op, mark),
                 Next::Busy => {
                     self.hold.until_idle().await;
                     self.now = self.core.now();

@@ -326,12 +326,11 @@ mod tests {
     fn turn_that_is_overdue_is_reclaimed() {
         let (_, _, first, [mut second, mut third, _fourth], now) = three_in_line();
         let due = now + Duration::from_secs(60);
-        assert_eq!(first.asked(now), Some(now));
-        first.set_due(due);
+        assert_eq!(first.asked(now, due), Some(now));
         assert!(second.check_in(due).is_err(), "it is not overdue yet");
         let late = due + Duration::from_nanos(1);
         let taken = turn(second.check_in(late));
-        assert_eq!(first.asked(late), None);
+        assert_eq!(first.asked(late, late), None);
         first.set_due(now);
         drop(first);
         assert!(third.check_in(late).is_err(), "the second has it");
@@ -367,7 +366,7 @@ mod tests {
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.check_in(late));
         assert_eq!(first.keep(late), Kept::Yes);
-        assert_eq!(taken.asked(late), None);
+        assert_eq!(taken.asked(late, late), None);
         assert_eq!(taken.keep(late), Kept::Excluded, "the first has a hold");
         drop(taken);
         assert!(third.check_in(late + Timing::DEFAULT.ttl).is_err(), "a hold is never overdue");

@@ -116,11 +116,11 @@ impl Turn {
         self.with_entry(|entry, number| entry.members.set_due(number, time));
     }
 
-    /// Records a request to the store at `now`. Returns the time of the first unanswered request,
-    /// or `None` if the turn was reclaimed.
-    pub(crate) fn asked(&self, now: Instant) -> Option<Instant> {
+    /// Records a request to the store at `now`, and that the next step follows by `due`. Returns the time of the first
+    /// unanswered request, or `None` if the turn was reclaimed.
+    pub(crate) fn asked(&self, now: Instant, due: Instant) -> Option<Instant> {
         self.with_entry(|entry, number| {
-            entry.members.asks(number)?;
+            entry.members.asks(number, due)?;
             Some(*entry.silent_since.get_or_insert(now))
         })
         .flatten()
@@ -152,19 +152,25 @@ impl Turn {
             forced: false,
             refused: false,
         };
-        let is_reclaimed =
-            state.names.get_mut(name).is_none_or(|entry| entry.members.get(*number).is_none());
-        if is_reclaimed && state.forced >= Some(sent) {
+        let QueueState { names, forced, .. } = &mut *state;
+        let was_forced = *forced >= Some(sent);
+        let entry = match names.get_mut(name) {
+            Some(entry) => entry,
+            None if was_forced => return Kept::Forced,
+            None => names.entry(name.clone()).or_insert_with(|| NameEntry::new(own())),
+        };
+        let member = entry.members.get(*number);
+        if member.is_none() && was_forced {
             return Kept::Forced;
         }
-        let entry = state.names.entry(name.clone()).or_insert_with(|| NameEntry::new(own()));
+        let forced = member.is_some_and(|member| member.forced);
         let excludes = |member: &Member| {
             member.is_seat() && member.number != *number && !can_share(member.mode, self.mode)
         };
         if !entry.members.can_all_share(self.mode) && entry.members.iter().any(excludes) {
             return Kept::Excluded;
         }
-        if entry.members.get(*number).is_some_and(|member| member.forced) {
+        if forced {
             return Kept::Forced;
         }
         let removed = entry.take_excluded(self.mode, *number);

@@ -56,17 +56,25 @@ pub(super) struct Taken {
 /// What is left to do with no lock held: observers to wake, and events to drop.
 #[derive(Default)]
 #[must_use = "observers sleep until it is finished"]
-pub(crate) struct Told {
-    wakers: Vec<Waker>,
-    _dropped: Vec<Event>,
+pub(crate) struct Told(Vec<Rest>);
+
+enum Rest {
+    Wake(Waker),
+    Drop { _event: Event },
 }
 
 impl Told {
     /// Wakes the observers. Call it with no lock held.
     pub(crate) fn finish(self) {
-        for waker in self.wakers {
-            // The panic hook has reported a panic already.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        // Most of the time there is nothing.
+        if self.0.is_empty() {
+            return;
+        }
+        for rest in self.0 {
+            if let Rest::Wake(waker) = rest {
+                // The panic hook has reported a panic already.
+                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            }
         }
     }
 }
@@ -100,11 +108,12 @@ impl Board {
             let own = if index + 1 == count { event.take() } else { event.clone() };
             let Some(own) = own else { continue };
             if queue.events.len() >= queue.capacity {
-                told._dropped.extend(queue.events.pop_front());
+                let oldest = queue.events.pop_front();
+                told.0.extend(oldest.map(|event| Rest::Drop { _event: event }));
                 queue.dropped += 1;
             }
             queue.events.push_back(own);
-            told.wakers.extend(queue.waker.take());
+            told.0.extend(queue.waker.take().map(Rest::Wake));
         }
         drop(queues);
         told
@@ -209,10 +218,11 @@ impl Board {
     pub(crate) fn end(&self) {
         let mut queues = self.queues.lock();
         queues.ended = true;
-        let wakers = queues.all.iter_mut().filter_map(|queue| queue.waker.take()).collect();
+        let wakers = queues.all.iter_mut().filter_map(|queue| queue.waker.take());
+        let told = Told(wakers.map(Rest::Wake).collect());
         self.observed.store(false, Ordering::Relaxed);
         self.measured.store(false, Ordering::Relaxed);
         drop(queues);
-        Told { wakers, ..Told::default() }.finish();
+        told.finish();
     }
 }

@@ -39,11 +39,11 @@ impl AcquireLoop<'_, '_> {
             // Silence counts from the first unanswered request, including those of earlier turns,
             // but not during pauses.
             let now = core.now();
-            let Some(since) = turn.asked(now) else { return Ok(None) };
+            let Some(since) = turn.asked(now, self.due(now)) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.holder());
-            let verdict = self.answer(&turn, pin!(attempt.ask(request)), until).await;
+            let verdict = self.answer(&turn, pin!(attempt.ask(request)), (now, until)).await;
             let Some(verdict) = verdict else {
                 core.answered(Operation::Acquire, Outcome::Unavailable, now, 1);
                 return Err(Error::silent());
@@ -131,24 +131,30 @@ impl AcquireLoop<'_, '_> {
         }
     }
 
-    /// Waits for an answer until `until`. Meanwhile it moves the turn's due time on, which shows
+    /// Returns the time by which the next step follows a step at `now`, while a request is unanswered.
+    fn due(&self, now: Instant) -> Instant {
+        now + self.core.timing.attempt * 3
+    }
+
+    /// Waits for the answer to a request of `now` until `until`. Meanwhile it moves the turn's due time on, which shows
     /// that this future is polled.
     async fn answer<R>(
         &self,
         turn: &Turn,
         mut request: Pin<&mut impl Future<Output = R>>,
-        until: Instant,
+        (mut now, until): (Instant, Instant),
     ) -> Option<R> {
         let core = self.core;
         loop {
-            let now = core.now();
             let left = until.saturating_duration_since(now);
-            turn.set_due(now + core.timing.attempt * 3);
             match timeout(left.min(core.timing.attempt * 2), request.as_mut()).await {
                 Ok(answer) => return Some(answer),
-                Err(_) if core.now() >= until => return None,
-                Err(_) => {}
+                Err(_) => now = core.now(),
             }
+            if now >= until {
+                return None;
+            }
+            turn.set_due(self.due(now));
         }
     }
 }

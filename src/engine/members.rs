@@ -248,6 +248,21 @@ impl Members {
         }
     }
 
+    /// Returns whether a member uses the name as another kind of lock than this mode does.
+    pub(super) fn is_mixed(&self, mode: Mode) -> bool {
+        let differs = |member: &Member| member.mode.kind() != mode.kind();
+        match self {
+            Self::None => false,
+            Self::One(member) => differs(member),
+            // Without a look at each of thousands that are all alike.
+            Self::Many(crowd) => match mode {
+                Mode::Permits { .. } => crowd.permits < crowd.members.len(),
+                Mode::Read if crowd.reads == crowd.members.len() => false,
+                Mode::Exclusive | Mode::Read | Mode::Write => crowd.members.values().any(differs),
+            },
+        }
+    }
+
     /// Returns whether one more may ask for the name in this mode. This alone decides which local
     /// waiter asks next; between processes the store decides.
     ///

@@ -80,6 +80,7 @@ mod life;
 mod members;
 mod metadata;
 mod name_entry;
+mod offers;
 mod options;
 mod panic_guard;
 mod pause;

@@ -3,6 +3,7 @@
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Members, Stage, can_share};
+use super::offers::{HandedOff, Offer, Offers, Waiter};
 use super::options::Options;
 use super::wake::{run_wakers, wake_waiter};
 use crate::clock::Instant;
@@ -19,34 +20,6 @@ pub(super) struct Times {
     pub(super) since: Instant,
     /// The time by which an offer that is made now is taken up.
     pub(super) due: Instant,
-}
-
-/// The owner of hand-offs, which takes back a hold that its waiter did not accept.
-pub(super) trait TakesBack: Send + Sync {
-    /// Hands the hold off to the next waiter, or releases it.
-    fn take_back(self: Arc<Self>, hold: Arc<Hold>);
-}
-
-/// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases
-/// it.
-pub(crate) struct HandedOff {
-    pub(super) from: Arc<dyn TakesBack>,
-    pub(super) hold: Option<Arc<Hold>>,
-}
-
-impl HandedOff {
-    /// Returns whether it carries this hold.
-    pub(super) fn is(&self, hold: &Arc<Hold>) -> bool {
-        self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
-    }
-}
-
-impl Drop for HandedOff {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            Arc::clone(&self.from).take_back(hold);
-        }
-    }
 }
 
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
@@ -73,7 +46,7 @@ pub(super) struct Rivals {
     /// The waiters in FIFO order, by their tickets.
     pub(super) waiters: BTreeMap<u64, Waiter>,
     /// The offers that waiters find at their next check-in.
-    pub(super) offers: BTreeMap<u64, Offer>,
+    pub(super) offers: Offers,
     /// While waiters elsewhere listen: the last number drawn before the store granted the name.
     pub(super) served_at: Option<u64>,
     /// The read hold that readers of other handles join.
@@ -114,49 +87,11 @@ pub(super) struct Seen {
     pub(super) ask_at: Instant,
 }
 
-/// A waiter in the queue.
-pub(super) struct Waiter {
-    pub(super) mode: Mode,
-    pub(super) options: Options,
-    /// Wakes it for an offer. `None` while it has not checked in since it was woken.
-    pub(super) wake: Option<oneshot::Sender<()>>,
-    /// The time of its last check-in.
-    pub(super) checked_in: Instant,
-    /// The time of its arrival.
-    pub(super) arrived: Instant,
-    /// Whether it takes part in the line of the name.
-    pub(super) fair: bool,
-}
-
-/// An offer to a waiter.
-pub(super) enum Offer {
-    /// The turn of this number.
-    Turn(u64),
-    /// A read hold that it may join.
-    Join(Arc<Hold>, Waiter),
-    Hold(HandedOff),
-}
-
 /// The local waiter that a hold is handed off to.
 pub(super) enum Recipient {
     Waiter(u64),
     /// The flow that asks the store.
     Seeker,
-}
-
-impl Rivals {
-    /// Returns the tickets whose offer matches.
-    fn tickets(&self, mut matches: impl FnMut(&Offer) -> bool) -> Vec<u64> {
-        let offers = self.offers.iter().filter(|(_, offer)| matches(offer));
-        offers.map(|(ticket, _)| *ticket).collect()
-    }
-
-    /// Removes and returns the offers that match.
-    pub(super) fn take_offers(&mut self, matches: impl FnMut(&Offer) -> bool) -> Vec<(u64, Offer)> {
-        let tickets = self.tickets(matches);
-        let taken = tickets.into_iter().filter_map(|ticket| self.offers.remove_entry(&ticket));
-        taken.collect()
-    }
 }
 
 /// A hold on its way to the recipient.
@@ -262,7 +197,7 @@ impl NameEntry {
         let polled = rivals.waiters.values().any(|waiter| waiter.checked_in >= times.since);
         for (ticket, waiter) in &mut rivals.waiters {
             let passed_over = polled && waiter.checked_in < times.since;
-            if passed_over || rivals.offers.contains_key(ticket) {
+            if passed_over || rivals.offers.contains(*ticket) {
                 continue;
             }
             let joins = cohort.as_ref().filter(|_| self.members.can_all_share(waiter.mode));
@@ -324,13 +259,13 @@ impl NameEntry {
         };
         // Those that have not joined wait at their places again.
         for ticket in
-            rivals.tickets(|offer| matches!(offer, Offer::Join(hold, _) if has_ended(hold)))
+            rivals.offers.tickets(|offer| matches!(offer, Offer::Join(hold, _) if has_ended(hold)))
         {
-            if let Some(Offer::Join(_, waiter)) = rivals.offers.remove(&ticket) {
+            if let Some(Offer::Join(_, waiter)) = rivals.offers.take(ticket) {
                 rivals.waiters.insert(ticket, waiter);
             }
         }
-        let offers = rivals.take_offers(|offer| match offer {
+        let offers = rivals.offers.take_all(|offer| match offer {
             Offer::Turn(number) => is(*number),
             Offer::Join(..) => false,
             Offer::Hold(offered) => {
@@ -348,7 +283,7 @@ impl NameEntry {
         let mut waiters = Vec::new();
         if let Some(rivals) = self.rivals.as_deref_mut() {
             let members = &self.members;
-            let overdue = rivals.tickets(|offer| {
+            let overdue = rivals.offers.tickets(|offer| {
                 let Offer::Turn(number) = offer else { return false };
                 members.get(*number).is_some_and(|member| member.is_overdue(now))
             });
@@ -356,7 +291,7 @@ impl NameEntry {
             // Remove all of them at once: otherwise each would be waited for in turn.
             while let Some(first) = rivals.waiters.first_entry()
                 && first.get().checked_in < since
-                && !rivals.offers.contains_key(first.key())
+                && !rivals.offers.contains(*first.key())
             {
                 waiters.push(first.remove());
             }
@@ -391,8 +326,8 @@ impl NameEntry {
                 // It has not taken up its turn yet. The last of the offers, if there are others.
                 let is_turn =
                     |offer: &Offer| matches!(offer, Offer::Turn(turn) if *turn == asks.number);
-                let (ticket, _) = rivals.offers.iter().rev().find(|(_, offer)| is_turn(offer))?;
-                (*ticket, rivals.waiters.get(ticket)?)
+                let ticket = rivals.offers.last(is_turn)?;
+                (ticket, rivals.waiters.get(&ticket)?)
             }
             _ => return None,
         };

@@ -17,7 +17,8 @@
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Stage, can_share};
-use super::name_entry::{Cohort, Delivery, HandedOff, NameEntry, Offer, Removed, Times};
+use super::name_entry::{Cohort, Delivery, NameEntry, Removed, Times};
+use super::offers::{HandedOff, Offer};
 use super::options::Options;
 use super::pause::{Heard, Pauses};
 use super::timing::Timing;
@@ -169,8 +170,9 @@ impl Queue {
         let Some(rivals) = state.names.get_mut(&hold.name).and_then(NameEntry::rivals_mut) else {
             return;
         };
-        let missed =
-            rivals.take_offers(|offer| matches!(offer, Offer::Hold(offered) if offered.is(hold)));
+        let missed = rivals
+            .offers
+            .take_all(|offer| matches!(offer, Offer::Hold(offered) if offered.is(hold)));
         let waiters: Vec<_> =
             missed.iter().filter_map(|(ticket, _)| rivals.waiters.remove(ticket)).collect();
         drop(state);

@@ -2,7 +2,8 @@
 
 use super::hold::Hold;
 use super::members::{Member, can_share};
-use super::name_entry::{HandedOff, NameEntry, Offer, Waiter};
+use super::name_entry::NameEntry;
+use super::offers::{HandedOff, Offer, Waiter};
 use super::options::Options;
 use super::queue::{Ended, Queue};
 use super::turn::Turn;
@@ -26,6 +27,8 @@ pub(crate) enum Admission {
 pub(crate) struct Waits {
     /// When the oldest request of this name left that the store has not answered.
     pub(crate) silent_since: Option<Instant>,
+    /// Whether this process may use the name as another kind of lock.
+    pub(crate) mixed: bool,
 }
 
 /// A place in the queue. Leaving is O(log n). Dropping it gives up its offer.
@@ -123,7 +126,7 @@ impl Ticket {
             };
             let ticket = *self.number.get_or_insert(number);
             let rivals = entry.rivals_or_default();
-            let mut offer = rivals.offers.remove(&ticket);
+            let mut offer = rivals.offers.take(ticket);
             if offer.is_none() {
                 let new = || {
                     let options = self.options.clone();
@@ -141,7 +144,7 @@ impl Ticket {
                     let (woken, traces) = entry.advance(&mut state.numbers, queue.times(now));
                     ended.woken.extend(woken);
                     passed.push(traces);
-                    offer = entry.rivals_or_default().offers.remove(&ticket);
+                    offer = entry.rivals_or_default().offers.take(ticket);
                 }
             }
             if offer.is_some() {
@@ -160,7 +163,10 @@ impl Ticket {
                 }
                 // Only once: an offer made after that is not overdue.
                 None if ended.is_empty() && entry.is_overdue(now) => {}
-                None => break Err(Waits { silent_since: entry.silent_since }),
+                None => {
+                    let mixed = entry.members.is_mixed(mode);
+                    break Err(Waits { silent_since: entry.silent_since, mixed });
+                }
             }
             ended = queue.reclaim(state, name, now);
         };
@@ -178,7 +184,7 @@ impl Drop for Ticket {
         let Some(entry) = state.names.get_mut(&self.name) else { return };
         let Some(rivals) = entry.rivals_mut() else { return };
         let waiter = rivals.waiters.remove(&ticket);
-        let offer = rivals.offers.remove(&ticket);
+        let offer = rivals.offers.take(ticket);
         drop(state);
         drop(waiter);
         match offer {

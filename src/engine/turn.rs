@@ -1,7 +1,8 @@
 //! The permission to ask the store for a name.
 
 use super::members::{Member, Stage, can_share};
-use super::name_entry::{HandedOff, NameEntry, Seeker, Seen};
+use super::name_entry::{NameEntry, Seeker, Seen};
+use super::offers::HandedOff;
 use super::options::Options;
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;

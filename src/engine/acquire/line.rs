@@ -83,14 +83,16 @@ impl<'core> AcquireLoop<'_, 'core> {
         // Waiting needs no answer, whatever came before.
         self.answered.store(true, Ordering::Relaxed);
         loop {
-            let Waits { silent_since } = match ticket.check_in(now) {
+            let Waits { silent_since, mixed } = match ticket.check_in(now) {
                 Ok(admission) => return Ok(admission),
                 Err(waits) => waits,
             };
             self.asker.waits(|| core.queue.ahead(self.name, ticket.number()));
             // After the check-in: `close` wakes each waiter that it finds.
             core.check_open()?;
-            self.check_kind()?;
+            if mixed {
+                self.check_kind()?;
+            }
             let mut pause = gap.min(core.timing.check_in_period());
             if let Some(since) = silent_since {
                 let until = since.max(self.start) + limit;

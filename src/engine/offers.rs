@@ -1,0 +1,140 @@
+//! The waiters of a name, and the offers that they find at their next check-in.
+
+use super::hold::Hold;
+use super::options::Options;
+use crate::clock::Instant;
+use crate::store::Mode;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// The owner of hand-offs, which takes back a hold that its waiter did not accept.
+pub(super) trait TakesBack: Send + Sync {
+    /// Hands the hold off to the next waiter, or releases it.
+    fn take_back(self: Arc<Self>, hold: Arc<Hold>);
+}
+
+/// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases
+/// it.
+pub(crate) struct HandedOff {
+    pub(super) from: Arc<dyn TakesBack>,
+    pub(super) hold: Option<Arc<Hold>>,
+}
+
+impl HandedOff {
+    /// Returns whether it carries this hold.
+    pub(super) fn is(&self, hold: &Arc<Hold>) -> bool {
+        self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
+    }
+}
+
+impl Drop for HandedOff {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            Arc::clone(&self.from).take_back(hold);
+        }
+    }
+}
+
+/// A waiter in the queue.
+pub(super) struct Waiter {
+    pub(super) mode: Mode,
+    pub(super) options: Options,
+    /// Wakes it for an offer. `None` while it has not checked in since it was woken.
+    pub(super) wake: Option<oneshot::Sender<()>>,
+    /// The time of its last check-in.
+    pub(super) checked_in: Instant,
+    /// The time of its arrival.
+    pub(super) arrived: Instant,
+    /// Whether it takes part in the line of the name.
+    pub(super) fair: bool,
+}
+
+/// An offer to a waiter.
+pub(super) enum Offer {
+    /// The turn of this number.
+    Turn(u64),
+    /// A read hold that it may join.
+    Join(Arc<Hold>, Waiter),
+    Hold(HandedOff),
+}
+
+/// The offers of a name, in the order of the tickets of their waiters. There is mostly one, which a sorted queue finds, adds
+/// and removes for less than half of what a tree takes.
+#[derive(Default)]
+pub(super) struct Offers(VecDeque<(u64, Offer)>);
+
+impl Offers {
+    /// Returns the index of the offer to this ticket, or the one at which it would be.
+    fn find(&self, ticket: u64) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&ticket, |(ticket, _)| *ticket)
+    }
+
+    pub(super) fn contains(&self, ticket: u64) -> bool {
+        self.find(ticket).is_ok()
+    }
+
+    /// Adds an offer. Returns the one that it replaces.
+    pub(super) fn insert(&mut self, ticket: u64, offer: Offer) -> Option<Offer> {
+        match self.find(ticket) {
+            Ok(index) => self.0.get_mut(index).map(|(_, before)| std::mem::replace(before, offer)),
+            Err(index) => {
+                self.0.insert(index, (ticket, offer));
+                None
+            }
+        }
+    }
+
+    /// Removes the offer to this ticket.
+    pub(super) fn take(&mut self, ticket: u64) -> Option<Offer> {
+        let index = self.find(ticket).ok()?;
+        self.0.remove(index).map(|(_, offer)| offer)
+    }
+
+    /// Returns the tickets whose offer matches.
+    pub(super) fn tickets(&self, mut matches: impl FnMut(&Offer) -> bool) -> Vec<u64> {
+        let offers = self.0.iter().filter(|(_, offer)| matches(offer));
+        offers.map(|(ticket, _)| *ticket).collect()
+    }
+
+    /// Removes and returns the offers that match.
+    pub(super) fn take_all(&mut self, matches: impl FnMut(&Offer) -> bool) -> Vec<(u64, Offer)> {
+        let tickets = self.tickets(matches);
+        let taken = tickets.into_iter().filter_map(|ticket| Some((ticket, self.take(ticket)?)));
+        taken.collect()
+    }
+
+    /// Returns the last ticket whose offer matches.
+    pub(super) fn last(&self, mut matches: impl FnMut(&Offer) -> bool) -> Option<u64> {
+        self.0.iter().rev().find(|(_, offer)| matches(offer)).map(|(ticket, _)| *ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(offer: Option<Offer>) -> Option<u64> {
+        match offer? {
+            Offer::Turn(number) => Some(number),
+            Offer::Join(..) | Offer::Hold(_) => None,
+        }
+    }
+
+    #[test]
+    fn offers_are_in_the_order_of_tickets() {
+        let mut offers = Offers::default();
+        for ticket in [5, 2, 9, 7] {
+            assert_eq!(number(offers.insert(ticket, Offer::Turn(10 * ticket))), None);
+        }
+        assert_eq!(number(offers.insert(7, Offer::Turn(71))), Some(70));
+        let is_big = |offer: &Offer| matches!(offer, Offer::Turn(number) if *number > 40);
+        assert_eq!(offers.tickets(is_big), [5, 7, 9]);
+        assert_eq!(offers.last(|offer| !is_big(offer)), Some(2));
+        assert!(offers.contains(5) && !offers.contains(6));
+        assert_eq!((number(offers.take(5)), number(offers.take(5))), (Some(50), None));
+        let taken = offers.take_all(is_big);
+        assert_eq!(taken.into_iter().map(|(ticket, _)| ticket).collect::<Vec<_>>(), [7, 9]);
+        assert_eq!(offers.tickets(|_| true), [2]);
+    }
+}

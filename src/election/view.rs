@@ -13,17 +13,19 @@ use crate::engine::{Core, Engine};
 use crate::error::Result;
 use crate::store::{HolderInfo, Mode, Name, Owner, Wakeups};
 use crate::sync::Mutex;
+use futures_core::Stream;
 use std::fmt;
 use std::future::pending;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::{CancellationToken, DropGuard, ReusableBoxFuture};
 
 /// How soon after a subscription it reads again: what came before may have been told to nobody.
 const SETTLED: Duration = Duration::from_millis(100);
@@ -80,11 +82,14 @@ impl Leader {
 /// [`max_poll_interval`](crate::Builder::max_poll_interval) if that is longer. After a `close` of the manager it shows
 /// what was known then.
 ///
+/// It is also a stream of what [`changed`](Self::changed) returns. The stream never ends: after a `close` it is pending.
+///
 /// Decide by the [fencing token](crate::Lease::fence), never by a view: the leader may have changed since.
-#[derive(Clone)]
 pub struct View {
     shared: Arc<Shared>,
     seen: watch::Receiver<Leader>,
+    /// The change that the stream waits for.
+    next: Option<ReusableBoxFuture<'static, (Leader, watch::Receiver<Leader>)>>,
 }
 
 struct Shared {
@@ -109,7 +114,11 @@ impl View {
         let newest = Arc::default();
         let shared = Shared { engine, name, leader, newest, stop, _stops: stops, task };
         shared.ensure_task();
-        Self { shared: Arc::new(shared), seen }
+        Self::of(&Arc::new(shared), seen)
+    }
+
+    fn of(shared: &Arc<Shared>, seen: watch::Receiver<Leader>) -> Self {
+        Self { shared: Arc::clone(shared), seen, next: None }
     }
 
     /// Returns who leads, as far as it is known, without I/O.
@@ -134,6 +143,8 @@ impl View {
     /// Safe: no change is lost, and the latest is returned by the next call.
     pub async fn changed(&mut self) -> Leader {
         crate::runtime::need();
+        // The stream would return this change once more.
+        self.next = None;
         tokio::task::coop::consume_budget().await;
         self.shared.ensure_task();
         loop {
@@ -146,6 +157,29 @@ impl View {
                 () = renewed => self.shared.ensure_task(),
             }
         }
+    }
+}
+
+impl Stream for View {
+    type Item = Leader;
+
+    /// Never returns `None`.
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Leader>> {
+        let view = self.get_mut();
+        let next = view.next.get_or_insert_with(|| {
+            let mut view = Self::of(&view.shared, view.seen.clone());
+            ReusableBoxFuture::new(async move { (view.changed().await, view.seen) })
+        });
+        let (leader, seen) = ready!(next.poll(cx));
+        (view.seen, view.next) = (seen, None);
+        Poll::Ready(Some(leader))
+    }
+}
+
+impl Clone for View {
+    /// Returns a view that has seen what this one has seen.
+    fn clone(&self) -> Self {
+        Self::of(&self.shared, self.seen.clone())
     }
 }
 

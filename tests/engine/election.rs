@@ -1,6 +1,7 @@
 //! Elections: candidates, terms, what a leader tells, and what observers see.
 
 use super::*;
+use futures_core::Stream;
 use leasehold::{CancellationToken, Leader, Leadership, View};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
@@ -386,6 +387,88 @@ async fn view_shows_each_leader_with_its_own_value_and_nobody() {
     until(&mut view, |leader| leader.value.as_deref() == Some("dead")).await;
     let (took, _) = timed(until(&mut view, Leader::is_vacant)).await;
     assert!(took <= T + MOMENT * 10, "{took:?}");
+}
+
+/// What a view gives as a stream.
+async fn next(view: &mut View) -> Leader {
+    let mut view = Pin::new(view);
+    let next = poll_fn(|cx| view.as_mut().poll_next(cx)).await;
+    next.expect("the stream never ends")
+}
+
+#[tokio::test(start_paused = true)]
+async fn view_is_a_stream_of_its_changes() {
+    let setup = Setup::new();
+    let mut view = setup.leases.election("n").observe();
+    assert!(next(&mut view).await.is_vacant(), "nobody is a state");
+    let other = setup.other();
+    let mut last = None;
+    for value in ["a", "b"] {
+        let me = campaign(&other, value).await;
+        let leader = loop {
+            let leader = next(&mut view).await;
+            if leader.value.is_some() {
+                break leader;
+            }
+        };
+        assert_eq!((leader.value.as_deref(), leader.term), (Some(value), me.term()));
+        assert!(leader.term > last);
+        last = leader.term;
+        me.resign().await.unwrap();
+        assert!(next(&mut view).await.is_vacant());
+    }
+    // A change is told once, whoever waits for it, and a wait that was dropped loses none.
+    let mut waits = Box::pin(next(&mut view));
+    assert!(poll_once(waits.as_mut()).await.is_pending());
+    drop(waits);
+    let me = campaign(&other, "c").await;
+    while view.changed().await.value.is_none() {}
+    let mut clone = view.clone();
+    for view in [&mut view, &mut clone] {
+        let again = poll_once(std::pin::pin!(next(view))).await;
+        assert!(again.is_pending(), "told twice: {again:?}");
+    }
+    let mut waits = Box::pin(next(&mut view));
+    assert!(poll_once(waits.as_mut()).await.is_pending());
+    drop(waits);
+    me.resign().await.unwrap();
+    settle().await;
+    assert!(next(&mut view).await.is_vacant());
+    assert!(next(&mut clone).await.is_vacant());
+    setup.leases.close().await.unwrap();
+    assert!(next(&mut view).await.stale_since.is_some(), "nobody looks");
+    assert!(tokio::time::timeout(T * 10, next(&mut view)).await.is_err(), "it never ends");
+}
+
+#[tokio::test(start_paused = true)]
+async fn terms_of_a_stream_never_go_back() {
+    let setup = Setup::new();
+    let mut view = setup.leases.election("n").observe();
+    let other = setup.other();
+    let seen = tokio::spawn(async move {
+        let mut seen = Vec::new();
+        while seen.len() < 3 {
+            let leader = next(&mut view).await;
+            if leader.stale_since.is_none() {
+                seen.extend(leader.term.filter(|term| seen.last() != Some(term)));
+            }
+        }
+        seen
+    });
+    settle().await;
+    let mut terms = Vec::new();
+    for value in ["a", "b", "c"] {
+        let me = campaign(&other, value).await;
+        terms.extend(me.term());
+        settle().await;
+        me.resign().await.unwrap();
+        settle().await;
+        // A server that was behind still has a leader of before, until its time is over.
+        leads_with(&setup, terms.last().map(|term| term - 1), T / 2).await;
+        sleep(T).await;
+    }
+    assert_eq!(seen.await.unwrap(), terms);
+    assert!(terms.is_sorted());
 }
 
 #[tokio::test(start_paused = true)]

@@ -53,6 +53,8 @@ fn every_type_can_be_sent_shared_and_shown() {
     free::<Faults>();
     free::<Fault>();
     free::<Rule>();
+    free::<leasehold::View>();
+    clone::<leasehold::View>();
     clone::<LeaseManager>();
     clone::<Builder>();
     clone::<Error>();

@@ -2,6 +2,7 @@
 //! holder sees, what a waiter gets, and by when; `src/guide/faults.md` has the table.
 
 mod dropped;
+mod leaders;
 mod line;
 mod link;
 mod network;

@@ -1,5 +1,6 @@
 //! Leases on real ZooKeeper servers: one, and an ensemble.
 
+mod election;
 mod ensemble;
 mod faults;
 mod jobs;

@@ -169,7 +169,7 @@ fn say(text: &str) {
 
 /// Is the holder, if this process is meant to be one.
 ///
-/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `churn NAME` (locks and unlocks for ever),
+/// Commands: `connect URL MILLISECONDS`, `lock NAME`, `fair NAME` (a fair lock), `steal NAME`, `lead NAME VALUE`, `churn NAME` (locks and unlocks for ever),
 /// `watch NAME` (checks all the time, until refused), `state NAME`, `unlock NAME`, `drop NAME`, `close`.
 /// It closes by itself on SIGTERM, and ends at the end of its input.
 pub fn serve() {
@@ -231,6 +231,9 @@ impl Process {
             ["steal", name] => {
                 let (leases, held, name) = (self.manager(), self.held.clone(), name.to_owned());
                 tokio::spawn(steal(leases, held, name));
+            }
+            ["lead", name, value] => {
+                tokio::spawn(lead(self.manager(), name.to_owned(), value.to_owned()));
             }
             ["churn", name] => {
                 let (leases, name) = (self.manager(), name.to_owned());
@@ -320,6 +323,18 @@ async fn hold(held: Held, name: String, lease: Arc<Lease>) {
     say(&format!("granted {name} {fence}"));
     let loss = lost.await;
     say(&format!("fired {name} {loss:?}"));
+}
+
+/// Leads whenever it can, and reports each term.
+async fn lead(leases: LeaseManager, name: String, value: String) {
+    let mut candidate = leases.election(&name).candidate(value);
+    let led = candidate
+        .lead(async move |me| {
+            say(&format!("leads {} {}", me.name(), me.term().expect("fencing is on")));
+            std::future::pending().await
+        })
+        .await;
+    say(&format!("retired {name} {led:?}"));
 }
 
 async fn churn(leases: LeaseManager, name: String) {

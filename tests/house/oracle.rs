@@ -7,8 +7,8 @@ use kit::soak::oracle::{Excuse, Verdict, judge};
 /// A history of the name `ash`, and of names that several share, with T = 1 s on the server `kept`, in lines of
 /// `<ms> <who> <what>`.
 fn verdict(lines: &str) -> Verdict {
-    let mut events: Vec<String> =
-        ["ash", "rw-ash", "pool3-ash"].map(|name| format!("0 soak name {name} kept 1000")).into();
+    let names = ["ash", "rw-ash", "pool3-ash", "lead-ash", "job-ash", "loot-ash"];
+    let mut events: Vec<String> = names.map(|name| format!("0 soak name {name} kept 1000")).into();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (ms, rest) = line.split_once(' ').expect("a time and what happened");
         // In the fields, a number with `ms` behind it is a time as well.
@@ -881,4 +881,146 @@ fn reader_beside_those_that_a_failover_brought_back_is_excused() {
     accepts(&history("read", 1900));
     finds("fence", &history("write", 1900));
     finds("fence", &history("read", 900));
+}
+
+/// A job that is done at 30, and known to be done at 31, by a process that then asks for it again.
+fn job(lines: &str) -> String {
+    format!(
+        "10 p0.1 wanted 0 job-ash once 0
+         11 p0.1 granted 0 100 check
+         30 p0.1 released 0 29ms
+         31 p0.1 ran 0 500
+         {lines}"
+    )
+}
+
+/// Another run of it.
+fn again(at: u64) -> String {
+    format!(
+        "{} p1.1 wanted 0 job-ash once 0
+         {at} p1.1 granted 0 228 check
+         {} p1.1 released 0 {at}ms",
+        at - 1,
+        at + 10
+    )
+}
+
+#[test]
+fn job_that_runs_twice_while_its_key_is_closed_is_found() {
+    accepts(&job(&again(540)));
+    finds("job", &job(&again(400)));
+    // Nobody has promised to keep the key where it was taken away.
+    accepts(&job(&format!("200 soak wiped 201ms job-ash\n{}", again(400))));
+    finds("job", &job(&format!("5 soak wiped 6ms ash\n{}", again(400))));
+    // Whoever failed, or does not know whether it was done, has closed nothing.
+    let failed = job(&again(400)).replace("31 p0.1 ran 0 500", "29 p0.1 failed 0");
+    accepts(&failed);
+    let unknown = job(&again(400)).replace("31 p0.1 ran 0 500", "31 p0.1 unreleased 0 unavailable");
+    accepts(&unknown);
+}
+
+#[test]
+fn quorum_may_open_a_job_after_a_crash_of_a_node() {
+    let run = "0 soak run 1 10 quorum\n";
+    let twice = job(&again(400));
+    finds("job", &format!("{run}{twice}"));
+    accepts(&format!("{run}{twice}\n100 soak fault 150ms kept Crash(1)"));
+    finds("job", &format!("{run}{twice}\n100 soak fault 150ms kept Freeze(1)"));
+}
+
+#[test]
+fn job_that_was_done_before_by_nobody_is_found() {
+    let told =
+        |at: u64| format!("{} p1.1 wanted 5 job-ash once 0\n{at} p1.1 gave-up 5 before", at - 2);
+    accepts(&job(&told(400)));
+    finds("job", &told(400));
+    finds("job", &job(&told(900)));
+    finds("job", &job(&told(400)).replace("31 p0.1 ran 0 500", "29 p0.1 failed 0"));
+    // The answer was lost, or the process killed.
+    accepts(&job(&told(900)).replace("31 p0.1 ran 0 500", "31 p0.1 unreleased 0 unavailable"));
+}
+
+/// A thief at 30; the old holder believes until some time after it.
+fn theft(fences: (u64, u64), until: u64) -> String {
+    let (old, new) = fences;
+    format!(
+        "10 p0.1 wanted 0 loot-ash lock 0
+         11 p0.1 granted 0 {old} check
+         25 p1.1 wanted 0 loot-ash steal 0
+         26 p1.1 stealing 0 loot-ash
+         30 p1.1 granted 0 {new} check
+         31 p1.1 stolen 0
+         {until} p0.1 fired 0 {until}ms stolen
+         2000 p1.1 released 0 1999ms"
+    )
+}
+
+#[test]
+fn overlap_after_a_theft_is_excused_until_it_must_be_known() {
+    accepts(&theft((100, 228), 35));
+    accepts(&theft((100, 228), 600));
+    finds("steal", &theft((100, 228), 700));
+    let why: Vec<Excuse> =
+        verdict(&theft((100, 228), 600)).excused.iter().map(|excused| excused.why).collect();
+    assert_eq!(why, [Excuse::Stolen]);
+    // Where something is broken, it may hear of it from the clock alone.
+    accepts(&format!("{}\n30 soak fault 500ms p0.1 BlackHole", theft((100, 228), 900)));
+    // A lock that nobody steals from is no place for it.
+    let quiet: String = theft((100, 228), 35)
+        .lines()
+        .filter(|line| !line.contains("steal") && !line.contains("stolen 0"))
+        .map(|line| line.to_owned() + "\n")
+        .collect();
+    let quiet = quiet + "29 p1.1 wanted 0 loot-ash lock 0";
+    finds("overlap", &quiet.replace("35 p0.1", "135 p0.1").replace("35ms", "135ms"));
+}
+
+#[test]
+fn thief_without_the_largest_fence_is_found() {
+    finds("steal", &theft((228, 100), 35));
+    finds("steal", &theft((228, 228), 35));
+    // Handed off by the process of the old holder, before it knew.
+    let handed = |fence: u64, until: u64| {
+        format!(
+            "{}
+             20 p0.1 wanted 9 loot-ash lock 0
+             36 p0.1 granted 9 {fence} check
+             {until} p0.1 fired 9 {until}ms stolen",
+            theft((100, 228), 35)
+        )
+    };
+    accepts(&handed(101, 300));
+    finds("steal", &handed(101, 700));
+}
+
+#[test]
+fn view_whose_terms_go_back_is_found() {
+    let sees = |at: u64, who: &str, term: u64, holder: &str, value: &str| {
+        format!("{at} {who} observed lead-ash {term} {holder} {value}\n")
+    };
+    let good = sees(10, "p0.1", 5, "m:1", "-") + &sees(11, "p0.1", 5, "m:1", "m:1");
+    let good = good + &sees(12, "p0.1", 0, "m:2", "none") + &sees(13, "p0.1", 7, "m:2", "m:2");
+    accepts(&good);
+    // Another view may be behind.
+    accepts(&(good.clone() + &sees(14, "p1.1", 5, "m:1", "m:1")));
+    finds("term", &(good.clone() + &sees(14, "p0.1", 5, "m:1", "m:1")));
+    finds("term", &(good.clone() + &sees(14, "p1.1", 7, "m:3", "m:3")));
+    finds("value", &(good + &sees(14, "p0.1", 9, "m:3", "m:2")));
+}
+
+#[test]
+fn leaders_who_believe_at_once_are_found() {
+    let next = |granted: u64, term: u64| {
+        format!(
+            "10 p0.1 wanted 0 lead-ash lead 0
+             11 p0.1 granted 0 100 check
+             12 p1.1 wanted 0 lead-ash campaign 600
+             40 p0.1 released 0 39ms
+             {granted} p1.1 granted 0 {term} check
+             60 p1.1 released 0 59ms"
+        )
+    };
+    accepts(&next(41, 228));
+    finds("overlap", &next(30, 228));
+    finds("fence", &next(41, 99));
 }

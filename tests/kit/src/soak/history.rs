@@ -99,6 +99,15 @@ events! {
     /// About to call `force_unlock`, and it has succeeded. Without the second it may still come.
     Forcing = "forcing" { ask: u64, name: String }
     Forced = "forced" { ask: u64 }
+    /// About to steal the name, and the call has returned. Without the second it may still come.
+    Stealing = "stealing" { ask: u64, name: String }
+    Stolen = "stolen" { ask: u64 }
+    /// The body of a job is about to fail, so the key stays open.
+    Failed = "failed" { ask: u64 }
+    /// The job is done, and its key was closed for so long.
+    Ran = "ran" { ask: u64, keep_ms: u64 }
+    /// A view shows this leader now: its term or 0, its holder and its value or `none`.
+    Observed = "observed" { name: String, term: u64, holder: String, value: String }
     /// The process stood still until now, as a thread that only sleeps saw.
     Stalled = "stalled" { ms: u64 }
     /// The resource refused a fencing token.

@@ -1,9 +1,11 @@
 //! The outcome of each request for a lease, put together from the events.
 //!
-//! A name says what it is used as: `rw-ash` is a read-write lock, `pool3-ash` a semaphore of three permits.
+//! A name says what it is used as: `rw-ash` is a read-write lock, `pool3-ash` a semaphore of three permits, `lead-ash` an
+//! election, `job-ash` the key of a job, and `loot-ash` a lock that is stolen.
 
 use crate::soak::history::{Event, What};
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 /// What a name is used as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,15 +13,26 @@ pub enum Kind {
     Lock,
     ReadWrite,
     Semaphore { size: u32 },
+    Election,
+    Job,
+    Loot,
 }
+
+/// The longest time for which a job closes its key.
+pub const LONGEST_KEEP: Duration = Duration::from_secs(3);
 
 impl Kind {
     pub fn of(name: &str) -> Self {
         let pool = name.strip_prefix("pool").and_then(|rest| rest.split_once('-'));
         match pool.and_then(|(size, _)| size.parse().ok()) {
             Some(size) => Self::Semaphore { size },
-            None if name.starts_with("rw-") => Self::ReadWrite,
-            None => Self::Lock,
+            None => match name.split_once('-') {
+                Some(("rw", _)) => Self::ReadWrite,
+                Some(("lead", _)) => Self::Election,
+                Some(("job", _)) => Self::Job,
+                Some(("loot", _)) => Self::Loot,
+                _ => Self::Lock,
+            },
         }
     }
 }
@@ -78,6 +91,10 @@ pub struct Lease {
     /// When it was at risk, and when it was safe again.
     pub at_risk: Vec<(u64, Option<u64>)>,
     pub nested: Vec<(u64, u64)>,
+    /// Whether the body of a job failed.
+    pub failed: bool,
+    /// When a job was known to be done, and for how long its key was closed.
+    pub ran: Option<(u64, u64)>,
     /// From when to when its holder believed in it, by the oracle.
     pub believed: Option<(u64, u64)>,
 }
@@ -126,6 +143,12 @@ impl Lease {
         self.released.into_iter().chain(fired).min()
     }
 
+    /// Whether it was there for the whole call, and would have been woken. A set may wait for another one of its names, a
+    /// candidate pauses after a failure, and a job or a thief asks when it asks.
+    pub fn waits(&self) -> bool {
+        !["try", "set", "lead", "once", "steal"].contains(&&*self.how)
+    }
+
     /// Since when the holder has the name in this mode. Who changed the mode, or tried to, had the name all the time:
     /// at least as a reader.
     pub fn held_since(&self) -> Option<u64> {
@@ -170,6 +193,8 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
                 fired: None,
                 at_risk: Vec::new(),
                 nested: Vec::new(),
+                failed: false,
+                ran: None,
                 believed: None,
             };
             leases.insert((who, *ask), lease);
@@ -189,6 +214,8 @@ pub fn leases(history: &[Event]) -> Vec<Lease> {
             What::Aside { .. } => lease.aside = Some(at),
             What::Unreleased { why, .. } => lease.unreleased = Some((at, why.clone())),
             What::Forgot { .. } => lease.forgot = Some(at),
+            What::Failed { .. } => lease.failed = true,
+            What::Ran { keep_ms, .. } => lease.ran = Some((at, keep_ms * 1_000_000)),
             What::Nested { fence, .. } => lease.nested.push((at, *fence)),
             What::Checked { last_ok, .. } => lease.last_ok = lease.last_ok.max(*last_ok),
             What::AtRisk { .. } => lease.at_risk.push((at, None)),
@@ -222,6 +249,8 @@ fn ask_of(what: &What) -> Option<u64> {
         | What::Shares { ask, .. }
         | What::Aside { ask }
         | What::Forgot { ask }
+        | What::Failed { ask }
+        | What::Ran { ask, .. }
         | What::Checked { ask, .. }
         | What::AtRisk { ask }
         | What::Safe { ask }

@@ -38,6 +38,13 @@
 //! - *memory*: what a process keeps in an outage does not grow with its length.
 //! - *needless loss*: no lease expires, and no release fails, while nothing is broken. What goes wrong *inside* a process, a log that blocks or
 //!   panics, a runtime that ends, a future that nobody polls, breaks nothing for the others and excuses nothing.
+//! - *term*: what a view of an election shows never goes back, and one holder has a term. That one leads at a time is
+//!   *overlap*, and that terms grow is *fence*, since to lead is to hold the name.
+//! - *value*: a view shows with a leader the value that it has told, or none, and never that of another.
+//! - *job*: after a success, no other run of that job begins within the time for which its key was closed; and nobody is told
+//!   that a job was done that nobody did.
+//! - *steal*: a thief's fencing token is larger than those of all who had the name before. From some time after it, nobody
+//!   with a smaller one believes: until the next renewal of the old holder, and what an attempt may take.
 //! - *left over*: no lock key, no key without a time to live, no channel.
 //! - *count*: at rest, the store has the hold counts that are believed.
 //! - *contradiction*: what a process found by itself, such as a loss that was not final; a manager that says that it
@@ -47,7 +54,8 @@
 //! A *wipe* is the removal of a key by somebody else: FLUSHALL, DEL, a crash without persistence,
 //! `force_unlock`. The old holder learns of it at its next contact, or by the clock: no renewal is confirmed
 //! after the wipe, so its belief ends before wipe + T. Overlaps and fences out of order are excused in that
-//! time, and in no other. The rule *update* has no such excuse: there the smaller token must be refused.
+//! time, and in no other. A steal is excused in the same way, since it is documented to let two believe: only the rule *steal*
+//! bounds that more closely, where nothing is broken. The rule *update* has no such excuse: there the smaller token must be refused.
 //!
 //! # By store
 //!
@@ -67,10 +75,13 @@
 //! All that is excused is counted, and the report says how much it was.
 
 mod bounds;
+mod jobs;
 mod kept;
 mod met;
 mod rules;
 mod shared;
+mod steals;
+mod terms;
 
 use crate::soak::history::{Event, What};
 use crate::soak::leases::{Kind, Lease, Setting, leases, settings};
@@ -104,6 +115,8 @@ pub struct Excused {
 pub enum Excuse {
     /// The key was taken away.
     Wiped,
+    /// Somebody has stolen it.
+    Stolen,
     /// Another primary serves, which had not been told of the grant.
     Replaced,
     /// The store had told the holder, who had no grace.
@@ -175,6 +188,9 @@ pub fn judge(history: &[Event]) -> Verdict {
     }
     case.overlaps_and_fences();
     case.updates();
+    case.jobs();
+    case.steals();
+    case.terms();
     case.waits();
     case.keys_of_nobody();
     case.needless();
@@ -197,6 +213,7 @@ fn rules(history: &[Event]) -> Rules {
 
 fn wipes(history: &[Event]) -> Vec<Wipe> {
     let mut wipes = Vec::new();
+    // Forced releases and steals that have begun.
     let mut forcing: BTreeMap<(&str, u64), usize> = BTreeMap::new();
     for Event { at, who, what } in history {
         let mut wipe = |name: &String, until: u64, why| {
@@ -213,7 +230,11 @@ fn wipes(history: &[Event]) -> Vec<Wipe> {
                 wipe(name, at + FORCED_LATE, Excuse::Wiped);
                 forcing.insert((who, *ask), wipes.len() - 1);
             }
-            What::Forced { ask } => {
+            What::Stealing { ask, name } => {
+                wipe(name, at + FORCED_LATE, Excuse::Stolen);
+                forcing.insert((who, *ask), wipes.len() - 1);
+            }
+            What::Forced { ask } | What::Stolen { ask } => {
                 if let Some(which) = forcing.get(&(who.as_str(), *ask)) {
                     wipes[*which].span.1 = *at;
                 }
@@ -288,7 +309,7 @@ impl Case<'_> {
 
     /// Returns whether the wipe of its name excuses the holder of this lease.
     fn serves(&self, wipe: &Wipe, older: &Lease) -> bool {
-        let may_be_lost = || wipe.why == Excuse::Wiped || Self::is_new(wipe, older);
+        let may_be_lost = || wipe.why != Excuse::Replaced || Self::is_new(wipe, older);
         wipe.name == older.name && (may_be_lost() || self.may_lack_a_renewal(wipe, older))
     }
 
@@ -503,8 +524,7 @@ impl Case<'_> {
             }
             let bound = setting.longest_free() + REACTION;
             for (name, span) in &free {
-                // A set may wait for another one of its names.
-                let waits_for_it = **name == lease.name && lease.how != "set";
+                let waits_for_it = **name == lease.name && (lease.how == "try" || lease.waits());
                 let Some(idle) = overlap(*span, wait).filter(|_| waits_for_it) else {
                     continue;
                 };

@@ -90,11 +90,13 @@ impl Flow {
         } else if self.random.once_in(20) {
             // Dropped in the middle of a step.
             let middle = how_long / 2;
-            let _ =
-                timeout(middle, self.steps(place, lock, &mut held.belief, &held.lease, how_long))
-                    .await;
+            let _ = timeout(
+                middle,
+                self.steps(place, Some(lock), &mut held.belief, &held.lease, how_long),
+            )
+            .await;
         } else {
-            self.steps(place, lock, &mut held.belief, &held.lease, how_long).await;
+            self.steps(place, Some(lock), &mut held.belief, &held.lease, how_long).await;
         }
         if self.random.once_in(100) {
             return self.end_aside(place, lock, held).await;
@@ -112,7 +114,7 @@ impl Flow {
                 let Some(mut belief) = asked.take().map(|ask| ask.granted(lease, false)) else {
                     return;
                 };
-                self.steps(place, lock, &mut belief, lease, how_long).await;
+                self.steps(place, Some(lock), &mut belief, lease, how_long).await;
             })
             .await;
         match (entered, ask) {
@@ -137,11 +139,23 @@ impl Flow {
         }
     }
 
+    /// Mostly the same, and once in `n` times for longer than the time to live.
+    pub fn at_times_long(&mut self, n: usize, ttl: Duration) -> Duration {
+        let long = self.random.once_in(n);
+        if long {
+            ttl.mul_f64(1.0 + self.random.below(100) as f64 / 100.0)
+        } else {
+            self.how_long(ttl)
+        }
+    }
+
     /// Works under the lease, a check before each step, until the time is over or the lease is lost.
-    async fn steps(
+    ///
+    /// With its lock, it may enter again.
+    pub async fn steps(
         &mut self,
         place: &Place,
-        lock: &mut Lock,
+        mut lock: Option<&mut Lock>,
         belief: &mut Belief,
         lease: &Lease,
         how_long: Duration,
@@ -176,7 +190,7 @@ impl Flow {
                 }
                 Err(error) => self.process.broken(format!("the ledger does not answer: {error}")),
             }
-            if enters {
+            if let Some(lock) = lock.as_deref_mut().filter(|_| enters) {
                 enters = false;
                 self.enter_again(lock, belief, lease).await;
             }

@@ -45,6 +45,10 @@ const TOGETHER: u64 = 501;
 const SETS: u64 = 502;
 /// The parts of the seed of those who share names.
 pub const SHARERS: Range<u64> = 600..610;
+/// Those of candidates, of those who run jobs, and of thieves.
+const CANDIDATES: Range<u64> = 700..704;
+const WORKERS: Range<u64> = 710..712;
+const THIEVES: Range<u64> = 720..723;
 /// So many of them hold for longer than the time to live, so that an outage meets somebody who feels it.
 const LONG_HOLDERS: u64 = 2;
 
@@ -77,6 +81,10 @@ pub struct Process {
     pub places: Vec<Place>,
     /// The names that several share.
     pub shared: Vec<Place>,
+    /// Elections, jobs, and names that are stolen.
+    pub led: Vec<Place>,
+    pub jobs: Vec<Place>,
+    pub loot: Vec<Place>,
     ledger_port: u16,
     pub inside: Arc<Inside>,
     pub orders: watch::Receiver<Order>,
@@ -128,8 +136,27 @@ pub fn live(arguments: &[String]) -> Result<(), String> {
     let places =
         if dedicated_thread { first_runtime(seed, places)? } else { runtime.block_on(places) };
     let is_lock = |place: &Place| Kind::of(&place.name) == Kind::Lock;
-    let (places, shared) = places.into_iter().partition(is_lock);
-    let process = Arc::new(Process { diary, places, shared, ledger_port, inside, orders });
+    let (places, others): (_, Vec<_>) = places.into_iter().partition(is_lock);
+    let mut process = Process {
+        diary,
+        places,
+        shared: Vec::new(),
+        led: Vec::new(),
+        jobs: Vec::new(),
+        loot: Vec::new(),
+        ledger_port,
+        inside,
+        orders,
+    };
+    for place in others {
+        match Kind::of(&place.name) {
+            Kind::Election => process.led.push(place),
+            Kind::Job => process.jobs.push(place),
+            Kind::Loot => process.loot.push(place),
+            _ => process.shared.push(place),
+        }
+    }
+    let process = Arc::new(process);
     runtime.block_on(process.work(seed))
 }
 
@@ -159,9 +186,12 @@ async fn settle_in(
     for (store, mut backend) in backends.into_iter().enumerate() {
         let leases = connect(&backend, dedicated_thread, replicas).await;
         introduce(&leases, who, diary).await;
-        for kind in [Kind::ReadWrite, Kind::Semaphore { size: 1 }] {
+        for (kind, word) in [
+            (Kind::ReadWrite, "read-write locks"),
+            (Kind::Semaphore { size: 1 }, "semaphores"),
+            (Kind::Job, "jobs"),
+        ] {
             if !supports(&leases, kind, who).await {
-                let word = if kind == Kind::ReadWrite { "read-write locks" } else { "semaphores" };
                 let text = Words(format!("left out, because the store has none: {word}"));
                 diary.write(What::Seen { count: 1, text });
                 let of_kind = |name: &String| discriminant(&Kind::of(name)) == discriminant(&kind);
@@ -199,6 +229,10 @@ async fn connect(backend: &Backend, dedicated_thread: bool, replicas: bool) -> L
 async fn supports(leases: &LeaseManager, kind: Kind, who: &str) -> bool {
     loop {
         let asked = match kind {
+            Kind::Job => {
+                let job = leases.once(format!("job-of-{who}")).keep(Duration::from_millis(1));
+                job.run(async |_: &Lease| Ok::<_, ()>(())).await.map(drop)
+            }
             Kind::ReadWrite => leases.rw_lock(format!("rw-of-{who}")).try_read().await.map(drop),
             _ => leases.semaphore(format!("pool1-of-{who}"), 1).try_acquire().await.map(drop),
         };
@@ -294,6 +328,23 @@ impl Process {
         tasks.spawn(self.flow(seed, SETS)?.live_in_sets());
         for part in SHARERS {
             tasks.spawn(self.flow(seed, part)?.live_shared());
+        }
+        for part in CANDIDATES {
+            let flow = self.flow(seed, part)?;
+            if part % 2 == 0 {
+                tasks.spawn(flow.live_campaigning());
+            } else {
+                tasks.spawn(flow.live_leading());
+            }
+        }
+        for at in 0..self.led.len() {
+            tasks.spawn(Arc::clone(&self).observe(at));
+        }
+        for part in WORKERS {
+            tasks.spawn(self.flow(seed, part)?.live_with_jobs());
+        }
+        for part in THIEVES {
+            tasks.spawn(self.flow(seed, part)?.live_stealing());
         }
         tasks.spawn(guests::crowd(Arc::clone(&self), Random::part(seed, TASKS)));
         let host = Arc::clone(&self);

@@ -24,6 +24,8 @@ mod flow;
 mod guests;
 mod holder;
 mod inside;
+mod jobs;
+mod leaders;
 mod ledger;
 mod line;
 mod picture;
@@ -32,13 +34,14 @@ mod report;
 mod sets;
 mod shared;
 mod stage;
+mod steals;
 mod together;
 
 use crew::Crew;
 use faults::Plan;
 use kit::Server;
 use kit::soak::history::{Event, What, Words, now};
-use kit::soak::leases::Kind;
+use kit::soak::leases::{Kind, LONGEST_KEEP};
 use kit::soak::{history, oracle};
 use ledger::Ledger;
 use line::Line;
@@ -282,7 +285,7 @@ fn settle(crew: &Crew, backends: &[Backend], log: &Log) -> Result<(), String> {
         return Ok(());
     }
     let longest = backends.iter().map(|backend| backend.house.ttl).max().unwrap_or_default();
-    thread::sleep(longest + Duration::from_millis(500));
+    thread::sleep(longest.max(LONGEST_KEEP) + Duration::from_millis(500));
     look_for_leftovers(backends, log)?;
     for attempt in 1.. {
         let kept = count_holds(crew, backends, log)?;

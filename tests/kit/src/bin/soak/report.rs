@@ -69,6 +69,7 @@ pub fn print(history: &[Event], verdict: &Verdict) {
     println!("not granted {}", listed(&refusals));
     for (why, text) in [
         (Excuse::Wiped, "of names whose key was taken away"),
+        (Excuse::Stolen, "of names that were stolen"),
         (Excuse::Replaced, "with leases that were granted while a primary was replaced"),
         (Excuse::Told, "with leases whose loss was told before, without a grace"),
     ] {

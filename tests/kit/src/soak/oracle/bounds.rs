@@ -82,9 +82,7 @@ impl Case<'_> {
                 })
                 .collect();
             has.sort_unstable();
-            let waiting = own
-                .iter()
-                .filter(|lease| !["try", "set"].contains(&&*lease.how) && lease.aside.is_none());
+            let waiting = own.iter().filter(|lease| lease.waits() && lease.aside.is_none());
             for lease in waiting {
                 let mut from = lease.asked;
                 let until = lease.answered().unwrap_or(from);

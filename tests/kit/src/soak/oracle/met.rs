@@ -96,6 +96,35 @@ impl Case<'_> {
             let beside = self.side_by_side(|mode| matches!(mode, Mode::Permits(_)));
             met.extend([("permits beside each other", beside), ("bundles of permits", bundles)]);
         }
+        let told = |word: &str| {
+            let gave_up = self.leases.iter().filter_map(|lease| lease.gave_up.as_ref());
+            gave_up.filter(|(_, why)| why == word).count() as u64
+        };
+        if asked(|kind| kind == Kind::Election) {
+            let views = self.history.iter();
+            let observed = views.filter(|event| matches!(event.what, What::Observed { .. }));
+            met.extend([
+                ("terms by hand", granted(|lease| lease.how == "campaign")),
+                ("terms of candidates that stand again", granted(|lease| lease.how == "lead")),
+                ("leaders seen by views", observed.count() as u64),
+            ]);
+        }
+        if asked(|kind| kind == Kind::Job) {
+            met.extend([
+                ("jobs done", granted(|lease| lease.ran.is_some())),
+                ("jobs that failed", granted(|lease| lease.failed)),
+                ("jobs done before", told("before")),
+                ("jobs done elsewhere", told("elsewhere")),
+            ]);
+        }
+        if asked(|kind| kind == Kind::Loot) {
+            let stolen: fn(&Lease) -> bool =
+                |lease| lease.fired.as_ref().is_some_and(|(_, why)| why == "stolen");
+            met.push(("thefts", granted(|lease| lease.how == "steal")));
+            if self.rules.thefts_are_told {
+                met.push(("holders told of a theft", granted(stolen)));
+            }
+        }
         met
     }
 

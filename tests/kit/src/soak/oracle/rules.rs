@@ -10,6 +10,8 @@ pub struct Rules {
     pub handed_on: bool,
     /// Whether a loss that the store tells, and not the clock, comes without a wipe: then without a grace, too.
     pub told_without_grace: bool,
+    /// Whether the old holder is told by which means it has lost a name that was stolen.
+    pub thefts_are_told: bool,
     pub sent_twice: bool,
     pub behind_proxies: bool,
     /// Whether no lease expires but for a fault.
@@ -33,6 +35,7 @@ const REDIS: Rules = Rules {
     kept_by_downgrade: false,
     handed_on: true,
     told_without_grace: false,
+    thefts_are_told: true,
     sent_twice: true,
     behind_proxies: true,
     keeps_leases: false,
@@ -100,6 +103,7 @@ impl Rules {
                 // A grant has one token, so with tokens nothing is handed on.
                 handed_on: false,
                 kept_by_downgrade: true,
+                thefts_are_told: false,
                 sent_twice: false,
                 recovery: 3 * SECOND,
                 must_strike: &[

@@ -207,8 +207,9 @@ pub fn left_on(server: &Server, label: &str) -> Result<Vec<String>, String> {
     for key in ask(&["KEYS", "*"])? {
         let key = key.text();
         // The last fencing token of each name is remembered, and the size of an idle semaphore.
-        // So is why a name was forced open.
-        if ["redisson_lock_token:", "leasehold_note:"].iter().any(|kept| key.starts_with(kept)) {
+        // So is why a name was forced open, and for a while what a holder has told that was killed.
+        const KEPT: [&str; 3] = ["redisson_lock_token:", "leasehold_note:", "leasehold_meta:"];
+        if KEPT.iter().any(|kept| key.starts_with(kept)) {
             continue;
         }
         let untagged = key.trim_start_matches('{').replace("}:timeout", "");

@@ -63,7 +63,7 @@ fn owners(name: &str, keys: &[Key]) -> BTreeSet<Owner> {
     let is_pool = matches!(Kind::of(name), Kind::Semaphore { .. });
     let mut its = keys.iter().filter(|key| key.name == if is_pool { &permits } else { name });
     match Kind::of(name) {
-        Kind::Lock => {
+        Kind::Lock | Kind::Election | Kind::Job | Kind::Loot => {
             // What is there and has no holder is no lock.
             let holder = |key: &Key| key.tokens.first().cloned().unwrap_or_default();
             BTreeSet::from([its.next().map(holder)])

@@ -202,6 +202,7 @@ impl Shared {
         *task = Some(tokio::spawn(async move {
             let mut observer = observer;
             tokio::select! {
+                biased;
                 () = stop.cancelled() => {}
                 () = observer.run() => {}
             }
@@ -258,9 +259,10 @@ impl Observer {
             // No reading waits for a subscription. After a failure the next one begins after the next reading.
             loop {
                 let subscribed = tokio::select! {
+                    biased;
+                    () = core.until_closed() => break,
                     () = hint(&mut hints) => break,
                     () = &mut pause => break,
-                    () = core.until_closed() => break,
                     subscribed = one(&mut subscribing) => subscribed,
                 };
                 subscribing = None;

@@ -1,6 +1,7 @@
 //! The oracle: what must be true at each moment, whatever the store and the network do.
 
 mod alone;
+mod services;
 
 use super::plan::{HoldId, Plan, ms};
 use super::server::{Server, excludes, permits};
@@ -8,6 +9,7 @@ use alone::Alone;
 use leasehold::clock::Instant;
 use leasehold::store::{Mode, Name};
 use leasehold::{ErrorKind, Lease, Loss};
+use services::Services;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use tokio_util::sync::CancellationToken;
@@ -47,10 +49,17 @@ pub enum Sometimes {
     Upgrade,
     UpgradeRefused,
     NestedInWrite,
+    Led,
+    LedAgain,
+    SawLeader,
+    JobRan,
+    JobFailed,
+    JobBefore,
+    JobElsewhere,
 }
 
 impl Sometimes {
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 39] = [
         Self::Loss,
         Self::BlipSurvived,
         Self::Duplicate,
@@ -83,6 +92,13 @@ impl Sometimes {
         Self::Upgrade,
         Self::UpgradeRefused,
         Self::NestedInWrite,
+        Self::Led,
+        Self::LedAgain,
+        Self::SawLeader,
+        Self::JobRan,
+        Self::JobFailed,
+        Self::JobBefore,
+        Self::JobElsewhere,
     ];
 }
 
@@ -105,6 +121,8 @@ pub struct Belief {
     downgrades: bool,
     fence: u64,
     opened: u64,
+    /// When it may have been granted at the earliest.
+    granted: u64,
     lost: Option<Loss>,
     leases: Vec<Held>,
 }
@@ -195,6 +213,8 @@ pub struct Judge {
     /// When a process last had a name.
     own: BTreeMap<(usize, Name), u64>,
     ids: u64,
+    /// Jobs, and what views of an election have shown.
+    pub services: Services,
 }
 
 impl Judge {
@@ -219,6 +239,7 @@ impl Judge {
             heard: BTreeMap::new(),
             own: BTreeMap::new(),
             ids: 0,
+            services: Services::default(),
         }
     }
 
@@ -441,6 +462,7 @@ impl Judge {
             downgrades: false,
             fence,
             opened,
+            granted: opened,
             lost: None,
             leases: Vec::new(),
         });
@@ -540,7 +562,7 @@ impl Judge {
                     end.is_some_and(|end| at >= end) && !self.is_calm_for(ended, plan.settled())
                 }
                 Loss::Gone | Loss::Taken => known.wounded,
-                Loss::MaxHold => plan.max_hold.is_some_and(|max| now + 1 >= belief.opened + max),
+                Loss::MaxHold => plan.max_hold.is_some_and(|max| now + 1 >= belief.granted + max),
                 Loss::Revoked => revoking.contains(&client),
                 Loss::Closed => closing.contains(&client),
                 _ => false,

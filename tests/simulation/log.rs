@@ -17,7 +17,9 @@ use tracing::subscriber::{Interest, NoSubscriber};
 use tracing::{Event, Metadata, Subscriber};
 
 /// What writes where a user's future is polled: the span of a call, and what happens in it.
-const IN_CALLS: [&str; 6] = [
+const IN_CALLS: [&str; 8] = [
+    "leasehold::election::candidate",
+    "leasehold::once",
     "leasehold::engine::hints",
     "leasehold::lease",
     "leasehold::engine::acquire",
@@ -25,6 +27,9 @@ const IN_CALLS: [&str; 6] = [
     "leasehold::engine::acquire::asking",
     "leasehold::engine::acquire::line",
 ];
+
+/// What writes in a task of its own on the user's runtime, which delays no engine.
+const VIEW: &str = "leasehold::election::view";
 
 /// The log of one run; at its end the log goes on.
 pub struct Log {
@@ -129,6 +134,9 @@ impl Inner {
 
     fn called_here(&self, by: Option<&Metadata<'_>>, may_panic: bool) {
         let user = USER.try_with(|()| ()).is_ok();
+        if by.is_some_and(|by| by.target() == VIEW) {
+            return;
+        }
         let mut state = self.state();
         if !(user && by.is_none_or(|by| IN_CALLS.contains(&by.target()))) {
             let (target, line) = by.map_or(("a span", None), |by| (by.target(), by.line()));

@@ -18,6 +18,9 @@ const LAST: u64 = 74000;
 /// And with this, without those who share names.
 const SHARES: u64 = 75000;
 
+/// And with this, without services.
+const SERVES: u64 = 76000;
+
 /// All times in milliseconds.
 pub struct Plan {
     pub ttl: u64,
@@ -47,6 +50,10 @@ pub struct Plan {
     pub size: u32,
     /// Chance for those.
     pub shares: Dice,
+    /// How many tasks of each process stand in an election and run jobs; none in most stories.
+    pub services: u64,
+    /// Chance for those.
+    pub serves: Dice,
 }
 
 /// What writing a line of the log does.
@@ -156,6 +163,8 @@ impl Plan {
         let mut shares = Dice::new(seed ^ SHARES);
         let sharers = if shares.percent(40) { shares.between(1, 4) } else { 0 };
         let size = shares.between(1, 4) as u32;
+        let mut serves = Dice::new(seed ^ SERVES);
+        let services = if serves.percent(15) { serves.between(1, 3) } else { 0 };
         Self {
             ttl,
             poll: dice.pick(&[ttl / 10, ttl / 3, ttl]),
@@ -175,6 +184,8 @@ impl Plan {
             sharers,
             size,
             shares,
+            services,
+            serves,
         }
     }
 

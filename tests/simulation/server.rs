@@ -3,7 +3,10 @@
 //! It decides by compatibility of modes, in its own words: it shares no code with the stores.
 
 use super::plan::HoldId;
-use leasehold::store::{Absence, Acquire, Acquired, HolderId, Mode, Name, Place, Release, Renewal};
+use leasehold::store::{
+    Absence, Acquire, Acquired, Annotate, Closed, HolderId, HolderInfo, Mark, Metadata, Mode, Name,
+    Place, Release, Renewal,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -17,6 +20,10 @@ pub struct Entry {
     pub mode: Mode,
     pub count: u32,
     pub fence: Option<u64>,
+    /// What its holder tells of itself.
+    told: Option<Metadata>,
+    /// It is a mark that keeps the name closed, since this time in milliseconds.
+    closed: Option<(Mark, u64)>,
     /// In microseconds of the server's clock.
     expires: u64,
     /// In milliseconds of true time.
@@ -135,7 +142,8 @@ impl Server {
         let entries = self.of_name(name, now);
         let rival = entries.iter().any(|entry| excludes(entry.mode, mode));
         let absence = if rival { Absence::Taken } else { Absence::Gone };
-        entries.iter_mut().find(|entry| entry.token == token).ok_or(absence)
+        let own = |entry: &&mut Entry| entry.token == token && entry.closed.is_none();
+        entries.iter_mut().find(own).ok_or(absence)
     }
 
     pub fn acquire(
@@ -195,7 +203,9 @@ impl Server {
                     _ => self.fence(name, request, clock),
                 };
                 let (token, count) = (request.holder, request.count);
-                let entry = Entry { token, hold, mode, count, fence, expires, granted: now };
+                let (told, closed) = (None, None);
+                let entry =
+                    Entry { token, hold, mode, count, fence, told, closed, expires, granted: now };
                 self.of_name(name, now).push(entry);
                 (Acquired::granted(sent, fence), Deed::Created)
             }
@@ -261,6 +271,16 @@ impl Server {
     /// Also whether others may be let in now.
     pub fn release(&mut self, now: u64, request: &Release) -> (Option<Absence>, bool) {
         let (name, mode) = (&request.target.name, request.target.mode);
+        if let (0, Some(keep)) = (request.count, request.keep) {
+            let (expires, mut entries) =
+                (self.expiry(now, keep.time), self.of_name(name, now).iter_mut());
+            let own = entries.find(|entry| entry.token == request.holder);
+            let Some(own) = own else { return (Some(Absence::Gone), false) };
+            if own.closed.is_none() {
+                (own.closed, own.expires) = (Some((keep.mark, now)), expires);
+            }
+            return (None, false);
+        }
         match self.own(name, request.holder, mode, now) {
             Err(absence) => (Some(absence), false),
             Ok(entry) if request.count > 0 => {
@@ -287,18 +307,29 @@ impl Server {
         }
     }
 
+    /// Writes what a holder tells, or deletes it. Whether it has the name.
+    pub fn annotate(&mut self, now: u64, request: &Annotate) -> bool {
+        let (name, mode) = (&request.target.name, request.target.mode);
+        let Ok(entry) = self.own(name, request.holder, mode, now) else { return false };
+        let Some(metadata) = &request.metadata else { return entry.told.take().is_some() };
+        if entry.told.as_ref().is_none_or(|told| told.revision < metadata.revision) {
+            entry.told = Some(metadata.clone());
+        }
+        true
+    }
+
     /// Deletes what is under a name; whose it was.
     pub fn delete(&mut self, name: &Name, now: u64) -> Vec<HoldId> {
         let entries = std::mem::take(self.of_name(name, now));
         entries.into_iter().map(|entry| entry.hold).collect()
     }
 
-    /// All live entries.
+    /// All live entries, but for marks.
     pub fn entries(&mut self, now: u64) -> Vec<(Name, Entry)> {
         let clock = self.clock(now);
         let all = self.data.holds.iter();
         let all = all.flat_map(|(name, entries)| entries.iter().map(move |each| (name, each)));
-        let live = all.filter(|(_, entry)| entry.expires > clock);
+        let live = all.filter(|(_, entry)| entry.expires > clock && entry.closed.is_none());
         live.map(|(name, entry)| (name.clone(), entry.clone())).collect()
     }
 
@@ -322,5 +353,19 @@ impl Server {
 
     pub fn step(&mut self, millis: i64) {
         self.step += millis * 1000;
+    }
+}
+
+impl Entry {
+    /// What an observer is told.
+    pub fn info(self, now: u64) -> HolderInfo {
+        let holder = self.token.to_string();
+        if let Some((mark, since)) = self.closed {
+            let ago = Duration::from_millis(now - since);
+            return HolderInfo::closed(Closed::new(mark, ago, holder), None);
+        }
+        HolderInfo::new(holder, self.count.into(), None)
+            .with_mode(self.mode)
+            .with_metadata(self.told)
     }
 }

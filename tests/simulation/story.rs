@@ -39,6 +39,8 @@ pub struct Story {
     last: Dice,
     /// For those who share names.
     shares: Dice,
+    /// For those who lead, and run jobs.
+    serves: Dice,
     pub processes: Vec<Process>,
     /// Flows and closings of processes and runtimes that are gone, and what heals later.
     pub rest: Vec<JoinHandle<()>>,
@@ -63,7 +65,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
     let (odd, users, last) = (plan.odd.clone(), plan.users.clone(), plan.last.clone());
-    let shares = plan.shares.clone();
+    let (shares, serves) = (plan.shares.clone(), plan.serves.clone());
     let world = runtime.block_on(USER.scope((), async move {
         let world = World::new(plan, dice.fork(), calls, keep_log);
         let story = Story {
@@ -73,6 +75,7 @@ pub fn run_with(seed: u64, keep_log: bool, change: impl FnOnce(&mut Plan)) -> Ou
             users,
             last,
             shares,
+            serves,
             processes: Vec::new(),
             rest: Vec::new(),
             tasks: 0,
@@ -145,6 +148,14 @@ impl Story {
             let flow = self.sharer(&client, &manager);
             flows.push(Task::spawn(flow.gate.clone(), false, flow.share()));
         }
+        for _ in 0..plan.services {
+            let flow = self.server(&client, &manager);
+            flows.push(Task::spawn(flow.gate.clone(), false, flow.serve()));
+        }
+        if plan.services > 0 {
+            let flow = self.server(&client, &manager);
+            flows.push(Task::spawn(flow.gate.clone(), false, flow.observe()));
+        }
         self.processes.push(Process { client, manager, flows });
     }
 
@@ -154,28 +165,31 @@ impl Story {
         manager: &LeaseManager,
         (dice, odd): (Dice, Dice),
     ) -> Flow {
+        let last = self.last.fork();
+        self.flow_of(client, manager, [dice, odd, last])
+    }
+
+    fn sharer(&mut self, client: &Client, manager: &LeaseManager) -> Flow {
+        let dice = [self.shares.fork(), self.shares.fork(), self.shares.fork()];
+        self.flow_of(client, manager, dice)
+    }
+
+    /// One that leads, and runs jobs.
+    fn server(&mut self, client: &Client, manager: &LeaseManager) -> Flow {
+        let dice = [self.serves.fork(), self.serves.fork(), self.serves.fork()];
+        self.flow_of(client, manager, dice)
+    }
+
+    fn flow_of(&mut self, client: &Client, manager: &LeaseManager, dice: [Dice; 3]) -> Flow {
         self.tasks += 1;
+        let [dice, odd, last] = dice;
         Flow {
             client: client.clone(),
             manager: manager.clone(),
             task: self.tasks,
             dice,
             odd,
-            last: self.last.fork(),
-            gate: Gate::new(&self.world, (client.id, self.tasks)),
-            over: Arc::clone(&self.over),
-        }
-    }
-
-    fn sharer(&mut self, client: &Client, manager: &LeaseManager) -> Flow {
-        self.tasks += 1;
-        Flow {
-            client: client.clone(),
-            manager: manager.clone(),
-            task: self.tasks,
-            dice: self.shares.fork(),
-            odd: self.shares.fork(),
-            last: self.shares.fork(),
+            last,
             gate: Gate::new(&self.world, (client.id, self.tasks)),
             over: Arc::clone(&self.over),
         }

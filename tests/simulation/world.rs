@@ -8,10 +8,9 @@ use super::server::{Deed, Server};
 use async_trait::async_trait;
 use leasehold::clock::Clock;
 use leasehold::store::{
-    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo, Inbox,
-    Inspect, Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Release, Released,
-    RenewBatch, Renewal, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting,
-    Wakeups, Want,
+    Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
+    Inspection, Leave, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewal,
+    Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -529,6 +528,7 @@ impl Store for Client {
     fn capabilities(&self) -> Capabilities {
         let can =
             Capabilities::default().with_steals(false).with_renewal_batch(self.world.plan.batch);
+        let can = can.with_keeps(true);
         let permits = Mode::Permits { size: 1, take: 1 };
         can.with_mode(Mode::Read).with_mode(Mode::Write).with_mode(permits)
     }
@@ -697,16 +697,18 @@ impl Store for Client {
         let limit = request.timeout;
         let run = move |inner: &mut Inner, _: &Arc<World>, now: u64| {
             let entries = inner.server.holders(&request.target.name, now);
-            Inspection::new(entries.into_iter().map(|entry| {
-                let info = HolderInfo::new(entry.token.to_string(), entry.count.into(), None);
-                info.with_mode(entry.mode)
-            }))
+            Inspection::new(entries.into_iter().map(|entry| entry.info(now)))
         };
         self.call(String::new(), Sort::Passed, limit, run, |_, _, _| ()).await
     }
 
-    async fn annotate(&self, _: Annotate) -> Result<bool> {
-        Err(Metadata::unsupported())
+    async fn annotate(&self, request: Annotate) -> Result<bool> {
+        let limit = request.timeout;
+        let hold = self.hold(request.holder);
+        let what = self.words(format_args!("annotate {} {hold:?}", request.target.name));
+        let run =
+            move |inner: &mut Inner, _: &Arc<World>, now: u64| inner.server.annotate(now, &request);
+        self.call(what, Sort::Change, limit, run, |_, _, _| ()).await
     }
 
     async fn watch(&self, _: Inspect) -> Result<Option<Wakeups>> {

@@ -87,7 +87,11 @@ impl Judge {
 
     /// A renewal is sent for a hold that somebody has.
     pub(super) fn is_renewed(&mut self, plan: &Plan, now: u64, hold: HoldId) {
-        let had = self.known(hold).had;
+        let known = self.known(hold);
+        let had = known.had.max(known.sought);
+        if known.had == 0 && self.is_on_its_way(hold) {
+            return;
+        }
         if now > had + late(plan) && !self.gone.contains(&hold.0) {
             self.fail(now, format_args!("{hold:?} is renewed, and nobody has it since {had} ms"));
         }

@@ -1,6 +1,6 @@
 //! Three ZooKeeper servers that see each other.
 
-use super::{Harm, Key, Servers, Strike};
+use super::{Harm, Key, Servers, Strike, main_key};
 use crate::faults::ServerKind;
 use crate::line::Line;
 use kit::topology::until;
@@ -121,7 +121,7 @@ impl Servers for Ensemble {
                 let mut keys = Vec::new();
                 for name in names {
                     if let Some((_, token)) = first(&session, name).await? {
-                        keys.push(Key { name: name.clone(), ttl: 0, tokens: vec![token] });
+                        keys.push(Key { name: main_key(name), ttl: 0, tokens: vec![token] });
                     }
                 }
                 client = Some(session);

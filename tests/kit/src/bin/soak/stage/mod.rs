@@ -16,6 +16,7 @@ pub use watch::watch;
 use crate::faults::ServerKind;
 use crate::line::Line;
 use kit::soak::history::{Event, What};
+use kit::soak::leases::Kind;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -93,6 +94,14 @@ pub struct Key {
 impl Key {
     /// The token of nobody.
     pub const UNKNOWN: &str = "?:0";
+}
+
+/// The key that has the holders of a name: of a semaphore, the set of its permits.
+pub fn main_key(name: &str) -> String {
+    match Kind::of(name) {
+        Kind::Semaphore { .. } => format!("{{{name}}}:timeout"),
+        _ => name.to_owned(),
+    }
 }
 
 /// Whether the name says its slot, as others do.

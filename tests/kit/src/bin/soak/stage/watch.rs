@@ -1,7 +1,7 @@
 //! Looks at the keys of a store again and again: which names are free, or have which owners, and whether
 //! anything has no end.
 
-use super::{Backend, Key, Log};
+use super::{Backend, Key, Log, main_key};
 use kit::soak::history::{What, Words, now};
 use kit::soak::leases::Kind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,9 +59,8 @@ pub fn watch(backend: &Backend, log: &Log, stop: &AtomicBool) {
 
 /// Who has a name by the keys of a server.
 fn owners(name: &str, keys: &[Key]) -> BTreeSet<Owner> {
-    let permits = format!("{{{name}}}:timeout");
-    let is_pool = matches!(Kind::of(name), Kind::Semaphore { .. });
-    let mut its = keys.iter().filter(|key| key.name == if is_pool { &permits } else { name });
+    let (main, is_pool) = (main_key(name), matches!(Kind::of(name), Kind::Semaphore { .. }));
+    let mut its = keys.iter().filter(|key| key.name == main);
     match Kind::of(name) {
         Kind::Lock | Kind::Election | Kind::Job | Kind::Loot => {
             // What is there and has no holder is no lock.

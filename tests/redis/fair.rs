@@ -1,11 +1,10 @@
 //! Fair locks on a real server: their keys, scripts, permissions and batches, and the order among processes.
 
 use super::errors::{app, lease_url, set_user};
+use kit::order::{Kind, Order, lined};
 use kit::{Cluster, Reply, Server, within};
 use leasehold::{ErrorKind, LeaseManager};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 include!("../../src/store/redis/compose.rs");
@@ -31,16 +30,6 @@ fn keys(server: &Server) -> Vec<String> {
     }
     keys.sort();
     keys
-}
-
-/// Waits until so many managers are in the line.
-async fn lined(leases: &LeaseManager, name: &str, count: usize) {
-    within(LONG, async {
-        while leases.line(name).await.expect("an answer").len() != count {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -246,70 +235,16 @@ async fn line_is_in_the_slot_of_its_lock() {
     }
 }
 
-/// Four managers with eight tasks each, which lock again and again: the order of the grants against that of the arrivals, by
-/// the clock of this host.
+/// Four managers with eight tasks each, which lock again and again: the order of the grants against that of the arrivals.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowds_of_four_managers_are_served_in_order() {
     let server = Server::start();
-    let blocker = connect(&server).await;
-    let block = blocker.lock("job").lock().await.expect("a lease");
-    let (grants, over) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
-    let mut tasks = JoinSet::new();
-    for manager in 0..4 {
-        let leases = connect(&server).await;
-        for task in 0..8_u64 {
-            let mut lock = leases.fair_lock("job");
-            let (grants, over) = (Arc::clone(&grants), Arc::clone(&over));
-            tasks.spawn(async move {
-                let mut round = 0;
-                while !over.load(Ordering::Relaxed) {
-                    let arrived = Instant::now();
-                    let lease = lock.lock().await.expect("a lease");
-                    grants.lock().expect("no panic").push((arrived, manager));
-                    lease.unlock().await.expect("a release");
-                    round += 1;
-                    tokio::time::sleep(Duration::from_micros((task * 131 + round * 977) % 4_000))
-                        .await;
-                }
-            });
-        }
-    }
-    lined(&blocker, "job", 4).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    block.unlock().await.expect("a release");
-    // How long a request travels meanwhile, there and back.
-    let mut round_trips = Vec::new();
-    let start = Instant::now();
-    while start.elapsed() < T || grants.lock().expect("no panic").len() < 500 {
-        let sent = Instant::now();
-        blocker.inspect("elsewhere").await.expect("an answer");
-        round_trips.push(sent.elapsed());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        assert!(start.elapsed() < LONG, "too slow to measure");
-    }
-    // When the first goes, nobody may be left elsewhere, and the order is that of a plain lock.
-    let grants = grants.lock().expect("no panic").clone();
-    over.store(true, Ordering::Relaxed);
-    while let Some(task) = within(LONG, tasks.join_next()).await {
-        task.expect("no panic");
-    }
-    round_trips.sort();
-    let slowest = *round_trips.last().expect("some");
-    let mut latest = grants[0].0;
-    let mut passed: Vec<Duration> = Vec::new();
-    for (arrived, _) in &grants {
-        passed.push(latest.saturating_duration_since(*arrived));
-        latest = latest.max(*arrived);
-    }
-    passed.sort();
-    let changes = grants.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
-    let worst = *passed.last().expect("some");
+    let order = Order::of(&server, &LeaseManager::builder().ttl(T), Kind::Fair, T).await;
+    let (grants, changes) = (order.grants(), order.changes());
+    let (worst, slowest) = (order.worst(), order.slowest_round_trip());
     println!(
-        "{} grants, {changes} to another manager; passed by {worst:?} at most, p99 {:?}; round trips {:?} to {slowest:?}",
-        grants.len(),
-        passed[passed.len() * 99 / 100],
-        round_trips[round_trips.len() / 2],
+        "{grants} grants, {changes} to another manager; passed by {worst:?}, round trips up to {slowest:?}"
     );
-    assert!(changes > grants.len() / 10, "{changes} of {}", grants.len());
+    assert!(changes > grants / 10, "{changes} of {grants}");
     assert!(worst <= slowest * 2, "one was passed by {worst:?}, with round trips of {slowest:?}");
 }

@@ -9,6 +9,7 @@ mod handoff;
 mod jobs;
 mod loss;
 mod preflight;
+mod resends;
 mod runtimes;
 mod scripts;
 mod sentinel;

@@ -1,6 +1,7 @@
 //! Measures leasehold against its floor (the same scripts, run bare) and against other lock crates,
 //! on a redis-server of its own. Usage: `--help`.
 
+mod aligned;
 mod alloc;
 mod arguments;
 mod contender;

@@ -1,6 +1,6 @@
 //! What leasehold is to reach, and whether it does.
 
-use crate::table::print_aligned;
+use crate::aligned::print_aligned;
 
 #[derive(Default)]
 pub struct Targets {
@@ -15,6 +15,20 @@ impl Targets {
 
     pub fn at_least(&mut self, what: &str, limit: f64, measured: Option<f64>) {
         self.judge(what, ">=", limit, measured, |value| value >= limit);
+    }
+
+    /// A figure without a target.
+    #[allow(dead_code, reason = "the benches beside other crates have a table for that")]
+    pub fn tell(&mut self, what: &str, measured: f64) {
+        self.lines.push(vec![what.to_owned(), String::new(), number(measured), String::new()]);
+    }
+
+    /// Says what the last figure is to be compared with.
+    #[allow(dead_code, reason = "the benches beside other crates have a table for that")]
+    pub fn beside(&mut self, what: impl Into<String>) {
+        if let Some(line) = self.lines.last_mut() {
+            line.push(what.into());
+        }
     }
 
     fn judge(
@@ -39,7 +53,10 @@ impl Targets {
 
     /// Whether none was missed.
     pub fn print(&self) -> bool {
-        let head = ["leasehold", "target", "measured", "met?"].map(String::from).to_vec();
+        let mut head = ["leasehold", "target", "measured", "met?"].map(String::from).to_vec();
+        if self.lines.iter().any(|line| line.len() > head.len()) {
+            head.push("beside".to_owned());
+        }
         println!("\nTargets");
         print_aligned(&[vec![head], self.lines.clone()].concat());
         self.missed == 0

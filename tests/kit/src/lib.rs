@@ -17,6 +17,7 @@ pub mod janitor;
 pub mod look;
 #[cfg(target_os = "linux")]
 pub mod namespaces;
+pub mod order;
 pub mod pipe;
 pub mod polled;
 #[cfg(target_os = "linux")]

@@ -2,28 +2,50 @@
 
 use super::{Case, Excuse, REACTION, Span, overlap};
 use crate::soak::leases::Lease;
+use std::collections::HashMap;
 
 impl Case<'_> {
     pub(super) fn steals(&mut self) {
+        let mut names: HashMap<&str, Vec<(u64, &Lease)>> = HashMap::new();
+        for lease in &self.leases {
+            if let Some(granted) = lease.granted {
+                names.entry(&lease.name).or_default().push((granted, lease));
+            }
+        }
         let mut found = Vec::new();
-        let thieves = self.leases.iter().filter(|lease| lease.how == "steal");
-        for (thief, stolen) in thieves.filter_map(|thief| Some((thief, thief.granted?))) {
-            let others = self.leases.iter().filter(|other| other.name == thief.name);
-            for (old, granted) in others.filter_map(|old| Some((old, old.granted?))) {
-                // What was taken away, or granted by a primary that was replaced, has no order.
-                if self.is_unordered(&thief.name, (granted.min(stolen), granted.max(stolen))) {
-                    continue;
+        for (name, leases) in names {
+            let setting = self.setting(name);
+            // Until the next renewal of the old holder, which may take an attempt, and a step that began before it.
+            let bound = setting.ttl / 3 + setting.attempt() + setting.grace() + REACTION;
+            for (stolen, thief) in leases.iter().filter(|(_, lease)| lease.how == "steal") {
+                for (granted, old) in &leases {
+                    let before = *granted < thief.asked;
+                    let is_first = self.rules.fenced && before && old.fence >= thief.fence;
+                    let is_old = if self.rules.fenced { old.fence < thief.fence } else { before };
+                    let until = old.believed.map_or(0, |believed| believed.1).max(*stolen);
+                    let is_late = is_old && until > stolen + bound;
+                    // What was taken away, or granted by a primary that was replaced, has no order.
+                    let span = (*granted.min(stolen), *granted.max(stolen));
+                    if !(is_first || is_late) || self.is_unordered(name, span) {
+                        continue;
+                    }
+                    if is_first {
+                        let text = format!(
+                            "{name}: {} has stolen fence {}, and {} had {} before",
+                            thief.who, thief.fence, old.who, old.fence
+                        );
+                        found.push((*stolen, text));
+                    }
+                    let trouble = self.trouble(&old.who, &setting, (*stolen, until));
+                    if is_late && until > stolen + bound + trouble.stalled && !trouble.faulty {
+                        let ms = (until - stolen) / 1_000_000;
+                        let text = format!(
+                            "{name}: {} believes {ms} ms after {} has stolen it",
+                            old.who, thief.who
+                        );
+                        found.push((until, text));
+                    }
                 }
-                let before = granted < thief.asked;
-                if self.rules.fenced && before && old.fence >= thief.fence {
-                    let text = format!(
-                        "{}: {} has stolen fence {}, and {} had {} before",
-                        thief.name, thief.who, thief.fence, old.who, old.fence
-                    );
-                    found.push((stolen, text));
-                }
-                let is_old = if self.rules.fenced { old.fence < thief.fence } else { before };
-                found.extend(self.knows_nothing(old, thief, stolen).filter(|_| is_old));
             }
         }
         for (at, text) in found {
@@ -40,24 +62,6 @@ impl Case<'_> {
             let (from, until) = wipe.span;
             wipe.why != Excuse::Stolen
                 && overlap((from.saturating_sub(ttl), until + ttl), (span.0, span.1 + 1)).is_some()
-        })
-    }
-
-    /// An old holder, or one to whom its process has handed the hold off since, that still believes when it must have been
-    /// told.
-    fn knows_nothing(&self, old: &Lease, thief: &Lease, stolen: u64) -> Option<(u64, String)> {
-        let (_, until) = old.believed?;
-        let setting = self.setting(&old.name);
-        let trouble = self.trouble(&old.who, &setting, (stolen, until.max(stolen)));
-        let bound = setting.ttl / 3 + setting.attempt() + setting.grace() + REACTION;
-        let late = until.saturating_sub(stolen);
-        (late > bound + trouble.stalled && !trouble.faulty).then(|| {
-            let ms = late / 1_000_000;
-            let text = format!(
-                "{}: {} believes {ms} ms after {} has stolen it",
-                old.name, old.who, thief.who
-            );
-            (until, text)
         })
     }
 }

@@ -1,12 +1,13 @@
 //! 5: what it costs to hold many leases, and how late renewals are; leasehold only.
 
 use super::Bench;
+use crate::aligned::print_aligned;
 use crate::contender::Result;
 use crate::grants::now;
 use crate::process::{Parent, Worker};
 use crate::server::Server;
 use crate::stats::percentile;
-use crate::table::{Board, Column, print_aligned};
+use crate::table::{Board, Column};
 use leasehold::{Lease, LeaseManager, Lock};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};

@@ -67,12 +67,9 @@ impl QuietSpan {
 
     /// Runs `f` in the span.
     pub(crate) fn inside<R>(&self, f: impl FnOnce() -> R) -> R {
-        if self.0.is_none() {
-            return f();
-        }
-        let enter = || self.0.as_ref().map(Span::enter);
+        let Some(span) = &self.0 else { return f() };
         // The panic hook has reported the panic.
-        let entered = catch_unwind(AssertUnwindSafe(enter)).ok().flatten();
+        let entered = catch_unwind(AssertUnwindSafe(|| span.enter())).ok();
         let entered = Left(entered);
         let result = f();
         drop(entered);

@@ -153,7 +153,7 @@ async fn run<'a>(
         }
     }
     if is_free {
-        turn.set_due(core.now() + core.timing.attempt * 3);
+        turn.set_due(core.timing.step_due(core.now()));
         verdict = attempt.ask(request).await?;
     }
     if let Acquired::Granted { sent, .. } = verdict {

@@ -31,7 +31,7 @@ pub(crate) struct Waits {
     pub(crate) mixed: bool,
 }
 
-/// A place in the queue. Leaving is O(log n). Dropping it gives up its offer.
+/// A place in the queue. Leaving is O(log n), but O(n) in the middle of n offers. Dropping it gives up its offer.
 pub(crate) struct Ticket {
     queue: Arc<Queue>,
     name: Name,

@@ -46,6 +46,11 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
+    /// Returns the time by which the next step follows a request that is sent at `now`.
+    pub(super) fn step_due(&self, now: Instant) -> Instant {
+        now + self.attempt * 3
+    }
+
     /// The timing of T = 30 s. A test compares it with [`Timing::new`].
     pub(crate) const DEFAULT: Self = Self {
         ttl: Duration::from_secs(30),

@@ -417,7 +417,7 @@ async fn view_is_a_stream_of_its_changes() {
         me.resign().await.unwrap();
         assert!(next(&mut view).await.is_vacant());
     }
-    // A change is told once, whoever waits for it, and a wait that was dropped loses none.
+    // Each change is returned once, by the stream or by `changed`, and a wait that is dropped loses none.
     let mut waits = Box::pin(next(&mut view));
     assert!(poll_once(waits.as_mut()).await.is_pending());
     drop(waits);

@@ -912,7 +912,7 @@ fn job_that_runs_twice_while_its_key_is_closed_is_found() {
     // Nobody has promised to keep the key where it was taken away.
     accepts(&job(&format!("200 soak wiped 201ms job-ash\n{}", again(400))));
     finds("job", &job(&format!("5 soak wiped 6ms ash\n{}", again(400))));
-    // Whoever failed, or does not know whether it was done, has closed nothing.
+    // A run that failed, or that does not know whether it was done, closes nothing.
     let failed = job(&again(400)).replace("31 p0.1 ran 0 500", "29 p0.1 failed 0");
     accepts(&failed);
     let unknown = job(&again(400)).replace("31 p0.1 ran 0 500", "31 p0.1 unreleased 0 unavailable");

@@ -290,7 +290,7 @@ async fn live(leases: &LeaseManager) {
     lives.join_all().await;
 }
 
-/// What somebody else may hold of the names of [`live`].
+/// What another manager may hold of the names of [`live`].
 #[derive(Default)]
 struct Held {
     locks: Vec<Lease>,

@@ -39,7 +39,7 @@ impl AcquireLoop<'_, '_> {
             // Silence counts from the first unanswered request, including those of earlier turns,
             // but not during pauses.
             let now = core.now();
-            let Some(since) = turn.asked(now, self.due(now)) else { return Ok(None) };
+            let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
             let request = self.request(attempt.holder());
@@ -131,11 +131,6 @@ impl AcquireLoop<'_, '_> {
         }
     }
 
-    /// Returns the time by which the next step follows a step at `now`, while a request is unanswered.
-    fn due(&self, now: Instant) -> Instant {
-        now + self.core.timing.attempt * 3
-    }
-
     /// Waits for the answer to a request of `now` until `until`. Meanwhile it moves the turn's due time on, which shows
     /// that this future is polled.
     async fn answer<R>(
@@ -154,7 +149,7 @@ impl AcquireLoop<'_, '_> {
             if now >= until {
                 return None;
             }
-            turn.set_due(self.due(now));
+            turn.set_due(core.timing.step_due(now));
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The log of a holder process, written as things happen: after a SIGKILL, all but the last line is there.
 
 use kit::soak::history::{Event, What, now};
-use leasehold::{Lease, Loss};
+use leasehold::{Lease, Loss, Result};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::sleep;
 
 /// A check is written down at most so often; the last one always is, unless the process is killed.
 const OFTEN: u64 = 20_000_000;
@@ -62,6 +64,23 @@ impl Ask {
     pub fn gave_up(mut self, why: &str) {
         self.open = false;
         self.diary.gave_up(self.number, why);
+    }
+
+    /// Returns what the call brought. Without a lease, it was given up.
+    pub async fn brought<T>(self, taken: Result<Option<T>>) -> Option<(Self, T)> {
+        match taken {
+            Ok(Some(lease)) => Some((self, lease)),
+            Ok(None) => {
+                self.gave_up("not-granted");
+                None
+            }
+            Err(error) => {
+                self.gave_up(&error_word(&error));
+                // Do not hammer what cannot answer.
+                sleep(Duration::from_millis(20)).await;
+                None
+            }
+        }
     }
 
     /// In which mode of a name that several share.

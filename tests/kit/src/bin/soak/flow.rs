@@ -71,15 +71,7 @@ impl Flow {
             }
             _ => lock.lock().await.map(Some),
         };
-        let lease = match taken {
-            Ok(Some(lease)) => lease,
-            Ok(None) => return ask.gave_up("not-granted"),
-            Err(error) => {
-                ask.gave_up(&error_word(&error));
-                // Do not hammer what cannot answer.
-                return sleep(Duration::from_millis(20)).await;
-            }
-        };
+        let Some((ask, lease)) = ask.brought(taken).await else { return };
         let by_token = self.random.once_in(6);
         let belief = ask.granted(&lease, by_token);
         // What ends is dropped in this order: the belief first.

@@ -4,7 +4,7 @@
 //! oracle. A lock with an order between processes would be one more way to take the names of [`crate::flow`], and its
 //! order a rule beside that of fencing tokens.
 
-use crate::diary::{Ask, Belief, error_word};
+use crate::diary::{Ask, Belief};
 use crate::flow::{Flow, yields};
 use crate::holder::{Order, Place};
 use kit::soak::history::{What, nanos, now};
@@ -126,19 +126,8 @@ impl Flow {
         taken: Result<Option<Side>>,
         by_token: bool,
     ) -> Option<Held> {
-        match taken {
-            Ok(Some(side)) => Some(Held { belief: ask.granted(&side, by_token), side }),
-            Ok(None) => {
-                ask.gave_up("not-granted");
-                None
-            }
-            Err(error) => {
-                ask.gave_up(&error_word(&error));
-                // Do not hammer what cannot answer.
-                sleep(Duration::from_millis(20)).await;
-                None
-            }
-        }
+        let (ask, side) = ask.brought(taken).await?;
+        Some(Held { belief: ask.granted(&side, by_token), side })
     }
 
     async fn permit_turn(&mut self, place: &Place, size: u32) {

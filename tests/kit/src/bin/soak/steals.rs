@@ -1,12 +1,11 @@
 //! Locks that are stolen from their holders.
 
-use crate::diary::{Ask, error_word};
+use crate::diary::Ask;
 use crate::flow::{Flow, Held};
 use crate::holder::{Order, Place};
 use kit::soak::history::What;
 use leasehold::{Lease, Lock, Result};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 impl Flow {
@@ -66,15 +65,7 @@ impl Flow {
         ask: Ask,
         taken: Result<Option<Lease>>,
     ) {
-        let lease = match taken {
-            Ok(Some(lease)) => lease,
-            Ok(None) => return ask.gave_up("not-granted"),
-            Err(error) => {
-                ask.gave_up(&error_word(&error));
-                // Do not hammer what cannot answer.
-                return sleep(Duration::from_millis(20)).await;
-            }
-        };
+        let Some((ask, lease)) = ask.brought(taken).await else { return };
         let mut held = Held { belief: ask.granted(&lease, false), lease };
         let how_long = self.at_times_long(30, place.ttl);
         self.steps(place, Some(lock), &mut held.belief, &held.lease, how_long).await;

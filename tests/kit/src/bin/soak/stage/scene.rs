@@ -51,6 +51,37 @@ impl Scene {
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Names of all kinds, for a store that puts no names together.
+const NAMES: &[&str] = &[
+    "ash",
+    "birch",
+    "cedar",
+    "dogwood",
+    "elm",
+    "rw-larch",
+    "rw-maple",
+    "pool3-oak",
+    "lead-yew",
+    "job-yew",
+    "loot-yew",
+];
+
+/// As [`NAMES`], with one more lock.
+const MORE_NAMES: &[&str] = &[
+    "ash",
+    "birch",
+    "cedar",
+    "dogwood",
+    "elm",
+    "fir",
+    "rw-larch",
+    "rw-maple",
+    "pool3-oak",
+    "lead-yew",
+    "job-yew",
+    "loot-yew",
+];
+
 /// One whose engine counts with the time to live as it is.
 const fn house(
     label: &'static str,
@@ -91,24 +122,7 @@ const BEHIND_PROXIES: &[(Process, usize)] = &[
 static REDIS: Scene = Scene {
     store: "redis",
     houses: &[
-        house(
-            "durable",
-            SECOND,
-            1,
-            &[
-                "ash",
-                "birch",
-                "cedar",
-                "dogwood",
-                "elm",
-                "rw-larch",
-                "rw-maple",
-                "pool3-oak",
-                "lead-yew",
-                "job-yew",
-                "loot-yew",
-            ],
-        ),
+        house("durable", SECOND, 1, NAMES),
         house(
             "volatile",
             Duration::from_secs(3),
@@ -150,25 +164,7 @@ static REDIS: Scene = Scene {
 /// one is broken after that: apart from the faults that break two, one is broken at a time.
 static QUORUM: Scene = Scene {
     store: "quorum",
-    houses: &[house(
-        "quorum",
-        Duration::from_secs(2),
-        quorum::NODES,
-        &[
-            "ash",
-            "birch",
-            "cedar",
-            "dogwood",
-            "elm",
-            "fir",
-            "rw-larch",
-            "rw-maple",
-            "pool3-oak",
-            "lead-yew",
-            "job-yew",
-            "loot-yew",
-        ],
-    )],
+    houses: &[house("quorum", Duration::from_secs(2), quorum::NODES, MORE_NAMES)],
     lines: quorum::NODES,
     process_faults: BEHIND_PROXIES,
     server_faults: &[
@@ -203,25 +199,7 @@ static SENTINEL: Scene = Scene {
     store: "sentinel",
     houses: &[House {
         replicas: 1,
-        ..house(
-            "sentinel",
-            Duration::from_secs(5),
-            sentinel::SERVERS,
-            &[
-                "ash",
-                "birch",
-                "cedar",
-                "dogwood",
-                "elm",
-                "fir",
-                "rw-larch",
-                "rw-maple",
-                "pool3-oak",
-                "lead-yew",
-                "job-yew",
-                "loot-yew",
-            ],
-        )
+        ..house("sentinel", Duration::from_secs(5), sentinel::SERVERS, MORE_NAMES)
     }],
     lines: 0,
     process_faults: DIRECT,
@@ -293,24 +271,7 @@ static ZOOKEEPER: Scene = Scene {
     store: "zookeeper",
     houses: &[House {
         engine_ttl: Duration::from_millis(1500),
-        ..house(
-            "zookeeper",
-            Duration::from_secs(2),
-            ensemble::MEMBERS,
-            &[
-                "ash",
-                "birch",
-                "cedar",
-                "dogwood",
-                "elm",
-                "rw-larch",
-                "rw-maple",
-                "pool3-oak",
-                "lead-yew",
-                "job-yew",
-                "loot-yew",
-            ],
-        )
+        ..house("zookeeper", Duration::from_secs(2), ensemble::MEMBERS, NAMES)
     }],
     lines: ensemble::MEMBERS,
     process_faults: &[

@@ -161,7 +161,7 @@ pub(crate) async fn acquire_as<'a>(
         outcome = tracing::field::Empty,
     ));
     let start = core.now();
-    // False while a request is unanswered. Waiting behind a local holder needs no answer.
+    // False while a nested request is unanswered.
     let answered = &AtomicBool::new(true);
     let (once, longest, pause) = match limit {
         WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
@@ -194,7 +194,9 @@ pub(crate) async fn acquire_as<'a>(
     let result = match limit {
         WaitLimit::For(limit) if !once => match timeout(limit, attended).await {
             Ok(result) => result,
-            Err(_) if answered.load(Ordering::Relaxed) && !is_silent(core, name, Some(start)) => {
+            Err(_)
+                if answered.load(Ordering::Relaxed) && !was_silent(core, name, (start, limit)) =>
+            {
                 Ok(None)
             }
             Err(_) => Err(Error::silent()),
@@ -208,13 +210,19 @@ pub(crate) async fn acquire_as<'a>(
     result
 }
 
-/// Returns whether the store has not answered the first waiter for longer than an attempt, or since
-/// `start`, if that is given.
-fn is_silent(core: &Core, name: &Name, start: Option<Instant>) -> bool {
-    core.queue.silent_since(name).is_some_and(|since| {
-        start.is_some_and(|start| since <= start)
-            || core.now().saturating_duration_since(since) >= core.timing.attempt
-    })
+/// Returns whether the store has not answered for this time.
+fn is_silent(core: &Core, name: &Name, time: Duration) -> bool {
+    let since = core.queue.silent_since(name);
+    since.is_some_and(|since| core.now().saturating_duration_since(since) >= time)
+}
+
+/// Returns whether a call that waited for `limit` since `start` does not know if others have the name, because the store
+/// was silent. A request that was just sent is no silence: the waiter before this one may have given up a moment ago.
+fn was_silent(core: &Core, name: &Name, (start, limit): (Instant, Duration)) -> bool {
+    let Some(since) = core.queue.silent_since(name) else { return false };
+    // A third: waiters elsewhere may go first for half of the limit.
+    let long = core.timing.attempt.min(limit / 3);
+    since <= start || is_silent(core, name, long) || !core.queue.has_heard(name)
 }
 
 fn record(span: &QuietSpan, waited: Duration, result: &Result<Option<Claim<'_>>>) {
@@ -290,6 +298,8 @@ impl<'core> AcquireLoop<'_, 'core> {
     /// Acquires the name outermost: from the store, or by a hand-off, after waiting in the queue.
     async fn outermost(&self, mut now: Instant) -> Result<Option<Claim<'core>>> {
         let core = self.core;
+        // A nested request before it needs no answer any more.
+        self.answered.store(true, Ordering::Relaxed);
         if self.mode == Mode::Read
             && let Some((hold, share)) = core.join_cohort(self.asker, self.name)
         {

@@ -36,6 +36,8 @@ pub(super) struct NameEntry {
     pub(super) members: Members,
     /// The time of the first request for this name that the store has not answered.
     pub(super) silent_since: Option<Instant>,
+    /// Whether the store has answered any request for this name.
+    pub(super) heard: bool,
     /// `None` for a name that only one flow of control locks, as most names are.
     rivals: Option<Box<Rivals>>,
 }
@@ -131,7 +133,12 @@ pub(super) enum Gone {
 
 impl NameEntry {
     pub(super) fn new(member: Member) -> Self {
-        Self { members: Members::One(member), silent_since: None, rivals: None }
+        Self { members: Members::One(member), silent_since: None, heard: false, rivals: None }
+    }
+
+    /// Records that the store answered.
+    pub(super) fn answered(&mut self) {
+        (self.silent_since, self.heard) = (None, true);
     }
 
     /// Returns the rivals to change, if any.

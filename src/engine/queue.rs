@@ -189,7 +189,7 @@ impl Queue {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
             forced = member.forced;
         });
-        entry.silent_since = None;
+        entry.answered();
         self.gather(entry, hold.mode, (number, sent));
         // The turn ends with the grant: in a shared mode the next waiters may enter.
         let shares = can_share(hold.mode, hold.mode) && entry.has_waiters();
@@ -288,7 +288,7 @@ impl Queue {
     /// Records that the store answered.
     pub(crate) fn answered(&self, name: &Name) {
         if let Some(entry) = self.lock().names.get_mut(name) {
-            entry.silent_since = None;
+            entry.answered();
         }
     }
 
@@ -297,7 +297,7 @@ impl Queue {
         let mut state = self.lock();
         state.pauses.saw_another(name);
         let Some(entry) = state.names.get_mut(name) else { return };
-        entry.silent_since = None;
+        entry.answered();
         if let Some(rivals) = entry.rivals_mut() {
             // A reader was refused beside readers, so a writer waits elsewhere.
             rivals.cohort = None;
@@ -307,6 +307,11 @@ impl Queue {
     /// Returns the time of the first request for this name that the store has not answered.
     pub(crate) fn silent_since(&self, name: &Name) -> Option<Instant> {
         self.lock().names.get(name).and_then(|entry| entry.silent_since)
+    }
+
+    /// Returns whether the store has answered any request for a name that this process asks for or holds.
+    pub(crate) fn has_heard(&self, name: &Name) -> bool {
+        self.lock().names.get(name).is_some_and(|entry| entry.heard)
     }
 
     /// Returns the holds that this process has of a name.

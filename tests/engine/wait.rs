@@ -128,6 +128,52 @@ async fn timeout_is_neither_early_nor_late() {
     drop((here, there));
 }
 
+/// Each is the next to ask when the one before it gives up, and gives up itself before the answer.
+#[tokio::test(start_paused = true)]
+async fn waiters_that_give_up_together_do_not_take_the_store_for_silent() {
+    for limit in [20, 50, 300, 5_000].map(Duration::from_millis) {
+        let setup = Setup::new();
+        let theirs = setup.held_elsewhere("n").await;
+        setup.faults.add(Rule::new(Fault::Delay(4 * MOMENT)).on(Call::Acquire));
+        let mut waiters = tokio::task::JoinSet::new();
+        for _ in 0..5 {
+            let mut lock = setup.leases.lock("n");
+            waiters.spawn(async move { timed(lock.lock_timeout(limit)).await });
+            // Each but the first gives up while the request of the one before it is on its way.
+            sleep(MOMENT).await;
+        }
+        while let Some(waiter) = waiters.join_next().await {
+            let (took, result) = waiter.expect("no panic");
+            assert!(result.expect("the store has answered").is_none(), "{limit:?}");
+            assert_eq!(took, limit);
+        }
+        drop(theirs);
+    }
+}
+
+/// The one before it lets waiters elsewhere go first, and asks late.
+#[tokio::test(start_paused = true)]
+async fn silent_store_is_not_taken_for_a_holder_after_a_pause() {
+    let limit = Duration::from_millis(300);
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    let elsewhere = setup.other();
+    let mut elsewhere = elsewhere.lock("n");
+    let mut elsewhere = Box::pin(elsewhere.lock());
+    assert!(poll_once(elsewhere.as_mut()).await.is_pending());
+    // So long a hold is worth a long pause, and no hand-off.
+    sleep(Duration::from_secs(10)).await;
+    assert!(poll_once(elsewhere.as_mut()).await.is_pending());
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+    let mut lock = setup.leases.lock("n");
+    let mut waiter = Box::pin(timed(lock.lock_timeout(limit)));
+    assert!(poll_once(waiter.as_mut()).await.is_pending());
+    lease.unlock().await.unwrap();
+    let (took, result) = waiter.await;
+    assert_eq!((took, failed(result)), (limit, ErrorKind::Unavailable));
+    drop(elsewhere);
+}
+
 #[tokio::test(start_paused = true)]
 async fn timeout_of_zero_is_one_attempt() {
     let setup = Setup::new();

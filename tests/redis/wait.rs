@@ -836,3 +836,22 @@ async fn time_limit_is_kept_whatever_the_server_does() {
     lease.unlock().await.expect("a release");
     assert_eq!(server.command(&["EXISTS", "free"]), Reply::Int(0));
 }
+
+/// Each is the next to ask when the one before it gives up, and gives up itself within a round trip.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_that_give_up_together_see_a_taken_name() {
+    let server = Server::start();
+    let (theirs, ours) = tokio::join!(connect(patient(), &server), connect(patient(), &server));
+    let _held = lock(&theirs, "n").await;
+    for round in 0..5 {
+        let mut waiters = JoinSet::new();
+        for _ in 0..40 {
+            let mut lock = ours.lock("n");
+            waiters.spawn(async move { lock.lock_timeout(millis(100)).await });
+        }
+        while let Some(waiter) = waiters.join_next().await {
+            let lease = waiter.expect("no panic").expect("the server answers");
+            assert!(lease.is_none(), "round {round}");
+        }
+    }
+}

@@ -12,7 +12,6 @@ use crate::observe::{Operation, Outcome};
 use crate::store::Acquired;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::Ordering;
 use tokio::time::{sleep, timeout};
 
 impl AcquireLoop<'_, '_> {
@@ -33,7 +32,6 @@ impl AcquireLoop<'_, '_> {
         if let Some(time) = turn.not_before() {
             self.let_others_go_first(&turn, time).await;
         }
-        self.answered.store(false, Ordering::Relaxed);
         loop {
             core.check_open()?;
             // Silence counts from the first unanswered request, including those of earlier turns,
@@ -90,7 +88,6 @@ impl AcquireLoop<'_, '_> {
                     }));
                 }
                 Ok(Acquired::Held { remaining }) => {
-                    self.answered.store(true, Ordering::Relaxed);
                     if self.once {
                         core.queue.answered(self.name);
                         return Ok(None);
@@ -110,7 +107,6 @@ impl AcquireLoop<'_, '_> {
                     ));
                 }
                 Err(error) if error.is_unavailable() && !self.once => {
-                    self.answered.store(false, Ordering::Relaxed);
                     failures += 1;
                     let gap = core.timing.gap(failures, core.jitter());
                     if core.now() + gap >= since + core.timing.ttl {

@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::trace;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 use tracing::Level;
 
@@ -24,7 +23,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             core.check_open()?;
-            if !is_silent(core, self.name, None) {
+            if !is_silent(core, self.name, core.timing.attempt) {
                 return self.check_kind().map(|()| None);
             }
             if until <= now {
@@ -80,8 +79,6 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut hints = Hints::NotSubscribed;
         let mut gap = FIRST_GAP;
         let mut reported = false;
-        // Waiting needs no answer, whatever came before.
-        self.answered.store(true, Ordering::Relaxed);
         loop {
             let Waits { silent_since, mixed } = match ticket.check_in(now) {
                 Ok(admission) => return Ok(admission),

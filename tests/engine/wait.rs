@@ -130,7 +130,7 @@ async fn timeout_is_neither_early_nor_late() {
 
 /// Each is the next to ask when the one before it gives up, and gives up itself before the answer.
 #[tokio::test(start_paused = true)]
-async fn waiters_that_give_up_together_do_not_take_the_store_for_silent() {
+async fn waiters_that_give_up_together_see_a_taken_name() {
     for limit in [20, 50, 300, 5_000].map(Duration::from_millis) {
         let setup = Setup::new();
         let theirs = setup.held_elsewhere("n").await;

@@ -37,8 +37,9 @@ use std::time::Duration;
 ///
 /// # Stores
 ///
-/// Memory and Redis, also with Sentinel or Cluster. On ZooKeeper every lock is fair, and this is a `Lock`. A quorum returns
-/// [`Unsupported`](crate::ErrorKind::Unsupported), because its majorities would disagree about who is first.
+/// Memory and Redis, also with Sentinel or Cluster. On ZooKeeper this is a `Lock`: processes take turns in
+/// [the order in which each began to wait](crate::guide::zookeeper#the-order-of-waiters), which is not that of all handles. A
+/// quorum returns [`Unsupported`](crate::ErrorKind::Unsupported), because its majorities would disagree about who is first.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

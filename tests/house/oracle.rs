@@ -828,7 +828,7 @@ fn key_of_a_reader_or_a_permit_that_nobody_has_is_found() {
         accepts(&kept_beside_others(name, id, mode, 400));
         finds("orphan", &kept_beside_others(name, id, mode, 900));
     }
-    for key in ["rw-ash", "{rw-ash}:u:1:rwlock_timeout:1", "leasehold_line:{rw-ash}:read"] {
+    for key in ["rw-ash", "{rw-ash}:u:1:rwlock_timeout:1", "leasehold_read:{rw-ash}"] {
         finds("left over", &format!("9 soak undying {key}"));
         finds("left over", &format!("9 soak left the key {key} on kept"));
     }

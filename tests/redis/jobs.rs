@@ -174,3 +174,17 @@ async fn name_of_a_silent_holder_stays_closed_for_its_delay() {
     drop(within(LONG, other.lock("n").lock()).await.expect("a lease"));
     assert!(start.elapsed() > Duration::from_secs(1), "{:?}", start.elapsed());
 }
+
+/// Full memory refuses the mark as a first write, and the name would be open as soon as the lease ends.
+#[tokio::test]
+async fn mark_is_left_in_full_memory_too() {
+    let server = Server::start();
+    let leases = connect(&server.url()).await;
+    let mut lock = leases.lock("kept").min_hold(KEEP);
+    let lease = lock.lock().await.expect("a lease");
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    lease.unlock().await.expect("a release");
+    assert!(left(&server, "kept") > KEEP - LONG);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(lock.try_lock().await.expect("an answer").is_none());
+}

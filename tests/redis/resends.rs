@@ -126,7 +126,11 @@ impl Mirror {
                 }
             }
             // When a reader or writer that waits arrived, and its manager.
-            "string" if key.starts_with("leasehold_line:") => {
+            "string"
+                if ["leasehold_read:", "leasehold_write:"]
+                    .iter()
+                    .any(|side| key.starts_with(side)) =>
+            {
                 let Reply::Text(value) = self.connection.command(&["GET", key]) else {
                     return None;
                 };
@@ -444,8 +448,10 @@ async fn late_copies_of_every_mode_touch_no_later_holder() {
         first.calls.iter().for_each(|call| drop(mirror.run(call)));
         releases.iter().for_each(|call| drop(mirror.run(call)));
         let after = mirror.look();
+        let places = ["line", "lapse", "read", "write"].map(|kind| format!("leasehold_{kind}:"));
         let left = after.keys.keys().filter(|key| !rest.keys.contains_key(*key));
-        let left: Vec<&String> = left.filter(|key| !key.starts_with("leasehold_l")).collect();
+        let left = left.filter(|key| !places.iter().any(|place| key.starts_with(place)));
+        let left: Vec<&String> = left.collect();
         assert!(left.is_empty(), "{left:?}");
     }
 }

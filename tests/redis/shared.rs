@@ -50,7 +50,7 @@ async fn keys_are_those_of_redisson_and_none_stays() {
     assert!(reader.rw_lock("rw").read_timeout(T / 10).await.expect("an answer").is_none());
     assert!(keys(&server).iter().all(|(_, left)| *left > 0), "{:?}", keys(&server));
     edit.unlock().await.expect("a release");
-    assert!(keys(&server).iter().all(|(key, _)| key.starts_with("leasehold_line")));
+    assert!(keys(&server).iter().all(|(key, _)| key.starts_with("leasehold_read:")));
 
     let pool = leases.semaphore("pool", 3);
     let two = pool.acquire_many(2).await.expect("permits");

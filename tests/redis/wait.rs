@@ -1,5 +1,6 @@
 //! Waits end by a message, or else by the clock. They are bounded, and cost the server little.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -477,7 +478,7 @@ async fn signs_of_life_need_no_permission() {
     let ids = |connection: &mut Resp| {
         let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
         let id = |line: &str| line.split(' ').next().map(str::to_owned);
-        list.lines().map(id).collect::<Vec<_>>()
+        list.lines().map(id).collect::<BTreeSet<_>>()
     };
     let before = ids(&mut connection);
     eventually(LONG, || refused(&mut connection) >= 3).await;

@@ -275,7 +275,7 @@ impl Subject for Redis {
                 if kind == 'zset' then
                     redis.call('INCRBY', key:match('^{(.*)}:timeout$'), redis.call('ZCARD', key))
                     redis.call('DEL', key)
-                elseif kind == 'hash' or key:find(':rwlock_timeout:') or key:find('^leasehold_line:') then
+                elseif kind == 'hash' or key:find(':rwlock_timeout:') or key:find('^leasehold_%a+:') then
                     redis.call('PEXPIRE', key, 1)
                 end
             end
@@ -295,7 +295,7 @@ impl Subject for Redis {
     }
 
     fn forget_line(&self, name: &Name) {
-        let side = |side: &str| format!("leasehold_line:{{{name}}}:{side}");
+        let side = |side: &str| format!("leasehold_{side}:{{{name}}}");
         self.server.command(&["DEL", &side("read"), &side("write")]);
     }
 }

@@ -18,8 +18,11 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// The capacity for messages. fred's default of 32 loses some in a burst.
-const MESSAGES: usize = 4096;
+/// The capacity of a subscriber for messages. fred's default of 32 loses some in a burst. fred reserves as much for other
+/// events, of each client: 4096 for all of them took 9.6 MB a manager.
+const MESSAGES: usize = 1024;
+/// The capacity of other clients for their few events. An event that is missed tells no more than the next one.
+const EVENTS: usize = 16;
 const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 
 /// A checked URL and its time limits. Its secrets are never shown.
@@ -118,7 +121,7 @@ impl Address {
         address
     }
 
-    fn builder(&self) -> Builder {
+    fn builder(&self, capacity: usize) -> Builder {
         let mut builder = Builder::from_config(self.config.clone());
         let longest_gap = (self.ttl / 20).clamp(FIRST_RECONNECT, Duration::from_secs(3));
         builder.set_connection_config(ConnectionConfig {
@@ -138,7 +141,7 @@ impl Address {
         });
         builder.set_performance_config(PerformanceConfig {
             default_command_timeout: self.attempt,
-            broadcast_channel_capacity: MESSAGES,
+            broadcast_channel_capacity: capacity,
             ..PerformanceConfig::default()
         });
         let mut policy =
@@ -153,13 +156,14 @@ impl Address {
     }
 
     pub(super) async fn client(&self) -> Result<Client> {
-        let client = self.builder().build().map_err(|error| classify(&error))?;
+        let client = self.builder(EVENTS).build().map_err(|error| classify(&error))?;
         self.init(&client).await?;
         Ok(client)
     }
 
     pub(super) async fn subscriber(&self) -> Result<SubscriberClient> {
-        let client = self.builder().build_subscriber_client().map_err(|error| classify(&error))?;
+        let client =
+            self.builder(MESSAGES).build_subscriber_client().map_err(|error| classify(&error))?;
         self.init(&client).await?;
         Ok(client)
     }

@@ -41,10 +41,10 @@ impl Keys {
         self.derived("redisson_rwlock:", name)
     }
 
-    /// Returns the key that has the arrival of the oldest waiter among the readers or among the writers. Redisson has no
-    /// such key.
-    pub(super) fn line(&self, name: &Name, side: &str) -> String {
-        format!("{}:{side}", self.derived("leasehold_line:", name).concat())
+    /// Returns the keys that have the arrival of the oldest waiter among the readers and among the writers. Redisson has no
+    /// such keys.
+    pub(super) fn sides<'a>(&'a self, name: &'a Name) -> [[&'a str; 5]; 2] {
+        [self.derived("leasehold_read:", name), self.derived("leasehold_write:", name)]
     }
 
     /// Returns the keys of the line of a lock: the arrival of each manager that waits, and when its place lapses.
@@ -118,7 +118,8 @@ mod tests {
         assert_eq!(keys.rw_channel(&plain).concat(), "redisson_rwlock:{myLock}");
         assert_eq!(keys.permits(&plain), "{myLock}:timeout");
         assert_eq!(keys.permits_channel(&plain).concat(), "redisson_sc:{myLock}");
-        assert_eq!(keys.line(&plain, "read"), "leasehold_line:{myLock}:read");
+        let sides = ["leasehold_read:{myLock}", "leasehold_write:{myLock}"];
+        assert_eq!(keys.sides(&plain).map(|key| key.concat()), sides);
         let line = ["leasehold_line:{myLock}", "leasehold_lapse:{myLock}"];
         assert_eq!(keys.in_line(&plain).map(|key| key.concat()), line);
         let keys = Keys::new("{t}:");

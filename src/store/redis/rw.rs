@@ -14,15 +14,15 @@ use std::time::Duration;
 /// Builds the call of an acquire.
 pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
     let Acquire { target, holder, .. } = request;
-    let (own, other) = match target.mode {
-        Mode::Write => ("write", "read"),
-        _ => ("read", "write"),
+    let [read, write] = keys.sides(&target.name);
+    let (own, waits) = match target.mode {
+        Mode::Write => ("write", [write, read]),
+        _ => ("read", [read, write]),
     };
     let mut call = Call::of(1);
     call.key(&keys.lock(&target.name));
     call.key(&[&keys.reader(&target.name, *holder)]);
-    call.key(&[&keys.line(&target.name, own)]);
-    call.key(&[&keys.line(&target.name, other)]);
+    waits.iter().for_each(|side| call.key(side));
     call.show(holder);
     call.number(millis(request.ttl));
     call.text(own);

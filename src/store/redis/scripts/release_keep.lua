@@ -30,11 +30,12 @@ if call('HEXISTS', lock, 'mode') == 1 then
   call('HDEL', lock, holder)
   return -2
 end
--- The key has a time to live all the time. A full memory refuses the first command, and nothing is changed.
-doing = 'HSET'
-call('HSET', lock, mark, ARGV[3] .. ' ' .. holder)
+-- The key has a time to live all the time. PEXPIRE comes first: a full memory refuses HSET only as the first command that
+-- writes.
 doing = 'PEXPIRE'
 call('PEXPIRE', lock, ARGV[3])
+doing = 'HSET'
+call('HSET', lock, mark, ARGV[3] .. ' ' .. holder)
 doing = 'HDEL'
 call('HDEL', lock, holder)
 return wake(lock)

@@ -66,7 +66,7 @@ impl RedisStore {
         let mut call = Call::default();
         call.key(&self.keys.metadata(name));
         call.text(&self.keys.channel(name).concat());
-        call.text(if self.scripts.sharded { "SHARDNUMSUB" } else { "NUMSUB" });
+        call.text(self.scripts.numsub());
         let reply = self.run_call(&METADATA, call, timeout).await?;
         let [waiting, words @ ..] = &*reply else { return Err(replies::malformed_reply()) };
         let (words, rest) = words.as_chunks::<2>();

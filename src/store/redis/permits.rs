@@ -104,7 +104,7 @@ pub(super) fn of(keys: &Keys, name: &Name, items: usize) -> Call {
 
 /// Reads the reply of the inspect script.
 pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
-    let [size, permits @ ..] = reply else { return Err(replies::malformed_reply()) };
+    let [size, waiting, permits @ ..] = reply else { return Err(replies::malformed_reply()) };
     let (permits, rest) = permits.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(replies::malformed_reply());
@@ -123,7 +123,8 @@ pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
         let mode = Mode::Permits { size: size.unwrap_or(take), take };
         HolderInfo::new(holder, count, left).with_mode(mode)
     };
-    Ok(Inspection::new(holders.into_iter().map(info)).with_size(size))
+    let waiting = u64::try_from(waiting.int()?).ok();
+    Ok(Inspection::new(holders.into_iter().map(info)).with_size(size).with_waiting(waiting))
 }
 
 /// Returns the digits that the ids of a holder's permits begin with.
@@ -186,7 +187,9 @@ mod tests {
         let other = "9c41f0d2a5e84b7c8d3e6f1a2b3c4d5e";
         let last = format!("{}0004", &ours[..HOLDER_DIGITS]);
         let permits = [&*ours, other, &last].map(reply).concat();
-        let inspection = inspection(&[&[Element::Int(3)][..], &permits].concat()).unwrap();
+        let counts = [3, 2].map(Element::Int);
+        let inspection = inspection(&[&counts[..], &permits].concat()).unwrap();
+        assert_eq!((inspection.size, inspection.waiting), (Some(3), Some(2)));
         let holders = inspection.holders.iter().map(|info| (&*info.holder, info.hold_count));
         assert_eq!(holders.collect::<Vec<_>>(), [("04d81a7d-b331-4365-..:45", 2), (other, 1)]);
     }

@@ -53,6 +53,13 @@ pub(super) struct Scripts {
     pub(super) want: Script,
 }
 
+impl Scripts {
+    /// Returns the subcommand of `PUBSUB` that counts the subscribers of a channel.
+    pub(super) fn numsub(&self) -> &'static str {
+        if self.sharded { "SHARDNUMSUB" } else { "NUMSUB" }
+    }
+}
+
 /// Makes the scripts that wake waiters by the verb of a part.
 macro_rules! scripts {
     ($publish:literal, $sharded:literal) => {

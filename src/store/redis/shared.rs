@@ -85,7 +85,9 @@ impl RedisStore {
                 rw::inspection(&self.run_on(&RW_INSPECT, &target.name, timeout).await?)
             }
             Kind::Semaphore => {
-                let call = permits::of(&self.keys, &target.name, 1);
+                let mut call = permits::of(&self.keys, &target.name, 1);
+                call.text(&self.channel(&target));
+                call.text(self.scripts.numsub());
                 permits::inspection(&self.run_call(&PERMITS_INSPECT, call, timeout).await?)
             }
         }

@@ -5,9 +5,8 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::requests::millis;
 use super::rw::code;
-use super::scripts::Call;
+use super::scripts::{Call, millis};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{
@@ -25,13 +24,18 @@ const DIGITS: usize = 32;
 /// The most permits in one call, which takes the server a millisecond or two. Each is a member of a sorted set.
 pub(super) const MOST_PERMITS: u32 = 1000;
 
-/// Builds the call of an acquire.
-pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> Result<Call> {
-    if take > MOST_PERMITS {
-        return Err(Error::invalid(format!(
+/// Refuses an acquire of more permits than one call takes.
+pub(super) fn check(mode: Mode) -> Result<()> {
+    match mode {
+        Mode::Permits { take, .. } if take > MOST_PERMITS => Err(Error::invalid(format!(
             "{take} permits were asked for at once; ask for {MOST_PERMITS} at most"
-        )));
+        ))),
+        _ => Ok(()),
     }
+}
+
+/// Builds the call of an acquire.
+pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> Call {
     let mut call = of(keys, &request.target.name, 1);
     call.key(&keys.sizes(&request.target.name));
     call.number(size.into());
@@ -40,7 +44,7 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> R
     let kept = request.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
     call.number(kept.map_or(0, millis));
     call.text(&digits(request.holder));
-    Ok(call)
+    call
 }
 
 /// Reads the reply to an acquire.

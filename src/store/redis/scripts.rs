@@ -179,6 +179,11 @@ impl Call {
     }
 }
 
+/// Returns a time as scripts take it.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A finished call.
 pub(super) struct Ready {
     text: Bytes,

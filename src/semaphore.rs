@@ -97,6 +97,9 @@ pub struct Usage {
     pub held: u32,
     /// The number of holders.
     pub holders: usize,
+    /// The number of processes that wait for permits, or have just waited, as far as the store knows. On Redis those that
+    /// listen for permits, on ZooKeeper the calls in the queue. `None` if the store does not know it.
+    pub waiting: Option<u64>,
 }
 
 impl Usage {
@@ -331,7 +334,8 @@ impl Semaphore {
         let held: u64 = inspection.holders.iter().map(|holder| holder.hold_count).sum();
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         let size = inspection.size.unwrap_or(own);
-        Ok(Usage { size, held, holders: inspection.holders.len() })
+        let (holders, waiting) = (inspection.holders.len(), inspection.waiting);
+        Ok(Usage { size, held, holders, waiting })
     }
 
     async fn permits(&self, count: u32, limit: WaitLimit) -> Result<Option<Permit>> {

@@ -8,12 +8,14 @@ use super::ask::caught;
 use super::core::Core;
 use super::hold::Hold;
 use super::job::{Job, Sweep};
+use super::seen::{Left, Question, Refusal};
 use super::state::NestedVerdict;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Absence, Acquire, Acquired, HolderId, Steal, StoreFuture, Target};
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An outermost acquire: all requests of one holder id, until it is granted or given up. Dropping it
 /// leaves cleanup to the engine.
@@ -21,11 +23,16 @@ pub(crate) struct Attempt<'a> {
     core: &'a Arc<Core>,
     sweep: Sweep,
     flight: Option<StoreFuture<Acquired>>,
+    /// When it was sent, or taken over.
+    since: Instant,
+    /// Through which another flow can take it over.
+    question: Option<Arc<Question>>,
 }
 
 impl<'a> Attempt<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
-        Self { core, sweep: Sweep::new(target, holder), flight: None }
+        let (sweep, since) = (Sweep::new(target, holder), Instant::ZERO);
+        Self { core, sweep, flight: None, since, question: None }
     }
 
     /// Takes over a request that another future has sent.
@@ -34,18 +41,34 @@ impl<'a> Attempt<'a> {
         sweep: Sweep,
         verdict: StoreFuture<Acquired>,
     ) -> Self {
-        Self { core, sweep, flight: Some(core.bounded(verdict, core.now())) }
+        let (since, question) = (core.now(), None);
+        Self { core, sweep, flight: Some(core.bounded(verdict, since)), since, question }
     }
 
-    /// Asks the store once.
-    pub(crate) fn ask(&mut self, request: Acquire) -> impl Future<Output = Result<Acquired>> {
+    /// Takes over the request of a flow that waits for it no more, if it asks for the same. Returns whether it does.
+    pub(super) fn take_over(
+        &mut self,
+        mut left: Left,
+        ttl: Duration,
+        question: Arc<Question>,
+    ) -> bool {
+        self.sweep.delay = ttl.saturating_sub(self.core.timing.ttl);
+        let Some((sweep, verdict)) = left.take(&self.sweep) else { return false };
+        (self.sweep, self.flight) = (sweep, Some(verdict));
+        (self.since, self.question) = (self.core.now(), Some(question));
+        true
+    }
+
+    /// Asks the store once; [`land`](Self::land) waits for the answer. If this is dropped before, another flow can take the
+    /// request over by `question`.
+    pub(super) fn send(&mut self, request: Acquire, now: Instant, question: Option<Arc<Question>>) {
         if request.takes_place() {
             self.sweep.placed = true;
             self.core.queue.take_place(&request.target.name);
         }
         self.sweep.delay = request.ttl.saturating_sub(self.core.timing.ttl);
         self.flight = Some(self.core.acquire(request));
-        self.land()
+        (self.since, self.question) = (now, question);
     }
 
     /// Asks the store once to take the name from its holder.
@@ -58,6 +81,16 @@ impl<'a> Attempt<'a> {
     /// Waits for the request in flight.
     pub(super) async fn land(&mut self) -> Result<Acquired> {
         let verdict = land(&mut self.flight).await;
+        if let Some(question) = self.question.take() {
+            question.answered(match verdict {
+                Ok(Acquired::Held { remaining }) => {
+                    let at = self.core.now();
+                    let took = at.saturating_duration_since(self.since);
+                    Some(Refusal { at, took, remaining })
+                }
+                _ => None,
+            });
+        }
         if let Ok(Acquired::Granted { .. }) = &verdict {
             // A grant ends the place.
             self.sweep.placed = false;
@@ -89,7 +122,13 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let sweep = self.sweep.clone();
         match self.flight.take() {
-            Some(verdict) => self.core.submit(Job::Abandon { sweep, verdict }),
+            Some(verdict) => {
+                let left = Left::new(sweep, verdict, self.core.jobs());
+                // Without a question it is dropped here.
+                if let Some(question) = self.question.take() {
+                    question.leave(left);
+                }
+            }
             None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
             None if sweep.placed => {
                 let Sweep { target, holder, .. } = sweep;

@@ -263,6 +263,11 @@ impl Core {
         let _ = self.jobs.send(job);
     }
 
+    /// Returns where jobs are submitted.
+    pub(super) fn jobs(&self) -> mpsc::UnboundedSender<Job> {
+        self.jobs.clone()
+    }
+
     /// Submits calls to the worker, which sends them to the store.
     pub(super) fn send(&self, calls: Vec<Call>) {
         // As in `submit`.

@@ -92,6 +92,7 @@ mod renewal;
 mod revoke;
 mod schedule;
 mod seat;
+mod seen;
 mod share;
 #[cfg(test)]
 mod shared_mode_tests;

@@ -5,9 +5,10 @@ use super::hold::Hold;
 use super::members::{Member, Members, Stage, can_share};
 use super::offers::{HandedOff, Offer, Offers, Waiter};
 use super::options::Options;
+use super::seen::Seen;
 use super::wake::{run_wakers, wake_waiter};
 use crate::clock::Instant;
-use crate::store::{Mode, Wakeups};
+use crate::store::Mode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -77,16 +78,6 @@ pub(super) struct Seeker {
     pub(super) place: u64,
     pub(super) pass: oneshot::Sender<HandedOff>,
     pub(super) seen: Option<Seen>,
-}
-
-/// The knowledge of a flow that the store has refused permits.
-#[derive(Clone)]
-pub(super) struct Seen {
-    pub(super) mode: Mode,
-    /// Its subscription, which is older than the refusal; `None` if the store has no wake-ups.
-    pub(super) wakeups: Option<Arc<Wakeups>>,
-    /// The time at which it would have asked again without a wake-up.
-    pub(super) ask_at: Instant,
 }
 
 /// The local waiter that a hold is handed off to.
@@ -363,6 +354,7 @@ impl NameEntry {
         // The caller still has the hold before, so none is dropped here.
         self.members.change(seat, |member| member.stage = Stage::Holding(Some(Arc::clone(next))));
         let rivals = self.rivals.get_or_insert_default();
+        let mut seen = None;
         let turn = match recipient {
             Recipient::Waiter(ticket) => {
                 let waiter = rivals.waiters.get_mut(&ticket);
@@ -378,7 +370,7 @@ impl NameEntry {
                 }
             }
             Recipient::Seeker => rivals.seeker.take().map(|seeker| {
-                rivals.seen = seeker.seen;
+                seen = std::mem::replace(&mut rivals.seen, seeker.seen);
                 delivery.passed = Some((seeker.pass, offered));
                 seeker.number
             }),
@@ -388,6 +380,7 @@ impl NameEntry {
         if turn.is_some() {
             (delivery.woken, delivery.removed) = self.advance(numbers, times);
         }
+        delivery.removed.extend(seen.map(|seen| Gone::Seen { _gone: seen }));
         delivery
     }
 

@@ -154,7 +154,8 @@ async fn run<'a>(
     }
     if is_free {
         turn.set_due(core.timing.step_due(core.now()));
-        verdict = attempt.ask(request).await?;
+        attempt.send(request, core.now(), None);
+        verdict = attempt.land().await?;
     }
     if let Acquired::Granted { sent, .. } = verdict {
         for hold in core.queue.holds_of(name) {

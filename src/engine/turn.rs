@@ -1,11 +1,12 @@
 //! The permission to ask the store for a name.
 
 use super::members::{Member, Stage, can_share};
-use super::name_entry::{NameEntry, Seeker, Seen};
+use super::name_entry::{NameEntry, Seeker};
 use super::offers::HandedOff;
 use super::options::Options;
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;
+use super::seen::Seen;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
@@ -203,8 +204,8 @@ impl Turn {
         passed
     }
 
-    /// Records that the store has refused permits, for the next turn, if a hold is handed off to this flow.
-    pub(super) fn refused(&self, seen: Seen) {
+    /// Records what this flow knows of the store, for the next turn, if a hold is handed off to this flow.
+    pub(super) fn saw(&self, seen: Seen) {
         let replaced = self.with_entry(|entry, number| {
             let seeker = entry.rivals_mut()?.seeker.as_mut()?;
             (seeker.number == number).then(|| seeker.seen.replace(seen))

@@ -116,6 +116,7 @@ macro_rules! conformance_suite {
             bundle_of_permits_is_all_or_none
             permits_expire_and_come_back
             release_of_permits_wakes_a_waiter
+            waiters_for_permits_are_counted
             resize_that_grows_wakes_waiters
             resize_below_what_is_out_takes_nothing_away
             resize_leaves_handles_with_a_former_size_working

@@ -246,6 +246,54 @@ async fn crowd_alone_sends_few_requests() {
     assert!(setup.memory.is_empty());
 }
 
+/// Permits that change hands faster than the store answers: each flow goes on where the one before it was.
+#[tokio::test(start_paused = true)]
+async fn crowd_faster_than_the_store_sends_few_requests() {
+    for slow in [&[Call::Acquire][..], &[Call::Acquire, Call::Subscribe]] {
+        let setup = Setup::new();
+        for call in slow {
+            setup.faults.add(Rule::new(Fault::Delay(MOMENT * 50)).on(*call));
+        }
+        let ends = Arc::default();
+        let (mut tasks, turns) = crowd(&setup.leases, 12, &ends);
+        sleep(T).await;
+        ends.store(true, Ordering::Relaxed);
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+        let (turns, asked) = (turns.load(Ordering::Relaxed), setup.calls(Call::Acquire));
+        assert!(turns > 8_000, "{turns}");
+        assert!(asked < turns / 20, "{asked} requests for {turns} turns, {slow:?} slow");
+        settle().await;
+        assert!(setup.memory.is_empty());
+    }
+}
+
+/// A permit that another process releases goes to the flow that has taken over the question of the one before it.
+#[tokio::test(start_paused = true)]
+async fn permit_released_elsewhere_reaches_the_next_flow() {
+    for wait in [1, 30, 60, 90, 120, 200] {
+        let setup = Setup::new();
+        let elsewhere = pool(&setup.other()).acquire().await.unwrap();
+        let here = pool(&setup.leases).acquire().await.unwrap();
+        setup.faults.add(Rule::new(Fault::Delay(MOMENT * 50)).on(Call::Acquire));
+        let order = Arc::default();
+        let first = waits(&setup.leases, 1, &order, 0);
+        settle().await;
+        let next = waits(&setup.leases, 1, &order, 1);
+        settle().await;
+        // To the first, whose request is not answered yet.
+        here.unlock().await.unwrap();
+        let first = first.await.unwrap();
+        sleep(MOMENT * wait).await;
+        elsewhere.unlock().await.unwrap();
+        let (took, next) = timed(next).await;
+        assert!(took <= MOMENT * 160, "{took:?} after {wait}");
+        drop((first, next.unwrap()));
+        settle().await;
+    }
+}
+
 /// Permits that are free are granted one round trip after the other, each with the grant before.
 #[tokio::test(start_paused = true)]
 async fn grant_lets_the_next_waiter_ask_at_once() {

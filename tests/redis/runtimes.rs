@@ -74,8 +74,10 @@ fn connection_of_a_runtime_closes_with_the_last_handle() {
 
 /// A request that was begun on one runtime and waits on another is told at once when the first one goes, and its
 /// connection with it.
-#[test]
-fn request_ends_with_the_runtime_of_its_connection() {
+fn ends_with_its_runtime<F>(ask: impl FnOnce(LeaseManager) -> F)
+where
+    F: Future<Output = leasehold::Result<bool>> + Send + 'static,
+{
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let threads = || Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -86,8 +88,7 @@ fn request_ends_with_the_runtime_of_its_connection() {
     let home = others(&mut connection);
     works_with(&first, &leases, &mut connection, home + 1);
     proxy.set(Mode::HoldReplies);
-    let mut lock = leases.lock("slow");
-    let mut request = Box::pin(async move { lock.try_lock().await.map(|lease| lease.is_some()) });
+    let mut request = Box::pin(ask(leases));
     first.block_on(async {
         let once = poll_fn(|context| Poll::Ready(request.as_mut().poll(context).is_pending()));
         assert!(once.await, "it waits");
@@ -100,6 +101,19 @@ fn request_ends_with_the_runtime_of_its_connection() {
     let error = second.block_on(waiting).expect("no panic").expect_err("nobody knows");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(gone.elapsed() < Duration::from_secs(2), "{:?}", gone.elapsed());
+}
+
+#[test]
+fn request_ends_with_the_runtime_of_its_connection() {
+    ends_with_its_runtime(|leases| async move {
+        leases.lock("slow").try_lock().await.map(|lease| lease.is_some())
+    });
+    ends_with_its_runtime(|leases| async move {
+        leases.semaphore("slow", 2).try_acquire().await.map(|permit| permit.is_some())
+    });
+    ends_with_its_runtime(|leases| async move {
+        leases.rw_lock("slow").try_write().await.map(|lease| lease.is_some())
+    });
 }
 
 const T: Duration = Duration::from_secs(3);

@@ -290,6 +290,25 @@ async fn no_release_is_missed_however_it_meets_the_waiter() {
     assert!(all.is_ok(), "only {rounds:?} rounds of {}", 6 * ROUNDS);
 }
 
+/// The subscription travels over a connection of its own, and may be slower than the request that follows it.
+#[tokio::test]
+async fn release_is_not_missed_though_the_subscription_is_late() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let holder = connect(patient(), &server).await;
+    let waiter = patient().connect(&proxy.url()).await.expect("a manager");
+    let lease = lock(&holder, "job").await;
+    proxy.delay_request(1, &channel("job"), millis(400));
+    let next = wait_for(&waiter, "job");
+    // It has asked once, and perhaps once more.
+    eventually(LONG, || proxy.requests().iter().any(|words| words.contains(&"job".to_owned())))
+        .await;
+    tokio::time::sleep(millis(200)).await;
+    lease.unlock().await.expect("held");
+    let (next, _) = within(LONG, next).await.expect("no panic");
+    next.expect("granted").unlock().await.expect("held");
+}
+
 /// One waiter looks every so often; by itself it would be every second.
 async fn polls(server: &Server, bound: Duration) {
     let mut connection = server.connection();
@@ -478,6 +497,7 @@ async fn signs_of_life_need_no_permission() {
     let ids = |connection: &mut Resp| {
         let list = connection.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).text();
         let id = |line: &str| line.split(' ').next().map(str::to_owned);
+        // The server rotates its list.
         list.lines().map(id).collect::<BTreeSet<_>>()
     };
     let before = ids(&mut connection);

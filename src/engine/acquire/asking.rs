@@ -5,7 +5,7 @@ use super::super::heirs::Heirs;
 use super::super::hints::Hints;
 use super::super::life::Grant;
 use super::super::turn::{Kept, Turn};
-use super::{AFTER_EXPIRY, AcquireLoop};
+use super::AcquireLoop;
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::observe::{Operation, Outcome};
@@ -21,9 +21,11 @@ impl AcquireLoop<'_, '_> {
         let core = self.core;
         let mut attempt = Attempt::new(core, self.target(), core.draw_holder());
         let mut hints = Hints::NotSubscribed;
+        // Whether there is a request of another flow.
+        let mut taken_over = false;
         if let Some(seen) = turn.seen.take() {
-            let waits = Box::pin(self.wait_as_before(&turn, &mut hints, attempt.holder(), seen));
-            waits.await;
+            let waits = Box::pin(self.wait_as_before(&turn, &mut hints, &mut attempt, seen));
+            taken_over = waits.await;
         }
         let mut unanswered: Option<Instant> = None;
         let mut failures = 0;
@@ -40,8 +42,11 @@ impl AcquireLoop<'_, '_> {
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
-            let request = self.request(attempt.holder());
-            let verdict = self.answer(&turn, pin!(attempt.ask(request)), (now, until)).await;
+            if !std::mem::take(&mut taken_over) {
+                let request = self.request(attempt.holder());
+                attempt.send(request, now, self.question(&turn, &hints));
+            }
+            let verdict = self.answer(&turn, pin!(attempt.land()), (now, until)).await;
             let Some(verdict) = verdict else {
                 core.answered(Operation::Acquire, Outcome::Unavailable, now, 1);
                 return Err(Error::silent());
@@ -95,10 +100,7 @@ impl AcquireLoop<'_, '_> {
                     self.asker.waits(|| 0);
                     (unanswered, failures) = (None, 0);
                     turn.held_elsewhere();
-                    let bound = core.settings.poll_bound;
-                    let pause = remaining
-                        .map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)));
-                    let until = core.now() + pause;
+                    let until = self.ask_again_at(core.now(), remaining);
                     self.wait_to_retry(&turn, &mut hints, attempt.holder(), until).await;
                 }
                 Ok(Acquired::NotYours(_)) => {
@@ -129,7 +131,7 @@ impl AcquireLoop<'_, '_> {
 
     /// Waits for the answer to a request of `now` until `until`. Meanwhile it moves the turn's due time on, which shows
     /// that this future is polled.
-    async fn answer<R>(
+    pub(super) async fn answer<R>(
         &self,
         turn: &Turn,
         mut request: Pin<&mut impl Future<Output = R>>,

@@ -1,12 +1,15 @@
 //! Waits before the store is asked again.
 
+use super::super::attempt::Attempt;
 use super::super::hints::Hints;
-use super::super::name_entry::Seen;
+use super::super::seen::{Found, Listens, Question, Refusal, Seen};
 use super::super::turn::Turn;
-use super::AcquireLoop;
+use super::{AFTER_EXPIRY, AcquireLoop};
 use crate::clock::Instant;
 use crate::store::{HolderId, Mode};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 impl AcquireLoop<'_, '_> {
     /// Waits for a hint, or until the holder's time to live or the poll bound ends. Meanwhile
@@ -19,9 +22,6 @@ impl AcquireLoop<'_, '_> {
         until: Instant,
     ) {
         let core = self.core;
-        if matches!(self.mode, Mode::Permits { .. }) {
-            self.note_refusal(turn, hints, until);
-        }
         loop {
             let now = core.now();
             let step = until.saturating_duration_since(now).min(core.timing.ttl / 4);
@@ -45,30 +45,68 @@ impl AcquireLoop<'_, '_> {
         self.core.clock().sleep_until(time).await;
     }
 
-    /// Records that the store has refused permits, so that the next flow need not ask at once, if a hold is handed off to
-    /// this one.
-    fn note_refusal(&self, turn: &Turn, hints: &Hints<'_>, ask_at: Instant) {
-        let wakeups = match hints {
-            Hints::Subscribed(wakeups) => Some(Arc::clone(wakeups)),
-            Hints::Clock => None,
-            // A release may come before its subscription.
-            Hints::NotSubscribed | Hints::Subscribing(_) => return,
-        };
-        turn.refused(Seen { mode: self.mode, wakeups, ask_at });
+    /// Returns when the store is asked again that has refused at `now`, if no hint comes before.
+    pub(super) fn ask_again_at(&self, now: Instant, remaining: Option<Duration>) -> Instant {
+        let bound = self.core.settings.poll_bound;
+        now + remaining.map_or(bound, |left| bound.min(left.saturating_add(AFTER_EXPIRY)))
     }
 
-    /// Waits on in place of the flow that asked before.
+    /// Makes the next request known to the flow that asks after this one, if a hold is handed off to this one before the
+    /// answer.
+    pub(super) fn question(&self, turn: &Turn, hints: &Hints<'_>) -> Option<Arc<Question>> {
+        if self.once || !matches!(self.mode, Mode::Permits { .. }) {
+            return None;
+        }
+        let question = Arc::new(Question::new());
+        let listens = match hints {
+            Hints::NotSubscribed | Hints::Subscribing(_) => Listens::NotYet,
+            Hints::Subscribed(wakeups) => Listens::To(Arc::clone(wakeups)),
+            Hints::Clock => Listens::Never,
+        };
+        turn.saw(Seen { mode: self.mode, listens, question: Arc::clone(&question) });
+        Some(question)
+    }
+
+    /// Goes on in place of the flow that asked before, until the store is to be asked again. Returns true if there is a
+    /// request of that flow that has no answer yet.
     pub(super) async fn wait_as_before<'a>(
         &'a self,
         turn: &Turn,
         hints: &mut Hints<'a>,
-        holder: HolderId,
+        attempt: &mut Attempt<'_>,
         seen: Seen,
-    ) {
-        *hints = seen.wakeups.map_or(Hints::Clock, Hints::Subscribed);
+    ) -> bool {
+        *hints = match &seen.listens {
+            Listens::NotYet => Hints::NotSubscribed,
+            Listens::To(wakeups) => Hints::Subscribed(Arc::clone(wakeups)),
+            Listens::Never => Hints::Clock,
+        };
         // The store may grant another number of permits.
-        if seen.mode == self.mode {
-            self.wait_to_retry(turn, hints, holder, seen.ask_at).await;
+        if seen.mode != self.mode {
+            return false;
+        }
+        turn.saw(seen.clone());
+        let now = self.core.now();
+        turn.set_due(self.core.timing.step_due(now));
+        // That flow may not be polled.
+        let until = now + self.core.timing.attempt;
+        let found = self.answer(turn, pin!(seen.question.found()), (now, until)).await;
+        match found {
+            Some(Found::Left(left)) => {
+                attempt.take_over(left, self.core.ttl_of(self.options), seen.question)
+            }
+            Some(Found::Refused(Refusal { at, took, remaining })) => {
+                let until = self.ask_again_at(at, remaining);
+                let until = match seen.listens {
+                    // A release since then wakes nobody. If permits change hands faster than the store subscribes, none of
+                    // the flows hears one.
+                    Listens::NotYet => until.min(at + took),
+                    Listens::To(_) | Listens::Never => until,
+                };
+                self.wait_to_retry(turn, hints, attempt.holder(), until).await;
+                false
+            }
+            Some(Found::Over) | None => false,
         }
     }
 }

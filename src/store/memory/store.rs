@@ -55,7 +55,8 @@ impl Store for MemoryStore {
         self.at_once(|state, now| {
             let (name, mode) = (&request.target.name, request.target.mode);
             if let Some(shared) = state.of_kind(name, mode.kind(), now)? {
-                return Ok(shared.inspect(now));
+                let inspection = shared.inspect(now);
+                return Ok(inspection.with_waiting(Some(state.waiting(name))));
             }
             let holder = state.entry(name, now).map(|entry| {
                 let remaining = Some(entry.expires.saturating_duration_since(now));

@@ -1,6 +1,7 @@
 //! Derives keys and channels from names, to the byte as Redisson does.
 
-use crate::store::{HolderId, Name};
+use crate::store::target::Kind;
+use crate::store::{HolderId, Name, Target};
 use std::fmt;
 
 /// The keys of a manager, which all begin with its prefix.
@@ -29,6 +30,15 @@ impl Keys {
 
     pub(super) fn channel<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
         self.derived("redisson_lock__channel:", name)
+    }
+
+    /// Returns the channel of the wake-ups of a target.
+    pub(super) fn channel_of<'a>(&'a self, target: &'a Target) -> [&'a str; 5] {
+        match target.mode.kind() {
+            Kind::Lock => self.channel(&target.name),
+            Kind::ReadWrite => self.rw_channel(&target.name),
+            Kind::Semaphore => self.permits_channel(&target.name),
+        }
     }
 
     /// Returns the key under which a reader's time to live is kept.

@@ -18,7 +18,7 @@ impl RedisStore {
         call.key(&self.keys.metadata(&target.name));
         call.show(holder);
         // A time to live of 0 deletes.
-        call.number(metadata.as_ref().map_or(0, |_| super::requests::millis(ttl).max(1)));
+        call.number(metadata.as_ref().map_or(0, |_| super::scripts::millis(ttl).max(1)));
         call.text(&self.keys.leader_channel(&target.name).concat());
         let number = metadata.as_ref().map_or(0, |metadata| metadata.revision);
         call.number(number);
@@ -66,7 +66,7 @@ impl RedisStore {
         let mut call = Call::default();
         call.key(&self.keys.metadata(name));
         call.text(&self.keys.channel(name).concat());
-        call.text(if self.scripts.sharded { "SHARDNUMSUB" } else { "NUMSUB" });
+        call.text(self.scripts.numsub());
         let reply = self.run_call(&METADATA, call, timeout).await?;
         let [waiting, words @ ..] = &*reply else { return Err(replies::malformed_reply()) };
         let (words, rest) = words.as_chunks::<2>();

@@ -48,7 +48,7 @@ use super::target::Kind;
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
     Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -306,16 +306,16 @@ impl Store for RedisStore {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        match request.target.mode.kind() {
-            Kind::Lock => self.batchers.acquire(request),
-            Kind::ReadWrite | Kind::Semaphore => self.acquire_shared(request),
+        match permits::check(request.target.mode) {
+            Ok(()) => self.batchers.acquire(request),
+            Err(error) => failed(error),
         }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        match request.target.mode.kind() {
-            Kind::Lock => self.batchers.release(request),
-            Kind::ReadWrite | Kind::Semaphore => self.release_shared(&request),
+        match request.mark() {
+            Ok(_) => self.batchers.release(request),
+            Err(error) => failed(error),
         }
     }
 
@@ -358,7 +358,7 @@ impl Store for RedisStore {
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        let channel = self.channel(&request.target);
+        let channel = self.keys.channel_of(&request.target).concat();
         let subscribed = timeout(request.timeout, self.subscriptions.subscribe(channel)).await;
         subscribed.unwrap_or_else(|_| Err(Error::silent())).map(Some)
     }

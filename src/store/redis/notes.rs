@@ -7,8 +7,8 @@ use super::super::{
     failed,
 };
 use super::connection::Connection;
-use super::requests::{confirmed, millis};
-use super::scripts::{Call, NOTE_READ, TELL};
+use super::requests::confirmed;
+use super::scripts::{Call, NOTE_READ, TELL, millis};
 use super::{Element, RedisStore, permits, replies, rw};
 use crate::error::Result;
 use std::collections::BTreeSet;

@@ -5,9 +5,8 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::requests::millis;
 use super::rw::code;
-use super::scripts::Call;
+use super::scripts::{Call, millis};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::{
@@ -25,13 +24,18 @@ const DIGITS: usize = 32;
 /// The most permits in one call, which takes the server a millisecond or two. Each is a member of a sorted set.
 pub(super) const MOST_PERMITS: u32 = 1000;
 
-/// Builds the call of an acquire.
-pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> Result<Call> {
-    if take > MOST_PERMITS {
-        return Err(Error::invalid(format!(
+/// Refuses an acquire of more permits than one call takes.
+pub(super) fn check(mode: Mode) -> Result<()> {
+    match mode {
+        Mode::Permits { take, .. } if take > MOST_PERMITS => Err(Error::invalid(format!(
             "{take} permits were asked for at once; ask for {MOST_PERMITS} at most"
-        )));
+        ))),
+        _ => Ok(()),
     }
+}
+
+/// Builds the call of an acquire.
+pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> Call {
     let mut call = of(keys, &request.target.name, 1);
     call.key(&keys.sizes(&request.target.name));
     call.number(size.into());
@@ -40,7 +44,7 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> R
     let kept = request.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
     call.number(kept.map_or(0, millis));
     call.text(&digits(request.holder));
-    Ok(call)
+    call
 }
 
 /// Reads the reply to an acquire.
@@ -104,7 +108,7 @@ pub(super) fn of(keys: &Keys, name: &Name, items: usize) -> Call {
 
 /// Reads the reply of the inspect script.
 pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
-    let [size, permits @ ..] = reply else { return Err(replies::malformed_reply()) };
+    let [size, waiting, permits @ ..] = reply else { return Err(replies::malformed_reply()) };
     let (permits, rest) = permits.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(replies::malformed_reply());
@@ -123,7 +127,8 @@ pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
         let mode = Mode::Permits { size: size.unwrap_or(take), take };
         HolderInfo::new(holder, count, left).with_mode(mode)
     };
-    Ok(Inspection::new(holders.into_iter().map(info)).with_size(size))
+    let waiting = u64::try_from(waiting.int()?).ok();
+    Ok(Inspection::new(holders.into_iter().map(info)).with_size(size).with_waiting(waiting))
 }
 
 /// Returns the digits that the ids of a holder's permits begin with.
@@ -186,7 +191,9 @@ mod tests {
         let other = "9c41f0d2a5e84b7c8d3e6f1a2b3c4d5e";
         let last = format!("{}0004", &ours[..HOLDER_DIGITS]);
         let permits = [&*ours, other, &last].map(reply).concat();
-        let inspection = inspection(&[&[Element::Int(3)][..], &permits].concat()).unwrap();
+        let counts = [3, 2].map(Element::Int);
+        let inspection = inspection(&[&counts[..], &permits].concat()).unwrap();
+        assert_eq!((inspection.size, inspection.waiting), (Some(3), Some(2)));
         let holders = inspection.holders.iter().map(|info| (&*info.holder, info.hold_count));
         assert_eq!(holders.collect::<Vec<_>>(), [("04d81a7d-b331-4365-..:45", 2), (other, 1)]);
     }

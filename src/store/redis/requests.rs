@@ -2,14 +2,15 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::scripts::{ACQUIRE, Call, LINE_ACQUIRE, Script, Scripts};
+use super::scripts::{ACQUIRE, Call, LINE_ACQUIRE, Script, Scripts, millis};
+use super::shared;
 use super::subscriptions::Subscriptions;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::remote::Replicas;
 use crate::store::{
-    Absence, Acquire, Acquired, Fencing, HolderId, Name, Place, Release, Released, RenewBatch,
-    Renewal,
+    Absence, Acquire, Acquired, Fencing, HolderId, Mode, Name, Place, Release, Released,
+    RenewBatch, Renewal,
 };
 use std::time::Duration;
 use uuid::Uuid;
@@ -189,6 +190,10 @@ impl Request for Acquire {
     }
 
     fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+        if self.target.mode != Mode::Exclusive {
+            let Codec { keys, scripts, replicas, .. } = codec;
+            return Some(shared::acquire(keys, scripts, *replicas, self));
+        }
         if self.count != 1 {
             return None;
         }
@@ -211,10 +216,13 @@ impl Request for Acquire {
     }
 
     fn is_apart(&self) -> bool {
-        self.count == 1 && self.place.is_some()
+        self.target.mode != Mode::Exclusive || self.count == 1 && self.place.is_some()
     }
 
     fn read(&self, _codec: &Codec, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+        if self.target.mode != Mode::Exclusive {
+            return shared::acquired(self, sent, reply);
+        }
         let (reply, oldest) = match reply {
             [first, Element::Int(waited)] if self.is_apart() => {
                 (first, Some(Duration::from_micros(u64::try_from(*waited).unwrap_or_default())))
@@ -263,6 +271,9 @@ impl Request for Release {
     }
 
     fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+        if self.target.mode != Mode::Exclusive {
+            return Some(shared::release(&codec.keys, codec.scripts, self));
+        }
         if self.count > 0 {
             return None;
         }
@@ -287,7 +298,8 @@ impl Request for Release {
     }
 
     fn is_apart(&self) -> bool {
-        self.count == 0 && (self.place.is_some() || self.keep.is_some())
+        self.target.mode != Mode::Exclusive
+            || self.count == 0 && (self.place.is_some() || self.keep.is_some())
     }
 
     fn read(&self, codec: &Codec, _sent: Instant, reply: &[Element]) -> Result<Released> {
@@ -303,7 +315,7 @@ impl Request for Release {
         };
         // A subscription outlives its last waiter for a while, so we may be one of them.
         if listeners > 0
-            && codec.subscriptions.is_subscribed(&codec.keys.channel(&self.target.name).concat())
+            && codec.subscriptions.is_subscribed(&codec.keys.channel_of(&self.target).concat())
         {
             listeners -= 1;
         }
@@ -379,10 +391,6 @@ pub(super) fn renewed(reply: &[Element], count: usize) -> Vec<Result<Option<Abse
         Code::Done(_) | Code::Other(_) => Err(replies::malformed_reply()),
     };
     reply.iter().map(one).collect()
-}
-
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

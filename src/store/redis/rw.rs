@@ -2,13 +2,10 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::requests::millis;
-use super::scripts::Call;
+use super::scripts::{Call, millis};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{
-    Acquire, Acquired, HolderInfo, Inspection, Mode, Release, Released, RenewBatch, Renewal,
-};
+use crate::store::{Acquire, Acquired, HolderInfo, Inspection, Mode, Release, RenewBatch, Renewal};
 use std::time::Duration;
 
 /// Builds the call of an acquire.
@@ -63,19 +60,6 @@ pub(super) fn release(keys: &Keys, request: &Release) -> Call {
     call.text(word(request.target.mode));
     call.number(request.count.into());
     call
-}
-
-/// Reads the reply to a release, also of permits.
-pub(super) fn released(reply: &[Element]) -> Result<Released> {
-    match code(reply)? {
-        Code::Done(listeners) => Ok(Released::done(listeners)),
-        Code::Absent(absence) => Ok(Released::NotYours(absence)),
-        Code::Other(0) => {
-            replies::warn_of_no_wakeup();
-            Ok(Released::done(0))
-        }
-        Code::Other(_) => Err(replies::malformed_reply()),
-    }
 }
 
 /// Builds the call that renews some items of a batch.

@@ -53,6 +53,13 @@ pub(super) struct Scripts {
     pub(super) want: Script,
 }
 
+impl Scripts {
+    /// Returns the subcommand of `PUBSUB` that counts the subscribers of a channel.
+    pub(super) fn numsub(&self) -> &'static str {
+        if self.sharded { "SHARDNUMSUB" } else { "NUMSUB" }
+    }
+}
+
 /// Makes the scripts that wake waiters by the verb of a part.
 macro_rules! scripts {
     ($publish:literal, $sharded:literal) => {
@@ -170,6 +177,11 @@ impl Call {
         let Self { text, words, keys, wait, divisible } = self;
         Ready { text: Bytes::from(text), words, keys, wait, divisible }
     }
+}
+
+/// Returns a time as scripts take it.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A finished call.

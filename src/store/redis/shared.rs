@@ -1,81 +1,58 @@
 //! Names that several holders share. Each request is a call of its own: `rw.rs` and `permits.rs` have the words.
 
+use super::super::remote::Replicas;
 use super::super::target::Kind;
-use super::super::{
-    Acquire, Acquired, Inspect, Inspection, Mode, Release, Released, Resize, StoreFuture, Target,
-    failed,
+use super::super::{Acquire, Acquired, Inspect, Inspection, Mode, Release, Resize};
+use super::keys::Keys;
+use super::replies::Element;
+use super::scripts::{
+    Call, INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, RW_INSPECT, Script, Scripts,
 };
-use super::requests::confirmed;
-use super::scripts::{INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, RW_INSPECT};
 use super::{RedisStore, permits, replies, rw};
+use crate::clock::Instant;
 use crate::error::Result;
 
+/// Returns the call that acquires a read-write lock or permits.
+pub(super) fn acquire(
+    keys: &Keys,
+    scripts: &'static Scripts,
+    replicas: Option<Replicas>,
+    request: &Acquire,
+) -> (&'static Script, Call) {
+    let (script, mut call) = match request.target.mode {
+        Mode::Permits { size, take } => {
+            (&PERMITS_ACQUIRE, permits::acquire(keys, request, size, take))
+        }
+        _ => (&scripts.rw_acquire, rw::acquire(keys, request)),
+    };
+    // A reader that becomes the writer has a new grant.
+    let upgrades = request.converts && request.target.mode == Mode::Write;
+    let is_new = request.count == 1 && (!request.converts || upgrades);
+    call.wait = replicas.filter(|_| is_new);
+    (script, call)
+}
+
+/// Reads the reply to it.
+pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
+    match request.target.mode {
+        Mode::Permits { size, .. } => permits::acquired(size, sent, reply),
+        _ => rw::acquired(request, sent, reply),
+    }
+}
+
+/// Returns the call that releases a read-write lock or permits.
+pub(super) fn release(
+    keys: &Keys,
+    scripts: &'static Scripts,
+    request: &Release,
+) -> (&'static Script, Call) {
+    match request.target.mode {
+        Mode::Permits { .. } => (&scripts.permits_release, permits::release(keys, request)),
+        _ => (&scripts.rw_release, rw::release(keys, request)),
+    }
+}
+
 impl RedisStore {
-    /// Acquires a read-write lock or permits, in a call of its own.
-    pub(super) fn acquire_shared(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let (script, call) = match request.target.mode {
-            Mode::Permits { size, take } => {
-                (&PERMITS_ACQUIRE, permits::acquire(&self.keys, &request, size, take))
-            }
-            _ => (&self.scripts.rw_acquire, Ok(rw::acquire(&self.keys, &request))),
-        };
-        let mut call = match call {
-            Ok(call) => call,
-            Err(error) => return failed(error),
-        };
-        // A reader that becomes the writer has a new grant.
-        let upgrades = request.converts && request.target.mode == Mode::Write;
-        let is_new = request.count == 1 && (!request.converts || upgrades);
-        call.wait = self.replicas.filter(|_| is_new);
-        let (sent, wait) = (self.clock.now(), call.wait);
-        let reply = self.run_call(script, call, request.timeout);
-        Box::pin(async move {
-            let mut reply = reply.await?;
-            let confirmed = confirmed(wait, &mut reply);
-            let verdict = match request.target.mode {
-                Mode::Permits { size, .. } => permits::acquired(size, sent, &reply),
-                _ => rw::acquired(&request, sent, &reply),
-            };
-            match verdict {
-                Ok(Acquired::Granted { .. }) => confirmed.and(verdict),
-                verdict => verdict,
-            }
-        })
-    }
-
-    /// Releases a read-write lock or permits, in a call of its own.
-    pub(super) fn release_shared(&self, request: &Release) -> StoreFuture<Released> {
-        if let Err(error) = request.mark() {
-            return failed(error);
-        }
-        let (script, call) = match request.target.mode {
-            Mode::Permits { .. } => {
-                (&self.scripts.permits_release, permits::release(&self.keys, request))
-            }
-            _ => (&self.scripts.rw_release, rw::release(&self.keys, request)),
-        };
-        let own = self.subscriptions.is_subscribed(&self.channel(&request.target));
-        let reply = self.run_call(script, call, request.timeout);
-        Box::pin(async move {
-            match rw::released(&reply.await?)? {
-                // A subscription outlives its last waiter for a while, so we may be one of them.
-                Released::Done { listeners } => {
-                    Ok(Released::done(listeners.saturating_sub(own.into())))
-                }
-                verdict => Ok(verdict),
-            }
-        })
-    }
-
-    /// Returns the channel of a target's wake-ups.
-    pub(super) fn channel(&self, target: &Target) -> String {
-        match target.mode.kind() {
-            Kind::Lock => self.keys.channel(&target.name).concat(),
-            Kind::ReadWrite => self.keys.rw_channel(&target.name).concat(),
-            Kind::Semaphore => self.keys.permits_channel(&target.name).concat(),
-        }
-    }
-
     /// Returns the holders of a name.
     pub(super) async fn holders(&self, request: Inspect) -> Result<Inspection> {
         let Inspect { target, timeout, .. } = request;
@@ -85,7 +62,9 @@ impl RedisStore {
                 rw::inspection(&self.run_on(&RW_INSPECT, &target.name, timeout).await?)
             }
             Kind::Semaphore => {
-                let call = permits::of(&self.keys, &target.name, 1);
+                let mut call = permits::of(&self.keys, &target.name, 1);
+                call.text(&self.keys.channel_of(&target).concat());
+                call.text(self.scripts.numsub());
                 permits::inspection(&self.run_call(&PERMITS_INSPECT, call, timeout).await?)
             }
         }

@@ -9,6 +9,10 @@
 //! command. So after an unsubscribe the subscriber pings the server until the reply is that to its ping. Replies left over
 //! from before are dropped.
 //!
+//! Except in a cluster, fred does not wait for the reply to a subscribe either: it reports success before the command has left.
+//! The request of the waiter, which takes another connection, could pass it, and then a release in between would wake nobody.
+//! So the subscriber pings the server here, too, and only the reply to that tells that the subscription is there.
+//!
 //! A subscription is silent by nature, so a dead connection would go unnoticed. While channels are subscribed, the
 //! subscriber pings the server from time to time.
 //!
@@ -154,15 +158,34 @@ async fn process_commands(
     let mut reconnects = subscriber.client.reconnect_rx();
     let mut idle: VecDeque<(Instant, String)> = VecDeque::new();
     let mut alive = Instant::now();
+    // The command that ended a batch.
+    let mut held = None;
     loop {
         let next = idle.front().map(|(at, _)| *at);
+        let command = async {
+            match held.take() {
+                Some(command) => Some(command),
+                None => commands.recv().await,
+            }
+        };
         tokio::select! {
-            command = commands.recv() => match command {
+            command = command => match command {
                 Some(Command::Subscribe(channel, done)) => {
-                    // An earlier waiter's command may have done it.
-                    let there = subscriber.channels.lock().get(&channel).is_none_or(|entry| entry.subscribed);
-                    let result = if there { Ok(()) } else { subscriber.subscribe(&channel).await };
-                    let _ = done.send(result);
+                    let (mut channels, mut waiting) = (vec![channel], vec![done]);
+                    while channels.len() < BATCH && held.is_none() {
+                        match commands.try_recv() {
+                            Ok(Command::Subscribe(channel, done)) => {
+                                channels.push(channel);
+                                waiting.push(done);
+                            }
+                            Ok(other) => held = Some(other),
+                            Err(_) => break,
+                        }
+                    }
+                    let results = subscriber.subscribe_awaited(channels).await;
+                    for (done, result) in waiting.into_iter().zip(results) {
+                        let _ = done.send(result);
+                    }
                 }
                 Some(Command::Idle(channel)) => idle.push_back((Instant::now() + LINGER, channel)),
                 Some(Command::Close(done)) => {
@@ -182,12 +205,12 @@ async fn process_commands(
                     }
                 }
                 if subscriber.in_doubt {
-                    subscriber.probe().await;
+                    let _ = subscriber.probe().await;
                     alive = Instant::now();
                 }
             }
             () = sleep_until(alive + subscriber.ping_interval), if !subscriber.here.is_empty() => {
-                subscriber.probe().await;
+                let _ = subscriber.probe().await;
                 alive = Instant::now();
             }
             event = reconnects.recv() => {
@@ -195,8 +218,8 @@ async fn process_commands(
                     break;
                 }
                 until_in_use(&subscriber.client).await;
-                for channel in subscriber.mark_unsubscribed() {
-                    let _ = subscriber.subscribe(&channel).await;
+                for channels in subscriber.mark_unsubscribed().chunks(BATCH) {
+                    subscriber.subscribe_all(channels).await;
                 }
                 // Messages of the gap are lost.
                 wake(&subscriber.channels, None);
@@ -231,25 +254,40 @@ impl Subscriber {
     }
 
     /// Pings the server, and replaces the connection if there is no reply. A refusal is a reply, too. After the reply to
-    /// another command it pings again.
-    async fn probe(&mut self) {
+    /// another command it pings again. Returns an error if the server refused that command, or may not have run it.
+    async fn probe(&mut self) -> Result<()> {
         let mut drain = DRAIN.0;
+        let mut others = Ok(());
         self.in_doubt = false;
         while is_connected(&self.client) {
             self.pings += 1;
             let question = self.pings.to_string();
             let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
-            match self.client.custom(ping, vec![question.as_str()]).await {
-                Err(error) if *error.kind() == Silence::Timeout => return self.reconnect().await,
-                reply if !answers_another(&reply, &question) => return,
-                _ if drain > DRAIN.1 => return self.reconnect().await,
-                _ => {
+            let reply = self.client.custom::<Value, _>(ping, vec![question.as_str()]).await;
+            match reply {
+                Err(error) if *error.kind() == Silence::Timeout => {
+                    self.reconnect().await;
+                    return Err(classify(&error));
+                }
+                reply if !answers_another(&reply, &question) => {
+                    return match reply {
+                        Err(error) if !is_of_ping(error.details()) => Err(classify(&error)),
+                        _ => others,
+                    };
+                }
+                _ if drain > DRAIN.1 => {
+                    self.reconnect().await;
+                    break;
+                }
+                reply => {
+                    others = reply.map_err(|error| classify(&error)).and(others);
                     // While no command is in flight, fred drops replies.
                     sleep(drain).await;
                     drain *= 2;
                 }
             }
         }
+        Err(no_connection())
     }
 
     /// Replaces the connection. Without one, fred is making one already.
@@ -279,34 +317,72 @@ impl Subscriber {
         .collect()
     }
 
-    async fn subscribe(&mut self, channel: &str) -> Result<()> {
-        if !is_connected(&self.client) {
-            let error = Error::new(ErrorKind::Unavailable, "there is no connection for wake-ups");
-            return Err(error.with_fate(Fate::NotExecuted));
-        }
-        self.here.insert(channel.to_owned());
-        let confirmed = async {
-            match self.sharded {
-                true => self.client.ssubscribe(channel).await,
-                false => self.client.subscribe(channel).await,
-            }
+    /// Subscribes channels, unless an earlier waiter's command has done it. Returns a result for each.
+    async fn subscribe_awaited(&mut self, channels: Vec<String>) -> Vec<Result<()>> {
+        let missing: HashSet<&String> = {
+            let known = self.channels.lock();
+            let is_missing =
+                |channel: &&String| known.get(*channel).is_some_and(|entry| !entry.subscribed);
+            channels.iter().filter(is_missing).collect()
         };
-        // fred's own time limit, of one attempt, ends first: a command that we drop would still be sent.
-        match timeout(self.attempt * 2, confirmed).await {
-            Ok(Ok(())) => {
-                if let Some(entry) = self.channels.lock().get_mut(channel)
-                    && entry.server == self.server
-                {
-                    entry.subscribed = true;
-                }
-                Ok(())
+        let missing: Vec<String> = missing.into_iter().cloned().collect();
+        let results = self.subscribe_all(&missing).await;
+        let results: HashMap<String, Result<()>> = missing.into_iter().zip(results).collect();
+        channels.iter().map(|channel| results.get(channel).cloned().unwrap_or(Ok(()))).collect()
+    }
+
+    /// Subscribes channels. Returns a result for each.
+    async fn subscribe_all(&mut self, channels: &[String]) -> Vec<Result<()>> {
+        if !self.sharded && channels.len() > 1 {
+            let result = self.subscribe(channels).await;
+            if result.as_ref().map_or_else(Error::is_unavailable, |()| true) {
+                return vec![result; channels.len()];
             }
-            Ok(Err(error)) => Err(classify(&error)),
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "the subscription was not confirmed in time",
-            )),
+            // One of them is refused.
         }
+        let mut results = Vec::with_capacity(channels.len());
+        for channel in channels {
+            results.push(self.subscribe(std::slice::from_ref(channel)).await);
+        }
+        results
+    }
+
+    /// Subscribes channels, all or none as far as the client knows.
+    async fn subscribe(&mut self, channels: &[String]) -> Result<()> {
+        if !is_connected(&self.client) {
+            return Err(no_connection());
+        }
+        for channel in channels {
+            self.here.insert(channel.clone());
+            let sent = async {
+                match self.sharded {
+                    true => self.client.ssubscribe(channel).await,
+                    false => self.client.subscribe(channel).await,
+                }
+            };
+            // fred's own time limit, of one attempt, ends first: a command that we drop would still be sent.
+            match timeout(self.attempt * 2, sent).await {
+                Ok(sent) => sent.map_err(|error| classify(&error))?,
+                Err(_) => {
+                    return Err(Error::new(
+                        ErrorKind::Unavailable,
+                        "the subscription was not confirmed in time",
+                    ));
+                }
+            }
+        }
+        if !self.sharded {
+            self.probe().await?;
+        }
+        let mut subscribed = self.channels.lock();
+        for channel in channels {
+            if let Some(entry) = subscribed.get_mut(channel)
+                && entry.server == self.server
+            {
+                entry.subscribed = true;
+            }
+        }
+        Ok(())
     }
 
     /// Unsubscribes, unless the channel has a waiter again. Returns whether the server accepts commands.
@@ -337,6 +413,11 @@ impl Subscriber {
     }
 }
 
+fn no_connection() -> Error {
+    Error::new(ErrorKind::Unavailable, "there is no connection for wake-ups")
+        .with_fate(Fate::NotExecuted)
+}
+
 /// Returns whether a reply is not that to a `PING` with this word, but to an earlier one or to a command for which fred
 /// expects no reply.
 fn answers_another(reply: &FredResult<Value>, question: &str) -> bool {
@@ -348,9 +429,15 @@ fn answers_another(reply: &FredResult<Value>, question: &str) -> bool {
         Ok(word) => word.as_str().as_deref() != Some(question),
         Err(error) => {
             let text = error.details();
-            text.starts_with("MOVED") || text.contains("unsubscribe")
+            // By the name of the command, or because it was for a channel.
+            ["MOVED", "subscribe", "channel"].iter().any(|word| text.contains(word))
         }
     }
+}
+
+/// Returns whether a refusal is about `PING` alone: commands before it have run.
+fn is_of_ping(text: &str) -> bool {
+    text.contains("'ping'") || text.starts_with("MISCONF")
 }
 
 #[cfg(test)]
@@ -373,8 +460,13 @@ mod tests {
             (Ok(Value::Array(vec!["ssubscribe".into(), "c".into(), 1.into()])), true),
             (refused("MOVED 7 127.0.0.1:6379"), true),
             (refused("NOPERM User a has no permissions to run the 'sunsubscribe' command"), true),
+            (refused("NOPERM User a has no permissions to run the 'subscribe' command"), true),
+            (refused("NOPERM No permissions to access a channel"), true),
         ] {
             assert_eq!(answers_another(&reply, "7"), is, "{reply:?}");
+            if let (Err(error), false) = (&reply, is) {
+                assert!(is_of_ping(error.details()), "{error}");
+            }
         }
     }
 }

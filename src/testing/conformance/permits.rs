@@ -120,6 +120,32 @@ pub async fn release_of_permits_wakes_a_waiter(harness: &dyn Harness) {
     timeout(PATIENCE, wakeups.recv()).await.expect("a release wakes a waiter");
 }
 
+/// See [`Inspection::waiting`](crate::store::Inspection::waiting). A store may not know how many wait.
+pub async fn waiters_for_permits_are_counted(harness: &dyn Harness) {
+    let name = unique("permits-waiting");
+    let (all, waiter) = (party(harness, &name, 4).await, party(harness, &name, 1).await);
+    if !all.supported() || !all.store.capabilities().wakeups {
+        return;
+    }
+    let counted = async || all.look_any().await.expect("the store tells who holds").waiting;
+    granted(all.acquire(1).await);
+    let Some(before) = counted().await else { return };
+    assert_eq!(before, 0, "one holds, and none waits");
+    // A waiter asks, and listens meanwhile.
+    held(waiter.acquire(1).await);
+    let wait = Wait::new(waiter.target(), Some(waiter.holder), PATIENCE);
+    let mut wakeups = waiter.store.subscribe(wait).await.expect("wake-ups").expect("some");
+    let enters = async {
+        while counted().await != Some(1) {
+            _ = timeout(Duration::from_millis(10), wakeups.recv()).await;
+        }
+    };
+    timeout(PATIENCE, enters).await.expect("a waiter is counted");
+    drop(wakeups);
+    assert_eq!(released(waiter.release(0).await), Some(Absence::Gone));
+    assert_eq!(released(all.release(0).await), None);
+}
+
 async fn resize(party: &Party<'_>, size: u32) -> Result<Option<u32>> {
     party.store.resize(Resize::new(party.name.clone(), size, Some(LONG), PATIENCE)).await
 }

@@ -118,6 +118,8 @@ enum Fate {
     DropReply,
     /// The server never sees it; this is the reply.
     Answer(Vec<u8>),
+    /// It passes this much later, and all behind it on its connection.
+    Delay(Duration),
 }
 
 impl Proxy {
@@ -239,6 +241,12 @@ impl Proxy {
     /// server never sees.
     pub fn drop_request(&self, n: usize, needle: &str) {
         self.rule(n, needle, Fate::DropRequest);
+    }
+
+    /// Passes the `n`th request from now that has `needle` in its bytes on this much later, with all behind it on its
+    /// connection.
+    pub fn delay_request(&self, n: usize, needle: &str, time: Duration) {
+        self.rule(n, needle, Fate::Delay(time));
     }
 
     /// Keeps no requests from now on, for runs that are long.
@@ -364,6 +372,7 @@ struct Link {
 enum Noted {
     Passed,
     Answered,
+    Late(Duration),
     /// The connection is to be closed.
     Closed,
 }
@@ -472,6 +481,7 @@ impl Link {
                 Noted::Closed => return ControlFlow::Break(()),
                 Noted::Answered => continue,
                 Noted::Passed => {}
+                Noted::Late(time) => sleep(time).await,
             }
             if mode() == Mode::Duplicate {
                 self.run_again(&frame);
@@ -552,15 +562,17 @@ impl Link {
         let subscribes = matches!(first.as_str(), "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE");
         let mut record = lock(&self.record);
         let mut fate = None;
-        if !self.subscribed {
-            record.rules.retain_mut(|rule| {
-                rule.left -= usize::from(contains(&frame, &rule.needle));
-                if rule.left == 0 {
-                    fate = Some(std::mem::replace(&mut rule.fate, Fate::DropReply));
-                }
-                rule.left > 0
-            });
-        }
+        record.rules.retain_mut(|rule| {
+            // Where messages come, no reply can be told.
+            if self.subscribed && !matches!(rule.fate, Fate::Delay(_)) {
+                return true;
+            }
+            rule.left -= usize::from(contains(&frame, &rule.needle));
+            if rule.left == 0 {
+                fate = Some(std::mem::replace(&mut rule.fate, Fate::DropReply));
+            }
+            rule.left > 0
+        });
         let (noted, drop_reply, answer) = match fate {
             Some(Fate::DropRequest) => {
                 record.dropped += 1;
@@ -568,10 +580,11 @@ impl Link {
             }
             Some(Fate::Answer(reply)) => (Noted::Answered, false, Some(reply)),
             Some(Fate::DropReply) => (Noted::Passed, true, None),
+            Some(Fate::Delay(time)) => (Noted::Late(time), false, None),
             None => (Noted::Passed, false, None),
         };
         record.answered += usize::from(noted == Noted::Answered);
-        if noted == Noted::Passed && !record.forgets_requests {
+        if noted != Noted::Answered && !record.forgets_requests {
             record.requests.push(words);
             record.frames.push(frame);
         }

@@ -38,6 +38,7 @@ use std::sync::Arc;
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use = "an election does nothing until `candidate` or `observe` is called"]
 #[doc(alias = "leader election")]
 #[doc(alias = "LeaderElector")]
 #[doc(alias = "LeaderSelector")]

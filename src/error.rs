@@ -231,6 +231,16 @@ impl Error {
         matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Rejected)
     }
 
+    /// Puts the place that failed before the message.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "zookeeper")),
+        allow(dead_code, reason = "for stores behind a network")
+    )]
+    pub(crate) fn at(self, place: &str) -> Self {
+        let message = format!("{place}: {}", self.message());
+        self.rebuild(|inner| inner.message = message.into())
+    }
+
     /// Puts the name that failed before the message.
     pub(crate) fn of_name(self, name: &str) -> Self {
         let message = format!("{name:?}: {}", self.message());

@@ -51,6 +51,7 @@ use std::time::Duration;
 /// lease.unlock().await
 /// # }
 /// ```
+#[must_use = "a lock acquires nothing until `lock`, `try_lock`, `lock_timeout` or `with` is called"]
 #[doc(alias = "RFairLock")]
 #[doc(alias = "fifo")]
 #[doc(alias = "ticket lock")]

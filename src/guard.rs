@@ -172,10 +172,7 @@ impl Guard {
                 resource.len()
             )));
         }
-        let key = match resource.contains('{') {
-            true => format!("leasehold_seen:{resource}"),
-            false => format!("leasehold_seen:{{{resource}}}"),
-        };
+        let key = key_of(resource);
         let kept = retention.map_or(0, |retention| (retention + ttl * 2).as_millis().max(1));
         Ok(Self { key, args: [fence.to_string(), kept.to_string()] })
     }
@@ -217,10 +214,50 @@ impl Guard {
     }
 }
 
+/// Returns the key of the largest fencing token that a resource has seen. No two resources share one, and in a cluster it is
+/// in the slot of the key `resource`.
+fn key_of(resource: &str) -> String {
+    match resource.split_once('{') {
+        None => format!("leasehold_seen:{{{resource}}}"),
+        // `{x}` has the hash tag of `x`, so it needs another key.
+        Some(("", rest)) if rest.ends_with('}') && !rest.contains('{') => {
+            format!("leasehold_seen_tag:{resource}")
+        }
+        Some(_) => format!("leasehold_seen:{resource}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use std::collections::HashMap;
+
+    /// What a cluster hashes of a key.
+    fn hashed(key: &str) -> &str {
+        let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+        tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(key)
+    }
+
+    #[test]
+    fn resources_share_no_key_and_keys_have_their_slots() {
+        let mut resources = vec![String::new()];
+        for length in 1..=6 {
+            let longer = resources.iter().filter(|shorter| shorter.len() == length - 1);
+            let longer =
+                longer.flat_map(|shorter| ["{", "}", "x", ":"].map(|end| shorter.clone() + end));
+            resources.extend(longer.collect::<Vec<_>>());
+        }
+        let mut keys = HashMap::new();
+        for resource in &resources[1..] {
+            let key = key_of(resource);
+            let tagged = !resource.contains(['{', '}']) || hashed(resource) != resource;
+            assert!(!tagged || hashed(&key) == hashed(resource), "{resource}: {key}");
+            if let Some(other) = keys.insert(key, resource) {
+                panic!("{other} and {resource} share a key");
+            }
+        }
+    }
 
     #[test]
     fn script_without_a_write_or_with_flags_is_invalid() {

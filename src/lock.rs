@@ -52,6 +52,7 @@ use std::time::Duration;
 /// manager keeps a lock among its own waiters only for so long
 /// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets waiters of other managers go first;
 /// see [fairness](crate::guide::settings#fairness).
+#[must_use = "a lock acquires nothing until `lock`, `try_lock`, `lock_timeout` or `with` is called"]
 #[doc(alias = "mutex")]
 #[doc(alias = "RLock")]
 #[doc(alias = "redlock")]
@@ -81,6 +82,7 @@ pub struct Lock {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "a holder acquires nothing until `lock`, `try_lock` or `lock_timeout` is called"]
 pub struct Holder {
     engine: Arc<Engine>,
     holds: NameMap<Option<Arc<Hold>>>,

@@ -59,6 +59,7 @@ const MOST_REFUSALS: u32 = 8;
 /// lease.unlock().await
 /// # }
 /// ```
+#[must_use = "a lock acquires nothing until `lock`, `try_lock`, `lock_timeout` or `with` is called"]
 #[doc(alias = "RedissonMultiLock")]
 #[doc(alias = "InterProcessMultiLock")]
 pub struct MultiLock {

@@ -79,6 +79,7 @@ use std::time::Duration;
 /// edit.unlock().await
 /// # }
 /// ```
+#[must_use = "a lock acquires nothing until `read`, `write` or one of their forms is called"]
 #[doc(alias = "RReadWriteLock")]
 #[doc(alias = "ReadWriteLock")]
 pub struct RwLock {

@@ -63,6 +63,7 @@ use tokio::task::coop::consume_budget;
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use = "a semaphore acquires nothing until `acquire`, `acquire_many` or one of their forms is called"]
 #[doc(alias = "RPermitExpirableSemaphore")]
 #[doc(alias = "RSemaphore")]
 pub struct Semaphore {

@@ -46,6 +46,7 @@ const WAITED_FOR: u32 = 16;
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use = "slots acquire nothing until `take`, `try_take` or one of their forms is called"]
 #[doc(alias = "semaphore")]
 #[doc(alias = "worker id")]
 #[doc(alias = "partition")]

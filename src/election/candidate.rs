@@ -104,11 +104,18 @@ impl Candidate {
             let me = Leadership::begin(lease);
             let (_, hold) = me.parts();
             match hold.tell_value(core, &self.value).await {
-                Ok(true) => return Ok(me),
+                // Observers hear of it now, so that they find its value.
+                Ok(true) => {
+                    hold.tell_leads(core);
+                    return Ok(me);
+                }
                 // The store has lost it already.
                 Ok(false) => drop(hold.denied(core).await),
                 // It leads; the value follows at a renewal.
-                Err(error) if error.is_unavailable() && me.check().is_ok() => return Ok(me),
+                Err(error) if error.is_unavailable() && me.check().is_ok() => {
+                    hold.tell_leads(core);
+                    return Ok(me);
+                }
                 Err(error) if error.kind() == ErrorKind::Lost => {}
                 Err(error) => return Err(error),
             }

@@ -58,7 +58,8 @@ impl Leader {
     }
 
     fn of(info: Option<HolderInfo>) -> Self {
-        let Some(info) = info else { return Self::default() };
+        // A name that a `min_hold` or a job keeps closed has a mark, which leads no more than nobody does.
+        let Some(info) = info.filter(|info| info.closed.is_none()) else { return Self::default() };
         let leader = Self { holder: Some(info.holder), ..Self::default() };
         let Some(metadata) = info.metadata else { return leader };
         let (term, value) = (metadata.fence, metadata.value);

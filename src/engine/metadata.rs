@@ -16,7 +16,7 @@ use super::job::Job;
 use super::state::Phase;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::observe::{EventKind, LeadershipHealth};
+use crate::observe::{EventKind, LeadershipHealth, Told};
 use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Target, Wakeups};
 use crate::trace;
 use std::sync::Arc;
@@ -212,8 +212,20 @@ impl Hold {
             leading.insert(number, Arc::clone(self));
             number
         };
-        core.observe(|| self.event(EventKind::Leads { term: self.fence }));
         LeaderEntry { core: Arc::clone(core), number }
+    }
+
+    /// Tells the observers that it leads, unless it has ended meanwhile: no event of a hold comes after its end.
+    pub(crate) fn tell_leads(&self, core: &Core) {
+        let inner = self.lock();
+        let told = match inner.state.phase() {
+            Phase::Held | Phase::AtRisk => {
+                core.note(|| self.event(EventKind::Leads { term: self.fence }))
+            }
+            _ => Told::default(),
+        };
+        drop(inner);
+        told.finish();
     }
 
     /// Returns how the leader fares that has this hold.

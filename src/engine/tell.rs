@@ -1,6 +1,6 @@
 //! Tells observers and counters what happens.
 //!
-//! A part of the engine that has something to tell calls [`Core::observe`], or [`Hold::happened`] for what is counted too. Neither
+//! A part of the engine that has something to tell calls [`Core::note`], or [`Hold::happened`] for what is counted too. Neither
 //! runs an observer. While there is none, an event costs one branch.
 
 use super::core::Core;
@@ -15,13 +15,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Core {
-    /// Tells the observers what has happened, if there are any. Call it with no lock held.
-    pub(crate) fn observe(&self, happened: impl FnOnce() -> Event) {
-        self.note(happened).finish();
-    }
-
-    /// Queues an event, as [`observe`](Self::observe) does, also with the state of a hold locked. Finish what it returns
-    /// when that is unlocked.
+    /// Queues what has happened for the observers, if there are any. May be called with the state of a hold locked; finish
+    /// what it returns when that is unlocked.
     pub(super) fn note(&self, happened: impl FnOnce() -> Event) -> Told {
         if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
     }

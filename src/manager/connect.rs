@@ -42,7 +42,7 @@ impl LeaseManager {
     ///   [`Preflight::Refuse`](crate::Preflight::Refuse) is set.
     /// - [`Protocol`](crate::ErrorKind::Protocol): the reply is not that of the expected server.
     ///
-    /// The URL never appears in an error.
+    /// An error names the host and the port that failed. Nothing else of the URL ever appears in one.
     ///
     /// # Panics
     ///

@@ -75,7 +75,6 @@ impl LeaseManager {
     ///
     /// A name has 1 to 512 bytes, and its braces are balanced and not empty. An invalid name is reported by the first
     /// attempt to lock it.
-    #[must_use]
     #[doc(alias = "getLock")]
     #[doc(alias = "mutex")]
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
@@ -87,7 +86,6 @@ impl LeaseManager {
     ///
     /// It is the lock that [`lock`](LeaseManager::lock) creates, with an order. Takes the same names. The first attempt to
     /// lock it reports an invalid name, and a store that has no order.
-    #[must_use]
     #[doc(alias = "getFairLock")]
     #[doc(alias = "RFairLock")]
     #[doc(alias = "fifo")]
@@ -97,7 +95,6 @@ impl LeaseManager {
     }
 
     /// Creates a handle for one flow of control that locks many names, without I/O.
-    #[must_use]
     pub fn holder(&self) -> Holder {
         Holder::new(Arc::clone(&self.engine))
     }
@@ -118,7 +115,6 @@ impl LeaseManager {
     /// Creates a handle on the read-write lock `name` for one flow of control, without I/O.
     ///
     /// The first attempt to lock it reports an invalid name.
-    #[must_use]
     #[doc(alias = "getReadWriteLock")]
     #[doc(alias = "RReadWriteLock")]
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
@@ -129,7 +125,6 @@ impl LeaseManager {
     ///
     /// The first attempt to acquire a permit reports an invalid name, a `size` of 0, and one that differs from the size that
     /// other processes use.
-    #[must_use]
     #[doc(alias = "getPermitExpirableSemaphore")]
     #[doc(alias = "RPermitExpirableSemaphore")]
     pub fn semaphore(&self, name: impl AsRef<str>, size: u32) -> Semaphore {
@@ -140,7 +135,6 @@ impl LeaseManager {
     ///
     /// Slot `i` is the lock `name#i`. The first attempt to take a slot reports an invalid name, one that is too long with
     /// the largest index, and a `size` of 0.
-    #[must_use]
     #[doc(alias = "semaphore")]
     pub fn slots(&self, name: impl AsRef<str>, size: u32) -> Slots {
         Slots::new(Arc::clone(&self.engine), name.as_ref(), size)
@@ -149,7 +143,6 @@ impl LeaseManager {
     /// Creates the election `name`, without I/O.
     ///
     /// Its leader holds the plain lock of that name. Takes the same names. The first campaign reports an invalid one.
-    #[must_use]
     #[doc(alias = "leader election")]
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(Arc::clone(&self.engine), name.as_ref())

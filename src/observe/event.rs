@@ -77,7 +77,8 @@ pub enum EventKind {
         /// Whether [`Waiting`](EventKind::Waiting) came before.
         was_waiting: bool,
     },
-    /// A candidate of an [election](crate::Election) leads with this hold, until the hold ends.
+    /// A candidate of an [election](crate::Election) leads with this hold, until the hold ends. It comes after
+    /// [`Granted`](EventKind::Granted), and after the store has the value of the candidate, unless the store did not answer.
     #[non_exhaustive]
     Leads {
         /// The term: the fencing token.

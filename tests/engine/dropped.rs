@@ -200,3 +200,26 @@ async fn call_dropped_while_its_reply_is_held_is_settled_by_the_reply() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn lease_that_is_not_kept_is_released_at_once() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n");
+    let is_free = async || {
+        settle().await;
+        setup.other().lock("n").try_lock().await.unwrap().is_some()
+    };
+    // The forms that the guide lists.
+    let _ = lock.lock().await.unwrap();
+    assert!(is_free().await, "let _");
+    if lock.try_lock().await.unwrap().is_some() {
+        assert!(is_free().await, "is_some");
+    }
+    if lock.lock().await.is_ok() {
+        assert!(is_free().await, "is_ok");
+    }
+    lock.lock().await.map(|_| ()).unwrap();
+    assert!(is_free().await, "map");
+    let token = lock.lock().await.unwrap().cancellation_token();
+    assert!(token.is_cancelled() && is_free().await, "a token");
+}

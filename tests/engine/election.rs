@@ -2,7 +2,7 @@
 
 use super::*;
 use futures_core::Stream;
-use leasehold::{CancellationToken, Leader, Leadership, View};
+use leasehold::{CancellationToken, Events, Leader, Leadership, View};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -318,6 +318,63 @@ async fn value_that_could_not_be_written_follows_at_a_renewal() {
     assert!(setup.calls(Call::Annotate) > calls);
     sleep(Duration::from_secs(10_000)).await;
     assert_eq!(told(&setup).await, (Some("a".into()), me.term()), "kept as long as it leads");
+}
+
+/// The events that have come, as words.
+async fn words(events: &mut Events) -> Vec<String> {
+    let mut words = Vec::new();
+    while let Poll::Ready(Some(event)) = poll_once(std::pin::pin!(events.next())).await {
+        let word = format!("{:?}", event.kind());
+        words.extend(word.split([' ', '{']).next().map(str::to_owned));
+    }
+    words
+}
+
+#[tokio::test(start_paused = true)]
+async fn observers_hear_of_a_leader_once_the_store_has_its_value() {
+    let setup = Setup::new();
+    let mut events = setup.leases.events(100);
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Annotate).times(1));
+    let leases = setup.leases.clone();
+    let leads = tokio::spawn(async move { campaign(&leases, "a").await });
+    setup.faults.until_calls(Call::Annotate, 1).await;
+    settle().await;
+    assert_eq!(words(&mut events).await, ["Granted"], "no value yet");
+    setup.faults.heal();
+    let me = leads.await.unwrap();
+    assert_eq!(words(&mut events).await, ["Leads"]);
+    assert_eq!(told(&setup).await, (Some("a".into()), me.term()));
+    me.resign().await.unwrap();
+    assert_eq!(words(&mut events).await, ["Released"]);
+    // It leads also without an answer of the store, but not if the store has lost it meanwhile.
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Annotate).times(1));
+    campaign(&setup.leases, "a").await.resign().await.unwrap();
+    assert_eq!(words(&mut events).await, ["Granted", "Leads", "Released"]);
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Annotate).times(1));
+    let leases = setup.leases.clone();
+    let leads = tokio::spawn(async move { campaign(&leases, "a").await });
+    let calls = setup.calls(Call::Annotate);
+    setup.faults.until_calls(Call::Annotate, calls + 1).await;
+    assert!(setup.memory.delete("n"));
+    setup.faults.heal();
+    leads.await.unwrap().resign().await.unwrap();
+    let events = words(&mut events).await;
+    assert_eq!(events, ["Granted", "Waiting", "Lost", "Granted", "Leads", "Released"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_that_is_kept_closed_has_no_leader() {
+    let setup = Setup::new();
+    let mut lock = setup.leases.lock("n").min_hold(T * 2);
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let job = setup.leases.once("job").run(async |_| Ok::<_, ()>(()));
+    assert!(matches!(job.await, Ok(leasehold::Once::Ran(()))));
+    for name in ["n", "job"] {
+        let holder = setup.other().inspect(name).await.unwrap().expect("a mark");
+        assert!(holder.closed.is_some(), "{holder:?}");
+        let leader = setup.other().election(name).observe().changed().await;
+        assert!(leader.is_vacant(), "{leader:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Cases that the compiler must refuse: two flows of control with one handle. Each case has a twin that
+//! Cases that the compiler must refuse: two flows of control with one handle; and handles that are not used. Each case has a twin that
 //! differs in little and compiles, so that a typing error does not count as a refusal.
 //!
 //! The compiler is run on each case with the libraries that this program is linked with, so that nothing is built once
@@ -89,7 +89,7 @@ fn without_summary(said: &str) -> String {
 }
 
 #[test]
-fn one_handle_is_one_flow_of_control() {
+fn one_handle_is_one_flow_of_control_and_is_used() {
     let names = cases("refused");
     assert_eq!(names, cases("accepted"), "each has its twin");
     assert!(!names.is_empty());

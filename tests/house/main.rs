@@ -7,3 +7,4 @@ mod harness;
 mod layers;
 mod oracle;
 mod prose;
+mod run;

@@ -109,3 +109,22 @@ fn links_between_pages_lead_to_files() {
         }
     }
 }
+
+#[test]
+fn readme_names_every_example() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("readable");
+    for dir in ["examples", "examples/services/src/bin"] {
+        for example in files(dir, "rs") {
+            let name = example.file_stem().expect("a name").to_string_lossy().into_owned();
+            let named = [
+                format!("`{dir}/{name}.rs`"),
+                format!("`{name}.rs`"),
+                format!("--example {name} "),
+            ];
+            assert!(
+                named.iter().any(|named| readme.contains(named)),
+                "{dir}/{name}.rs is not named"
+            );
+        }
+    }
+}

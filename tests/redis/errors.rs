@@ -142,6 +142,100 @@ async fn wrong_password_is_denied_and_no_secret_is_told_to_anyone() {
 }
 
 #[tokio::test]
+async fn failure_to_connect_names_the_address_and_what_to_do() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = closed.local_addr().expect("an address").port();
+    drop(closed);
+    let web = Web::start();
+    let secured = Server::start_with(&["--requirepass", "right"]);
+    let listens = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let silent = listens.local_addr().expect("an address").port();
+    for (url, kind, address, advice) in [
+        (
+            format!("redis://127.0.0.1:{port}"),
+            ErrorKind::Unavailable,
+            format!("127.0.0.1:{port}"),
+            "start the server",
+        ),
+        (
+            "redis://no-such-host.invalid:6379".to_owned(),
+            ErrorKind::Unavailable,
+            "no-such-host.invalid:6379".to_owned(),
+            "cannot be resolved",
+        ),
+        (
+            format!("redis://127.0.0.1:{}", web.port),
+            ErrorKind::Unavailable,
+            format!("127.0.0.1:{}", web.port),
+            "is it Redis",
+        ),
+        (
+            format!("redis://:wrong-secret@127.0.0.1:{}", secured.port()),
+            ErrorKind::Denied,
+            format!("127.0.0.1:{}", secured.port()),
+            "check those of the URL",
+        ),
+        (
+            "redis+unix:///no/such/socket".to_owned(),
+            ErrorKind::Unavailable,
+            "/no/such/socket".to_owned(),
+            "no such socket",
+        ),
+        (
+            format!("redis-sentinel://127.0.0.1:{port}?sentinelServiceName=m"),
+            ErrorKind::Unavailable,
+            format!("127.0.0.1:{port}"),
+            "start the server",
+        ),
+        (
+            format!("redis-cluster://127.0.0.1:{port}"),
+            ErrorKind::Unavailable,
+            format!("127.0.0.1:{port}"),
+            "start the server",
+        ),
+        (
+            format!("redis://127.0.0.1:{silent}"),
+            ErrorKind::Unavailable,
+            format!("127.0.0.1:{silent}"),
+            "is it up",
+        ),
+    ] {
+        let start = Instant::now();
+        let builder = LeaseManager::builder().ttl(Duration::from_secs(3));
+        let error = builder.connect(&url).await.expect_err("no server");
+        let text = error.to_string();
+        println!("{url} in {:.1?}: {text}", start.elapsed());
+        assert_eq!(error.kind(), kind, "{url}: {text}");
+        assert!(text.contains(&format!("cannot connect to {address}: ")), "{url}: {text}");
+        assert!(text.contains(advice), "{url}: {text}");
+        assert!(!shown(&error).contains("wrong-secret"), "{text}");
+    }
+}
+
+/// A web server on a port that is taken for that of Redis.
+struct Web {
+    port: u16,
+}
+
+impl Web {
+    fn start() -> Self {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = stream.write_all(
+                    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+                );
+            }
+        });
+        Self { port }
+    }
+}
+
+#[tokio::test]
 async fn each_missing_right_is_denied_and_leaves_no_key() {
     let server = Server::start();
     for right in ["evalsha", "hset", "pexpire", "pttl", "set", "time"] {

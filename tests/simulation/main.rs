@@ -53,13 +53,14 @@ const MUSEUM: [(u64, &str); 13] = [
 ];
 
 /// The same of stories in which names are shared.
-const MUSEUM_OF_MODES: [(u64, &str); 3] = [
+const MUSEUM_OF_MODES: [(u64, &str); 4] = [
     (
         224,
         "a try was told that the store is silent, because of a call that had been dropped beside a reader",
     ),
     (3812, "the hold of a reader whose upgrade had failed was handed off to a writer"),
     (628, "the same, because of a try that had found the name held, beside a waiter"),
+    (2313, "the judge: a permit was handed off to a flow whose request the store had just refused"),
 ];
 
 fn number(variable: &str) -> Option<u64> {

@@ -164,6 +164,10 @@ impl Flow {
             }
         };
         waiting.served = outermost && matches!(result, Ok(Some(_)));
+        if let (Mode::Permits { .. }, Ok(Some(_))) = (mode, &result) {
+            // One that was handed off counts, also if the store refuses the request at the same time.
+            self.world().lock().judge.refused.remove(&self.task);
+        }
         self.check_answer(start, name, way, outermost, &result);
         result.ok().flatten()
     }

@@ -179,8 +179,9 @@ async fn exchange(address: &str, method: &str, path: &str, header: &str) -> Resu
     timeout(LONG, exchange).await.map_err(|_| format!("{method} {path}: no answer"))?
 }
 
-/// Starts this program twice, with the argument `work`, and shows which of its jobs `ran` where. Fails if one ran twice.
-pub async fn two_workers() -> Result {
+/// Starts this program twice, with the argument `work`, and shows which of its jobs `ran` where. Returns how many ran in each
+/// process. Fails if one ran twice.
+pub async fn two_workers() -> Result<[usize; 2]> {
     let redis = Redis::start().await?;
     let mut processes = Vec::new();
     for _ in 0..2 {
@@ -197,13 +198,15 @@ pub async fn two_workers() -> Result {
             }
         }
     }
+    let mut each = [0; 2];
     for (key, processes) in &ran {
         println!("{key} ran in process {processes:?}");
+        processes.iter().for_each(|process| each[process - 1] += 1);
     }
     let twice = ran.values().filter(|processes| processes.len() > 1).count();
     println!("{ticks} ticks in two processes, {} jobs, {twice} of them ran twice", ran.len());
     if twice > 0 || ran.is_empty() || ticks <= ran.len() {
         return Err("each job runs once, and both processes see its tick".into());
     }
-    Ok(())
+    Ok(each)
 }

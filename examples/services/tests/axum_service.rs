@@ -147,6 +147,8 @@ async fn store_that_is_away_is_no_reason_for_a_restart() -> Result {
     redis.signal("STOP").await?;
     replica.until("/readyz", 503).await?;
     assert_eq!(replica.status("/livez").await?, 200);
+    let (_, leader) = http(&replica.address, "GET", "/leader").await?;
+    assert!(leader.contains(" ago; "), "it claims to know who leads: {leader}");
     assert_eq!(replica.ship(1).await?.0, 503);
     redis.signal("CONT").await?;
     replica.until("/readyz", 200).await?;

@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::preflight::Preflight;
 use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
+use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
 use fred::types::Builder;
 use fred::types::config::{
@@ -169,18 +170,32 @@ impl Address {
     }
 
     async fn init(&self, client: &impl ClientLike) -> Result<()> {
-        match timeout(self.connect_timeout() * 2, client.init()).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => {
-                // Otherwise the client would go on trying to connect.
-                let _ = timeout(self.attempt, client.quit()).await;
-                Err(classify(&error))
+        let error = match timeout(self.connect_timeout() * 2, client.init()).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) if *error.kind() != Kind::Timeout => classify(&error),
+            Ok(Err(_)) | Err(_) => {
+                let message = "the server did not answer in time; is it up, and the port right?";
+                Error::new(ErrorKind::Unavailable, message)
             }
-            Err(_) => {
-                let _ = timeout(self.attempt, client.quit()).await;
-                let message = "the server did not answer in time; is it up?";
-                Err(Error::new(ErrorKind::Unavailable, message))
+        };
+        // Otherwise the client would go on trying to connect.
+        let _ = timeout(self.attempt, client.quit()).await;
+        Err(error.at(&format!("cannot connect to {}", Place(&self.config.server))))
+    }
+}
+
+/// The host and the port of a server, or its socket. No user and no password.
+struct Place<'a>(&'a ServerConfig);
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ServerConfig::Centralized { server } if server.host.contains(':') => {
+                write!(f, "[{}]:{}", server.host, server.port)
             }
+            ServerConfig::Centralized { server } => write!(f, "{}:{}", server.host, server.port),
+            ServerConfig::Unix { path } => write!(f, "{}", path.display()),
+            _ => f.write_str("the servers of the URL"),
         }
     }
 }

@@ -43,13 +43,16 @@ pub(super) fn classify(error: &Failure) -> Error {
     }
     // Whatever fred reports, the server may have run the command.
     let (kind, message) = match error.kind() {
-        Kind::Auth => (ErrorKind::Denied, "the server refuses this user or password"),
+        Kind::Auth => {
+            (ErrorKind::Denied, "the server refuses this user or password; check those of the URL")
+        }
         Kind::Timeout => (ErrorKind::Unavailable, "the server did not answer in time"),
         Kind::IO => (ErrorKind::Unavailable, io_message(text)),
         Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed"),
-        Kind::Protocol | Kind::Parse => {
-            (ErrorKind::Unavailable, "the server's reply cannot be read; is it Redis?")
-        }
+        Kind::Protocol | Kind::Parse => (
+            ErrorKind::Unavailable,
+            "the server's reply cannot be read; is it Redis? Does it use TLS as the URL says?",
+        ),
         _ if LOST.iter().any(|lost| text.starts_with(lost)) => {
             (ErrorKind::Unavailable, "the connection was lost before the server answered")
         }
@@ -62,7 +65,9 @@ pub(super) fn classify(error: &Failure) -> Error {
 
 fn io_message(text: &str) -> &'static str {
     if text.contains("ConnectionRefused") {
-        "connection refused: nothing is listening at the server's address"
+        "connection refused: nothing is listening at the server's address; start the server, or correct the port"
+    } else if text.contains("failed to lookup address") {
+        "the name of the host cannot be resolved; check its spelling, and the DNS of this machine"
     } else if text.contains("NotFound") {
         "there is no such socket"
     } else {

@@ -139,7 +139,7 @@ pub(super) fn classify(text: &str) -> Error {
             Denied,
             "the server wants a password; put it into the URL after a colon: redis://:password@host",
         ),
-        "WRONGPASS" => (Denied, "the server refuses this user or password"),
+        "WRONGPASS" => (Denied, "the server refuses this user or password; check those of the URL"),
         "NOPERM" => (Denied, "the user lacks a permission; leasehold::guide::redis lists them"),
         // The scripts name a key beside the lock; the server names none.
         "WRONGTYPE" if text.starts_with("WRONGTYPE the key ") => {
@@ -155,7 +155,7 @@ pub(super) fn classify(text: &str) -> Error {
             if text.contains("without any password configured")
                 || text.contains("invalid password") =>
         {
-            (Denied, "the server refuses this user or password")
+            (Denied, "the server refuses this user or password; check those of the URL")
         }
         "ERR" if text.contains("DB index is out of range") => {
             (Invalid, "the server has no database of this number")

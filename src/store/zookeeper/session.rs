@@ -79,7 +79,8 @@ impl Session {
 
     async fn open_at(host: &str, address: &Address, clock: &Clock) -> Result<Arc<Self>> {
         let created = clock.now();
-        let link = Arc::new(Link::open(host, address).await.map_err(classify)?);
+        let at = |error| classify(error).at(&format!("cannot connect to {host}"));
+        let link = Arc::new(Link::open(host, address).await.map_err(at)?);
         let limit = opening(address.session);
         match in_time(limit, Self::begin(&link, address, created, clock)).await {
             Ok(session) => {

@@ -115,7 +115,7 @@ async fn work() -> Result {
 async fn main() -> ExitCode {
     let done = match std::env::args().nth(1).as_deref() {
         Some("work") => work().await,
-        None => two_workers().await,
+        None => two_workers().await.map(|_| ()),
         _ => Err("no arguments".into()),
     };
     exit_code("apalis_worker", done)

@@ -8,7 +8,7 @@
 //!
 //! - `POST /orders/{id}/ship` works under the lease of the order, whichever replica gets the request. The work has the
 //!   fencing token, for its writes.
-//! - `GET /leader` says which replica runs the scheduler.
+//! - `GET /leader` says which replica runs the scheduler, and how old that is while the store does not answer.
 //! - `/livez` fails only if this process cannot go on: a replica that does not lead, or whose store is away, is not
 //!   restarted. `/readyz` fails while no leases can be had. `/metrics` is for Prometheus.
 //! - At SIGTERM or ctrl-C, requests come to their end, the scheduler resigns, and all leases are released, so nobody waits for them.
@@ -22,6 +22,7 @@ use leasehold::tower::{LeaseLayer, RequestLease};
 use leasehold::{CancellationToken, LeaseManager, Metrics, View};
 use leasehold_services::{Process, Redis, Result, exit_code, http};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, sleep};
+use tracing_subscriber::filter::LevelFilter;
 
 /// After a crash, others wait this long. In production, 10 to 30 s.
 const TTL: Duration = Duration::from_secs(2);
@@ -74,7 +76,15 @@ async fn ship(Path(id): Path<u64>, Extension(lease): Extension<RequestLease>) ->
 async fn leader(State(app): State<App>) -> String {
     let leader = app.leader.current();
     let ticks = app.ticks.load(Ordering::Relaxed);
-    format!("{} leads; {ticks} ticks here\n", leader.value.as_deref().unwrap_or("nobody"))
+    let who = match (&leader.value, leader.stale_since) {
+        (Some(address), None) => format!("{address} leads"),
+        (None, None) if leader.is_vacant() => "nobody leads".to_owned(),
+        (None, None) => "a replica leads, and has not told its address yet".to_owned(),
+        // The store does not answer: this is what was known, and may be so no more.
+        (Some(address), Some(since)) => format!("{address} led {:.1?} ago", since.elapsed()),
+        (None, Some(_)) => "not known who leads".to_owned(),
+    };
+    format!("{who}; {ticks} ticks here\n")
 }
 
 async fn livez(State(app): State<App>) -> StatusCode {
@@ -105,6 +115,13 @@ async fn schedule(app: &App, address: &str, stop: CancellationToken) -> leasehol
 }
 
 async fn serve(address: &str) -> Result {
+    // What leasehold and the client of Redis have to say goes to stderr: `RUST_LOG=debug` for more.
+    let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
+    tracing_subscriber::fmt()
+        .with_max_level(level.unwrap_or(LevelFilter::INFO))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     let metrics = PrometheusBuilder::new().install_recorder()?;
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
     let leases = LeaseManager::builder()

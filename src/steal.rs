@@ -33,6 +33,8 @@ impl Lock {
     /// - [`Invalid`](crate::ErrorKind::Invalid): this handle holds the name, or `why` is empty or longer than 1024 bytes.
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store cannot do it.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store did not answer. The old holder may have lost the name.
+    /// - [`Rejected`](crate::ErrorKind::Rejected): too few [replicas](crate::Builder::replicas) confirmed the grant. The old
+    ///   holder has lost the name, and no other has it.
     ///
     /// # Panics
     ///

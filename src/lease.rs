@@ -200,8 +200,8 @@ impl Lease {
 
     /// Waits until another handle says that it [wants](crate::Lock::steal_after) the name, or the lease is lost.
     ///
-    /// Finish and release then, or go on: after its patience the other takes the name. [`note`](Lease::note) says who it is
-    /// and why. A hint: it can be lost, and a holder on ZooKeeper never hears it. The future borrows nothing.
+    /// Finish and release then, or go on: the other handle takes the name when its patience ends. [`note`](Lease::note) returns its author
+    /// and its reason. This is only a hint: it can be lost, and on ZooKeeper it never comes. The future borrows nothing.
     ///
     /// # Cancel safety
     ///
@@ -220,12 +220,12 @@ impl Lease {
         }
     }
 
-    /// Asks the store for the last note that was left for this holder: who has stolen the name, forced it open, or wants it,
-    /// and why. `None` if there is none.
+    /// Returns the last note that another caller left for this holder: which one stole the name, forced it open or wants it,
+    /// and why. Returns `None` if there is no note. Asks the store.
     ///
     /// The store keeps a note for a day, or until the next one about the same name. It can be read after the loss, until the
-    /// manager is closed. Leases to which a hold is handed off in memory have one holder id: one that ended earlier is told the
-    /// note that was left for a later one. There are none on ZooKeeper and for permits.
+    /// manager is closed. Leases to which a hold is handed off in memory have one holder id: a lease that ended earlier gets the
+    /// note that was left for a later one. On ZooKeeper and for permits there are no notes.
     ///
     /// # Errors
     ///
@@ -281,7 +281,7 @@ impl Lease {
     /// Returns how long the holder may rely on the lease if no further renewal succeeds; zero if it is lost.
     ///
     /// This is the time to the cancellation deadline, when the [`cancellation_token`](Lease::cancellation_token) fires: a
-    /// grace (a tenth of the [TTL](crate::Builder::ttl), from 10 ms to 2 s) before the store may let the lease expire.
+    /// [grace](crate::Builder::grace) before the store may let the lease expire.
     /// Each renewal moves the deadline. It reads the local clock and does no I/O.
     ///
     /// ```
@@ -397,21 +397,21 @@ impl Lease {
         self.hold.fence
     }
 
-    /// Has the holder tell who it is now, and not only at its first renewal.
+    /// Writes the description of this holder beside the lock now, instead of at the first renewal.
     ///
-    /// [`Builder::describe`](crate::Builder::describe) says what is told; without it, host, process id and the
+    /// [`Builder::describe`](crate::Builder::describe) sets what is written; without it, host, process id and the
     /// [label](crate::Lock::label) are.
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::ErrorKind::Lost): the lease is lost; nothing was told.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the lease is none of a plain lock, or the store keeps no metadata.
-    /// - Any other kind: it was not told, or that is not known. After [`Unavailable`](crate::ErrorKind::Unavailable) the next
-    ///   renewal tells it.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lease is lost; nothing was written.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the lease is not one of an exclusive lock, or the store keeps no metadata.
+    /// - Any other kind: it was not written, or that is not known. After [`Unavailable`](crate::ErrorKind::Unavailable) the next
+    ///   renewal writes it.
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, it may or may not be told now; the next renewal tells it. The lease is not affected.
+    /// If it is dropped, the description may or may not be written now; the next renewal writes it. The lease is not affected.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -28,7 +28,7 @@
 //!
 //! `Ok(None)` means that the name is taken; an [`Error`] means that this is not known. Keep the lease in a variable:
 //! `let _lease = ..`, not `let _ = ..`, which [releases it at once](guide::reentrancy#keep-the-lease-in-a-variable). A
-//! lock does not remember that work was done: see [jobs that run once](guide::guarantees#a-lock-does-not-remember).
+//! lock does not remember that work was done: see [a lock does not remember](guide::guarantees#a-lock-does-not-remember), and [`once`](LeaseManager::once) for jobs that run once.
 //!
 //! All async calls need a tokio runtime with timers (and, for servers, I/O), as `#[tokio::main]` starts it. Without one,
 //! they panic, or may panic. [`LeaseManager::lock`], [`holder`](LeaseManager::holder), [`check`](Lease::check),
@@ -116,6 +116,7 @@
 //! - [`guarantees`](guide::guarantees), [`fencing`](guide::fencing), [`reentrancy`](guide::reentrancy): what a lease
 //!   promises, how a resource rejects stale writers, and who holds a lock.
 //! - [`family`](guide::family): which object for what.
+//! - [`guarded_writes`](guide::guarded_writes), [`jobs`](guide::jobs), [`leader_election`](guide::leader_election): writes that the resource refuses, jobs that run once, one leader.
 //! - [`services`](guide::services): leases in axum and tower, schedulers and workers.
 //! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
 //!   URLs, permissions, costs and limits of each store.
@@ -138,6 +139,8 @@
 //! - [`Slots`] is a set of numbered leases, [`Slot`] one of them.
 //! - [`Election`] has one leader among the [`Candidate`]s of all processes; [`Leadership`] is its guard,
 //!   [`LeadershipHealth`] says whether its work goes on without it, and a [`View`] shows the [`Leader`] to observers.
+//! - [`Job`] runs on one of many replicas, once for each key; [`Once`] is its outcome.
+//! - [`guard::Script`] refuses the writes of a holder that has lost its lease, on Redis.
 //! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
 //! - [`Loss`] is the reason why a lease was lost.
 //! - [`Error`], [`ErrorKind`] and [`Fate`] report what failed, what to do about it, and whether the operation took effect.
@@ -150,9 +153,12 @@
 //!
 //! # Features
 //!
-//! `redis` (default) has the Redis stores, `rustls` adds `rediss://` URLs, `zookeeper` the ZooKeeper store. `testing`
-//! has a conformance suite for stores, and a store that fails on request. `metrics` has [`Metrics`]. [`tower`] has layers
-//! for services of axum, tonic, hyper and tower.
+//! - `redis` (default): the Redis stores.
+//! - `rustls`: `rediss://` URLs. Turns on `redis`.
+//! - `zookeeper`: the ZooKeeper store.
+//! - `metrics`: [`Metrics`], an observer for the crate `metrics`.
+//! - `tower`: layers for axum, tonic, hyper and tower, in [`tower`].
+//! - `testing`: a conformance suite for stores, and a store that fails on request.
 
 // On docs.rs, each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -153,7 +153,7 @@ impl Lock {
 
     /// Locks if the name is free now; returns `None` if it is not.
     ///
-    /// Makes one attempt, and never barges: returns `None` without I/O if another handle of this manager or of a
+    /// Makes one attempt, and never overtakes a waiter of this manager: returns `None` without I/O if another handle of this manager or of a
     /// clone of it holds the name or waits for it. One exception: if a request of that handle has been unanswered for longer
     /// than an [attempt](crate::guide::settings#what-follows-from-the-ttl), this waits for the answer, for two attempts at
     /// most. Such a silence can come from a stall of this process, and says nothing about the name. Just after this manager has released a name for which

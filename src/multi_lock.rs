@@ -35,7 +35,7 @@ const MOST_REFUSALS: u32 = 8;
 /// none. Sets that overlap cannot deadlock, whatever the order in which their names are given. Use it for work on
 /// several things at once, such as a transfer between two accounts.
 ///
-/// Its options are those of each name: a report of [progress](Lease::progress) is that of one of [its leases](MultiLease::leases).
+/// Its options apply to each name by itself: report [progress](Lease::progress) on each of [its leases](MultiLease::leases).
 ///
 /// Each name is an exclusive lock, the same as that of [`LeaseManager::lock`](crate::LeaseManager::lock). While a lease
 /// of this handle is alive, the same handle re-enters all names at once. Every other handle waits, also for one of the
@@ -65,13 +65,13 @@ const MOST_REFUSALS: u32 = 8;
 pub struct MultiLock {
     engine: Arc<Engine>,
     /// In the order of their bytes, each once.
-    places: Vec<Place>,
+    places: Vec<Entry>,
     /// Those of each name.
     options: Options,
 }
 
 /// A name of the set, and the last hold of it.
-struct Place {
+struct Entry {
     name: Result<Name>,
     current: Option<Arc<Hold>>,
 }
@@ -140,14 +140,14 @@ impl MultiLock {
                 checked.len()
             )));
         }
-        let place = |name| Place { name: Ok(name), current: None };
+        let place = |name| Entry { name: Ok(name), current: None };
         let (places, options) = (checked.into_iter().map(place).collect(), Options::default());
         Ok(Self { engine, places, options })
     }
 
     /// Returns the names, in the order of their bytes.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.iter().map(Place::name)
+        self.places.iter().map(Entry::name)
     }
 
     setters!(class label min_hold lock_delay stall_after warn_held);
@@ -359,7 +359,7 @@ impl MultiLock {
     }
 }
 
-impl Place {
+impl Entry {
     fn name(&self) -> &str {
         self.name.as_ref().map(Name::as_str).unwrap_or_default()
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
 
-/// A semaphore: at most so many permits are out at one time, across processes and hosts.
+/// Limits how many permits are held at one time, across processes and hosts.
 ///
 /// [`LeaseManager::semaphore`](crate::LeaseManager::semaphore) creates it without I/O. Use it to limit how many work at
 /// once: connections to a partner, jobs on a cluster, renders on a pool of GPUs. Each [`Permit`] is a lease of its own: the
@@ -38,7 +38,7 @@ use tokio::task::coop::consume_budget;
 /// store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. A manager that hands off its
 /// permits releases them from time to time, and lets waiters of others go first. But between managers there is no order, and
 /// no bound: a call for many permits can wait forever while other managers take single ones in turn, because so many may never
-/// be free at once. Where that can be, let all ask for the same number. On ZooKeeper the order of arrival is that of all.
+/// be free at once. Where that can be, let all ask for the same number. On ZooKeeper the calls of all managers are served in the order of arrival.
 ///
 /// # Which stores
 ///
@@ -78,7 +78,7 @@ pub struct Semaphore {
 /// The guard of one or several permits, which are renewed, lost and released together.
 ///
 /// It dereferences to its [`Lease`]. Dropping it releases its permits in the background. It has no
-/// [fencing token](Lease::fence), because the holders of several permits are right at the same time: use
+/// [fencing token](Lease::fence), because several holders are valid at the same time: use
 /// [`slots`](crate::LeaseManager::slots) where each holder needs one.
 #[derive(Debug)]
 #[must_use = "a permit that is not kept is released at once; bind it: `let _permit = ..`, not `let _ = ..`"]
@@ -182,7 +182,7 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Waits until it has a permit.
+    /// Waits until a permit is free, and acquires it.
     ///
     /// # Errors
     ///
@@ -206,7 +206,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Semaphore::acquire), and [`Invalid`](crate::ErrorKind::Invalid) if `count` is 0 or larger than the
-    /// size, or on Redis larger than 1000: the server keeps each permit for itself.
+    /// size, or on Redis larger than 1000: the server stores each permit as an entry of its own.
     ///
     /// # Panics
     ///

@@ -11,11 +11,11 @@ use std::time::Duration;
 impl Lock {
     /// Takes the name from its holder, in this process or any other, or acquires it if it is free.
     ///
-    /// For a holder that hangs and that cannot be stopped. `why` is for the old holder, which [reads it](Lease::note), and for
+    /// Use it if the holder hangs and cannot be stopped. `why` is for the old holder, which [reads it](Lease::note), and for
     /// operators. It is as public as the name.
     ///
-    /// Makes one attempt, and overtakes all that wait. Returns `None` if another holder came between: it is not the one that
-    /// this call was meant for. On Redis and in memory the name goes from one holder to the other in one step. A quorum and
+    /// Makes one attempt, and overtakes all that wait. Returns `None` if the name passed to another holder in the meantime:
+    /// this call takes it only from the holder that it found. On Redis and in memory the name goes from one holder to the other in one step. A quorum and
     /// ZooKeeper release it by force and acquire it then, and a waiter can come between.
     ///
     /// **The old holder can still be at work when this returns.** Its token fires before the request leaves if it is of this
@@ -69,8 +69,8 @@ impl Lock {
     /// Tells the holder that the name is wanted, waits for it for `patience`, and then takes it from that holder.
     ///
     /// The polite form of [`steal`](Lock::steal). The holder hears of it by [`Lease::wanted`] and can finish and release.
-    /// A holder that cannot be told, on ZooKeeper or with Redisson, is only waited for. Returns `None` if after that time another holder has the
-    /// name, which nothing asked to go.
+    /// A holder that cannot be told, on ZooKeeper or with Redisson, is only waited for. Returns `None` if another holder has the name by then:
+    /// that one was never asked.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ impl Candidate {
 
     /// Has [`lead`](Self::lead) end when `token` fires, as at the shutdown of a service.
     ///
-    /// A candidate that waits stands no longer. One that leads is told by [`Leadership::retiring`], and resigns when its work
+    /// A candidate that waits withdraws. For one that leads, [`Leadership::retiring`] fires, and it resigns when its work
     /// has ended, or after the time that [`graceful`](Self::graceful) gives it.
     pub fn until(self, token: CancellationToken) -> Self {
         Self { until: token, ..self }

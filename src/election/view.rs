@@ -9,7 +9,7 @@
 //! 3. **Hints are hints.** It reads at each of them, and by the clock.
 
 use crate::clock::Instant as Clocked;
-use crate::engine::{Core, Engine};
+use crate::engine::{AFTER_EXPIRY, Core, Engine};
 use crate::error::Result;
 use crate::store::{HolderInfo, Mode, Name, Owner, Wakeups};
 use crate::sync::Mutex;
@@ -29,8 +29,6 @@ use tokio_util::sync::{CancellationToken, DropGuard, ReusableBoxFuture};
 
 /// How soon after a subscription it reads again: what came before may have been told to nobody.
 const SETTLED: Duration = Duration::from_millis(100);
-/// A server counts the time to live in milliseconds; this margin lets it end first.
-const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
 /// Who leads, as an observer knows it.
 #[derive(Clone, Debug, Default)]

@@ -31,7 +31,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
 
 /// A server counts the time to live in milliseconds; this margin lets it end first.
-const AFTER_EXPIRY: Duration = Duration::from_millis(5);
+pub(crate) const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
 /// The longest time for which `try_lock` lets waiters of other processes go first.
 const SHORT_PAUSE: Duration = Duration::from_millis(2);
@@ -163,7 +163,7 @@ pub(crate) async fn acquire_as<'a>(
     let start = core.now();
     // False while a nested request is unanswered.
     let answered = &AtomicBool::new(true);
-    let (once, longest, pause) = match limit {
+    let (once, longest_wait, longest_pause) = match limit {
         WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
         // The rest of the time must suffice for a request.
         WaitLimit::For(limit) => (limit.is_zero(), limit, (limit / 2).max(SHORT_PAUSE)),
@@ -174,7 +174,6 @@ pub(crate) async fn acquire_as<'a>(
     let asker = &Asker::new(core, (name, mode, options), (start, caller));
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
-    let limits = (longest, pause);
     let acquiring = AcquireLoop {
         core,
         name,
@@ -183,7 +182,8 @@ pub(crate) async fn acquire_as<'a>(
         options,
         share,
         once,
-        limits,
+        longest_wait,
+        longest_pause,
         start,
         answered,
         asker,
@@ -252,7 +252,9 @@ struct AcquireLoop<'a, 'core> {
     share: Share,
     once: bool,
     /// The longest time for which it waits, and for which it lets waiters elsewhere go first.
-    limits: (Duration, Duration),
+    longest_wait: Duration,
+    /// The longest time for which it lets waiters elsewhere go first.
+    longest_pause: Duration,
     start: Instant,
     answered: &'a AtomicBool,
     asker: &'a Asker<'a>,
@@ -370,7 +372,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return Place::new(Duration::ZERO, Duration::ZERO);
             }
             let waited = core.now().saturating_duration_since(self.start);
-            let left = self.limits.0.saturating_sub(waited);
+            let left = self.longest_wait.saturating_sub(waited);
             Place::new(waited, core.place_kept(self.mode).min(left))
         })
     }

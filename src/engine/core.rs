@@ -123,14 +123,14 @@ pub(crate) struct Core {
     random: AtomicU64,
     jobs: mpsc::UnboundedSender<Job>,
     calls: mpsc::UnboundedSender<Vec<Call>>,
-    inbox: Mutex<Option<Inbox>>,
+    queues: Mutex<Option<WorkQueues>>,
     pub(super) running: AtomicBool,
     callers: AtomicUsize,
     no_call: Notify,
 }
 
 /// The queues that the worker reads.
-pub(super) struct Inbox {
+pub(super) struct WorkQueues {
     pub(super) calls: mpsc::UnboundedReceiver<Vec<Call>>,
     pub(super) jobs: mpsc::UnboundedReceiver<Job>,
 }
@@ -167,7 +167,7 @@ impl Core {
         }
         let (jobs, jobs_waiting) = mpsc::unbounded_channel();
         let (calls, calls_waiting) = mpsc::unbounded_channel();
-        let inbox = Inbox { calls: calls_waiting, jobs: jobs_waiting };
+        let queues = WorkQueues { calls: calls_waiting, jobs: jobs_waiting };
         let manager = Uuid::new_v4();
         Arc::new(Self {
             queue: Arc::new(Queue::new(store.clock(), &timing)),
@@ -200,7 +200,7 @@ impl Core {
             random: AtomicU64::new(settings.seed().unwrap_or(manager.as_u64_pair().1)),
             jobs,
             calls,
-            inbox: Mutex::new(Some(inbox)),
+            queues: Mutex::new(Some(queues)),
             running: AtomicBool::new(false),
             callers: AtomicUsize::new(0),
             no_call: Notify::new(),
@@ -293,9 +293,9 @@ impl Core {
         }
     }
 
-    /// Locks the inbox, which is `None` while a task owns it.
-    pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Inbox>> {
-        self.inbox.lock()
+    /// Locks the work queues, which are `None` while a task owns them.
+    pub(super) fn work_queues(&self) -> MutexGuard<'_, Option<WorkQueues>> {
+        self.queues.lock()
     }
 
     /// Lets no lock be acquired any more, and ends all calls that wait for one.

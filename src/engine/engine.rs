@@ -1,6 +1,6 @@
 //! Runs the engine on its own threads or on the runtime of a caller.
 
-use super::core::{Core, Inbox};
+use super::core::{Core, WorkQueues};
 use super::panic_guard::guarded;
 use super::spare;
 use super::thread::spawn_thread;
@@ -121,9 +121,9 @@ impl Engine {
 
     async fn work_apart(core: Arc<Core>) {
         if let Some(mut driver) = Driver::take(&core)
-            && let Some(inbox) = &mut driver.inbox
+            && let Some(queues) = &mut driver.queues
         {
-            guarded(&core, worker::run(&core, inbox)).await;
+            guarded(&core, worker::run(&core, queues)).await;
         }
     }
 }
@@ -134,33 +134,33 @@ impl Drop for Engine {
     }
 }
 
-/// The task that runs the worker: the one that owns the inbox. If its runtime ends, even before the
-/// task's first poll, dropping it puts the inbox back.
+/// The task that runs the worker: the one that owns the work queues. If its runtime ends, even before the
+/// task's first poll, dropping it puts them back.
 struct Driver {
     core: Arc<Core>,
-    inbox: Option<Inbox>,
+    queues: Option<WorkQueues>,
 }
 
 impl Driver {
     fn take(core: &Arc<Core>) -> Option<Self> {
-        let mut place = core.inbox();
-        let inbox = place.take()?;
+        let mut place = core.work_queues();
+        let queues = place.take()?;
         core.running.store(true, Ordering::Release);
         drop(place);
         core.taken.notify_waiters();
-        Some(Self { core: Arc::clone(core), inbox: Some(inbox) })
+        Some(Self { core: Arc::clone(core), queues: Some(queues) })
     }
 
     /// Runs watchdog and worker in one task.
     async fn run(mut self) {
         let core = Arc::clone(&self.core);
-        if let Some(inbox) = &mut self.inbox {
+        if let Some(queues) = &mut self.queues {
             let work = async {
                 tokio::select! {
                     // Due holds come first.
                     biased;
                     () = watchdog::run(&core) => {}
-                    () = worker::run(&core, inbox) => {}
+                    () = worker::run(&core, queues) => {}
                 }
             };
             guarded(&core, work).await;
@@ -171,8 +171,8 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let core = &self.core;
-        let mut place = core.inbox();
-        *place = self.inbox.take();
+        let mut place = core.work_queues();
+        *place = self.queues.take();
         core.running.store(false, Ordering::Release);
         drop(place);
         if core.panicked.load(Ordering::Acquire) {

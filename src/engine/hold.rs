@@ -60,8 +60,8 @@ pub(super) struct Inner {
     pub(super) shares: Option<Box<Shares>>,
     /// What it tells about itself, once it does.
     pub(super) described: Option<Box<Description>>,
-    /// The share of the handle that has changed its mode, or has made it by that, and where the last hold of these changes is
-    /// found.
+    /// The share of the handle that changed the mode of this hold or made it by such a change, and a link to the last hold of
+    /// that chain of changes.
     latest: Option<(Share, Latest)>,
 }
 
@@ -293,15 +293,15 @@ impl Hold {
     }
 
     /// Returns whether the engine may begin to flush the hold: one flush at a time.
-    /// [`Hold::end_reaping`] must follow.
-    pub(crate) fn begin_reaping(&self) -> bool {
-        self.lock().state.begin_reaping()
+    /// [`Hold::end_flush`] must follow.
+    pub(crate) fn begin_flush(&self) -> bool {
+        self.lock().state.begin_flush()
     }
 
     /// Ends a flush. Returns whether there is more to flush.
-    pub(crate) fn end_reaping(&self) -> bool {
+    pub(crate) fn end_flush(&self) -> bool {
         let mut inner = self.lock();
-        inner.state.end_reaping();
+        inner.state.end_flush();
         inner.state.needs_flush()
     }
 

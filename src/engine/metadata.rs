@@ -220,7 +220,7 @@ impl Hold {
         let inner = self.lock();
         let told = match inner.state.phase() {
             Phase::Held | Phase::AtRisk => {
-                core.note(|| self.event(EventKind::Leads { term: self.fence }))
+                core.publish(|| self.event(EventKind::Leads { term: self.fence }))
             }
             _ => Told::default(),
         };

@@ -5,7 +5,7 @@
 //! | files | what they do |
 //! |---|---|
 //! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
-//! | [`hold`], [`state`], [`life`] | one hold: its data, its pure state machine, its transitions and their effects |
+//! | [`hold`], [`state`], [`life`] | one hold: its data; its pure state machine; its transitions and their effects: [`life`] fires the token |
 //! | [`options`], [`terms`] | the options of a handle, which go with its acquires into the hold; what they and the settings ask of it |
 //! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`asker`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
 //! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
@@ -109,7 +109,7 @@ mod wake;
 mod watchdog;
 mod worker;
 
-pub(crate) use acquire::{Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
+pub(crate) use acquire::{AFTER_EXPIRY, Claim, Polling, WaitLimit, Wanted, acquire, acquire_as};
 pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};

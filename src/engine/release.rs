@@ -84,7 +84,7 @@ impl Flush<'_> {
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());
         let outcome = Outcome::of(&verdict, |released| matches!(released, Released::NotYours(_)));
-        core.answered(Operation::Release, outcome, sent, 1);
+        core.count_answer(Operation::Release, outcome, sent, 1);
         let verdict = verdict.map(|released| match released {
             Released::Done { listeners } => {
                 if op == Op::Release {
@@ -260,11 +260,11 @@ async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()
 
 /// Flushes a hold in the engine, with retries up to `D`, after which the store lets the key expire.
 pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut flight: Flight) {
-    if flight.is_none() && !hold.begin_reaping() {
+    if flight.is_none() && !hold.begin_flush() {
         // The running flush checks again before it ends.
         return;
     }
-    let _reaping = Reaping { core, hold };
+    let _flush = BackgroundFlush { core, hold };
     let until = || {
         let deadline = hold.deadline(core);
         core.closing_until.get().map_or(deadline, |closing| deadline.min(*closing))
@@ -285,14 +285,14 @@ pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fli
 
 /// A flush by the engine. Dropping it ends the flush, and submits another one if there is more to
 /// send.
-struct Reaping<'a> {
+struct BackgroundFlush<'a> {
     core: &'a Arc<Core>,
     hold: &'a Arc<Hold>,
 }
 
-impl Drop for Reaping<'_> {
+impl Drop for BackgroundFlush<'_> {
     fn drop(&mut self) {
-        if self.hold.end_reaping() {
+        if self.hold.end_flush() {
             self.core.submit(Job::Flush(Arc::clone(self.hold)));
         }
     }

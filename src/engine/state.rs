@@ -894,10 +894,10 @@ mod tests {
     #[test]
     fn flush_runs_once_at_a_time() {
         let mut state = held();
-        assert!(state.begin_reaping());
-        assert!(!state.begin_reaping());
-        state.end_reaping();
-        assert!(state.begin_reaping());
+        assert!(state.begin_flush());
+        assert!(!state.begin_flush());
+        state.end_flush();
+        assert!(state.begin_flush());
     }
 
     /// A read hold with one lease, at its best.

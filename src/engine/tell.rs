@@ -17,7 +17,7 @@ use std::time::Duration;
 impl Core {
     /// Queues what has happened for the observers, if there are any. May be called with the state of a hold locked; finish
     /// what it returns when that is unlocked.
-    pub(super) fn note(&self, happened: impl FnOnce() -> Event) -> Told {
+    pub(super) fn publish(&self, happened: impl FnOnce() -> Event) -> Told {
         if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
     }
 
@@ -29,7 +29,7 @@ impl Core {
         event: impl FnOnce(EventKind) -> Event,
     ) -> Told {
         self.counters.count(&kind, now);
-        self.note(|| event(kind))
+        self.publish(|| event(kind))
     }
 
     /// Tells the observers a measurement, if one of them wants any. Call it with no lock held.
@@ -40,7 +40,13 @@ impl Core {
     }
 
     /// Records the answer to a request for so many holds, that was sent at `sent`.
-    pub(super) fn answered(&self, op: Operation, outcome: Outcome, sent: Instant, items: usize) {
+    pub(super) fn count_answer(
+        &self,
+        op: Operation,
+        outcome: Outcome,
+        sent: Instant,
+        items: usize,
+    ) {
         self.counters.heard(outcome != Outcome::Unavailable, || self.now());
         self.measure(|| {
             let took = self.now().saturating_duration_since(sent);

@@ -4,7 +4,7 @@
 //! watchdog needs none of them to fire a token. It reads the inbox of the manager, too: see [`steal`](super::steal).
 
 use super::ask::{caught, caught_call};
-use super::core::{Core, Inbox};
+use super::core::{Core, WorkQueues};
 use super::hold::Hold;
 use super::job::Job;
 use super::reaper::Work;
@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Runs the worker until the engine is no longer needed, and ends the engine.
-pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
+pub(super) async fn run(core: &Arc<Core>, queues: &mut WorkQueues) {
     let mut tasks = JoinSet::new();
     let reconnects = core.store.reconnects();
     let mut hints = core.subscribe_inbox();
@@ -30,7 +30,7 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
         tokio::select! {
             // Renewals come first and new jobs last: a flood of jobs must not starve the rest.
             biased;
-            Some(calls) = inbox.calls.recv() => {
+            Some(calls) = queues.calls.recv() => {
                 for call in calls {
                     send(core, &mut tasks, call);
                 }
@@ -42,11 +42,11 @@ pub(super) async fn run(core: &Arc<Core>, inbox: &mut Inbox) {
             }
             Some(hint) = next(hints.as_mut()) => follow(core, &mut tasks, hint),
             Some(_) = tasks.join_next() => {}
-            Some(job) = inbox.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
+            Some(job) = queues.jobs.recv() => drop(tasks.spawn(Work::new(core, job).run())),
             () = core.stop.cancelled() => break,
         }
     }
-    end(core, &mut inbox.jobs, tasks).await;
+    end(core, &mut queues.jobs, tasks).await;
 }
 
 async fn reconnected(reconnects: Option<&Signal>) {
@@ -135,9 +135,9 @@ async fn renew(core: &Arc<Core>, call: Call) {
     // A store that keeps its contract answers earlier.
     let answer = timeout(limit * 2, caught(&mut request));
     let Ok(renewed) = answer.await else {
-        return core.answered(Operation::Renew, Outcome::Unavailable, now, batch.len());
+        return core.count_answer(Operation::Renew, Outcome::Unavailable, now, batch.len());
     };
-    core.answered(Operation::Renew, Outcome::of(&renewed, |_| false), now, batch.len());
+    core.count_answer(Operation::Renew, Outcome::of(&renewed, |_| false), now, batch.len());
     core.measure_headroom(&batch, &renewed);
 
     let (sent, verdicts) = match renewed {
@@ -181,17 +181,17 @@ fn own_ttl(core: &Core, hold: &Hold) -> Option<Duration> {
 }
 
 /// Ends the engine: finishes its jobs within bounds, and disconnects.
-async fn end(core: &Arc<Core>, inbox: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
+async fn end(core: &Arc<Core>, jobs: &mut mpsc::UnboundedReceiver<Job>, mut tasks: JoinSet<()>) {
     let until = core.now() + core.timing.attempt * 2;
     let until = core.closing_until.get().map_or(until, |closing| until.min(*closing));
     let finish = async {
         loop {
-            for _ in 0..inbox.len() {
-                if let Ok(job) = inbox.try_recv() {
+            for _ in 0..jobs.len() {
+                if let Ok(job) = jobs.try_recv() {
                     tasks.spawn(Work::new(core, job).run());
                 }
             }
-            if tasks.join_next().await.is_none() && inbox.is_empty() {
+            if tasks.join_next().await.is_none() && jobs.is_empty() {
                 break;
             }
             // When the runtime ends too, it drops spawned tasks at once; this lets it drop us

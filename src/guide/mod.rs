@@ -1,6 +1,12 @@
 //! Explains leasehold by topic: promises, stores, settings, performance, faults.
 //!
-//! Start with [`guarantees`]. Before you lock something that must never be written twice, read [`fencing`].
+//! 1. Start: [`guarantees`], [`family`] (which object for what), [`stores`] (which store).
+//! 2. Correctness: [`fencing`], [`guarded_writes`], [`reentrancy`].
+//! 3. Tasks: [`jobs`], [`leader_election`], [`services`].
+//! 4. Running it: [`settings`], [`operations`], [`redis`], [`quorum`], [`zookeeper`].
+//! 5. Evidence: [`testing`], [`faults`], [`performance`], [`comparison`].
+//!
+//! Before you lock something that must never be written twice, read [`fencing`].
 //!
 //! This module exists only in the documentation. Its examples are tests.
 

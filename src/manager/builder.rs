@@ -251,7 +251,7 @@ impl Builder {
     /// `tracing` before the manager is created. Another logger that blocks there delays renewals. Spans of `tracing` are
     /// off on these threads.
     ///
-    /// With `false`, both run on the runtime on which the manager is made, or, if it is made outside of one, on that
+    /// With `false`, the watchdog and the connections run on the runtime on which the manager is made, or, if it is made outside of one, on that
     /// of the first call. This is the default in memory, where time is tokio's, which a test can pause. When that
     /// runtime ends, the next caller on another runtime that waits for a lock, runs work under a lease or locks takes
     /// over, and leases live on. A lease for which no caller does so in time is lost: its token fires before the
@@ -262,13 +262,13 @@ impl Builder {
         self
     }
 
-    /// Has holders of plain locks tell who they are: service, version, host and process id, beside the lock, where
-    /// [`inspect`](LeaseManager::inspect) reports it. By default only [labelled](crate::Lock::label) locks and
-    /// [leaders](crate::Election) do.
+    /// Makes each holder of an exclusive lock write its description beside the lock: service, version, host and process id.
+    /// [`inspect`](LeaseManager::inspect) reports it. By default only holders of [labelled](crate::Lock::label) locks and
+    /// [leaders](crate::Election) write one.
     ///
-    /// It costs the lock and the release nothing. A hold tells at its first renewal, so one that is shorter than a third of the
-    /// [TTL](Builder::ttl) never does; [`Lease::describe_now`](crate::Lease::describe_now) tells at once. Then it is one more
-    /// request at the first renewal, about one in an hour, and one after the release.
+    /// It adds no request to an acquire or a release. A hold writes its description at its first renewal, so a hold shorter than a third of the
+    /// [TTL](Builder::ttl) writes none; [`Lease::describe_now`](crate::Lease::describe_now) writes it at once. A hold that is renewed sends one more
+    /// request at its first renewal, about one each hour, and one after its release.
     ///
     /// What is told is as public as the name: everyone who may read the locks reads it. On Redis the user needs
     /// [permission](crate::guide::redis) for the keys `leasehold_meta:`.

@@ -27,7 +27,7 @@ use tokio::task::coop::consume_budget;
 /// # What is promised
 ///
 /// While the [cancellation token](crate::Lease::cancellation_token) of a lease has not fired and
-/// [`check`](crate::Lease::check) returns `Ok`, no other holder can believe it has the name. This holds as long as
+/// [`check`](crate::Lease::check) returns `Ok`, no other holder can believe it has the name in a mode that excludes it. This holds as long as
 /// the store keeps a key for its whole TTL, by a clock that runs within 1 % of the local clock and is not stepped.
 /// The token fires before the TTL can have passed.
 ///
@@ -37,7 +37,7 @@ use tokio::task::coop::consume_budget;
 ///   is gone before its holder can know. The token fires at the next renewal (a third of the [TTL](Builder::ttl)) or
 ///   reconnect. Until then the lock is also handed off between waiters of this manager, for a tenth of the TTL at most.
 /// - A process that is paused between [`check`](crate::Lease::check) and its write can write late.
-/// - [`force_unlock`](LeaseManager::force_unlock) lets the next holder in while the old one still works.
+/// - [`force_unlock`](LeaseManager::force_unlock) and [`steal`](crate::Lock::steal) let the next holder in while the old one still works.
 ///
 /// In these cases only the [fencing token](crate::Lease::fence) protects, if the resource compares it. See
 /// [`guarantees`](crate::guide::guarantees) for more.
@@ -158,7 +158,7 @@ impl LeaseManager {
         Job::new(Arc::clone(&self.engine), key.as_ref())
     }
 
-    /// Returns the holder of `name`, in this process or any other; `None` if it is free.
+    /// Returns the holder of `name`, in this process or any other; `None` if it is free. A name that a mark keeps closed has no holder: its [`closed`](crate::HolderInfo::closed) is set, and `hold_count` is 0.
     ///
     /// The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
     ///
@@ -310,7 +310,7 @@ impl LeaseManager {
     /// Closes the manager and all its clones: refuses new locks, releases all leases, and disconnects.
     ///
     /// The cancellation tokens of all leases fire first, with [`Loss::Closed`](crate::Loss::Closed), and waiters get
-    /// [`Closed`](crate::ErrorKind::Closed). Each name is released when its leases are dropped, or after the grace (a
+    /// [`Closed`](crate::ErrorKind::Closed). Each name is released when its leases are dropped, or after the [grace](Builder::grace) (by default a
     /// tenth of the [TTL](Builder::ttl), from 10 ms to 2 s), never before. The call takes at most the grace and four
     /// [attempts](crate::guide::settings#what-follows-from-the-ttl), in which it also waits until the log is written.
     ///

@@ -85,7 +85,7 @@ pub(crate) fn failed<'a, T: Send + 'a>(
     Box::pin(std::future::ready(Err(error)))
 }
 
-/// A place that keeps leases.
+/// Keeps holds on behalf of the engine: a server, a set of servers, or memory.
 ///
 /// # The contract
 ///

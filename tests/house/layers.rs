@@ -49,6 +49,11 @@ const STORES_AND_FACE: &[&str] = &[
     "crate::rw_lock",
     "crate::semaphore",
     "crate::slots",
+    "crate::fair_lock",
+    "crate::steal",
+    "crate::once",
+    "crate::election",
+    "crate::tower",
     "crate::manager",
 ];
 
@@ -73,6 +78,10 @@ fn each_room_knows_only_what_is_below_it() {
         ("semaphore.rs", STORES_AND_MANAGER),
         ("semaphore.rs", &["crate::lock", "crate::rw_lock", "crate::slots", "crate::multi_lock"]),
         ("slots.rs", STORES_AND_MANAGER),
+        ("fair_lock.rs", STORES_AND_MANAGER),
+        ("steal.rs", STORES_AND_MANAGER),
+        ("once.rs", STORES_AND_MANAGER),
+        ("election", STORES_AND_MANAGER),
         ("multi_lock.rs", STORES_AND_MANAGER),
         ("together.rs", &["crate::"]),
         ("manager/", &["fred"]),

@@ -48,12 +48,12 @@ impl AcquireLoop<'_, '_> {
             }
             let verdict = self.answer(&turn, pin!(attempt.land()), (now, until)).await;
             let Some(verdict) = verdict else {
-                core.answered(Operation::Acquire, Outcome::Unavailable, now, 1);
+                core.count_answer(Operation::Acquire, Outcome::Unavailable, now, 1);
                 return Err(Error::silent());
             };
             let outcome =
                 Outcome::of(&verdict, |verdict| !matches!(verdict, Acquired::Granted { .. }));
-            core.answered(Operation::Acquire, outcome, now, 1);
+            core.count_answer(Operation::Acquire, outcome, now, 1);
             match verdict {
                 Ok(Acquired::Granted { sent, fence, reached, oldest }) => {
                     let now = core.now();

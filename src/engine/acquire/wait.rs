@@ -40,7 +40,7 @@ impl AcquireLoop<'_, '_> {
 
     /// Lets waiters elsewhere go first until `time`.
     pub(super) async fn let_others_go_first(&self, turn: &Turn, time: Instant) {
-        let time = time.min(self.start + self.limits.1);
+        let time = time.min(self.start + self.longest_pause);
         turn.set_due(time + self.core.timing.attempt);
         self.core.clock().sleep_until(time).await;
     }

@@ -294,14 +294,14 @@ impl State {
     }
 
     /// Begins a flush by the engine. Returns whether none is running yet.
-    pub(in crate::engine) fn begin_reaping(&mut self) -> bool {
+    pub(in crate::engine) fn begin_flush(&mut self) -> bool {
         let queued = self.is_queued();
         let running = Cleanup::Running { queued };
         !matches!(std::mem::replace(&mut self.cleanup, running), Cleanup::Running { .. })
     }
 
     /// Ends a flush by the engine.
-    pub(in crate::engine) fn end_reaping(&mut self) {
+    pub(in crate::engine) fn end_flush(&mut self) {
         self.cleanup = if self.is_queued() { Cleanup::Queued } else { Cleanup::Idle };
     }
 

@@ -107,6 +107,14 @@ impl<'a> Attempt<'a> {
         self.sweep.holder
     }
 
+    /// Returns the error of the last request as one of all: an earlier one may have been executed.
+    pub(super) fn failed(&self, error: Error) -> Error {
+        match error.fate() {
+            Fate::NotExecuted if self.sweep.unknown > 0 => error.with_fate(Fate::Unknown),
+            _ => error,
+        }
+    }
+
     /// Accepts the grant. Returns the time until which earlier requests may still arrive.
     pub(crate) fn accept_grant(mut self) -> Option<Instant> {
         self.sweep.until.take()

@@ -8,6 +8,7 @@ use super::job::{Job, Sweep};
 use super::release::flush_to_the_end;
 use super::share::Share;
 use crate::clock::Instant;
+use crate::error::Error;
 use crate::store::{Acquired, Release, Released};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +17,12 @@ use std::time::Duration;
 /// The time per sweep over which the sweeps of an outage are spread after a reconnect: a server
 /// that has just come back must not get all of them at once.
 const AFTER_RECONNECT: Duration = Duration::from_micros(100);
+
+/// A server that stood still for longer than T runs late what it was sent before, when it goes on. So a sweep that was not
+/// answered goes on for so many T more.
+const STANDSTILL: u32 = 10;
+/// Unless there are more sweeps than this: each costs about 1 kB.
+const MOST_UNANSWERED: u32 = 1000;
 
 /// A job of a task. It is created before the task is spawned, so that the job is submitted again if
 /// the runtime ends before the task's first poll.
@@ -135,8 +142,8 @@ impl Drop for Sweeping<'_> {
 
 impl Sweep {
     /// Releases the name now, after every reconnect and every T/10, or sooner after a failure,
-    /// until a late grant would have expired by itself. A release that finds no grant does not end
-    /// the sweep: the grant may still arrive.
+    /// until a late grant would have expired by itself and the store has answered. A release that finds
+    /// no grant does not end the sweep: the grant may still arrive.
     async fn run(&self, core: &Arc<Core>) {
         let Some(until) = self.until else { return };
         if let Some(from) = self.from {
@@ -161,7 +168,10 @@ impl Sweep {
             if matches!(verdict, Ok(Released::Done { .. })) && self.unknown == 1 {
                 return;
             }
-            if last || core.stop.is_cancelled() {
+            let unanswered = verdict.as_ref().is_err_and(Error::is_unavailable)
+                && core.now() < until + core.timing.ttl * STANDSTILL
+                && core.sweeps.load(Ordering::Relaxed) <= MOST_UNANSWERED;
+            if last && !unanswered || core.stop.is_cancelled() {
                 return;
             }
             // Spread by jitter: there may be one sweep for each request of an outage.

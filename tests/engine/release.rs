@@ -472,3 +472,42 @@ async fn sweeps_follow_a_failure_as_soon_as_with_any_time_to_live() {
     drop(lease.unwrap());
     assert!(took <= Duration::from_secs(4), "{took:?}");
 }
+
+/// A server that stands still runs what it was sent when it goes on.
+#[tokio::test(start_paused = true)]
+async fn request_that_runs_after_its_time_to_live_is_released() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())));
+    setup.faults.add(Rule::new(Fault::RunLate).on(Call::Acquire).times(1));
+    assert_eq!(failed(setup.leases.lock("n").try_lock().await), ErrorKind::Unavailable);
+    sleep(3 * T).await;
+    setup.faults.heal();
+    settle().await;
+    assert_eq!(setup.recorded("n").await, Some(1), "it runs now");
+    let (took, lease) = timed(setup.other().lock("n").lock()).await;
+    drop(lease.unwrap());
+    assert!(took <= T / 5, "{took:?}");
+    // In the end it gives up.
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())));
+    assert_eq!(failed(setup.leases.lock("n").try_lock().await), ErrorKind::Unavailable);
+    sleep(20 * T).await;
+    let calls = setup.calls(Call::Release);
+    sleep(20 * T).await;
+    assert_eq!(setup.calls(Call::Release), calls);
+}
+
+/// The last request was not sent, but one before it was.
+#[tokio::test(start_paused = true)]
+async fn fate_of_a_call_is_that_of_all_its_requests() {
+    for first in [true, false] {
+        let setup = Setup::new();
+        let unsent = unavailable().with_fate(Fate::NotExecuted);
+        setup.faults.add(Rule::new(Fault::Fail(unsent)).on(Call::Acquire));
+        if first {
+            setup.faults.add(Rule::new(Fault::LoseReply).on(Call::Acquire).times(1));
+        }
+        let error = setup.leases.lock("n").lock_timeout(2 * T).await.expect_err("no answer");
+        let fate = if first { Fate::Unknown } else { Fate::NotExecuted };
+        assert_eq!((error.kind(), error.fate()), (ErrorKind::Unavailable, fate));
+    }
+}

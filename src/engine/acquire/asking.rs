@@ -112,7 +112,7 @@ impl AcquireLoop<'_, '_> {
                     failures += 1;
                     let gap = core.timing.gap(failures, core.jitter());
                     if core.now() + gap >= since + core.timing.ttl {
-                        return Err(error);
+                        return Err(attempt.failed(error));
                     }
                     tracing::debug!(%error, "acquire failed; retrying");
                     turn.set_due(core.now() + gap + attempt_time);
@@ -123,7 +123,7 @@ impl AcquireLoop<'_, '_> {
                     if !error.is_unavailable() {
                         core.queue.answered(self.name);
                     }
-                    return Err(error);
+                    return Err(attempt.failed(error));
                 }
             }
         }

@@ -69,8 +69,7 @@ impl Subscriptions {
         }
     }
 
-    /// Subscribes a waiter. Returns when the subscription has been sent: except in a cluster, fred does not wait for
-    /// its reply.
+    /// Subscribes a waiter. Returns when the server has the subscription: a message after that is not missed.
     pub(super) async fn subscribe(&self, channel: String) -> Result<Wakeups> {
         let signal = Signal::new();
         let guard =

@@ -1,8 +1,8 @@
 //! The lock protocol, without its code: every order of events within small bounds, by a model checker.
 //!
-//! One name, one server, two or three clients. A client is what one process has of the name: who holds it
-//! inside, and who waits in its queue, is the process's own affair. Time is in ticks. A tick moves all clocks;
-//! a client's may fall behind the server's by [`rules::DRIFT`] in T, and catch up. Messages may be lost (they
+//! One name, one server, two or three clients; they exclude each other, or are a writer and readers, or want
+//! permits. A client is what one process has of the name: who holds it inside, and who waits in its queue, is
+//! the process's own affair. Time is in ticks. A tick moves all clocks; a client's may fall behind the server's by [`rules::DRIFT`] in T, and catch up. Messages may be lost (they
 //! never arrive), be late, arrive in any order, and run twice. A server that restarts with its keys does
 //! nothing that these do not: all that was under way is lost.
 //!
@@ -29,13 +29,13 @@ mod server;
 mod world;
 
 use properties::*;
-use rules::{Rule, Rules};
+use rules::{Rule, Rules, Sharing};
 use stateright::{Checker, HasDiscoveries, Model};
 use std::collections::BTreeSet;
 use world::{Fault, Scope};
 
 const SCOPE: Scope = Scope {
-    rules: Rules { dropped: &[] },
+    rules: Rules { dropped: &[], sharing: Sharing::Exclusive },
     clients: 2,
     tokens: 1,
     faults: 0,
@@ -51,6 +51,14 @@ const DRIFT: Scope = Scope { drift: true, ..SCOPE };
 const HANDOFF: Scope = Scope { handoff: true, ..SCOPE };
 const NESTING: Scope = Scope { nesting: true, ..SCOPE };
 const ABANDON: Scope = Scope { abandon: true, ..SCOPE };
+/// One writes, two read.
+const READERS: Scope = sharing(Sharing::Readers);
+/// Three clients for two permits.
+const PERMITS: Scope = sharing(Sharing::Permits(2));
+
+const fn sharing(sharing: Sharing) -> Scope {
+    Scope { clients: 3, requests: 3, rules: Rules { sharing, ..SCOPE.rules }, ..SCOPE }
+}
 
 /// Visits all of a scope, and demands that nothing bad was found except `broken`, and all of `met`.
 fn holds(title: &str, scope: Scope, broken: &[&str], met: &[&str]) {
@@ -70,7 +78,7 @@ fn holds(title: &str, scope: Scope, broken: &[&str], met: &[&str]) {
 /// Without a rule, what it is there for is found broken.
 fn breaks(dropped: &'static [Rule], scope: Scope, property: &'static str) {
     let found = HasDiscoveries::AnyOf(BTreeSet::from([property]));
-    let scope = Scope { rules: Rules { dropped }, ..scope };
+    let scope = Scope { rules: Rules { dropped, ..scope.rules }, ..scope };
     let checker = scope.checker().threads(2).finish_when(found).spawn_bfs().join();
     let states = checker.unique_state_count();
     match checker.discovery(property) {
@@ -103,6 +111,25 @@ fn requests_that_run_twice_or_far_too_late_change_nothing() {
 #[test]
 fn three_clients_exclude_each_other() {
     holds("three clients", Scope { clients: 3, requests: 3, ..SCOPE }, &[], &[LOSS, TAKE_OVER]);
+}
+
+#[test]
+fn readers_share_the_name_and_exclude_the_writer() {
+    holds("one writer, two readers", READERS, &[], &[SHARED, LOSS, TAKE_OVER]);
+}
+
+#[test]
+fn never_more_believe_than_there_are_permits() {
+    holds("three clients, two permits", PERMITS, &[], &[SHARED, LOSS, TAKE_OVER]);
+}
+
+#[test]
+fn requests_for_shared_names_may_run_twice_and_late() {
+    let kinds = &[Fault::Double, Fault::Late];
+    let readers = Scope { faults: 1, kinds, clients: 2, ..READERS };
+    holds("a writer and a reader, doubled and late", readers, &[], &[ORPHAN, LOSS]);
+    let permits = Scope { faults: 1, kinds, ..PERMITS };
+    holds("permits, doubled and late", permits, &[], &[SHARED, ORPHAN]);
 }
 
 #[test]
@@ -178,7 +205,7 @@ fn count_that_creates_leaves_a_key_for_ever() {
 #[test]
 fn abandoned_acquire_stays_until_it_expires_without_sweeping() {
     breaks(&[Rule::Sweep], ABANDON, EMPTY);
-    let rules = Rules { dropped: &[Rule::Sweep] };
+    let rules = Rules { dropped: &[Rule::Sweep], ..SCOPE.rules };
     let scope = Scope { rules, requests: 4, ..ABANDON };
     holds("without sweeping", scope, &[EMPTY], &[ORPHAN]);
 }
@@ -191,4 +218,20 @@ fn hand_off_after_the_release_was_sent_lets_two_believe() {
 #[test]
 fn hand_off_without_a_reserved_fence_takes_the_next_grants() {
     breaks(&[Rule::ReservedFences], HANDOFF, FENCES);
+}
+
+#[test]
+fn writer_that_waits_for_the_last_reader_alone_meets_another() {
+    // The last one leaves before.
+    breaks(&[Rule::AllReaders], Scope { requests: 4, ..READERS }, ONE_BELIEVER);
+}
+
+#[test]
+fn one_time_to_live_for_all_keeps_those_that_are_gone() {
+    breaks(&[Rule::OwnExpiry], PERMITS, ENDS);
+}
+
+#[test]
+fn release_of_a_permit_that_is_not_by_token_ends_others() {
+    breaks(&[Rule::ReleaseByToken], PERMITS, COVERED);
 }

@@ -4,7 +4,8 @@ use super::client::Phase;
 use super::world::{Scope, World};
 use stateright::Property;
 
-pub const ONE_BELIEVER: &str = "no two clients believe";
+pub const ONE_BELIEVER: &str =
+    "no two clients believe that exclude each other, nor more than there are permits";
 pub const COVERED: &str = "a believer's key is there for longer than the grace";
 pub const GRACE: &str = "nobody is let in during the grace of who was told";
 pub const FENCES: &str = "fencing tokens grow in the order of grants and hand-offs";
@@ -22,16 +23,21 @@ pub const HAND_OFF: &str = "a hold is passed on";
 pub const TAKE_OVER: &str = "a name is taken over after its expiry";
 pub const NESTED: &str = "a lost reply to a nested acquire is survived";
 
+pub const SHARED: &str = "two clients believe that share the name";
+
 /// What the checker is to meet, somewhere.
-pub const SOMETIMES: [&str; 6] = [LOSS, LOST_REPLY, ORPHAN, HAND_OFF, TAKE_OVER, NESTED];
+pub const SOMETIMES: [&str; 7] = [LOSS, LOST_REPLY, ORPHAN, HAND_OFF, TAKE_OVER, NESTED, SHARED];
 
 pub fn all() -> Vec<Property<Scope>> {
     let always = [
-        (ONE_BELIEVER, (|_, world| world.believers().count() <= 1) as fn(&Scope, &World) -> bool),
+        (
+            ONE_BELIEVER,
+            (|scope, world| world.believers_may_share(scope)) as fn(&Scope, &World) -> bool,
+        ),
         (COVERED, |_, world| world.believers_are_covered()),
         (GRACE, |_, world| world.grace_is_covered()),
         (FENCES, |_, world| world.fences_grow()),
-        (DISTINCT, |_, world| world.fences_differ()),
+        (DISTINCT, |scope, world| world.fences_differ(scope)),
         (REVIVED, |_, world| !world.server.revived),
         (ENDS, |_, world| world.keys_end()),
         (ASKED, |_, world| world.counts_were_asked_for()),
@@ -49,6 +55,7 @@ pub fn all() -> Vec<Property<Scope>> {
         (ORPHAN, |_, world| world.has_orphan()),
         (HAND_OFF, |_, world| world.believers().any(|hold| hold.passed > 0)),
         (TAKE_OVER, |_, world| world.server.expired && world.believers().next().is_some()),
+        (SHARED, |_, world| world.believers().count() > 1),
         (NESTED, |_, world| world.believers().any(|hold| hold.count == 2 && hold.copies)),
     ];
     let always = always.into_iter().map(|(name, condition)| Property::always(name, condition));

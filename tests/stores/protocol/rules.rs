@@ -32,12 +32,44 @@ pub enum Rule {
     HandOffBeforeRelease,
     /// A grant reserves a fencing token for each time that it may be handed off.
     ReservedFences,
+    /// Each of several holders of a name has a time to live of its own.
+    OwnExpiry,
+    /// A writer waits for all readers, not only for the last one that entered.
+    AllReaders,
+}
+
+/// Who may hold the name at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    #[default]
+    Exclusive,
+    /// The first client writes, all others read.
+    Readers,
+    Permits(usize),
+}
+
+impl Sharing {
+    /// Whether these clients may hold the name at once.
+    pub fn allows(self, mut clients: impl Iterator<Item = u8>) -> bool {
+        match self {
+            Sharing::Exclusive => clients.count() <= 1,
+            Sharing::Readers => {
+                let (mut count, mut writes) = (0, false);
+                clients
+                    .by_ref()
+                    .for_each(|client| (count, writes) = (count + 1, writes || client == 0));
+                count <= 1 || !writes
+            }
+            Sharing::Permits(size) => clients.count() <= size,
+        }
+    }
 }
 
 /// All rules but those that are dropped.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     pub dropped: &'static [Rule],
+    pub sharing: Sharing,
 }
 
 impl Rules {

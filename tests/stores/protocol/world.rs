@@ -1,8 +1,8 @@
 //! The model: clients, the server, and a network that loses, delays, doubles and reorders.
 
 use super::client::{Client, Hold, Phase, Send};
-use super::rules::{DRIFT, GRACE, Rules, T};
-use super::server::{Op, Server, Token, Verdict};
+use super::rules::{DRIFT, GRACE, Rules, Sharing, T};
+use super::server::{Key, Op, Server, Token, Verdict};
 use stateright::{Model, Property};
 use std::collections::BTreeSet;
 
@@ -50,8 +50,6 @@ pub struct World {
     faults: u8,
     /// To look back: something went wrong, or a hold was not renewed in time.
     disturbed: bool,
-    /// To look back: ticks since a request last set the key's time to live.
-    untouched: u8,
     /// To look back: the fencing token of who believed last, and whether one was not larger than that before.
     newest: u8,
     unordered: bool,
@@ -99,7 +97,6 @@ impl Model for Scope {
             sent: 0,
             faults: self.faults,
             disturbed: false,
-            untouched: 0,
             newest: 0,
             unordered: false,
         }]
@@ -177,7 +174,7 @@ impl World {
             Action::HandOff(i) => {
                 let passed = self.clients[i].hand_off(rules);
                 if passed {
-                    self.begins(i);
+                    self.begins(scope, i);
                 }
                 passed
             }
@@ -203,12 +200,12 @@ impl World {
                 let believed = self.clients[i].believes().is_some();
                 self.clients[i].answer(rules, (message.token, message.op), verdict, message.age);
                 if !believed && self.clients[i].believes().is_some() {
-                    self.begins(i);
+                    self.begins(scope, i);
                 }
                 true
             }
             Action::LoseKeys => {
-                self.server.key = None;
+                self.server.keys.clear();
                 self.fault(scope, Fault::LoseKeys)
             }
             Action::StepForward => {
@@ -228,12 +225,7 @@ impl World {
     }
 
     fn run(&mut self, scope: &Scope, message: Message) {
-        let key = self.server.key;
         let verdict = self.server.run(message.token, message.op, scope.rules);
-        let extends = matches!(message.op, Op::Acquire | Op::Nest(_) | Op::Renew);
-        if extends && self.server.holds(message.token) || key.is_none() {
-            self.untouched = 0;
-        }
         self.replies.insert((message, verdict));
     }
 
@@ -246,8 +238,10 @@ impl World {
         true
     }
 
-    fn begins(&mut self, i: usize) {
-        if let Some(hold) = self.clients[i].believes() {
+    fn begins(&mut self, scope: &Scope, i: usize) {
+        if scope.rules.sharing == Sharing::Exclusive
+            && let Some(hold) = self.clients[i].believes()
+        {
             self.unordered |= hold.fence <= self.newest;
             self.newest = hold.fence;
         }
@@ -271,8 +265,6 @@ impl World {
             self.disturbed |= client.tick(scope.rules, *steps);
         }
         self.server.tick(1);
-        self.untouched =
-            if self.server.key.is_some() { (self.untouched + 1).min(T + 1) } else { 0 };
         let older = |message: Message| {
             let age = message.age + steps[usize::from(message.token.client)];
             Message { age: age.min(T), ..message }
@@ -293,10 +285,18 @@ impl World {
         self.clients.iter().filter_map(Client::believes)
     }
 
+    fn key(&self, token: Token) -> Option<&Key> {
+        self.server.keys.get(&token)
+    }
+
+    /// Whether those that believe may hold the name at once.
+    pub fn believers_may_share(&self, scope: &Scope) -> bool {
+        scope.rules.sharing.allows(self.believers().map(|hold| hold.token.client))
+    }
+
     /// Whether a key of this token, with more than `least` ticks to live, is there.
     fn keeps(&self, token: Token, least: u8) -> bool {
-        let key = self.server.key.filter(|key| key.token == token);
-        key.is_some_and(|key| key.ttl.is_none_or(|ttl| ttl > least))
+        self.key(token).is_some_and(|key| key.ttl.is_none_or(|ttl| ttl > least))
     }
 
     /// Each believer's key is there for longer than the grace.
@@ -316,20 +316,20 @@ impl World {
         !self.unordered
     }
 
-    pub fn fences_differ(&self) -> bool {
+    pub fn fences_differ(&self, scope: &Scope) -> bool {
+        if scope.rules.sharing != Sharing::Exclusive {
+            return true;
+        }
         let fences: BTreeSet<u8> = self.believers().map(|hold| hold.fence).collect();
         fences.len() == self.believers().count()
     }
 
     pub fn keys_end(&self) -> bool {
-        self.server.key.is_none_or(|key| key.ttl.is_some() && self.untouched < T)
+        self.server.keys.values().all(|key| key.ttl.is_some() && key.untouched < T)
     }
 
     pub fn counts_were_asked_for(&self) -> bool {
-        self.believers().all(|hold| {
-            let key = self.server.key.filter(|key| key.token == hold.token);
-            key.is_none_or(|key| key.count <= hold.asked)
-        })
+        self.believers().all(|hold| self.key(hold.token).is_none_or(|key| key.count <= hold.asked))
     }
 
     /// When nothing is under way and nothing went wrong, the server knows the count.
@@ -337,20 +337,20 @@ impl World {
         self.believers().all(|hold| {
             let quiet = self.requests.iter().all(|message| message.token != hold.token);
             let sure = hold.recorded && !hold.copies && !self.disturbed;
-            let key = self.server.key.filter(|key| key.token == hold.token);
-            !quiet || !sure || key.is_some_and(|key| key.count == hold.count)
+            let agrees = self.key(hold.token).is_some_and(|key| key.count == hold.count);
+            !quiet || !sure || agrees
         })
     }
 
     /// When nothing is under way and nothing went wrong, nothing is left behind.
     pub fn nothing_is_left(&self) -> bool {
         let idle = self.clients.iter().all(Client::is_idle) && self.requests.is_empty();
-        self.disturbed || !idle || self.server.key.is_none()
+        self.disturbed || !idle || self.server.keys.is_empty()
     }
 
     /// The server keeps a key that no client has or wants.
     pub fn has_orphan(&self) -> bool {
-        let key = self.server.key;
-        key.is_some_and(|key| !self.clients.iter().any(|client| client.cares_for(key.token)))
+        let cared = |token| self.clients.iter().any(|client| client.cares_for(token));
+        self.server.keys.keys().any(|token| !cared(*token))
     }
 }

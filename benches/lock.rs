@@ -12,8 +12,7 @@ use fred::clients::Client;
 use fred::interfaces::ClientLike;
 use fred::types::{ClusterHash, CustomCommand, Value};
 use kit::Server;
-use leasehold::{LeaseManager, Lock, Metrics};
-use metrics_exporter_prometheus::PrometheusBuilder;
+use leasehold::{LeaseManager, Lock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
@@ -95,65 +94,6 @@ fn print_ratio(runtime: &Runtime, url: &str) {
     }
 }
 
-/// The tasks that lock at the same time, each its own name.
-const TASKS: usize = 64;
-
-/// Makes each task lock and unlock so many times. Returns the time for all.
-async fn crowd(leases: &LeaseManager, times: usize) -> Duration {
-    let start = Instant::now();
-    let mut tasks = tokio::task::JoinSet::new();
-    for number in 0..TASKS {
-        let mut lock = leases.lock(format!("leasehold:{number}"));
-        tasks.spawn(async move {
-            for _ in 0..times {
-                pair(&mut lock).await;
-            }
-        });
-    }
-    tasks.join_all().await;
-    start.elapsed()
-}
-
-/// Prints what an observer costs: metrics on a Prometheus exporter, against none. In short blocks, taken in turn. The two
-/// managers without an observer show what the machine does by itself.
-async fn print_observed(store: &str, url: &str, times: usize) {
-    let observed = LeaseManager::builder().observer(Metrics::new());
-    let observed = observed.connect(url).await.expect("connected");
-    let managers = [locks(url, true).await, locks(url, true).await, observed];
-    let mut took = [const { Vec::new() }; 3];
-    for block in 0..66 {
-        for turn in 0..3 {
-            // Each comes first, second and last equally often.
-            let who = (turn + block) % 3;
-            let time = crowd(&managers[who], times).await;
-            if block >= 6 {
-                took[who].push(time);
-            }
-        }
-    }
-    let [off, again, on] = took.map(|times| median(times).as_secs_f64());
-    let pairs = (TASKS * times) as f64;
-    println!(
-        "{TASKS} tasks, {store}: without an observer {:.2} us for lock + unlock, once more {:+.1} %, with metrics {:+.1} %",
-        off / pairs * 1e6,
-        (again / off - 1.0) * 100.0,
-        (on / off - 1.0) * 100.0
-    );
-}
-
-fn observed(_: &mut Criterion) {
-    let recorder = PrometheusBuilder::new().build_recorder();
-    metrics::set_global_recorder(recorder).expect("the only one");
-    let server = Server::start();
-    let runtime = Runtime::new().expect("a runtime");
-    let url = server.url();
-    let task = runtime.spawn(async move {
-        print_observed("redis", &url, 50).await;
-        print_observed("memory", "memory:", 500).await;
-    });
-    runtime.block_on(task).expect("measured");
-}
-
 fn uncontended(criterion: &mut Criterion) {
     let server = Server::start();
     let runtime = Runtime::new().expect("a runtime");
@@ -203,5 +143,5 @@ fn uncontended(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, observed, uncontended);
+criterion_group!(benches, uncontended);
 criterion::criterion_main!(benches);

@@ -10,13 +10,14 @@ use metrics::{
 };
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 
 const MODES: [&str; Mode::COUNT] = ["exclusive", "read", "write", "permits"];
 const OUTCOMES: [&str; 8] =
     ["granted", "handed_off", "joined", "busy", "timeout", "error", "dropped", "stolen"];
 const ENDS: [&str; 5] = ["released", "handed_off", "lost", "not_released", "mode_changed"];
 const OPERATIONS: [&str; 3] = ["acquire", "release", "renew"];
+/// The place of renewals in it.
+const RENEW: usize = 2;
 const ANSWERS: [&str; 4] = ["done", "refused", "unavailable", "error"];
 const FENCE_REFUSED: &str = "leasehold.fence.refused";
 
@@ -42,10 +43,10 @@ pub struct Metrics {
     headroom: Histogram,
     lag: Histogram,
     durations: [[Histogram; ANSWERS.len()]; OPERATIONS.len()],
-    batches: [[Histogram; ANSWERS.len()]; OPERATIONS.len()],
+    batches: [Histogram; ANSWERS.len()],
     reconnects: Counter,
     dropped: Counter,
-    classes: Mutex<Vec<Arc<Class>>>,
+    classes: Mutex<Vec<Class>>,
 }
 
 /// The series of a class.
@@ -59,7 +60,7 @@ struct Class {
     at_risk: Counter,
     leader: Gauge,
     /// The holds that lead.
-    leaders: Mutex<HashSet<HolderId>>,
+    leaders: HashSet<HolderId>,
 }
 
 impl Class {
@@ -91,7 +92,7 @@ impl Class {
             losses: Loss::ALL.iter().map(loss).collect(),
             at_risk: counter!("leasehold.at_risk", "class" => class),
             leader,
-            leaders: Mutex::default(),
+            leaders: HashSet::new(),
         }
     }
 }
@@ -106,15 +107,14 @@ impl Metrics {
     /// Creates the observer, and registers its series for names without a class, at zero.
     pub fn new() -> Self {
         describe();
-        let series = |name: &'static str| {
-            OPERATIONS
-                .map(|op| ANSWERS.map(|outcome| histogram!(name, "op" => op, "outcome" => outcome)))
+        let series = |name: &'static str, op: &'static str| {
+            ANSWERS.map(|outcome| histogram!(name, "op" => op, "outcome" => outcome))
         };
         let new = Self {
             headroom: histogram!("leasehold.renewal.headroom"),
             lag: histogram!("leasehold.watchdog.lag"),
-            durations: series("leasehold.store.duration"),
-            batches: series("leasehold.store.batch"),
+            durations: OPERATIONS.map(|op| series("leasehold.store.duration", op)),
+            batches: series("leasehold.store.batch", OPERATIONS[RENEW]),
             reconnects: counter!("leasehold.store.reconnects"),
             dropped: counter!("leasehold.events.dropped"),
             classes: Mutex::default(),
@@ -125,19 +125,9 @@ impl Metrics {
     /// Registers the series of these classes now, at zero. Those of another class are registered with its first event.
     pub fn classes(self, classes: impl IntoIterator<Item = &'static str>) -> Self {
         for class in classes {
-            self.of(class);
+            Class::of(&mut self.classes.lock(), class);
         }
         self
-    }
-
-    fn of(&self, class: &'static str) -> Arc<Class> {
-        let mut classes = self.classes.lock();
-        let found = classes.iter().find(|one| one.class == class).cloned();
-        found.unwrap_or_else(|| {
-            let new = Arc::new(Class::new(class));
-            classes.push(Arc::clone(&new));
-            new
-        })
     }
 }
 
@@ -156,7 +146,7 @@ impl Observer for Metrics {
                 let op = match op {
                     Operation::Acquire => 0,
                     Operation::Release => 1,
-                    Operation::Renew => 2,
+                    Operation::Renew => RENEW,
                 };
                 let outcome = match outcome {
                     Outcome::Done => 0,
@@ -165,14 +155,18 @@ impl Observer for Metrics {
                     Outcome::Failed => 3,
                 };
                 self.durations[op][outcome].record(took.as_secs_f64());
-                self.batches[op][outcome].record(*items as f64);
+                // Other requests are for one hold each.
+                if op == RENEW {
+                    self.batches[outcome].record(*items as f64);
+                }
             }
             EventKind::Renewed { headroom } => self.headroom.record(*headroom),
             EventKind::WatchdogRan { lag } => self.lag.record(lag.as_secs_f64()),
             EventKind::Reconnected => self.reconnects.increment(1),
             kind => {
                 if let Some(mode) = event.mode() {
-                    self.of(event.class()).report(event, kind, mode);
+                    let mut classes = self.classes.lock();
+                    Class::of(&mut classes, event.class()).report(event, kind, mode);
                 }
             }
         }
@@ -180,17 +174,30 @@ impl Observer for Metrics {
 }
 
 impl Class {
+    /// Returns the series of a class, which are registered with its first event.
+    fn of<'a>(classes: &'a mut Vec<Self>, class: &'static str) -> &'a mut Self {
+        let found = classes.iter().position(|one| one.class == class);
+        let index = found.unwrap_or_else(|| {
+            classes.push(Self::new(class));
+            classes.len() - 1
+        });
+        &mut classes[index]
+    }
+
     /// Adds the holder of an event to those that lead, or takes it out.
-    fn set_leader(&self, event: &Event, leads: bool) {
+    fn set_leader(&mut self, event: &Event, leads: bool) {
+        if self.leaders.is_empty() && !leads {
+            return;
+        }
         let Some(holder) = event.holder() else { return };
-        let mut leaders = self.leaders.lock();
+        let leaders = &mut self.leaders;
         let changed = if leads { leaders.insert(holder) } else { leaders.remove(&holder) };
         if changed {
             self.leader.set(leaders.len() as f64);
         }
     }
 
-    fn report(&self, event: &Event, kind: &EventKind, mode: Mode) {
+    fn report(&mut self, event: &Event, kind: &EventKind, mode: Mode) {
         match kind {
             EventKind::Leads { .. } => return self.set_leader(event, true),
             EventKind::Released { .. }
@@ -267,7 +274,7 @@ fn describe() {
         ),
         ("leasehold.watchdog.lag", seconds, "How late the watchdog was"),
         ("leasehold.store.duration", seconds, "The time that the store took to answer"),
-        ("leasehold.store.batch", None, "The number of holds in a request to the store"),
+        ("leasehold.store.batch", None, "The number of holds in a renewal"),
     ] {
         match unit {
             Some(unit) => describe_histogram!(name, unit, text),

@@ -16,7 +16,7 @@
 //! 2. **One queue and one thread for each observer.** A panic loses one event of one observer. An observer that blocks or is
 //!    slow loses the oldest events of its own queue, which are counted.
 //! 3. **In order.** The events of a hold are queued while its state is locked. The queues are locked last of all, and no
-//!    code of a user runs then: wakers run, and events are dropped, after both are unlocked.
+//!    code of a user runs then: wakers run, and events with an error are dropped, after both are unlocked.
 
 mod board;
 mod census;

@@ -108,7 +108,8 @@ impl Board {
             let own = if index + 1 == count { event.take() } else { event.clone() };
             let Some(own) = own else { continue };
             if queue.events.len() >= queue.capacity {
-                let oldest = queue.events.pop_front();
+                // Most events are dropped here: to keep them for later costs an allocation each.
+                let oldest = queue.events.pop_front().filter(Event::has_error);
                 told.0.extend(oldest.map(|event| Rest::Drop { _event: event }));
                 queue.dropped += 1;
             }

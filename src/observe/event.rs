@@ -270,6 +270,15 @@ impl Event {
         self.census
     }
 
+    /// Returns whether dropping it may run code of a user: that of an error of a store.
+    pub(super) fn has_error(&self) -> bool {
+        matches!(
+            self.kind,
+            EventKind::NotGranted { why: Refusal::Failed(_), .. }
+                | EventKind::NotReleased { error: Some(_), .. }
+        )
+    }
+
     /// Returns what happened.
     #[must_use]
     pub fn kind(&self) -> &EventKind {

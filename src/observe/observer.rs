@@ -16,8 +16,9 @@ use std::time::Duration;
 /// The number of events that wait for an observer at most.
 const CAPACITY: usize = 65_536;
 
-/// The time for which events gather after some were taken, so that a busy manager wakes the thread rarely.
-const GATHER: Duration = Duration::from_millis(2);
+/// The time for which events gather after some were taken, so that a busy manager wakes the thread rarely: each time it takes
+/// a processor from those that lock.
+const GATHER: Duration = Duration::from_millis(10);
 
 /// Sees the events of a manager: see [`Builder::observer`](crate::Builder::observer).
 ///
@@ -122,9 +123,12 @@ fn watch(board: &Board, id: u64, observer: &dyn Observer) {
                 if dropped > 0 {
                     quietly(|| observer.dropped(dropped));
                 }
-                for event in events.drain(..) {
-                    quietly(move || observer.event(&event));
+                // One call for many: a panic ends only the event that it comes from.
+                let mut rest = events.iter();
+                while rest.len() > 0 {
+                    quietly(|| rest.by_ref().for_each(|event| observer.event(event)));
                 }
+                quietly(|| events.clear());
                 empty = events;
                 thread::sleep(GATHER);
             }

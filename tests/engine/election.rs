@@ -165,6 +165,27 @@ async fn leading_never_ends_by_itself_and_never_doubles() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_candidate_asks_ever_less_often_and_ends_at_once() {
+    let setup = Setup::new();
+    let denied = Error::new(ErrorKind::Denied, "no permission");
+    setup.faults.add(Rule::new(Fault::Fail(denied)).on(Call::Acquire));
+    let stop = CancellationToken::new();
+    let mut candidate = setup.leases.election("n").candidate("a").until(stop.clone());
+    let leading =
+        tokio::spawn(async move { candidate.lead(async |_| panic!("it does not lead")).await });
+    sleep(Duration::from_secs(60)).await;
+    let calls = setup.calls(Call::Acquire);
+    assert!((10..60).contains(&calls), "{calls}");
+    // In a pause of seconds.
+    let (took, ()) = timed(async {
+        stop.cancel();
+        leading.await.unwrap().unwrap();
+    })
+    .await;
+    assert!(took <= MOMENT, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn body_of_a_candidate_that_never_led_never_ran() {
     let setup = Setup::new();
     let _leader = campaign(&setup.other(), "other").await;
@@ -526,6 +547,41 @@ async fn terms_of_a_stream_never_go_back() {
     }
     assert_eq!(seen.await.unwrap(), terms);
     assert!(terms.is_sorted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn view_sees_the_end_of_a_dead_leader_when_it_expires() {
+    // It would read later by the clock, and nobody sends a message.
+    let setup = Setup::with(LeaseManager::builder().max_poll_interval(T * 2 / 3));
+    let mut view = setup.leases.election("n").observe();
+    let _dead = dies(&setup, "dead").await;
+    until(&mut view, |leader| leader.value.is_some()).await;
+    let (took, _) = timed(until(&mut view, Leader::is_vacant)).await;
+    assert!(took <= T + MOMENT * 10, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn view_reads_once_more_soon_after_it_has_subscribed() {
+    let setup = Setup::new();
+    let mut view = setup.leases.election("n").observe();
+    until(&mut view, Leader::is_vacant).await;
+    sleep(Duration::from_millis(150)).await;
+    // At once, when it has subscribed, and for what came before the subscription counted.
+    assert_eq!(setup.calls(Call::Inspect), 3);
+    sleep(T / 4).await;
+    assert_eq!(setup.calls(Call::Inspect), 3, "then by messages and the clock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_that_resigns_leads_no_more_while_the_store_is_silent() {
+    let setup = Setup::new();
+    let me = campaign(&setup.leases, "a").await;
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Release));
+    let resigning = tokio::spawn(me.resign());
+    setup.faults.until_calls(Call::Release, 1).await;
+    assert!(setup.leases.health().leading.is_empty());
+    setup.faults.heal();
+    resigning.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

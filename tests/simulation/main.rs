@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use story::{run, run_with};
 
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 1000;
 /// On a slow machine the run ends after this time, with fewer seeds; those that were asked for all run.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Failures after which a run ends early.

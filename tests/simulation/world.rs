@@ -421,9 +421,7 @@ impl Client {
     }
 
     fn hold(&self, token: HolderId) -> HoldId {
-        let text = token.to_string();
-        let number = text.rsplit(':').next().and_then(|number| number.parse().ok());
-        (self.id, number.expect("a token ends with its number"))
+        (self.id, token.number())
     }
 
     /// Sends a request. `run` is what the server does, `heard` what the client learns, if it still waits.

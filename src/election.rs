@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// An election: one of the candidates for a name leads, in all processes.
 ///
 /// [`LeaseManager::election`](crate::LeaseManager::election) creates it without I/O. To lead is to hold the lock of that
-/// name, so all that is promised of a [`Lease`](crate::Lease) holds: a leader is told of its loss before the next one leads.
+/// name, so all that is promised of a [`Lease`](crate::Lease) holds: the token of a leader fires before the next one leads.
 /// [`leader_election`](crate::guide::leader_election) is the guide.
 ///
 /// ```

@@ -18,7 +18,7 @@ use std::time::Duration;
 ///
 /// # The order
 ///
-/// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter tells the store for
+/// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter reports to the store for
 ///   how long it has waited, so no wall clock of a client counts. Two that arrive within the time that a request travels can
 ///   be served in either order.
 /// - A process whose waiters stall or die delays the others by a few seconds at most: three
@@ -30,7 +30,7 @@ use std::time::Duration;
 /// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, a fair waiter waits without
 ///   a bound. Use fair handles everywhere where the order counts, and not beside plain ones of the same manager: a fair
 ///   waiter behind a plain one has no place yet.
-/// - [`try_lock`](FairLock::try_lock) has no place either, and passes no one that has.
+/// - [`try_lock`](FairLock::try_lock) has no place either, and passes no waiter that has.
 ///
 /// Each grant costs a little more than that of a `Lock`, and a lock that many processes wait for wakes all of them at each
 /// release. Use a `Lock` where the order does not matter.

@@ -1,4 +1,4 @@
-//! Tells of what happens to leases: events, and their observers.
+//! Reports what happens to leases: events, and their observers.
 //!
 //! | file | what it has |
 //! |---|---|

@@ -26,7 +26,7 @@ use tokio::task::coop::consume_budget;
 ///
 /// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid), once it
 /// reaches the store: behind other calls of its manager it waits for its turn first, and a `try_` returns `None`.
-/// [`resize`](Semaphore::resize) changes it for all of them. A semaphore that nobody uses keeps its size for the
+/// [`resize`](Semaphore::resize) changes it for all of them. A semaphore without users keeps its size for the
 /// [`fence_retention`](crate::Builder::fence_retention), or a day without fencing tokens, or until
 /// [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away. On ZooKeeper it keeps it for 5 to
 /// 10 s, or a minute if the process that used it last has ended.

@@ -22,7 +22,7 @@ impl Lock {
     /// manager, and otherwise when it hears of the steal: a round trip later through the [inbox](crate::guide::family#take-it-from-its-holder)
     /// of its manager, or at its next renewal, after up to a third of the [TTL](crate::Builder::ttl), if it has none: on
     /// ZooKeeper, with Redisson, or if the message was lost. Its loss is [`Stolen`](crate::Loss::Stolen), on ZooKeeper `Gone` or
-    /// `Taken`. Until then that manager may even hand the hold off to waiters of its own, which are then told in the same way.
+    /// `Taken`. Until then that manager may even hand the hold off to waiters of its own, which lose it in the same way.
     /// The [fencing token](Lease::fence) of the new lease is larger than theirs, so a resource that [compares](crate::guard) it
     /// refuses the late writes.
     ///
@@ -66,10 +66,10 @@ impl Lock {
         self.steal_from(why.as_ref(), None).await
     }
 
-    /// Tells the holder that the name is wanted, waits for it for `patience`, and then takes it from that holder.
+    /// Asks the holder for the name, waits for it for `patience`, and then takes it from that holder.
     ///
     /// The polite form of [`steal`](Lock::steal). The holder hears of it by [`Lease::wanted`] and can finish and release.
-    /// A holder that cannot be told, on ZooKeeper or with Redisson, is only waited for. Returns `None` if another holder has the name by then:
+    /// A holder that cannot be asked, on ZooKeeper or with Redisson, is only waited for. Returns `None` if another holder has the name by then:
     /// that one was never asked.
     ///
     /// # Errors

@@ -27,21 +27,21 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard, ReusableBoxFuture};
 
-/// How soon after a subscription it reads again: what came before may have been told to nobody.
+/// How soon after a subscription it reads again: what came before may not have been announced.
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// Who leads, as an observer knows it.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The id of the holder that leads, as [`Lease::holder_id`](crate::Lease::holder_id) shows it. `None`: nobody leads, or
+    /// The id of the holder that leads, as [`Lease::holder_id`](crate::Lease::holder_id) shows it. `None`: there is no leader, or
     /// it is not known yet.
     pub holder: Option<String>,
-    /// Its term. `None` if the leader has not told it yet, or the store has no fencing tokens.
+    /// Its term. `None` if the leader has not written it yet, or the store has no fencing tokens.
     pub term: Option<u64>,
-    /// Its value. `None` if the leader has not told it yet.
+    /// Its value. `None` if the leader has not written it yet, or the store has lost it.
     pub value: Option<String>,
-    /// Its process. `None` if the leader has not told it yet.
+    /// Its process. `None` if the leader has not written it yet, or the store has lost it.
     pub owner: Option<Owner>,
     /// When its term began, by its clock: for people, not for decisions.
     pub since: Option<SystemTime>,
@@ -50,13 +50,13 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Returns whether it is known that nobody leads.
+    /// Returns whether it is known that there is no leader.
     pub fn is_vacant(&self) -> bool {
         self.holder.is_none() && self.stale_since.is_none()
     }
 
     fn of(info: Option<HolderInfo>) -> Self {
-        // A name that a `min_hold` or a job keeps closed has a mark, which leads no more than nobody does.
+        // A name that a `min_hold` or a job keeps closed has a mark, which is no leader.
         let Some(info) = info.filter(|info| info.closed.is_none()) else { return Self::default() };
         let leader = Self { holder: Some(info.holder), ..Self::default() };
         let Some(metadata) = info.metadata else { return leader };
@@ -208,7 +208,7 @@ impl Shared {
         }));
     }
 
-    /// Waits until the task has to be started again: its runtime may have ended. Nothing tells that, so it looks now and then.
+    /// Waits until the task has to be started again: its runtime may have ended. Nothing reports that, so it looks now and then.
     async fn ended(&self) {
         loop {
             sleep(Duration::from_secs(1)).await;

@@ -368,7 +368,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         };
         ordered.then(|| {
             if self.once {
-                // It passes nobody and gets no place.
+                // It passes no waiter and gets no place.
                 return Place::new(Duration::ZERO, Duration::ZERO);
             }
             let waited = core.now().saturating_duration_since(self.start);

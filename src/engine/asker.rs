@@ -8,7 +8,7 @@ use crate::observe::{Event, EventKind, How, Refusal};
 use crate::store::{Mode, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A call that asks for a name. Dropping it tells that the call was dropped, unless its end was told before.
+/// A call that asks for a name. Dropping it reports that the call was dropped, unless its end was reported before.
 pub(crate) struct Asker<'a> {
     core: &'a Core,
     name: &'a Name,
@@ -17,9 +17,9 @@ pub(crate) struct Asker<'a> {
     start: Instant,
     /// The place of the call.
     pub(super) caller: Caller,
-    /// Whether it was told that it waits.
+    /// Whether its wait was reported.
     waits: AtomicBool,
-    /// Whether its end was told.
+    /// Whether its end was reported.
     ended: AtomicBool,
     /// Whether its grant was another holder's.
     steals: AtomicBool,
@@ -39,7 +39,7 @@ impl<'a> Asker<'a> {
         Event::of(self.name, kind).with_mode(self.mode).with_class(self.options.class())
     }
 
-    /// Tells that it waits, once.
+    /// Reports that it waits, once.
     pub(super) fn waits(&self, ahead: impl FnOnce() -> usize) {
         if !self.waits.swap(true, Ordering::Relaxed) {
             let ahead = if self.core.board.is_observed() { ahead() } else { 0 };
@@ -53,7 +53,7 @@ impl<'a> Asker<'a> {
         self.steals.store(true, Ordering::Relaxed);
     }
 
-    /// Returns what happens with its grant at `now`, which ends it. The caller tells it, in the right order.
+    /// Returns what happens with its grant at `now`, which ends it. The caller reports it, in the right order.
     pub(super) fn granted(&self, fence: Option<u64>, how: How, now: Instant) -> EventKind {
         self.ended.store(true, Ordering::Relaxed);
         let waited = now.saturating_duration_since(self.start);
@@ -61,7 +61,7 @@ impl<'a> Asker<'a> {
         EventKind::Granted { waited, fence, how, was_waiting: self.waits.load(Ordering::Relaxed) }
     }
 
-    /// Ends it, by a result that brings no new hold or tells no grant of its own.
+    /// Ends it, by a result that brings no new hold or reports no grant of its own.
     pub(super) fn end<T>(&self, result: &Result<Option<T>>, once: bool) {
         let why = match result {
             // A re-entry.

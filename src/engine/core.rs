@@ -114,7 +114,7 @@ pub(crate) struct Core {
     /// Notifies that a task runs watchdog and worker again.
     pub(super) taken: Notify,
     pub(super) panicked: AtomicBool,
-    /// Tells the observers.
+    /// Reports to the observers.
     pub(crate) board: Arc<Board>,
     pub(crate) counters: Counters,
     clock: Clock,

@@ -16,7 +16,7 @@ pub(crate) struct Describer {
     owner: OnceLock<Owner>,
     /// Whether all holds tell, also those without a label.
     pub(super) all: AtomicBool,
-    /// Whether any hold has ever told anything.
+    /// Whether any hold has ever written a description.
     pub(super) used: AtomicBool,
     /// The number of the last write.
     revision: AtomicU64,

@@ -1,10 +1,10 @@
-//! What a hold tells about itself besides what it is.
+//! The part of a description that a hold does not know by itself.
 
 use crate::clock::Instant;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a hold tells besides what it is.
+/// The part of a description that a hold does not know by itself.
 #[derive(Debug, Default)]
 pub(super) struct Description {
     pub(super) value: Option<Arc<str>>,

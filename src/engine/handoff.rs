@@ -107,7 +107,7 @@ impl Hold {
         hold.start(core, now);
         delivery.complete();
         if hold.lock().described.is_some() {
-            // What the holder before it has told is out of date.
+            // The description of the holder before it is out of date.
             core.tell_later(&hold);
         }
         None

@@ -58,7 +58,7 @@ pub(super) struct Inner {
     pub(super) seat: Option<Seat>,
     /// The handles that share a read hold. `None` while it has one.
     pub(super) shares: Option<Box<Shares>>,
-    /// What it tells about itself, once it does.
+    /// Its description, once it is written.
     pub(super) described: Option<Box<Description>>,
     /// The share of the handle that changed the mode of this hold or made it by such a change, and a link to the last hold of
     /// that chain of changes.

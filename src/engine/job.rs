@@ -25,7 +25,7 @@ pub(crate) enum Job {
     Leave { target: Target, holder: HolderId },
     /// Have the holds tell about themselves that are to.
     Tell,
-    /// Delete what a hold has told that was released.
+    /// Delete the description of a hold that was released.
     Untell { target: Target, holder: HolderId },
 }
 

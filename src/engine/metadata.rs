@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! 1. **Nothing on the way of a lock.** A hold tells at its first renewal, or when it is asked to. What it tells is a
+//! 1. **Nothing on the way of a lock.** A hold writes its description at its first renewal, or when it is asked to. It is a
 //!    request of its own: no acquire, renewal or release waits for it.
 //! 2. **Bounded.** At most eight requests of the background are in flight ([`describer`](super::describer)), however many
 //!    holds are renewed at once, and a hold is in the backlog once.
@@ -48,7 +48,7 @@ impl Core {
         (self.timing.ttl * 3).clamp(KEPT.0, KEPT.1)
     }
 
-    /// Leaves it to the background that a hold tells about itself.
+    /// Has the description of a hold written in the background.
     pub(super) fn tell_later(&self, hold: &Arc<Hold>) {
         let backlog = {
             let mut inner = hold.lock();
@@ -76,7 +76,7 @@ impl Core {
         }
     }
 
-    /// Has the store delete what a hold has told. It counts no more already.
+    /// Has the store delete the description of a hold. It counts no more already.
     pub(super) async fn untell(&self, target: Target, holder: HolderId) {
         let kept = self.metadata_kept();
         let request = Annotate::new(target, holder, None, kept, self.timing.attempt);
@@ -106,7 +106,7 @@ impl Hold {
         tells && inner.described.as_ref().is_none_or(|told| told.is_due(core.metadata_kept(), now))
     }
 
-    /// Takes the hold out of the backlog, and returns whether it is to tell: it may have told meanwhile.
+    /// Takes the hold out of the backlog, and returns whether its description is to be written: it may be there already.
     fn is_still_due(&self, core: &Core) -> bool {
         let (mut inner, now) = (self.lock(), core.now());
         inner.described.as_mut().is_some_and(|told| {
@@ -115,13 +115,13 @@ impl Hold {
         })
     }
 
-    /// Returns what the next hold of a chain is to replace, if this one has told anything.
+    /// Returns what the next hold of a chain is to replace, if this one has written anything.
     pub(super) fn described_to(inner: &Inner) -> Option<Box<Description>> {
         let told = inner.described.as_ref().filter(|told| told.sent)?;
         Some(Box::new(Description { sent: told.sent, ..Description::default() }))
     }
 
-    /// Has the store delete what the hold has told, in the background, after its release was confirmed.
+    /// Has the store delete the description of the hold, in the background, after its release was confirmed.
     pub(super) fn untell(&self, core: &Core) {
         if !core.describer.used.load(Ordering::Relaxed) {
             return;
@@ -133,8 +133,8 @@ impl Hold {
         }
     }
 
-    /// Sets the value of a leader, tells it, and returns whether the store still has the hold. If that fails, the
-    /// background tells it at a later renewal.
+    /// Sets the value of a leader, writes it, and returns whether the store still has the hold. If that fails, the
+    /// background writes it at a later renewal.
     pub(crate) async fn tell_value(
         self: &Arc<Self>,
         core: &Arc<Core>,
@@ -148,7 +148,7 @@ impl Hold {
         self.tell(core).await
     }
 
-    /// Tells what is to be told now, and returns whether the store still has the hold.
+    /// Writes what is to be written now, and returns whether the store still has the hold.
     pub(crate) async fn tell(self: &Arc<Self>, core: &Arc<Core>) -> Result<bool> {
         self.check(core)?;
         let now = core.now();
@@ -215,7 +215,7 @@ impl Hold {
         LeaderEntry { core: Arc::clone(core), number }
     }
 
-    /// Tells the observers that it leads, unless it has ended meanwhile: no event of a hold comes after its end.
+    /// Reports to the observers that it leads, unless it has ended meanwhile: no event of a hold comes after its end.
     pub(crate) fn tell_leads(&self, core: &Core) {
         let inner = self.lock();
         let told = match inner.state.phase() {

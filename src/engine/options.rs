@@ -58,7 +58,7 @@ macro_rules! setters {
         }
     };
     (@label) => {
-        /// Sets a text that tells a person what the name is held for, at most 256 bytes. The first attempt to acquire reports
+        /// Sets a text, for people, that says what the name is held for, at most 256 bytes. The first attempt to acquire reports
         /// a longer one.
         ///
         /// [`holdings`](crate::LeaseManager::holdings) shows it. The holder of an exclusive lock also writes it beside the lock
@@ -186,7 +186,7 @@ impl Options {
         self.0.as_ref().map_or(Duration::ZERO, |set| set.lock_delay)
     }
 
-    /// Returns the text that tells a person what the hold is for.
+    /// Returns the text that says what the hold is for.
     pub(crate) fn label(&self) -> Option<&Arc<str>> {
         self.0.as_ref()?.label.as_ref()
     }

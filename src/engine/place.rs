@@ -5,7 +5,7 @@
 //!
 //! # Invariants
 //!
-//! 1. **The waiter that asks has the place.** Each of its requests tells for how long it has waited, and refreshes the
+//! 1. **The waiter that asks has the place.** Each of its requests reports for how long it has waited, and refreshes the
 //!    place. The next waiter that asks takes the place over, with its own arrival.
 //! 2. **No gap at a release.** Waiters behind a hold of this process do not ask, so they are not in the line. The release
 //!    takes the place for the first of them in the same step, before a waiter elsewhere can ask.

@@ -58,7 +58,7 @@ impl Work {
                 let mut attempt = Attempt::resume(core, sweep, verdict);
                 let verdict = attempt.land().await;
                 if verdict.is_ok() {
-                    // Other holds and waiters of the name may be there, and nobody else hears this.
+                    // Other holds and waiters of the name may be there, and nothing else reports this.
                     core.queue.answered(&name);
                 }
                 if let Ok(Acquired::Granted { sent, .. }) = verdict {

@@ -1,5 +1,5 @@
 //! What a flow that asks for permits has learned. If a hold is handed off to it, the next flow goes on from there, so that a
-//! crowd whose permits go from hand to hand does not ask the store at each change.
+//! crowd whose permits are handed off does not ask the store at each change.
 
 use super::job::{Job, Sweep};
 use crate::clock::Instant;

@@ -73,7 +73,7 @@ pub(crate) async fn steal<'a>(
     Ok(claim)
 }
 
-/// Tells the holder of a name that it is wanted. Returns the holder; `None` if the name is free.
+/// Reports to the holder of a name that it is wanted. Returns the holder; `None` if the name is free.
 pub(crate) async fn want(
     core: &Arc<Core>,
     name: &Name,
@@ -93,7 +93,7 @@ pub(crate) async fn want(
             core.queue.holds_of(name).into_iter().filter(|hold| hold.holder.to_string() == holder);
         own.for_each(|hold| hold.set_wanted());
         match core.want(Target::exclusive(name.clone()), holder.clone(), reason.clone()).await {
-            // A holder that cannot be told is only waited for.
+            // A holder that cannot be asked is only waited for.
             Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),
             _ => Ok(Some(holder)),
         }
@@ -124,7 +124,7 @@ async fn run<'a>(
 ) -> Result<Option<Claim<'a>>> {
     let holder = core.inspect_as(name, Mode::Exclusive).await?.into_holder();
     if holder.as_ref().is_some_and(|holder| holder.closed.is_some()) {
-        // Nobody holds it, and it stays closed for a while.
+        // It has no holder, and stays closed for a while.
         return Ok(None);
     }
     let from = holder.map(|holder| holder.holder);

@@ -1,4 +1,4 @@
-//! Tells observers and counters what happens.
+//! Reports to observers and counters what happens.
 //!
 //! A part of the engine that has something to tell calls [`Core::note`], or [`Hold::happened`] for what is counted too. Neither
 //! runs an observer. While there is none, an event costs one branch.
@@ -32,7 +32,7 @@ impl Core {
         self.publish(|| event(kind))
     }
 
-    /// Tells the observers a measurement, if one of them wants any. Call it with no lock held.
+    /// Reports a measurement to the observers, if one of them wants any. Call it with no lock held.
     pub(super) fn measure(&self, measured: impl FnOnce() -> EventKind) {
         if self.board.is_measured() {
             self.board.tell(Event::new(measured())).finish();
@@ -103,8 +103,8 @@ impl Hold {
         core.count(now, kind, |kind| self.event(kind))
     }
 
-    /// Tells a transition between two phases at `now`, after which `left` remains, as [`happened`](Self::happened) does. A hold that
-    /// its waiter has not accepted has no lease, so only that it is not released is told.
+    /// Reports a transition between two phases at `now`, after which `left` remains, as [`happened`](Self::happened) does. A hold that
+    /// its waiter has not accepted has no lease, so only that it is not released is reported.
     pub(super) fn tell_phase(
         &self,
         core: &Core,

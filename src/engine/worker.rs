@@ -60,7 +60,7 @@ async fn next(hints: Option<&mut store::Inbox>) -> Option<Hint> {
     hints?.recv().await
 }
 
-/// Follows a hint of another manager: asks the store about the holds in question, or tells their leases.
+/// Follows a hint of another manager: asks the store about the holds in question, or marks them as wanted.
 fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
     match hint {
         Hint::Verify(name) => {

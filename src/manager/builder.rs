@@ -270,7 +270,7 @@ impl Builder {
     /// [TTL](Builder::ttl) writes none; [`Lease::describe_now`](crate::Lease::describe_now) writes it at once. A hold that is renewed sends one more
     /// request at its first renewal, about one each hour, and one after its release.
     ///
-    /// What is told is as public as the name: everyone who may read the locks reads it. On Redis the user needs
+    /// The description is as public as the name: everyone who may read the locks reads it. On Redis the user needs
     /// [permission](crate::guide::redis) for the keys `leasehold_meta:`.
     ///
     /// ```

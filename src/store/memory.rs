@@ -83,7 +83,7 @@ struct Entry {
     /// The first of the fencing tokens reserved at the grant.
     fence: Option<u64>,
     expires: Instant,
-    /// What the holder tells about itself, and until when.
+    /// The description of the holder, and until when it is kept.
     metadata: Option<(Box<Metadata>, Instant)>,
     /// The mark that has taken the place of the holder, and when.
     closed: Option<(Mark, Instant)>,

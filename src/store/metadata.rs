@@ -1,4 +1,4 @@
-//! What a holder tells about itself, beside the lock.
+//! The description of a holder, beside the lock.
 
 use super::name::HolderId;
 use super::target::{Mode, Target};
@@ -116,7 +116,7 @@ fn check_length(what: &str, text: &str, longest: usize) -> Result<()> {
     Err(Error::invalid(message))
 }
 
-/// What a holder tells about itself and its hold.
+/// Describes a holder and its hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metadata {
@@ -211,7 +211,7 @@ impl Metadata {
     }
 }
 
-/// Asks to write what a holder tells about itself beside its lock, or to delete it.
+/// Asks to write the description of a holder beside its lock, or to delete it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Annotate {

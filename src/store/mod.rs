@@ -220,7 +220,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Safe: it changes nothing.
     async fn inspect(&self, request: Inspect) -> Result<Inspection>;
 
-    /// Writes what a holder tells about itself beside the lock, or deletes it. Returns whether the holder has the name; of a
+    /// Writes the description of a holder beside the lock, or deletes it. Returns whether the holder has the name; of a
     /// deletion, whether there was anything to delete.
     ///
     /// It writes only while the holder has the name, in the same step, and ignores a copy of an earlier write of this
@@ -237,7 +237,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// If dropped, the outcome is unknown. Call it again.
     async fn annotate(&self, request: Annotate) -> Result<bool>;
 
-    /// Subscribes to hints that what a holder tells about itself may have changed. Hints can be late, lost or spurious.
+    /// Subscribes to hints that the description of a holder may have changed. Hints can be late, lost or spurious.
     ///
     /// Returns `Ok(None)` for a store without such hints.
     ///

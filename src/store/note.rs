@@ -101,7 +101,7 @@ impl Steal {
     }
 }
 
-/// Tells a holder that its name is wanted.
+/// Reports to a holder that its name is wanted.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Want {

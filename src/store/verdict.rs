@@ -176,7 +176,7 @@ pub struct HolderInfo {
     /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
     /// requests that).
     pub remaining: Option<Duration>,
-    /// What the holder tells about itself; `None` if it has not written it, or not yet.
+    /// The description of the holder; `None` if it has not written it, or not yet.
     /// [`Builder::describe`](crate::Builder::describe) says when it does.
     pub metadata: Option<Box<Metadata>>,
     /// Why the name is closed, if a [mark](crate::store::Mark) has the place of a holder. `holder` is the text of the mark

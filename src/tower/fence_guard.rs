@@ -14,7 +14,7 @@ use tower_service::Service;
 /// The header with the [fencing token](crate::Lease::fence) of a request, as a decimal number.
 pub const FENCE: HeaderName = HeaderName::from_static("leasehold-fence");
 
-/// The number of keys that a guard remembers, unless it is told otherwise.
+/// The number of keys that a guard remembers by default.
 const CAPACITY: usize = 100_000;
 
 /// A layer for the side of the resource: it refuses a request whose fencing token is smaller than one that it has seen.

@@ -36,6 +36,23 @@ fn files(dir: &str, extension: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Returns the files with this extension below a directory.
+fn below(dir: &str, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(dir)).expect("the directory is there");
+    let dirs = entries.map(|entry| entry.expect("readable").path()).filter(|path| path.is_dir());
+    let inner = dirs.flat_map(|path| below(&path.to_string_lossy(), extension));
+    inner.chain(files(dir, extension)).collect()
+}
+
+/// Returns the comments of a source as they are, and an empty line for each other one.
+fn comments(text: &str, mark: &str) -> String {
+    let comment = |line: &str| match line.trim_start().strip_prefix(mark) {
+        Some(comment) => format!("{comment}\n"),
+        None => "\n".to_owned(),
+    };
+    text.lines().map(comment).collect()
+}
+
 fn pages() -> Vec<PathBuf> {
     let mut pages = files(".", "md");
     pages.extend(files("src/guide", "md"));
@@ -69,12 +86,16 @@ fn words(text: &str) -> String {
 #[test]
 fn prose_uses_the_words_of_the_vocabulary() {
     let mut texts: Vec<_> = pages();
-    texts.push(root().join("src/lib.rs"));
-    texts.push(root().join("src/guide/mod.rs"));
     texts.extend(files("examples", "rs"));
+    texts.extend(["rs", "lua"].into_iter().flat_map(|extension| below("src", extension)));
     let mut found = Vec::new();
     for path in texts {
         let text = fs::read_to_string(&path).expect("readable");
+        let text = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("rs") if path.starts_with(root().join("src")) => comments(&text, "//"),
+            Some("lua") => comments(&text, "--"),
+            _ => text,
+        };
         let lines: Vec<_> = prose(&text).lines().map(words).collect();
         for (at, line) in lines.iter().enumerate() {
             // A phrase may go on in the next line.

@@ -1001,7 +1001,10 @@ async fn credentials_refused_at_a_reconnect_are_denied_until_right() {
             assert_eq!(operator.command(command).error(), None, "{command:?}");
         }
         let error = leases.lock("job").lock().await.expect_err("refused");
-        assert_eq!((error.kind(), error.fate()), (ErrorKind::Denied, Fate::NotExecuted), "{error}");
+        // The first request may have left on the connection that was closed.
+        let fates = [Fate::NotExecuted, Fate::Unknown];
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(fates.contains(&error.fate()), "{error}");
         assert!(error.to_string().contains(word), "{begin:?}: {error}");
         assert!(!shown(&error).contains("secret"), "{}", shown(&error));
         // Many callers that ask at once also get the error in the time of one.

@@ -98,7 +98,7 @@ impl AcquireLoop<'_, '_> {
             Some(Found::Refused(Refusal { at, took, remaining })) => {
                 let until = self.ask_again_at(at, remaining);
                 let until = match seen.listens {
-                    // A release since then wakes nobody. If permits change hands faster than the store subscribes, none of
+                    // A release since then wakes no waiter. If permits change hands faster than the store subscribes, none of
                     // the flows hears one.
                     Listens::NotYet => until.min(at + took),
                     Listens::To(_) | Listens::Never => until,

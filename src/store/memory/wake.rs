@@ -1,4 +1,4 @@
-//! Wake-ups: who listens to a name, or to what its holder tells about itself.
+//! Wake-ups: the listeners to a name, or to the description of its holder.
 
 use super::{MemoryStore, State};
 use crate::store::{HolderId, Name, NameMap, Signal, Wait, Wakeups};

@@ -1,6 +1,6 @@
 //! Changes a hold between reading and writing.
 //!
-//! The change counts when a majority has made it. What the others have harms nobody, and is set right with the next
+//! The change counts when a majority has made it. What the others have does no harm, and is set right with the next
 //! renewal:
 //!
 //! - **A writer becomes a reader.** A node that has not changed refuses other readers.

@@ -1,4 +1,4 @@
-//! What a holder tells about itself: written at all nodes, and known when a majority has it.
+//! The description of a holder: written at all nodes, and known when a majority has it.
 
 use super::tally::Tally;
 use super::{Inner, node_limit, wake};

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 impl Inner {
-    /// Tells a holder at each node. Returns whether a majority of them have it.
+    /// Reports to a holder at each node. Returns whether a majority of them have it.
     pub(super) async fn want(self: &Arc<Self>, request: Want) -> Result<bool> {
         self.require(request.target.mode)?;
         let limit = request.timeout;
@@ -71,7 +71,7 @@ impl Inner {
     }
 }
 
-/// Tells the holder at one node, where its id has the number of the node, and of an attempt.
+/// Reports to the holder at one node, where its id has the number of the node, and of an attempt.
 async fn tell(node: &Node, request: Want) -> Result<bool> {
     let inspect = crate::store::Inspect::new(request.target.clone(), request.timeout);
     let holder = node.store.inspect(inspect).await?.into_holder();

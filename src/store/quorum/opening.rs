@@ -369,7 +369,7 @@ impl Store for PendingNode {
         self.get()?.note(request).await
     }
 
-    /// Returns the inbox at the node that is up now; one that comes up later tells nothing, and renewals do.
+    /// Returns the inbox at the node that is up now; one that comes up later reports nothing, but renewals do.
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {
         self.store.get().and_then(|store| store.inbox(manager))
     }

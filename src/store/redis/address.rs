@@ -22,7 +22,7 @@ const CONNECT_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration:
 /// The capacity of a subscriber for messages. fred's default of 32 loses some in a burst. fred reserves as much for other
 /// events, of each client: 4096 for all of them took 9.6 MB a manager.
 const MESSAGES: usize = 1024;
-/// The capacity of other clients for their few events. An event that is missed tells no more than the next one.
+/// The capacity of other clients for their few events. An event that is missed says no more than the next one.
 const EVENTS: usize = 16;
 const FIRST_RECONNECT: Duration = Duration::from_millis(20);
 

@@ -72,7 +72,7 @@ impl Keys {
         self.derived("leasehold_sizes:", name)
     }
 
-    /// Returns the key of what the holder of a lock tells about itself. Redisson has no such key.
+    /// Returns the key of the description of a holder. Redisson has no such key.
     pub(super) fn metadata<'a>(&'a self, name: &'a Name) -> [&'a str; 5] {
         self.derived("leasehold_meta:", name)
     }

@@ -1,4 +1,4 @@
-//! What a holder tells about itself, in a hash beside its lock. The lock's own hash stays as it is.
+//! The description of a holder, in a hash beside its lock. The lock's own hash stays as it is.
 
 use super::replies::{self, Element};
 use super::scripts::{Call, METADATA};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 impl RedisStore {
-    /// Writes what a holder tells, or deletes it.
+    /// Writes the description of a holder, or deletes it.
     pub(super) async fn write_metadata(&self, request: Annotate) -> Result<bool> {
         request.require_exclusive()?;
         let Annotate { target, holder, metadata, ttl, timeout } = request;

@@ -54,7 +54,7 @@ impl RedisStore {
         })
     }
 
-    /// Tells a holder that its name is wanted.
+    /// Reports to a holder that its name is wanted.
     pub(super) async fn tell_wanted(&self, request: Want) -> Result<bool> {
         let Want { target, from, reason, timeout } = request;
         Steal::check_mode(target.mode)?;

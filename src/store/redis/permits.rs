@@ -146,7 +146,7 @@ fn digits(holder: HolderId) -> String {
 /// Returns the holder of a permit: the beginning of its id, as far as the permit has it, and its number; of a permit of
 /// Redisson, its digits.
 ///
-/// Redisson's are random. Ours are told by the version of the uuid and by a number below 2^32; of Redisson's one in a million
+/// Redisson's are random. Ours are known by the version of the uuid and by a number below 2^32; of Redisson's one in a million
 /// looks the same.
 fn holder_of(permit: &str) -> String {
     let digits = |range| permit.get(range).unwrap_or_default();

@@ -113,7 +113,7 @@ pub(super) fn classify(text: &str) -> Error {
         let message = "the user lacks a permission that the lock scripts need; leasehold::guide::redis lists them";
         return error(Denied, message, text, Fate::Unknown);
     }
-    // A script made a key anew whose slot is being moved.
+    // A script created a key whose slot is being moved.
     if text.contains("access a non local key") {
         let message = "the server is part of a cluster that sends us elsewhere";
         return error(Unavailable, message, text, Fate::Unknown);

@@ -23,7 +23,7 @@ use tracing::Level;
 
 /// The bounds of the pause after a refresh.
 const GAPS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// The bounds of the time between refreshes without a request: no server tells a waiter that its slot has moved.
+/// The bounds of the time between refreshes without a request: no server reports to a waiter that its slot has moved.
 const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// The slot map of a fleet, and what keeps it up to date.

@@ -10,8 +10,8 @@
 //! from before are dropped.
 //!
 //! Except in a cluster, fred does not wait for the reply to a subscribe either: it reports success before the command has left.
-//! The request of the waiter, which takes another connection, could pass it, and then a release in between would wake nobody.
-//! So the subscriber pings the server here, too, and only the reply to that tells that the subscription is there.
+//! The request of the waiter, which takes another connection, could pass it, and then a release in between would wake no waiter.
+//! So the subscriber pings the server here, too, and only the reply to that shows that the subscription is there.
 //!
 //! A subscription is silent by nature, so a dead connection would go unnoticed. While channels are subscribed, the
 //! subscriber pings the server from time to time.

@@ -33,7 +33,7 @@ pub(super) struct OwnNode {
     pub(super) doubtful: bool,
     /// The fencing token.
     pub(super) token: u64,
-    /// What its holder tells about itself, as it follows the record in the data of the node.
+    /// The description of its holder, as it follows the record in the data of the node.
     pub(super) told: Option<Arc<str>>,
     /// Whether its holder has asked for a fencing token.
     pub(super) fenced: bool,

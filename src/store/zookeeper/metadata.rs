@@ -1,4 +1,4 @@
-//! What a holder tells about itself: it follows the record in the data of the holder's node, and ends with the node.
+//! The description of a holder: it follows the record in the data of the holder's node, and ends with the node.
 
 use super::errors::{Found, classify, find, in_time, no_session};
 use super::names::parse_record;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use zookeeper_client::{AddWatchMode, Error as ZkError};
 
 impl Recipe {
-    /// Writes what a holder tells, or deletes it, if the holder has the name.
+    /// Writes the description of a holder, or deletes it, if the holder has the name.
     pub(super) async fn annotate(&self, request: Annotate) -> Result<bool> {
         request.require_exclusive()?;
         let Annotate { target, holder, metadata, .. } = request;
@@ -62,7 +62,7 @@ impl Recipe {
                 Ok::<_, crate::error::Error>((link, watch))
             };
             if let Ok((link, mut watch)) = watched.await {
-                // What has changed until now was seen by nobody.
+                // A change until now came before the watch.
                 signal.set();
                 loop {
                     tokio::select! {

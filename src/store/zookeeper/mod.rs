@@ -311,7 +311,7 @@ impl Store for ZooKeeperStore {
         self.run(|recipe| async move { recipe.steal(request).await })
     }
 
-    /// Returns that the holder was not told: a node has no inbox.
+    /// Returns that the holder was not reached: a node has no inbox.
     async fn want(&self, request: Want) -> Result<bool> {
         Err(Steal::unsupported(request.target.mode))
     }

@@ -201,7 +201,7 @@ pub(super) fn in_place_of(path: &str, role: Role, owner: NodeOwner) -> String {
     format!("{directory}/{}{sequence}", role.prefix(owner))
 }
 
-/// Returns the data of a holder's node. What the holder tells about itself follows on lines of its own.
+/// Returns the data of a holder's node. The description of the holder follows on lines of its own.
 pub(super) fn record(holder: HolderId, count: u32) -> String {
     format!("{holder} {count}")
 }

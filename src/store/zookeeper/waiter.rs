@@ -135,7 +135,7 @@ impl Waiter {
                     result = self.wait_in(current) => {
                         let Err(error) = result;
                         if matches!(error.kind(), ErrorKind::WrongType | ErrorKind::Invalid) {
-                            // The waiter asks, and is told.
+                            // The waiter asks, and gets the answer.
                             self.signal.set();
                         }
                         trace::later(Level::DEBUG, || {

@@ -15,7 +15,7 @@ fn done(time: Duration) -> Keep {
     Keep::new(Mark::Done, time)
 }
 
-/// The mark is a hold of nobody, and tells what it is. A store that cannot keep it leaves the hold as it is.
+/// The mark is a hold without a holder, and names its kind. A store that cannot keep it leaves the hold as it is.
 pub async fn release_with_a_mark_keeps_the_name_closed(harness: &dyn Harness) {
     let (party, rival) = Party::two(harness, &unique("closed")).await;
     for mark in [Mark::Done, Mark::Kept] {

@@ -82,7 +82,7 @@ pub async fn place_in_a_line_that_does_not_exist_is_refused(harness: &dyn Harnes
     assert_eq!(released(party.release(0).await), None);
 }
 
-/// The oldest waiter gets the name, and nobody passes it but requests without a place.
+/// The oldest waiter gets the name, and nothing passes it but requests without a place.
 pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
     let name = unique("line-order");
     let [holder, old, young] = three(harness, &name).await;
@@ -112,7 +112,7 @@ pub async fn line_is_in_the_order_of_arrival(harness: &dyn Harness) {
     assert_eq!(released(old.release(0).await), None);
     assert_eq!(oldest(asks(&young, waits(10)).await), None);
     assert!(line(&one).await.expect("an answer").is_empty());
-    // Now nobody waits.
+    // Now there is no waiter.
     assert_eq!(released(young.release(0).await), None);
     granted(asks(&one, TRIES).await);
 }

@@ -1,4 +1,4 @@
-//! Metadata: what a holder tells about itself. A store without it passes, because it refuses it.
+//! Metadata: the description of a holder. A store without it passes, because it refuses it.
 
 use super::party::*;
 use crate::error::{ErrorKind, Result};
@@ -96,7 +96,7 @@ pub async fn metadata_may_be_written_twice_and_late(harness: &dyn Harness) {
     assert!(!deletes(&one).await);
 }
 
-/// A hold keeps what it has told, whatever else happens to it, and ends with it.
+/// A hold keeps its description, whatever else happens to it, and ends with it.
 pub async fn metadata_lives_as_long_as_the_hold(harness: &dyn Harness) {
     let one = Party::new(harness, &unique("metadata-life")).await;
     if refuses(harness).await {

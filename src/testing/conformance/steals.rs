@@ -43,7 +43,7 @@ fn is_told(absence: Option<Absence>, act: Act) -> bool {
     absence == act.absence() || matches!(absence, Some(Absence::Taken | Absence::Gone))
 }
 
-/// The new holder has the name with a larger fencing token, and the old one is told by its next renewal.
+/// The new holder has the name with a larger fencing token, and the next renewal of the old one shows it.
 pub async fn stolen_name_has_the_new_holder_only(harness: &dyn Harness) {
     let (old, thief) = Party::two(harness, &unique("steal")).await;
     let before = granted(old.acquire(1).await);

@@ -1,7 +1,7 @@
--- Writes what a holder tells about itself beside its lock, or deletes it, and wakes observers. The part before defines publish.
+-- Writes the description of a holder beside its lock, or deletes it, and wakes observers. The part before defines publish.
 --
 -- KEYS   lock      hash of one field: holder id -> hold count
---        metadata  hash: holder -> holder id; rev -> number of the write; and what the holder tells
+--        metadata  hash: holder -> holder id; rev -> number of the write; and the fields of the description
 -- ARGV   holder id, time to live in ms (0: delete), channel of the observers, number of the write, then fields and values
 -- Reply  1 if the holder has the lock, 0 if not; of a deletion, 1 if the holder had written anything, 0 if not
 --

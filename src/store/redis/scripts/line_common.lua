@@ -1,5 +1,5 @@
 -- The line of a lock: the managers that wait for it, in the order of arrival. The body of a function, because to make its
--- functions costs more than the commands of a lock that nobody waits for. Its arguments: line and lapses, the keys; holder, the
+-- functions costs more than the commands of a lock without waiters. Its arguments: line and lapses, the keys; holder, the
 -- id of the request. The part before defines now, the server's time in microseconds, which is nil until it is asked for.
 --
 -- line    sorted set: manager -> when its oldest waiter arrived, in microseconds

@@ -1,5 +1,5 @@
 -- Gives up the place of a manager in the line of a lock, and wakes the other waiters if the lock is free: they may have been
--- told to wait until the place lapses. `line_common.lua` is the function `line_of`.
+-- refused until the place lapses. `line_common.lua` is the function `line_of`.
 --
 -- KEYS   lock, line, lapses: see `line_common.lua`
 -- ARGV   holder id

@@ -1,4 +1,4 @@
--- Returns what the holder of a lock tells about itself, and how many connections listen for the lock.
+-- Returns the description of the holder of a lock, and how many connections listen for the lock.
 --
 -- KEYS   metadata: see `annotate.lua`
 -- ARGV   channel of the lock; NUMSUB or SHARDNUMSUB

@@ -2,7 +2,7 @@
 --
 -- KEYS   for each item: free, out: see `permits_common.lua`
 -- ARGV   ttl in ms, the time in ms to keep an idle semaphore (0: as it is), for each item: the number of permits, the ids
--- Reply  for each item: 0 renewed; -1 some were gone, and the rest was given back; or the text of an error
+-- Reply  for each item: 0 renewed; -1 some were gone, and the rest was released; or the text of an error
 --
 -- Twice is harmless: the time is set, not added to.
 

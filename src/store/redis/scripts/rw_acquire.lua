@@ -1,7 +1,7 @@
 -- Acquires a read-write lock for a reader or the writer, grants it again, or changes the mode of a holder. `rw_common.lua`
 -- comes before, `fence.lua` and `rw_grant.lua` follow.
 --
--- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
+-- KEYS   lock, and the timeout key of the holder as a reader: see `rw_common.lua`
 --        own side, other side   strings: when the oldest waiter among the readers or among the writers arrived, in
 --                               microseconds of the server's clock, a space, and its manager
 --        fence                  string: the last reserved fencing token; only if a block is requested
@@ -82,7 +82,7 @@ else
   local manager, arrived = string.match(holder, '^(.*):'), now - waited
   local own, by = oldest(own_side)
   if kept_place ~= '0' and by == manager then
-    -- What it told first: a later request took another time to arrive, or the clock was set.
+    -- The first arrival that it reported: a later request took another time to arrive, or the clock was set.
     arrived = math.min(arrived, own)
   end
   if not refused then

@@ -3,7 +3,7 @@
 -- lock    hash: `mode` -> read or write; holder id -> 1 for a reader; holder id .. ':write' -> hold count of the writer
 -- {lock}:holder id:rwlock_timeout:1   string with the time to live of one reader. Redisson counts on for each nested read
 
--- What a plain lock or another hash is told.
+-- The refusal of a plain lock or another hash.
 local NOT_READ_WRITE = 'WRONGTYPE a lock that is no read-write lock is under the name'
 
 -- Returns `kind` .. lock, with the braces that keep the keys of a name together in a cluster.

@@ -5,7 +5,7 @@
 -- ARGV   none; or: act, author, reason, inbox, name
 -- Reply  1 if it was held, 0 if not; then the holders that a note was left for, 100 at most
 --
--- Twice is harmless: the second run finds nothing, or does what was requested again. The time-out keys of readers expire by
+-- Twice is harmless: the second run finds nothing, or does what was requested again. The timeout keys of readers expire by
 -- themselves, and mean nothing without the hash. A note that the server refuses is left out.
 
 local lock, holders, told = KEYS[1], {}, {}

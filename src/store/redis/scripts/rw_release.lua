@@ -1,7 +1,7 @@
 -- Releases a read-write lock for a holder, in whichever mode it has it. One that writes and is a reader here has lost the
 -- write lock: a server can lose a change of the mode. `rw_common.lua` and `rw_wake.lua` come before.
 --
--- KEYS   lock, and the time-out key of the holder as a reader: see `rw_common.lua`
+-- KEYS   lock, and the timeout key of the holder as a reader: see `rw_common.lua`
 -- ARGV   holder id, read or write, the hold count to leave (0: release)
 -- Reply  as `release.lua`; 0 if only a count was lowered, or if readers are left
 --

@@ -2,12 +2,12 @@
 -- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua` and
 -- `noted.lua` come before.
 --
--- KEYS   for each item: lock, and the time-out key of the holder as a reader; and its fence if its step is F
+-- KEYS   for each item: lock, and the timeout key of the holder as a reader; and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens, for each item: holder id, read or write, F or L
 -- Reply  for each item: 0 renewed; -1 gone; -2 taken; -3 stolen; -4 forced open; or the text of an error
 --
--- Twice is harmless: times to live are set, not added to. It makes the time-out key again, but only while the hash names the
--- reader, so that nobody can have written since.
+-- Twice is harmless: times to live are set, not added to. It makes the timeout key again, but only while the hash names the
+-- reader, so that no writer can have had the lock since.
 
 local ttl, retention = ARGV[1], ARGV[2]
 whole(ttl, 1, LONGEST_TTL)

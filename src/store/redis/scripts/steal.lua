@@ -9,7 +9,7 @@
 --        -3 or less                          held by another: -4 less the holder's time to live in ms, or -3 without one
 --
 -- Twice is harmless: the second run finds the new holder and its fencing token. A late one finds neither the old nor the new
--- holder. An old id that another client uses again is told apart by the note, which names the new holder of the act.
+-- holder. An old id that another client uses again is distinguished by the note, which names the new holder of the act.
 
 local lock, note, fence = KEYS[1], KEYS[2], KEYS[3]
 local holder, ttl, from = ARGV[1], ARGV[2], ARGV[3]

@@ -214,10 +214,10 @@ impl Hold {
             Ok(result) => result,
             Err(_) => return Err(Error::silent()),
         };
-        // The flush of another lease may have found the loss.
+        // The flush of another lease, or of the engine, may have found how it ended.
         let result = result.and_then(|()| match self.loss() {
             Some(loss) => Err(Error::lost(loss)),
-            None => Ok(()),
+            None => self.release_error().map_or(Ok(()), Err),
         });
         if result.is_err() {
             core.submit(Job::Flush(Arc::clone(self)));
@@ -239,7 +239,8 @@ async fn run(flushing: &mut Flush<'_>, until: impl Fn() -> Instant) -> Result<()
     while let Some(result) = flushing.step().await {
         match result {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Lost => return Err(error),
+            // There is nothing left to repeat.
+            Err(error) if flushing.hold.is_over() => return Err(error),
             Err(error) => {
                 failures += 1;
                 let gap = core.timing.gap(failures, core.jitter());
@@ -278,7 +279,7 @@ pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fli
     let flight = flight.take();
     let mut flushing = Flush { core, hold, flight, now, limit, silent, placed, over: false };
     match finish(&mut flushing, until).await {
-        Err(error) if error.kind() != ErrorKind::Lost => hold.give_up(core, &error),
+        Err(error) if !hold.is_over() => hold.give_up(core, &error),
         _ => {}
     }
 }

@@ -202,6 +202,22 @@ async fn success_whose_answer_is_lost_closes_the_key() {
     assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
 }
 
+/// The hold is gone at the second release. The first one has not left a mark, or it would be there.
+#[tokio::test(start_paused = true)]
+async fn success_whose_mark_is_not_there_is_unconfirmed() {
+    let setup = Setup::new();
+    setup.faults.add(Rule::new(Fault::RunLate).on(Call::Release).times(1));
+    let memory = setup.memory.clone();
+    let body = async |_: &Lease| {
+        assert!(memory.delete("job"));
+        Ok::<u32, ()>(7)
+    };
+    let outcome = job(&setup.leases).run(body).await.unwrap();
+    let Once::Unconfirmed(7, error) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(is_free(&setup).await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn success_that_the_store_does_not_confirm_is_told_apart() {
     let setup = Setup::new();

@@ -357,7 +357,9 @@ impl State {
                 let done = self.release_unknown && now < self.deadline(timing);
                 if absence.is_some() && self.release_unknown && self.is_done() {
                     let message = "the store did not confirm that the name is closed";
-                    return Err(Error::new(ErrorKind::Unavailable, message));
+                    let error = Error::new(ErrorKind::Unavailable, message);
+                    (self.answered, self.release_error) = (false, Some(error.clone()));
+                    return Err(error);
                 }
                 if let (Some(absence), false) = (absence, done) {
                     self.found_lost = Some(absence.into());

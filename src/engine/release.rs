@@ -8,7 +8,7 @@ use super::pause::Heard;
 use super::share::Share;
 use super::state::{Next, Op, Phase};
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::observe::{Operation, Outcome};
 use crate::store::{Keep, Mode, Release, Released, StoreFuture};
 use crate::trace;

@@ -103,21 +103,22 @@ impl Candidate {
             let Some(lease) = granted else { continue };
             let me = Leadership::begin(lease);
             let (_, hold) = me.parts();
-            match hold.tell_value(core, &self.value).await {
-                // Observers hear of it now, so that they find its value.
-                Ok(true) => {
-                    hold.tell_leads(core);
-                    return Ok(me);
-                }
+            let leads = match hold.tell_value(core, &self.value).await {
+                Ok(true) => true,
                 // The store has lost it already.
-                Ok(false) => drop(hold.denied(core).await),
-                // It leads; the value follows at a renewal.
-                Err(error) if error.is_unavailable() && me.check().is_ok() => {
-                    hold.tell_leads(core);
-                    return Ok(me);
+                Ok(false) => {
+                    drop(hold.denied(core).await);
+                    false
                 }
-                Err(error) if error.kind() == ErrorKind::Lost => {}
+                // It leads; the value follows at a renewal.
+                Err(error) if error.is_unavailable() && me.check().is_ok() => true,
+                Err(error) if error.kind() == ErrorKind::Lost => false,
                 Err(error) => return Err(error),
+            };
+            if leads {
+                // Observers hear of it now, so that they find its value.
+                hold.tell_leads(core);
+                return Ok(me);
             }
             core.check_open()?;
         }

@@ -12,6 +12,7 @@ pub(crate) use poll::Polling;
 use super::asker::Asker;
 use super::core::Core;
 use super::hold::Hold;
+use super::name_entry::Silence;
 use super::options::{Caller, NO_OPTIONS, Options};
 use super::place::OpenPlace;
 use super::share::Share;
@@ -210,19 +211,13 @@ pub(crate) async fn acquire_as<'a>(
     result
 }
 
-/// Returns whether the store has not answered for this time.
-fn is_silent(core: &Core, name: &Name, time: Duration) -> bool {
-    let since = core.queue.silent_since(name);
-    since.is_some_and(|since| core.now().saturating_duration_since(since) >= time)
-}
-
 /// Returns whether a call that waited for `limit` since `start` does not know if others have the name, because the store
 /// was silent. A request that was just sent is no silence: the waiter before this one may have given up a moment ago.
 fn was_silent(core: &Core, name: &Name, (start, limit): (Instant, Duration)) -> bool {
-    let Some(since) = core.queue.silent_since(name) else { return false };
+    let Some(Silence { since, heard }) = core.queue.silence(name) else { return false };
     // A third: waiters elsewhere may go first for half of the limit.
     let long = core.timing.attempt.min(limit / 3);
-    since <= start || is_silent(core, name, long) || !core.queue.has_heard(name)
+    since <= start || !heard || core.now().saturating_duration_since(since) >= long
 }
 
 fn record(span: &QuietSpan, waited: Duration, result: &Result<Option<Claim<'_>>>) {

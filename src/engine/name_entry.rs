@@ -23,6 +23,15 @@ pub(super) struct Times {
     pub(super) due: Instant,
 }
 
+/// A time without an answer of the store about a name.
+#[derive(Clone, Copy)]
+pub(crate) struct Silence {
+    /// The time of the first request that it has not answered.
+    pub(crate) since: Instant,
+    /// Whether it has answered any request for this name before.
+    pub(crate) heard: bool,
+}
+
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
 pub(super) fn can_hand_off(mode: Mode) -> bool {
     match mode {

@@ -17,7 +17,7 @@
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Stage, can_share};
-use super::name_entry::{Cohort, Delivery, NameEntry, Removed, Times};
+use super::name_entry::{Cohort, Delivery, NameEntry, Removed, Silence, Times};
 use super::offers::{HandedOff, Offer};
 use super::options::Options;
 use super::pause::{Heard, Pauses};
@@ -304,14 +304,11 @@ impl Queue {
         }
     }
 
-    /// Returns the time of the first request for this name that the store has not answered.
-    pub(crate) fn silent_since(&self, name: &Name) -> Option<Instant> {
-        self.lock().names.get(name).and_then(|entry| entry.silent_since)
-    }
-
-    /// Returns whether the store has answered any request for a name that this process asks for or holds.
-    pub(crate) fn has_heard(&self, name: &Name) -> bool {
-        self.lock().names.get(name).is_some_and(|entry| entry.heard)
+    /// Returns the silence of the store about a name; `None` if it has answered all requests.
+    pub(crate) fn silence(&self, name: &Name) -> Option<Silence> {
+        let state = self.lock();
+        let NameEntry { silent_since, heard, .. } = state.names.get(name)?;
+        silent_since.map(|since| Silence { since, heard: *heard })
     }
 
     /// Returns the holds that this process has of a name.

@@ -273,7 +273,7 @@ pub(super) async fn flush_to_the_end(core: &Arc<Core>, hold: &Arc<Hold>, mut fli
     let limit = Some(core.timing.attempt * 2);
     let now = core.now();
     // An earlier release may not have been answered.
-    let silent = core.queue.silent_since(&hold.name).is_some();
+    let silent = core.queue.silence(&hold.name).is_some();
     // A release in flight may have taken a place.
     let placed = flight.is_some() && core.queue.is_fair();
     let flight = flight.take();

@@ -1,6 +1,6 @@
 //! Reports to observers and counters what happens.
 //!
-//! A part of the engine that has something to tell calls [`Core::note`], or [`Hold::happened`] for what is counted too. Neither
+//! A part of the engine that has something to tell calls [`Core::publish`], or [`Hold::happened`] for what is counted too. Neither
 //! runs an observer. While there is none, an event costs one branch.
 
 use super::core::Core;

@@ -202,6 +202,18 @@ fn crowd(
     (tasks, turns)
 }
 
+/// Runs a crowd for T, and returns how often one of it got a permit.
+async fn turns_of_a_crowd(setup: &Setup) -> usize {
+    let ends = Arc::default();
+    let (mut tasks, turns) = crowd(&setup.leases, 12, &ends);
+    sleep(T).await;
+    ends.store(true, Ordering::Relaxed);
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    turns.load(Ordering::Relaxed)
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiters_of_other_managers_get_their_turn() {
     for bound in [0, 3, 127] {
@@ -231,14 +243,8 @@ async fn waiters_of_other_managers_get_their_turn() {
 #[tokio::test(start_paused = true)]
 async fn crowd_alone_sends_few_requests() {
     let setup = Setup::new();
-    let ends = Arc::default();
-    let (mut tasks, turns) = crowd(&setup.leases, 12, &ends);
-    sleep(T).await;
-    ends.store(true, Ordering::Relaxed);
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap();
-    }
-    let (turns, [asked, released, subscribed]) = (turns.load(Ordering::Relaxed), sent(&setup));
+    let turns = turns_of_a_crowd(&setup).await;
+    let [asked, released, subscribed] = sent(&setup);
     assert!(turns > 10_000, "{turns}");
     let all = asked + released + subscribed;
     assert!(all < turns / 20, "{asked}, {released}, {subscribed} for {turns} turns");
@@ -254,14 +260,7 @@ async fn crowd_faster_than_the_store_sends_few_requests() {
         for call in slow {
             setup.faults.add(Rule::new(Fault::Delay(MOMENT * 50)).on(*call));
         }
-        let ends = Arc::default();
-        let (mut tasks, turns) = crowd(&setup.leases, 12, &ends);
-        sleep(T).await;
-        ends.store(true, Ordering::Relaxed);
-        while let Some(ended) = tasks.join_next().await {
-            ended.unwrap();
-        }
-        let (turns, asked) = (turns.load(Ordering::Relaxed), setup.calls(Call::Acquire));
+        let (turns, asked) = (turns_of_a_crowd(&setup).await, setup.calls(Call::Acquire));
         assert!(turns > 8_000, "{turns}");
         assert!(asked < turns / 20, "{asked} requests for {turns} turns, {slow:?} slow");
         settle().await;

@@ -5,12 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn sources(dir: &Path) -> Vec<PathBuf> {
+    below(dir, "rs")
+}
+
+/// Returns the files with this extension below a directory.
+pub fn below(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("src is there") {
         let path = entry.expect("readable").path();
         if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.extend(below(&path, extension));
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }

@@ -1,5 +1,6 @@
 //! Checks the words of the prose, and that its links lead to files.
 
+use crate::layers::below;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -34,14 +35,6 @@ fn files(dir: &str, extension: &str) -> Vec<PathBuf> {
         .collect();
     found.sort();
     found
-}
-
-/// Returns the files with this extension below a directory.
-fn below(dir: &str, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join(dir)).expect("the directory is there");
-    let dirs = entries.map(|entry| entry.expect("readable").path()).filter(|path| path.is_dir());
-    let inner = dirs.flat_map(|path| below(&path.to_string_lossy(), extension));
-    inner.chain(files(dir, extension)).collect()
 }
 
 /// Returns the comments of a source as they are, and an empty line for each other one.
@@ -87,7 +80,9 @@ fn words(text: &str) -> String {
 fn prose_uses_the_words_of_the_vocabulary() {
     let mut texts: Vec<_> = pages();
     texts.extend(files("examples", "rs"));
-    texts.extend(["rs", "lua"].into_iter().flat_map(|extension| below("src", extension)));
+    texts.extend(
+        ["rs", "lua"].into_iter().flat_map(|extension| below(&root().join("src"), extension)),
+    );
     let mut found = Vec::new();
     for path in texts {
         let text = fs::read_to_string(&path).expect("readable");

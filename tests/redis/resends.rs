@@ -159,7 +159,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// Demands that what was there is as it was, and that nothing stays for ever.
+    /// Demands that what was there is as it was, and that nothing stays forever.
     #[track_caller]
     fn assert_kept(&self, after: &Self, words: &[String]) {
         let passed = (after.taken - self.taken).as_millis() as i64;
@@ -215,7 +215,7 @@ fn run_twice(mirror: &mut Mirror, Captured { scripts, calls }: &Captured) {
     }
 }
 
-/// A reply without times to live, and without the age of who waits.
+/// A reply without times to live, and without the ages of waiters.
 fn without_times(reply: Reply) -> Vec<Reply> {
     let about = |item| match item {
         Reply::Int(-100_000..=-4 | 3..=100_000) => Reply::Nil,
@@ -339,7 +339,7 @@ impl Held {
     }
 }
 
-/// Waits for each name, in vain.
+/// Waits for each name, which is held until the wait ends.
 async fn wait_in_vain(leases: &LeaseManager) {
     let (mut plain, mut in_line) = (leases.lock("lock"), leases.fair_lock("fair"));
     let (mut page, mut edit) = (leases.rw_lock("read"), leases.rw_lock("write"));

@@ -3,7 +3,7 @@
 use super::super::hints::Hints;
 use super::super::hold::Hold;
 use super::super::ticket::{Admission, Ticket, Waits};
-use super::{AcquireLoop, Claim, FIRST_GAP, is_silent};
+use super::{AcquireLoop, Claim, FIRST_GAP};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::trace;
@@ -23,7 +23,9 @@ impl<'core> AcquireLoop<'_, 'core> {
         loop {
             let now = core.now();
             core.check_open()?;
-            if !is_silent(core, self.name, core.timing.attempt) {
+            let silence = core.queue.silence(self.name);
+            let lasts = |since| now.saturating_duration_since(since) >= core.timing.attempt;
+            if !silence.is_some_and(|silence| lasts(silence.since)) {
                 return self.check_kind().map(|()| None);
             }
             if until <= now {

@@ -1,6 +1,6 @@
 //! Classifies the failures of fred.
 
-use super::replies;
+use super::replies::{self, WRONG_USER};
 use super::scripts::Failure;
 use crate::error::{Error, ErrorKind, Fate};
 use fred::error::ErrorKind as Kind;
@@ -43,9 +43,7 @@ pub(super) fn classify(error: &Failure) -> Error {
     }
     // Whatever fred reports, the server may have run the command.
     let (kind, message) = match error.kind() {
-        Kind::Auth => {
-            (ErrorKind::Denied, "the server refuses this user or password; check those of the URL")
-        }
+        Kind::Auth => (ErrorKind::Denied, WRONG_USER),
         Kind::Timeout => (ErrorKind::Unavailable, "the server did not answer in time"),
         Kind::IO => (ErrorKind::Unavailable, io_message(text)),
         Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed"),

@@ -6,6 +6,9 @@ use crate::trace;
 use std::time::Duration;
 use tracing::Level;
 
+pub(super) const WRONG_USER: &str =
+    "the server refuses this user or password; check those of the URL";
+
 /// One element of a script's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Element {
@@ -139,7 +142,7 @@ pub(super) fn classify(text: &str) -> Error {
             Denied,
             "the server wants a password; put it into the URL after a colon: redis://:password@host",
         ),
-        "WRONGPASS" => (Denied, "the server refuses this user or password; check those of the URL"),
+        "WRONGPASS" => (Denied, WRONG_USER),
         "NOPERM" => (Denied, "the user lacks a permission; leasehold::guide::redis lists them"),
         // The scripts name a key beside the lock; the server names none.
         "WRONGTYPE" if text.starts_with("WRONGTYPE the key ") => {
@@ -155,7 +158,7 @@ pub(super) fn classify(text: &str) -> Error {
             if text.contains("without any password configured")
                 || text.contains("invalid password") =>
         {
-            (Denied, "the server refuses this user or password; check those of the URL")
+            (Denied, WRONG_USER)
         }
         "ERR" if text.contains("DB index is out of range") => {
             (Invalid, "the server has no database of this number")

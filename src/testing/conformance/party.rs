@@ -138,7 +138,7 @@ impl<'a> Party<'a> {
     }
 
     pub(super) async fn holding(&self) -> Option<HolderInfo> {
-        self.look().await.expect("the store tells who holds")
+        self.look().await.expect("the store returns the holders")
     }
 
     pub(super) async fn take_away(&self) -> Result<bool> {

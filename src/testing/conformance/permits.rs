@@ -127,7 +127,7 @@ pub async fn waiters_for_permits_are_counted(harness: &dyn Harness) {
     if !all.supported() || !all.store.capabilities().wakeups {
         return;
     }
-    let counted = async || all.look_any().await.expect("the store tells who holds").waiting;
+    let counted = async || all.look_any().await.expect("the store returns the holders").waiting;
     granted(all.acquire(1).await);
     let Some(before) = counted().await else { return };
     assert_eq!(before, 0, "one holds, and none waits");

@@ -1,10 +1,10 @@
 //! The lock protocol, without its code: every order of events within small bounds, by a model checker.
 //!
 //! One name, one server, two or three clients; they exclude each other, or are a writer and readers, or want
-//! permits. A client is what one process has of the name: who holds it inside, and who waits in its queue, is
-//! the process's own affair. Time is in ticks. A tick moves all clocks; a client's may fall behind the server's by [`rules::DRIFT`] in T, and catch up. Messages may be lost (they
-//! never arrive), be late, arrive in any order, and run twice. A server that restarts with its keys does
-//! nothing that these do not: all that was under way is lost.
+//! permits. A client stands for a process: the model leaves out its tasks and its queue. Time is in ticks. A tick
+//! moves all clocks; a client's may fall behind the server's by [`rules::DRIFT`] in T, and catch up. Messages may
+//! be lost (they never arrive), be late, arrive in any order, and run twice. A server that restarts with its keys
+//! does nothing that these do not: all that was under way is lost.
 //!
 //! | here | there |
 //! |---|---|

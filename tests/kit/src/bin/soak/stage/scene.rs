@@ -52,7 +52,8 @@ impl Scene {
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Names of all kinds, for a store that puts no names together.
-const NAMES: &[&str] = &[
+const MORE_NAMES: &[&str] = &[
+    "fir",
     "ash",
     "birch",
     "cedar",
@@ -66,21 +67,8 @@ const NAMES: &[&str] = &[
     "loot-yew",
 ];
 
-/// As [`NAMES`], with one more lock.
-const MORE_NAMES: &[&str] = &[
-    "ash",
-    "birch",
-    "cedar",
-    "dogwood",
-    "elm",
-    "fir",
-    "rw-larch",
-    "rw-maple",
-    "pool3-oak",
-    "lead-yew",
-    "job-yew",
-    "loot-yew",
-];
+/// As [`MORE_NAMES`], with one lock less.
+const NAMES: &[&str] = MORE_NAMES.split_at(1).1;
 
 /// One whose engine counts with the time to live as it is.
 const fn house(

@@ -8,6 +8,7 @@
 //! 3. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
+use crate::clock::Instant;
 use crate::engine::{Engine, Hold, Options, WaitLimit, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -277,15 +278,23 @@ impl MultiLock {
         };
         let mut awaited = None;
         let mut refusals = 0;
+        let mut heard = None;
+        let is_heard = |heard: Option<Instant>| {
+            let silence = |heard| core.now().saturating_duration_since(heard);
+            heard.is_some_and(|heard| silence(heard) < core.timing.attempt)
+        };
         loop {
             // Boxed: the future of a call for each name is large.
             let attempt = Box::pin(self.attempt(awaited.take()));
             let outcome = match left() {
                 WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
                 // An attempt ends soon, unless the store does not answer.
-                WaitLimit::For(left) if !left.is_zero() => {
-                    timeout(left, attempt).await.unwrap_or_else(|_| Err(Error::silent()))
-                }
+                WaitLimit::For(left) if !left.is_zero() => match timeout(left, attempt).await {
+                    Ok(outcome) => outcome,
+                    // The answers may just be on their way.
+                    Err(_) if is_heard(heard) => return Ok(None),
+                    Err(_) => Err(Error::silent()),
+                },
                 _ => attempt.await,
             };
             match outcome? {
@@ -308,7 +317,10 @@ impl MultiLock {
                     }
                     // This waits for one name, and also for an answer of the store, while nothing else is held.
                     match self.places[place].lock(&engine, &self.options, left()).await? {
-                        Some(lease) => awaited = Some((place, lease)),
+                        Some(lease) => {
+                            heard = Some(core.now());
+                            awaited = Some((place, lease));
+                        }
                         None => return Ok(None),
                     }
                 }

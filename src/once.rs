@@ -170,11 +170,22 @@ impl Job {
             )));
         }
         let mut polling = Polling::new(core, name, self.wait);
+        let mut last = None;
         loop {
             match self.ask(name, caller).await {
                 Ok(entered) if entered.is_final() || polling.is_over() => return Ok(entered),
-                Ok(_) => polling.refused().await?,
-                Err(error) => polling.failed(error).await?,
+                Ok(entered) => {
+                    last = Some(entered);
+                    polling.refused().await?;
+                }
+                Err(error) => match (polling.failed(error).await, last.take()) {
+                    (Ok(()), known) => last = known,
+                    // Only the end of the wait brought no answer.
+                    (Err(error), Some(known)) if error.is_unavailable() && !polling.is_silent() => {
+                        return Ok(known);
+                    }
+                    (Err(error), _) => return Err(error),
+                },
             }
         }
     }

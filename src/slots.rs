@@ -234,12 +234,16 @@ impl Slots {
 
     /// Looks for a free slot.
     async fn look(&self, answered: &AtomicBool) -> Result<Option<Slot>> {
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        let queue = &self.engine.core.queue;
         for index in self.order() {
             let slot = self.slot(index, WaitLimit::Once).await?;
-            answered.store(true, Ordering::Relaxed);
             if slot.is_some() {
                 return Ok(slot);
             }
+            // Without a request, if another flow of this process asks the store, which has not answered it yet.
+            let silent = slot_name(name, index).is_ok_and(|name| queue.silence(&name).is_some());
+            answered.fetch_or(!silent, Ordering::Relaxed);
         }
         Ok(None)
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -87,9 +87,11 @@ impl Leader {
 pub struct View {
     shared: Arc<Shared>,
     seen: watch::Receiver<Leader>,
-    /// The change that the stream waits for.
-    next: Option<ReusableBoxFuture<'static, (Leader, watch::Receiver<Leader>)>>,
+    /// The change that the stream waits for, and the runtime whose timers it uses.
+    next: Option<(Id, Next)>,
 }
+
+type Next = ReusableBoxFuture<'static, (Leader, watch::Receiver<Leader>)>;
 
 struct Shared {
     engine: Arc<Engine>,
@@ -164,10 +166,15 @@ impl Stream for View {
 
     /// Never returns `None`.
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Leader>> {
+        crate::runtime::need();
         let view = self.get_mut();
-        let next = view.next.get_or_insert_with(|| {
+        let runtime = Handle::current().id();
+        // The timers of another runtime may have ended with it.
+        view.next.take_if(|(at, _)| *at != runtime);
+        let (_, next) = view.next.get_or_insert_with(|| {
             let mut view = Self::of(&view.shared, view.seen.clone());
-            ReusableBoxFuture::new(async move { (view.changed().await, view.seen) })
+            let changed = async move { (view.changed().await, view.seen) };
+            (runtime, ReusableBoxFuture::new(changed))
         });
         let (leader, seen) = ready!(next.poll(cx));
         (view.seen, view.next) = (seen, None);

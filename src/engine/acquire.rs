@@ -212,12 +212,18 @@ pub(crate) async fn acquire_as<'a>(
 }
 
 /// Returns whether a call that waited for `limit` since `start` does not know if others have the name, because the store
-/// was silent. A request that was just sent is no silence: the waiter before this one may have given up a moment ago.
+/// was silent.
 fn was_silent(core: &Core, name: &Name, (start, limit): (Instant, Duration)) -> bool {
     let Some(Silence { since, heard }) = core.queue.silence(name) else { return false };
-    // A third: waiters elsewhere may go first for half of the limit.
-    let long = core.timing.attempt.min(limit / 3);
-    since <= start || !heard || core.now().saturating_duration_since(since) >= long
+    let long = match heard {
+        // It answered during the call. The answer to a request that was sent after that may just be on its way.
+        Some(heard) if heard >= start => core.timing.attempt,
+        // A request that was just sent is no silence: the waiter before this one may have given up a moment ago. A third:
+        // waiters elsewhere may go first for half of the limit.
+        Some(_) if since > start => core.timing.attempt.min(limit / 3),
+        _ => return true,
+    };
+    core.now().saturating_duration_since(since) >= long
 }
 
 fn record(span: &QuietSpan, waited: Duration, result: &Result<Option<Claim<'_>>>) {

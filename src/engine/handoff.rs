@@ -138,6 +138,7 @@ impl Hold {
         let Some(seat) = inner.seat.as_ref().map(Seat::number) else { return Err(inner) };
         let heirs = inner.state.heirs();
         let (is_offered, delay) = (inner.state.is_offered(), inner.state.delay());
+        let mut told = Told::default();
         let next = core.queue.hand_off((&self.name, seat), when, (heirs, delay), |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
@@ -145,15 +146,15 @@ impl Hold {
             let holder = (self.holder, fence);
             let hold = Self::new(self.target(), options, holder, now, state, seat);
             hold.lock().described = Self::described_to(&inner);
+            // Queued before the waiter can see the offer, and so before its grant.
+            if !is_offered {
+                told = self.happened(core, now, EventKind::HandedOff { held: self.held(now) });
+            }
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         });
         let Some(next) = next else { return Err(inner) };
         let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
-        let told = match is_offered {
-            true => Told::default(),
-            false => self.happened(core, now, EventKind::HandedOff { held: self.held(now) }),
-        };
         drop(inner);
         told.finish();
         core.schedule.set(self, scheduled, None);

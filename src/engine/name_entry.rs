@@ -28,8 +28,8 @@ pub(super) struct Times {
 pub(crate) struct Silence {
     /// The time of the first request that it has not answered.
     pub(crate) since: Instant,
-    /// Whether it has answered any request for this name before.
-    pub(crate) heard: bool,
+    /// The time of its last answer to a request for this name before that.
+    pub(crate) heard: Option<Instant>,
 }
 
 /// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
@@ -46,8 +46,8 @@ pub(super) struct NameEntry {
     pub(super) members: Members,
     /// The time of the first request for this name that the store has not answered.
     pub(super) silent_since: Option<Instant>,
-    /// Whether the store has answered any request for this name.
-    pub(super) heard: bool,
+    /// The time of the last answer of the store to a request for this name.
+    pub(super) heard: Option<Instant>,
     /// `None` for a name that only one flow of control locks, as most names are.
     rivals: Option<Box<Rivals>>,
 }
@@ -133,12 +133,12 @@ pub(super) enum Gone {
 
 impl NameEntry {
     pub(super) fn new(member: Member) -> Self {
-        Self { members: Members::One(member), silent_since: None, heard: false, rivals: None }
+        Self { members: Members::One(member), silent_since: None, heard: None, rivals: None }
     }
 
-    /// Records that the store answered.
-    pub(super) fn answered(&mut self) {
-        (self.silent_since, self.heard) = (None, true);
+    /// Records that the store answered at `now`.
+    pub(super) fn answered(&mut self, now: Instant) {
+        (self.silent_since, self.heard) = (None, Some(now));
     }
 
     /// Returns the rivals to change, if any.

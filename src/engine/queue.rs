@@ -189,7 +189,7 @@ impl Queue {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
             forced = member.forced;
         });
-        entry.answered();
+        entry.answered(hold.began);
         self.gather(entry, hold.mode, (number, sent));
         // The turn ends with the grant: in a shared mode the next waiters may enter.
         let shares = can_share(hold.mode, hold.mode) && entry.has_waiters();
@@ -287,17 +287,19 @@ impl Queue {
 
     /// Records that the store answered.
     pub(crate) fn answered(&self, name: &Name) {
+        let now = self.clock.now();
         if let Some(entry) = self.lock().names.get_mut(name) {
-            entry.answered();
+            entry.answered(now);
         }
     }
 
     /// Records that the store answered that a name is held elsewhere.
     pub(crate) fn saw_another(&self, name: &Name) {
+        let now = self.clock.now();
         let mut state = self.lock();
         state.pauses.saw_another(name);
         let Some(entry) = state.names.get_mut(name) else { return };
-        entry.answered();
+        entry.answered(now);
         if let Some(rivals) = entry.rivals_mut() {
             // A reader was refused beside readers, so a writer waits elsewhere.
             rivals.cohort = None;

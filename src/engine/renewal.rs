@@ -8,8 +8,8 @@ use super::schedule::Group;
 use super::state::{Due, State};
 use super::timing::Timing;
 use crate::clock::Instant;
-use crate::error::{Error, Loss, Result};
-use crate::store::Absence;
+use crate::error::{Error, ErrorKind, Loss, Result};
+use crate::store::{Absence, Mode};
 use crate::trace;
 use std::pin::pin;
 use std::sync::Arc;
@@ -165,6 +165,14 @@ impl Hold {
             }),
         }
         let inner = self.lock();
+        let verdict = match verdict {
+            // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
+            // the next renewal, shows the loss.
+            Ok(Some(_)) if self.mode == Mode::Write && inner.state.is_busy() => {
+                Err(Error::new(ErrorKind::Unavailable, "the mode may have changed meanwhile"))
+            }
+            verdict => verdict,
+        };
         let tells = matches!(verdict, Ok(None)) && self.has_to_tell(core, &inner, now);
         let unflushed = self.update_locked(core, now, inner, Some(group), |state, now| {
             state.renewed(&core.timing, now, jitter, attempt, verdict);

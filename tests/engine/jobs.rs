@@ -714,3 +714,21 @@ async fn grace_moves_the_token_and_not_the_deadline() {
     let error = LeaseManager::builder().stall_after(MOMENT).build(MemoryStore::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
+
+#[tokio::test(start_paused = true)]
+async fn last_answer_lost_is_no_silence() {
+    let wait = Duration::from_secs(3);
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("job").await;
+    let job = job(&setup.leases).wait(wait);
+    let mut waiter = Box::pin(job.run(async |_| Ok::<_, &'static str>(7)));
+    assert!(poll_once(waiter.as_mut()).await.is_pending());
+    let fault = async {
+        sleep(wait - Duration::from_millis(20)).await;
+        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire));
+        // It asks once more.
+        theirs.unlock().await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(waiter, fault);
+    assert!(matches!(outcome.expect("the store has answered"), Once::Elsewhere(_)));
+}

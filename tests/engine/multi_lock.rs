@@ -356,3 +356,22 @@ fn sets_that_overlap_neither_deadlock_nor_share_a_name() {
         }
     });
 }
+
+#[tokio::test(start_paused = true)]
+async fn name_released_at_the_end_of_the_wait_is_no_silence() {
+    let limit = Duration::from_millis(300);
+    for before in [35, 45, 55].map(Duration::from_millis) {
+        let setup = Setup::new();
+        let theirs = setup.held_elsewhere("a").await;
+        setup.faults.add(Rule::new(Fault::Delay(Duration::from_millis(30))).on(Call::Acquire));
+        let mut lock = both(&setup.leases);
+        let mut waiter = Box::pin(lock.lock_timeout(limit));
+        assert!(poll_once(waiter.as_mut()).await.is_pending());
+        let release = async {
+            sleep(limit - before).await;
+            theirs.unlock().await.unwrap();
+        };
+        let (result, ()) = tokio::join!(waiter, release);
+        assert!(result.expect("the store has answered").is_none(), "{before:?} before the end");
+    }
+}

@@ -568,3 +568,37 @@ async fn every_kind_of_handle_has_a_class_and_a_label() {
     assert_eq!(classes.join(" "), all);
     drop(held);
 }
+
+/// Their waits end while holds are handed off, so that some take up an offer that they were not woken for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn hand_off_is_told_before_the_grant_that_follows() {
+    let setup = Setup::new();
+    let mut events = setup.leases.events(1_000_000);
+    let mut flows = tokio::task::JoinSet::new();
+    for flow in 0..24_u64 {
+        let mut lock = setup.leases.lock("n");
+        flows.spawn(async move {
+            for round in 0..500_u64 {
+                let limit = Duration::from_micros((flow * 37 + round * 101) % 4096);
+                if let Ok(Some(lease)) = lock.lock_timeout(limit).await {
+                    lease.unlock().await.unwrap();
+                }
+            }
+        });
+    }
+    while let Some(flow) = flows.join_next().await {
+        flow.unwrap();
+    }
+    let (mut held, mut grants) = (false, 0);
+    while let Poll::Ready(Some(event)) = poll_once(pin!(events.next())).await {
+        match event.kind() {
+            EventKind::Granted { .. } => {
+                assert!(!held, "grant {grants} comes before the end of the hold before it");
+                (held, grants) = (true, grants + 1);
+            }
+            EventKind::HandedOff { .. } | EventKind::Released { .. } => held = false,
+            _ => {}
+        }
+    }
+    assert!(grants > 1_000 && events.dropped() == 0, "{grants} grants");
+}

@@ -1,7 +1,10 @@
 //! Runtimes end, or unwind, while others share the manager. In real time, because runtimes share no paused clock.
 
 use super::*;
+use futures_core::Stream;
+use leasehold::View;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 use tokio::runtime::{Builder as Runtimes, Runtime};
@@ -138,4 +141,27 @@ async fn waker_that_panics_strikes_nobody_else() {
         timeout(LONG, renewed).await.expect("in time");
         drop(next);
     }
+}
+
+#[test]
+fn stream_of_a_view_goes_on_at_another_runtime() {
+    let (first, second, setup) = setup();
+    let mut view = first.block_on(async { setup.leases.election("n").observe() });
+    let next = async |view: &mut View| poll_fn(|cx| Pin::new(&mut *view).poll_next(cx)).await;
+    first.block_on(async {
+        assert!(next(&mut view).await.is_some());
+        // For longer than its first timer.
+        let is_pending =
+            async { while next(&mut view).await.is_some_and(|leader| leader.holder.is_none()) {} };
+        timeout(Duration::from_millis(1100), is_pending).await.expect_err("there is no leader");
+    });
+    drop(first);
+    second.block_on(async {
+        let mut candidate = setup.leases.election("n").candidate("v");
+        let leads = candidate.campaign().await.unwrap();
+        let is_seen = async {
+            while next(&mut view).await.and_then(|leader| leader.term) != leads.fence() {}
+        };
+        timeout(LONG, is_seen).await.expect("the stream goes on");
+    });
 }

@@ -121,6 +121,25 @@ async fn downgrade_lets_readers_in_and_no_writer() {
     assert!(setup.memory.is_empty());
 }
 
+/// The store runs the downgrade, then the renewal of the writer, and its answers come in the other order.
+#[tokio::test(start_paused = true)]
+async fn renewal_that_passes_the_answer_to_a_downgrade_costs_no_lease() {
+    let setup = Setup::new();
+    let mut handle = setup.leases.rw_lock("n");
+    let edit = handle.write().await.unwrap();
+    sleep(T / 3 - ATTEMPT / 2).await;
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire));
+    let mut downgrade = Box::pin(edit.downgrade());
+    assert!(poll_once(downgrade.as_mut()).await.is_pending());
+    setup.faults.until_calls(Call::Renew, 1).await;
+    settle().await;
+    setup.faults.heal();
+    let page = downgrade.await.expect("a reader");
+    sleep(2 * T).await;
+    page.check().unwrap();
+    page.unlock().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn handle_knows_its_lease_after_a_downgrade() {
     let setup = Setup::new();

@@ -155,3 +155,25 @@ async fn outage_shorter_than_the_ttl_is_waited_out() {
         waiter.await.unwrap().unwrap();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn silent_store_has_no_slot_taken() {
+    for (size, calls) in [(1, 4), (2, 3), (4, 6)] {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+        let mut takers = tokio::task::JoinSet::new();
+        for _ in 0..calls {
+            let slots = setup.leases.slots("s", size);
+            takers.spawn(
+                async move { slots.take_timeout(Duration::from_millis(400)).await.map(drop) },
+            );
+        }
+        while let Some(taken) = takers.join_next().await {
+            assert_eq!(
+                failed(taken.expect("no panic").map(Some)),
+                ErrorKind::Unavailable,
+                "{size} slots"
+            );
+        }
+    }
+}

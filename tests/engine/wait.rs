@@ -151,6 +151,23 @@ async fn waiters_that_give_up_together_see_a_taken_name() {
     }
 }
 
+/// It asks again after each release it hears of; the last answer is on its way when the time ends.
+#[tokio::test(start_paused = true)]
+async fn slow_store_that_has_answered_is_not_silent() {
+    for (latency, limit) in [(20, 34), (20, 38), (50, 90), (50, 1_000)] {
+        let (latency, limit) = (Duration::from_millis(latency), Duration::from_millis(limit));
+        let setup = Setup::new();
+        let theirs = setup.held_elsewhere("n").await;
+        setup.faults.add(Rule::new(Fault::Delay(latency)).on(Call::Acquire));
+        for _ in 0..3 {
+            let (took, result) = timed(setup.leases.lock("n").lock_timeout(limit)).await;
+            assert!(result.expect("the store has answered").is_none(), "{latency:?}, {limit:?}");
+            assert_eq!(took, limit);
+        }
+        drop(theirs);
+    }
+}
+
 /// The one before it lets waiters elsewhere go first, and asks late.
 #[tokio::test(start_paused = true)]
 async fn silent_store_is_not_taken_for_a_holder_after_a_pause() {

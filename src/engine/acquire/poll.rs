@@ -38,6 +38,12 @@ impl<'a> Polling<'a> {
         self.left().is_zero()
     }
 
+    /// Returns whether the store has not answered for the time of an attempt.
+    pub(crate) fn is_silent(&self) -> bool {
+        let silence = |since| self.core.now().saturating_duration_since(since);
+        self.silent_since.is_some_and(|since| silence(since) >= self.core.timing.attempt)
+    }
+
     /// Waits after a refusal.
     pub(crate) async fn refused(&mut self) -> Result<()> {
         (self.failures, self.silent_since) = (0, None);

@@ -8,6 +8,7 @@ mod fair;
 mod handoff;
 mod jobs;
 mod loss;
+mod moving;
 mod preflight;
 mod resends;
 mod runtimes;

@@ -706,3 +706,101 @@ fn mark_leaves_a_read_write_lock_alone() {
     assert_eq!(bench.command(&["HEXISTS", "job", "leasehold:done"]).int(), 0);
     assert_eq!(bench.command(&["HLEN", "job"]).int(), 2, "what is left is not ours");
 }
+
+const RW_RENEW: &str = compose!("../../src/store/redis/scripts/", rw_renew);
+const RW_RELEASE: &str = compose!("../../src/store/redis/scripts/", rw, "rw_release", "publish");
+const PERMITS_ACQUIRE: &str =
+    compose!("../../src/store/redis/scripts/", permits, "permits_acquire");
+const PERMITS_RENEW: &str =
+    compose!("../../src/store/redis/scripts/", permits, "permits_renew", "publish");
+const PERMITS_RELEASE: &str =
+    compose!("../../src/store/redis/scripts/", permits, "permits_release", "publish");
+
+/// The other keys may be on another server.
+#[test]
+fn read_write_lock_is_kept_and_left_key_by_key() {
+    let mut bench = Bench::new(true);
+    let time = "{job}:me:rwlock_timeout:1";
+    let renew = |bench: &mut Bench, key: &str, holder: &str, mode: &str, step: &str| {
+        bench.run(RW_RENEW, &[key], &["30000", "0", holder, mode, step]).list().remove(0).int()
+    };
+    assert_eq!(renew(&mut bench, time, "me", "read", "T"), -1);
+    assert_eq!(renew(&mut bench, "job", "me", "read", "H"), -1);
+    assert_eq!(bench.keys(), 0, "no key is made");
+    bench.command(&["HSET", "job", "mode", "read", "me", "1"]);
+    bench.command(&["PEXPIRE", "job", "1000"]);
+    assert_eq!(renew(&mut bench, "job", "you", "read", "H"), -1);
+    assert_eq!(renew(&mut bench, "job", "me", "write", "H"), -2);
+    assert!(bench.command(&["PTTL", "job"]).int() <= 1000);
+    assert_eq!(renew(&mut bench, "job", "me", "read", "H"), 0);
+    assert!(bench.command(&["PTTL", "job"]).int() > 1000);
+    assert_eq!(bench.keys(), 1, "the time is not made");
+    bench.command(&["SET", time, "1", "PX", "1000"]);
+    assert_eq!(renew(&mut bench, time, "me", "read", "T"), 0);
+    assert!(bench.command(&["PTTL", time]).int() > 1000);
+    let release = |bench: &mut Bench, mode: &str, count: &str| {
+        bench.run(RW_RELEASE, &["job"], &["me", mode, count]).int()
+    };
+    assert_eq!(release(&mut bench, "read", "1"), 0);
+    assert_eq!(release(&mut bench, "read", "0"), 0);
+    assert_eq!(release(&mut bench, "read", "0"), -1);
+    assert_eq!(bench.keys(), 1, "the time is left to lapse");
+    bench.command(&["HSET", "job", "mode", "write", "me:write", "2"]);
+    assert_eq!(renew(&mut bench, "job", "me", "write", "H"), 0);
+    assert_eq!(release(&mut bench, "write", "1"), 0);
+    assert_eq!(bench.command(&["HGET", "job", "me:write"]).text(), "1");
+    assert_eq!(release(&mut bench, "write", "0"), 0);
+    assert_eq!(bench.keys(), 1);
+}
+
+/// The counter may be on another server. The semaphore keeps its size.
+#[test]
+fn permits_are_kept_and_left_without_their_counter() {
+    let mut bench = Bench::new(true);
+    let (both, out) = (["job", "{job}:timeout"], ["{job}:timeout"]);
+    let [me, you] = ["11", "22"].map(|digits| digits.repeat(14));
+    let acquire = |bench: &mut Bench, ids: &str, take: &str| {
+        let keys = ["job", "{job}:timeout", "leasehold_sizes:{job}"];
+        let reply = bench.run(PERMITS_ACQUIRE, &keys, &["3", take, "30000", "60000", ids]);
+        assert_eq!(reply, Reply::Int(0));
+    };
+    let renew = |bench: &mut Bench, keys: &[&str], ids: &str| {
+        bench.run(PERMITS_RENEW, keys, &["30000", "60000", "2", ids]).list().remove(0).int()
+    };
+    let release =
+        |bench: &mut Bench, keys: &[&str], ids: &str| bench.run(PERMITS_RELEASE, keys, &["2", ids]);
+    let free = |bench: &mut Bench| bench.command(&["GET", "job"]).text();
+    assert_eq!(renew(&mut bench, &out, &me), -1);
+    assert_eq!(release(&mut bench, &out, &me), Reply::Int(-1));
+    assert_eq!(bench.keys(), 0);
+    acquire(&mut bench, &me, "2");
+    bench.command(&["PEXPIRE", "{job}:timeout", "1000"]);
+    assert_eq!(renew(&mut bench, &out, &me), 0);
+    assert!(bench.command(&["PTTL", "{job}:timeout"]).int() > 30_000);
+    for _ in 0..2 {
+        assert_eq!(release(&mut bench, &out, &me), Reply::Int(0));
+        assert_eq!(renew(&mut bench, &out, &me), -1, "what was released stays so");
+        assert_eq!(bench.command(&["ZCOUNT", "{job}:timeout", "0", "0"]).int(), 2);
+        assert_eq!(free(&mut bench), "1");
+    }
+    acquire(&mut bench, &you, "3");
+    assert_eq!(
+        (free(&mut bench), bench.command(&["ZCARD", "{job}:timeout"]).int()),
+        ("0".into(), 3)
+    );
+    // A release that is repeated once the counter is back runs to its end.
+    release(&mut bench, &out, &you);
+    assert_eq!(release(&mut bench, &both, &you), Reply::Int(0));
+    assert_eq!(
+        (free(&mut bench), bench.command(&["ZCARD", "{job}:timeout"]).int()),
+        ("2".into(), 1)
+    );
+    // And so does a late renewal.
+    acquire(&mut bench, &me, "2");
+    release(&mut bench, &out, &me);
+    assert_eq!(renew(&mut bench, &both, &me), -1);
+    assert_eq!(
+        (free(&mut bench), bench.command(&["ZCARD", "{job}:timeout"]).int()),
+        ("2".into(), 1)
+    );
+}

@@ -100,9 +100,27 @@ impl CallContext {
     pub(super) async fn call_alone<R: Request>(&self, request: &R) -> Result<R::Verdict> {
         let (script, call) = self.codec.lone_call(request);
         let (sent, wait) = (self.clock.now(), call.wait);
-        let mut reply = self.connection.run(script, call, request.timeout()).await?;
+        let mut reply = match self.connection.run(script, call, request.timeout()).await {
+            // Boxed, so that the future of a usual call stays small.
+            Err(error) if self.connection.is_split(&error) => {
+                Box::pin(self.call_with_one_key(request, sent, error)).await?
+            }
+            reply => reply?,
+        };
         let confirmed = confirmed(wait, &mut reply);
         self.read(request, ItemReply { sent, elements: Ok(&reply), confirmed: &confirmed })
+    }
+
+    /// Sends a request that was refused because only some of its keys have moved, in the time that is left.
+    async fn call_with_one_key<R: Request>(
+        &self,
+        request: &R,
+        sent: Instant,
+        refused: Error,
+    ) -> Result<Vec<Element>> {
+        let (script, call) = request.with_one_key(&self.codec).ok_or(refused)?;
+        let left = (sent + request.timeout()).saturating_duration_since(self.clock.now());
+        self.connection.run(script, call, left).await
     }
 
     fn read<R: Request>(&self, request: &R, reply: ItemReply<'_>) -> Result<R::Verdict> {

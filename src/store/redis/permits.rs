@@ -79,6 +79,18 @@ pub(super) fn resized(reply: &[Element]) -> Result<Option<u32>> {
 /// Builds the call of a release.
 pub(super) fn release(keys: &Keys, request: &Release) -> Call {
     let mut call = of(keys, &request.target.name, 1);
+    call.divisible = true;
+    write_release(request, call)
+}
+
+/// Builds the call of a release without the counter, which is on another server.
+pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
+    let mut call = Call::of(1);
+    call.key(&[&keys.permits(&request.target.name)]);
+    write_release(request, call)
+}
+
+fn write_release(request: &Release, mut call: Call) -> Call {
     call.number(request.target.mode.permits().into());
     call.text(&digits(request.holder));
     call
@@ -91,11 +103,24 @@ pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Cal
     call.number(batch.fence_retention.map_or(0, millis));
     for item in items {
         call.key(&keys.lock(&item.target.name));
-        call.key(&[&keys.permits(&item.target.name)]);
-        call.number(item.target.mode.permits().into());
-        call.text(&digits(item.holder));
+        write_renewal(keys, item, &mut call);
     }
     call
+}
+
+/// Builds the call that renews permits without the counter, which is on another server.
+pub(super) fn renewal_with_one_key(keys: &Keys, batch: &RenewBatch, item: &Renewal) -> Call {
+    let mut call = Call::of(1);
+    call.number(millis(batch.ttl));
+    call.number(batch.fence_retention.map_or(0, millis));
+    write_renewal(keys, item, &mut call);
+    call
+}
+
+fn write_renewal(keys: &Keys, item: &Renewal, call: &mut Call) {
+    call.key(&[&keys.permits(&item.target.name)]);
+    call.number(item.target.mode.permits().into());
+    call.text(&digits(item.holder));
 }
 
 /// Builds a call with the keys of a name.

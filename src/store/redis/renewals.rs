@@ -1,12 +1,12 @@
 //! Renews leases: many in a call; in a cluster, in a call for each slot, and one for each kind of lock. Large bundles of permits
-//! are divided among calls.
+//! are divided among calls, and so are the keys of a name of which a cluster has moved only some.
 
 use super::connection::Connection;
 use super::keys::Keys;
-use super::scripts::{RENEW, RW_RENEW, Scripts, slot};
+use super::scripts::{RENEW, RW_RENEW, Script, Scripts, slot};
 use super::{permits, replies, requests, rw};
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::target::Kind;
 use crate::store::{Absence, RenewBatch, Renewal, Renewed};
 use std::collections::HashMap;
@@ -124,16 +124,55 @@ impl Caller {
         timeout: Duration,
     ) -> Result<Verdicts> {
         let kind = items.first().map_or(Kind::Lock, |item| item.target.mode.kind());
-        let (script, mut call) = match kind {
-            Kind::Lock => (&RENEW, requests::renewal(&self.keys, batch, items)),
-            Kind::ReadWrite => (&RW_RENEW, rw::renewal(&self.keys, batch, items)),
-            Kind::Semaphore => {
-                (&self.scripts.permits_renew, permits::renewal(&self.keys, batch, items))
-            }
+        let mut call = match kind {
+            Kind::Lock => requests::renewal(&self.keys, batch, items),
+            Kind::ReadWrite => rw::renewal(&self.keys, batch, items),
+            Kind::Semaphore => permits::renewal(&self.keys, batch, items),
         };
         call.divisible = true;
-        let reply = self.connection.run(script, call, timeout).await?;
+        let reply = self.connection.run(self.script(kind), call, timeout).await?;
         Ok(requests::renewed(&reply, items.len()))
+    }
+
+    fn script(&self, kind: Kind) -> &'static Script {
+        match kind {
+            Kind::Lock => &RENEW,
+            Kind::ReadWrite => &RW_RENEW,
+            Kind::Semaphore => &self.scripts.permits_renew,
+        }
+    }
+
+    /// Renews an item whose keys are on two servers, because a cluster is moving its slot. It is renewed if all parts are.
+    /// The last one knows whose it is.
+    async fn key_by_key(
+        &self,
+        batch: &RenewBatch,
+        item: &Renewal,
+        left: impl Fn() -> Duration,
+    ) -> Result<Option<Absence>> {
+        let (keys, kind) = (&self.keys, item.target.mode.kind());
+        let calls = match kind {
+            Kind::Lock => {
+                // The retention of the fencing token is long enough to leave it out once.
+                let item = Renewal { keep_fence: false, ..item.clone() };
+                vec![requests::renewal(keys, batch, &[item])]
+            }
+            Kind::ReadWrite => rw::renewals_with_one_key(keys, batch, item),
+            Kind::Semaphore => vec![permits::renewal_with_one_key(keys, batch, item)],
+        };
+        let (mut verdict, mut complete) = (None, true);
+        for call in calls {
+            complete &= verdict.is_none();
+            let reply = self.connection.run(self.script(kind), call, left()).await?;
+            verdict = only(requests::renewed(&reply, 1))?;
+        }
+        if verdict.is_none() && !complete {
+            return Err(Error::new(
+                ErrorKind::Rejected,
+                "a key of the lease is gone, and cannot be made while a cluster moves its slot",
+            ));
+        }
+        Ok(verdict)
     }
 
     /// Renews one by one the items of a call that was refused because of one of them, for as long as there is time and the
@@ -141,16 +180,12 @@ impl Caller {
     async fn each(&self, batch: &RenewBatch, left: impl Fn() -> Duration) -> Verdicts {
         let mut verdicts = Vec::with_capacity(batch.items.len());
         for renewal in &batch.items {
-            let mut answer = self.call(batch, std::slice::from_ref(renewal), left()).await;
-            if answer.as_ref().is_err_and(|error| self.connection.is_split(error)) {
-                // The lease and its fencing token are on two servers. The retention of the token is long enough to leave
-                // it out once.
-                let lease = Renewal { keep_fence: false, ..renewal.clone() };
-                answer = self.call(batch, &[lease], left()).await;
-            }
-            let verdict = answer.and_then(|mut verdicts| {
-                verdicts.pop().unwrap_or_else(|| Err(replies::malformed_reply()))
-            });
+            let verdict = match self.call(batch, std::slice::from_ref(renewal), left()).await {
+                Err(error) if self.connection.is_split(&error) => {
+                    self.key_by_key(batch, renewal, &left).await
+                }
+                answer => answer.and_then(only),
+            };
             let failure = verdict.as_ref().err().filter(|error| error.is_unavailable()).cloned();
             verdicts.push(verdict);
             if let Some(error) = failure {
@@ -160,6 +195,11 @@ impl Caller {
         }
         verdicts
     }
+}
+
+/// Returns the verdict of a call with one item.
+fn only(mut verdicts: Verdicts) -> Result<Option<Absence>> {
+    verdicts.pop().unwrap_or_else(|| Err(replies::malformed_reply()))
 }
 
 /// Returns how many of these items one call takes; one at least, if there are any.

@@ -24,6 +24,9 @@ pub(super) trait Request: Send + Sync + 'static {
     fn write(&self, keys: &Keys, batch: &mut Batch);
     /// Returns the call of the script for a request that is alone in its call; `None` if there is no such script.
     fn alone(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
+    /// Returns the call with a single key, to send while a cluster has moved only some of its keys; `None` if it needs them
+    /// together.
+    fn with_one_key(&self, codec: &Codec) -> Option<(&'static Script, Call)>;
     /// Returns whether it cannot share a call with others.
     fn is_apart(&self) -> bool;
     /// Reads the reply to this item: one element, unless it had a call of its own.
@@ -215,6 +218,10 @@ impl Request for Acquire {
         Some((&ACQUIRE, call))
     }
 
+    fn with_one_key(&self, _codec: &Codec) -> Option<(&'static Script, Call)> {
+        None
+    }
+
     fn is_apart(&self) -> bool {
         self.target.mode != Mode::Exclusive || self.count == 1 && self.place.is_some()
     }
@@ -289,12 +296,21 @@ impl Request for Release {
             let mut call = call_in_line(&codec.keys, &self.target.name);
             call.show(self.holder);
             write_place(&mut call, place);
+            call.divisible = true;
             return Some((&codec.scripts.line_release, call));
         }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));
         call.show(self.holder);
         Some((&codec.scripts.release, call))
+    }
+
+    fn with_one_key(&self, codec: &Codec) -> Option<(&'static Script, Call)> {
+        if self.target.mode != Mode::Exclusive {
+            return Some(shared::release_with_one_key(&codec.keys, codec.scripts, self));
+        }
+        // The next waiter of this process takes a place when it asks.
+        self.place.and_then(|_| Release { place: None, ..self.clone() }.alone(codec))
     }
 
     fn is_apart(&self) -> bool {

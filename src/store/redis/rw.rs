@@ -53,9 +53,16 @@ pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> R
 
 /// Builds the call of a release.
 pub(super) fn release(keys: &Keys, request: &Release) -> Call {
+    let mut call = release_with_one_key(keys, request);
+    call.key(&[&keys.reader(&request.target.name, request.holder)]);
+    call.divisible = true;
+    call
+}
+
+/// Builds the call of a release without the time of the reader, which is on another server.
+pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
     let mut call = Call::of(1);
     call.key(&keys.lock(&request.target.name));
-    call.key(&[&keys.reader(&request.target.name, request.holder)]);
     call.show(request.holder);
     call.text(word(request.target.mode));
     call.number(request.count.into());
@@ -79,6 +86,27 @@ pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Cal
         call.text(if keeps { "F" } else { "L" });
     }
     call
+}
+
+/// Builds the calls that renew an item of which some keys are on another server, with one key each. They must run in this
+/// order.
+pub(super) fn renewals_with_one_key(keys: &Keys, batch: &RenewBatch, item: &Renewal) -> Vec<Call> {
+    let part = |step: &str, key: &[&str]| {
+        let mut call = Call::of(1);
+        call.number(millis(batch.ttl));
+        call.number(0);
+        call.key(key);
+        call.show(item.holder);
+        call.text(word(item.target.mode));
+        call.text(step);
+        call
+    };
+    let Renewal { target, holder, .. } = item;
+    let lock = part("H", &keys.lock(&target.name));
+    match target.mode {
+        Mode::Write => vec![lock],
+        _ => vec![part("T", &[&keys.reader(&target.name, *holder)]), lock],
+    }
 }
 
 /// Reads the reply of the inspect script.

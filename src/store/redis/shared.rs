@@ -52,6 +52,20 @@ pub(super) fn release(
     }
 }
 
+/// Returns the call that releases one with a single key, while a cluster has moved only some of them.
+pub(super) fn release_with_one_key(
+    keys: &Keys,
+    scripts: &'static Scripts,
+    request: &Release,
+) -> (&'static Script, Call) {
+    match request.target.mode {
+        Mode::Permits { .. } => {
+            (&scripts.permits_release, permits::release_with_one_key(keys, request))
+        }
+        _ => (&scripts.rw_release, rw::release_with_one_key(keys, request)),
+    }
+}
+
 impl RedisStore {
     /// Returns the holders of a name.
     pub(super) async fn holders(&self, request: Inspect) -> Result<Inspection> {

@@ -1,7 +1,8 @@
 -- The common part of the scripts of semaphores, in the layout of Redisson's `RPermitExpirableSemaphore`.
 --
 -- free    string: the number of free permits
--- out     sorted set: permit id, 16 bytes -> the server's time in ms at which it expires
+-- out     sorted set: permit id, 16 bytes -> the server's time in ms at which it expires; 0 if it was released while the
+--         counter was on another server
 -- sizes   hash: its fields are the sizes that the semaphore had before a resize; not known to Redisson
 --
 -- The size of a semaphore is the number of free permits and of those that are out, expired or not, so it is kept nowhere
@@ -54,26 +55,27 @@ local function in_parts(list, use)
   end
 end
 
--- Returns how many of these ids are out, and how many of those have expired.
+-- Returns how many of these ids are out, how many of those have expired, and how many of these were released.
 local function look_up(out, ids, now)
   doing = 'ZMSCORE'
-  local there, expired = 0, 0
+  local there, expired, released = 0, 0, 0
   in_parts(ids, function(first, last)
     for _, ends in ipairs(call('ZMSCORE', out, unpack(ids, first, last))) do
       if ends then
         there = there + 1
         expired = expired + (tonumber(ends) <= now and 1 or 0)
+        released = released + (tonumber(ends) == 0 and 1 or 0)
       end
     end
   end)
-  return there, expired
+  return there, expired, released
 end
 
--- Puts these ids among those that are out, or sets when they expire.
-local function put(out, ids, ends)
+-- Puts these ids among those that are out, or sets when they expire. `how` is XX if it adds none.
+local function put(out, ids, ends, how)
   doing = 'ZADD'
   in_parts(ids, function(first, last)
-    local words = {}
+    local words = { how }
     for i = first, last do
       words[#words + 1] = ends
       words[#words + 1] = ids[i]

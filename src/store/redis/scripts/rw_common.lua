@@ -30,7 +30,7 @@ end
 
 -- Returns the longest time to live in ms of the readers but `except`, or the first one that is `enough`. Removes those that
 -- have none before that, if `prune` is set. Their keys follow from the fields, so they are not among KEYS: the layout leaves
--- no other way.
+-- no other way. It fails if one may be on another server.
 local function readers_left(lock, except, prune, enough)
   doing = 'HKEYS'
   local best = 0
@@ -38,9 +38,16 @@ local function readers_left(lock, except, prune, enough)
     if field ~= 'mode' and field ~= except and string.sub(field, -6) ~= ':write' then
       doing = 'HGET'
       local count, left = tonumber(call('HGET', lock, field)) or 1, 0
+      local timeout = tagged(lock) .. ':' .. field .. ':rwlock_timeout:'
       doing = 'PTTL'
       for i = 1, math.min(count, 100) do
-        left = math.max(left, call('PTTL', tagged(lock) .. ':' .. field .. ':rwlock_timeout:' .. i))
+        left = math.max(left, call('PTTL', timeout .. i))
+      end
+      if left == 0 then
+        -- While a cluster moves the slot, a key that is missing here may be on the other server. Then a command on two keys
+        -- is refused.
+        doing = 'EXISTS'
+        call('EXISTS', lock, timeout .. 1)
       end
       if left == 0 and prune then
         doing = 'HDEL'

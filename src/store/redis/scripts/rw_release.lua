@@ -1,7 +1,8 @@
 -- Releases a read-write lock for a holder, in whichever mode it has it. One that writes and is a reader here has lost the
 -- write lock: a server can lose a change of the mode. `rw_common.lua` and `rw_wake.lua` come before.
 --
--- KEYS   lock, and the timeout key of the holder as a reader: see `rw_common.lua`
+-- KEYS   lock, and the timeout key of the holder as a reader: see `rw_common.lua`. Or the lock alone, if a cluster is moving
+--        the slot and the other key is elsewhere: that one expires by itself, and means nothing without the hash
 -- ARGV   holder id, read or write, the hold count to leave (0: release)
 -- Reply  as `release.lua`; 0 if only a count was lowered, or if readers are left
 --
@@ -34,8 +35,10 @@ end
 if reads + wrote == 0 then
   return absent
 end
-doing = 'DEL'
-call('DEL', timeout)
+if timeout then
+  doing = 'DEL'
+  call('DEL', timeout)
+end
 local message = wrote == 1 and '1' or '0'
 if fields - reads - wrote > 1 then
   if wrote == 0 and mode == 'write' then
@@ -44,7 +47,11 @@ if fields - reads - wrote > 1 then
   -- The hash lives about as long as the readers that are left. Those without a time to live of their own go with it.
   doing = 'PTTL'
   local left = call('PTTL', lock)
-  local best = readers_left(lock, '', false, math.max(left * 2 / 3, 1))
+  local known, best = pcall(readers_left, lock, '', false, math.max(left * 2 / 3, 1))
+  if not known then
+    -- The times of the others may be on another server. The hash keeps its own.
+    best = math.max(left, 1)
+  end
   if best > 0 then
     doing = 'HSET'
     call('HSET', lock, 'mode', 'read')

@@ -2,12 +2,19 @@
 -- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua` and
 -- `noted.lua` come before.
 --
--- KEYS   for each item: lock, and the timeout key of the holder as a reader; and its fence if its step is F
--- ARGV   ttl in ms, the time in ms to remember fencing tokens, for each item: holder id, read or write, F or L
+-- KEYS   for each item: lock, and the timeout key of the holder as a reader; and its fence if its step is F. Only the lock if
+--        it is H, and only the timeout key if it is T
+-- ARGV   ttl in ms, the time in ms to remember fencing tokens, for each item: holder id, read or write, and a step:
+--        F  renew, and remember the fencing token for longer
+--        L  renew
+--        T  extend the timeout key, if it is there. It must come before H, so that a reader that leaves in between takes the
+--           new time for that of the hash
+--        H  extend the hash
 -- Reply  for each item: 0 renewed; -1 gone; -2 taken; -3 stolen; -4 forced open; or the text of an error
 --
--- Twice is harmless: times to live are set, not added to. It makes the timeout key again, but only while the hash names the
--- reader, so that no writer can have had the lock since.
+-- Twice is harmless: times to live are set, not added to. L and F make the timeout key again, but only while the hash names
+-- the reader, so that no writer can have had the lock since. T and H make no key: while a cluster moves the slot, a key that
+-- is missing here may be on the other server.
 
 local ttl, retention = ARGV[1], ARGV[2]
 whole(ttl, 1, LONGEST_TTL)
@@ -22,7 +29,7 @@ local function renew(lock, timeout, fence, holder, writes)
   elseif mode and not writes and call('HEXISTS', lock, holder) == 1 then
     doing = 'PEXPIRE'
     -- SET alone is refused in a full memory.
-    if call('PEXPIRE', timeout, ttl) == 0 then
+    if timeout and call('PEXPIRE', timeout, ttl) == 0 then
       doing = 'SET'
       call('SET', timeout, '1', 'PX', ttl)
     end
@@ -45,12 +52,23 @@ end
 local reply, key = {}, 1
 for item = 1, (#ARGV - 2) / 3 do
   local at = item * 3
-  local fence = nil
-  if ARGV[at + 2] == 'F' then
-    fence = KEYS[key + 2]
+  local step = ARGV[at + 2]
+  local lock, timeout, fence = KEYS[key], nil, nil
+  if step == 'T' then
+    doing = 'PEXPIRE'
+    reply[item] = call('PEXPIRE', lock, ttl) - 1
+  else
+    if step ~= 'H' then
+      key = key + 1
+      timeout = KEYS[key]
+    end
+    if step == 'F' then
+      key = key + 1
+      fence = KEYS[key]
+    end
+    local done, result = pcall(renew, lock, timeout, fence, ARGV[at], ARGV[at + 1] == 'write')
+    reply[item] = done and result or message(result)
   end
-  local done, result = pcall(renew, KEYS[key], KEYS[key + 1], fence, ARGV[at], ARGV[at + 1] == 'write')
-  reply[item] = done and result or message(result)
-  key = key + (fence and 3 or 2)
+  key = key + 1
 end
 return reply

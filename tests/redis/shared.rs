@@ -1,7 +1,7 @@
 //! Read-write locks and semaphores on a real server: their keys, their permissions, and what becomes of them in faults.
 
 use super::errors::{app, lease_url, set_user};
-use kit::{Server, within};
+use kit::{Server, eventually, within};
 use leasehold::{ErrorKind, LeaseManager, LeaseState, Loss, Upgraded};
 use std::time::Duration;
 
@@ -487,4 +487,45 @@ async fn former_sizes_are_kept_as_long_as_the_semaphore() {
         leases.force_unlock(name, "test").await.expect("an answer");
     }
     assert!(keys(&server).is_empty());
+}
+
+/// The right is lost while a call waits, whose grant then ends its place in the line.
+#[tokio::test]
+async fn user_without_del_leaves_no_hash_for_ever_and_no_release_is_called_done() {
+    let server = Server::start();
+    let rights = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
+    let without = |right| rights.iter().copied().filter(|word| *word != right).collect::<Vec<_>>();
+    for writes in [true, false] {
+        set_user(&server, &rights);
+        let rival = connect(&server).await;
+        let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
+        let (own, theirs) = (leases.rw_lock("rw"), rival.rw_lock("app:rw"));
+        let held = { theirs }.write().await.expect("a lease");
+        let waiter = tokio::spawn(async move {
+            let mut own = own;
+            if writes { own.write().await.map(drop) } else { own.read().await.map(drop) }
+        });
+        let side = if writes { "leasehold_write:{app:rw}" } else { "leasehold_read:{app:rw}" };
+        let waits = || server.command(&["EXISTS", side]).int() == 1;
+        eventually(LONG, waits).await;
+        set_user(&server, &without("+del"));
+        held.unlock().await.expect("a release");
+        let error = within(LONG, waiter).await.expect("no panic").expect_err("it lacks the right");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert_eq!(server.command(&["EXISTS", "app:rw"]).int(), 0, "{:?}", keys(&server));
+
+        set_user(&server, &rights);
+        let mut own = leases.rw_lock("other");
+        let unlocked = if writes {
+            let edit = own.write().await.expect("a lease");
+            set_user(&server, &without("+del"));
+            edit.unlock().await
+        } else {
+            let page = own.read().await.expect("a lease");
+            set_user(&server, &without("+del"));
+            page.unlock().await
+        };
+        assert_eq!(unlocked.expect_err("it lacks the right").kind(), ErrorKind::Denied);
+        server.command(&["FLUSHALL"]);
+    }
 }

@@ -148,6 +148,11 @@ pub(super) fn classify(text: &str) -> Error {
         "WRONGTYPE" if text.starts_with("WRONGTYPE the key ") => {
             (WrongType, "a key beside the lock is no key of leasehold; it was left untouched")
         }
+        // The server's own words name no key.
+        "WRONGTYPE" if text.starts_with("WRONGTYPE Operation") => (
+            WrongType,
+            "the key under this name, or one beside it, has another type; it was left untouched",
+        ),
         "WRONGTYPE" => (WrongType, "the key under this name is not a lock; it was left untouched"),
         "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
         "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),

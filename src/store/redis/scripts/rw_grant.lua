@@ -4,14 +4,16 @@
 --
 -- Twice is harmless: count and time to live are absolute.
 
+if fresh and leaves then
+  -- Before the hash, so that a user without the right leaves none without a time to live.
+  doing = 'DEL'
+  call('DEL', own_side)
+end
+
 if writes then
   if fresh then
     doing = 'HSET'
     call('HSET', lock, 'mode', 'write', written, count)
-    if leaves then
-      doing = 'DEL'
-      call('DEL', own_side)
-    end
     if reads then
       doing = 'HDEL'
       call('HDEL', lock, holder)
@@ -43,10 +45,6 @@ call('SET', timeout, '1', 'PX', ttl)
 if fresh then
   doing = 'HSET'
   call('HSET', lock, 'mode', 'read', holder, '1')
-  if leaves then
-    doing = 'DEL'
-    call('DEL', own_side)
-  end
   if wrote then
     doing = 'HDEL'
     call('HDEL', lock, written)

@@ -27,6 +27,11 @@ end
 local absent = (not mode or not writes and mode == 'read') and -1 or -2
 local reads, wrote, fields = 0, 0, 0
 if mode and remains == '0' then
+  if timeout then
+    -- Before the hash, so that a user without the right changes nothing, and the next attempt fails too.
+    doing = 'DEL'
+    call('DEL', timeout)
+  end
   doing = 'HLEN'
   fields = call('HLEN', lock)
   doing = 'HDEL'
@@ -34,10 +39,6 @@ if mode and remains == '0' then
 end
 if reads + wrote == 0 then
   return absent
-end
-if timeout then
-  doing = 'DEL'
-  call('DEL', timeout)
 end
 local message = wrote == 1 and '1' or '0'
 if fields - reads - wrote > 1 then

@@ -102,10 +102,24 @@ impl LeaseState {
 }
 
 impl Lease {
+    /// Creates the lease that a caller gets.
     pub(crate) fn new(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
+        let lease = Self::in_advance(engine, claim);
+        lease.begin_min_hold();
+        lease
+    }
+
+    /// Creates a lease that no caller may ever get. Its [`min_hold`](Self::begin_min_hold) has not begun, so that it leaves no
+    /// mark when it is given up.
+    pub(crate) fn in_advance(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
         let share = claim.share();
         let hold = claim.into_hold();
         Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), share, over: false }
+    }
+
+    /// Begins `min_hold`: the caller gets the lease.
+    pub(crate) fn begin_min_hold(&self) {
+        self.hold.begin_min_hold(self.core());
     }
 
     fn core(&self) -> &Arc<Core> {

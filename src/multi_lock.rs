@@ -5,7 +5,8 @@
 //! 1. While a call waits for a name, it holds no other name of the set, or it takes the names in their order. So no two
 //!    calls wait for each other.
 //! 2. A call that ends without a lease leaves no lease: what it took is released in the background.
-//! 3. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
+//! 3. The `min_hold` of the names begins when the caller gets all of them, so that an attempt that fails closes none.
+//! 4. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
 use crate::clock::Instant;
@@ -14,7 +15,7 @@ use crate::engine::{Engine, Hold, Options, WaitLimit, setters};
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
 use crate::lease::{Lease, finish, run_while_held};
-use crate::lock::{lease, wanted};
+use crate::lock::{lease_of_set, wanted};
 use crate::runtime;
 use crate::store::Name;
 use crate::together::{Call, all, first};
@@ -37,6 +38,7 @@ const MOST_REFUSALS: u32 = 8;
 /// several things at once, such as a transfer between two accounts.
 ///
 /// Its options apply to each name by itself: report [progress](Lease::progress) on each of [its leases](MultiLease::leases).
+/// A [`min_hold`](MultiLock::min_hold) counts from the lease of the set, for all names.
 ///
 /// Each name is an exclusive lock, the same as that of [`LeaseManager::lock`](crate::LeaseManager::lock). While a lease
 /// of this handle is alive, the same handle re-enters all names at once. Every other handle waits, also for one of the
@@ -298,7 +300,7 @@ impl MultiLock {
                 _ => attempt.await,
             };
             match outcome? {
-                Attempt::Granted(lease) => return Ok(Some(lease)),
+                Attempt::Granted(lease) => return Ok(Some(lease.begin())),
                 // Once is enough: no old hold is left.
                 Attempt::Torn => continue,
                 Attempt::Refused(_) if is_once => return Ok(None),
@@ -310,7 +312,7 @@ impl MultiLock {
                             return Ok(None);
                         };
                         match MultiLease::new(leases) {
-                            Some(lease) if lease.check().is_ok() => return Ok(Some(lease)),
+                            Some(lease) if lease.check().is_ok() => return Ok(Some(lease.begin())),
                             // The first ones were lost during the wait for the last one.
                             _ => continue,
                         }
@@ -383,7 +385,7 @@ impl Entry {
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
         let asked = (&self.name, wanted(options));
-        let result = lease(engine, asked, &mut self.current, limit).await;
+        let result = lease_of_set(engine, asked, &mut self.current, limit).await;
         result.map_err(|error| error.of_name(self.name()))
     }
 }
@@ -402,6 +404,12 @@ impl MultiLease {
             lost = lease.share_loss(&lost);
         }
         Some(Self { leases, lost, token: OnceLock::new() })
+    }
+
+    /// Begins the `min_hold` of all names: the caller gets the lease.
+    fn begin(self) -> Self {
+        self.leases.iter().for_each(Lease::begin_min_hold);
+        self
     }
 
     /// Returns the leases of the names, in the order of the bytes of the names.

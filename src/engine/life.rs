@@ -244,6 +244,13 @@ impl Hold {
         self.flush_if_needed(core);
     }
 
+    /// Begins the `min_hold` of its handle, if it has one: the caller has got the lease.
+    pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Core) {
+        if let Some(min_hold) = self.options.min_hold() {
+            self.lock().state.begin_min_hold(core.now() + min_hold);
+        }
+    }
+
     /// Records that the holder makes progress. It moves no time in the schedule: the watchdog looks once too early.
     pub(crate) fn report(self: &Arc<Self>, core: &Arc<Core>) {
         // Applies the clock: after the loss it is too late.

@@ -81,6 +81,7 @@ macro_rules! setters {
         ///
         /// A release before that leaves a mark under the name, which ends by itself; meanwhile the name is held for every other
         /// caller, and for this handle. So a job of a few milliseconds does not run once more on a replica whose clock is late.
+        /// It counts from the time at which the call returns the lease: a call that ends without one closes nothing.
         /// A nested lease ends nothing. A crash, a loss without a release and [`forget`](crate::Lease::forget) leave the name to
         /// expire, as ever, even if that is earlier. On ZooKeeper this process keeps the name closed, for as long as it lives
         /// and the manager is open. At most 365 days; a longer one is reported by the first attempt to lock. See

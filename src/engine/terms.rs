@@ -69,7 +69,7 @@ impl Core {
         self.timing.ttl.saturating_add(delay).min(LONGEST_TTL)
     }
 
-    /// Returns the terms of a hold that begins now; `None` for most.
+    /// Returns the terms of a hold that begins now; `None` for most. Its `min_hold` begins with the lease.
     pub(super) fn terms(
         &self,
         options: &Options,
@@ -78,12 +78,11 @@ impl Core {
     ) -> Option<Box<Terms>> {
         let stall = options.stall_after().or(self.settings.stall_after);
         let warn = options.warn_held().or(self.settings.warn_held);
-        let (min_hold, delay) = (options.min_hold(), options.lock_delay());
-        if stall.is_none() && warn.is_none() && min_hold.is_none() && delay.is_zero() {
+        let delay = options.lock_delay();
+        if stall.is_none() && warn.is_none() && delay.is_zero() {
             return None;
         }
         Some(Box::new(Terms {
-            min_until: min_hold.map(|min| now + min),
             delay,
             stall: stall.map(|longest| (longest, now)),
             warn_at: warn.map(|after| now + after),

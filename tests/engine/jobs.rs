@@ -318,6 +318,39 @@ async fn min_hold_keeps_the_name_closed_however_the_lease_ends() {
     }
 }
 
+/// The store grants the name, and the call ends without a lease.
+#[tokio::test(start_paused = true)]
+async fn min_hold_of_a_grant_that_no_caller_gets_is_none() {
+    for how in ["closed", "dropped", "late"] {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire));
+        let mut lock = setup.leases.lock("n").min_hold(MIN);
+        let mut locking = Box::pin(lock.lock_timeout(T));
+        assert!(poll_once(locking.as_mut()).await.is_pending());
+        assert!(!opens(&setup).await, "{how}: it is granted");
+        if how == "late" {
+            sleep(T * 9 / 10).await;
+        }
+        setup.faults.heal();
+        match how {
+            "closed" => {
+                let mut closing = Box::pin(setup.leases.close());
+                assert!(poll_once(closing.as_mut()).await.is_pending());
+                assert_eq!(failed(locking.await), ErrorKind::Closed);
+                closing.await.unwrap();
+            }
+            "dropped" => drop(locking),
+            _ => {
+                // The grant is undone, and it asks once more.
+                setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire));
+                assert_eq!(failed(locking.await), ErrorKind::Unavailable);
+            }
+        }
+        sleep(ATTEMPT).await;
+        assert!(opens(&setup).await, "{how}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn min_hold_that_has_passed_costs_nothing() {
     let setup = Setup::new();

@@ -282,6 +282,69 @@ async fn call_dropped_at_each_poll_leaves_nothing() {
     }
 }
 
+const MIN: Duration = Duration::from_secs(3600);
+
+#[tokio::test(start_paused = true)]
+async fn set_that_is_refused_begins_no_min_hold() {
+    let setup = Setup::new();
+    let set = || both(&setup.leases).min_hold(MIN);
+    for (taken, free) in [("a", "b"), ("b", "a")] {
+        let elsewhere = setup.held_elsewhere(taken).await;
+        assert!(set().try_lock().await.unwrap().is_none());
+        settle().await;
+        assert_eq!(setup.recorded(free).await, None);
+        // Long enough for all its ways to ask.
+        assert!(set().lock_timeout(T).await.unwrap().is_none());
+        settle().await;
+        assert_eq!(setup.recorded(free).await, None);
+        elsewhere.unlock().await.unwrap();
+    }
+    setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire).name("b"));
+    assert_eq!(failed(set().try_lock().await), ErrorKind::Unavailable);
+    settle().await;
+    assert_eq!(setup.recorded("a").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_whose_call_is_dropped_begins_no_min_hold() {
+    for polls in 0.. {
+        let setup = Setup::new();
+        let mut elsewhere = Some(setup.held_elsewhere("b").await);
+        let mut lock = both(&setup.leases).min_hold(MIN);
+        let mut call = Box::pin(lock.lock());
+        for poll in 0..polls {
+            if poll == 10 {
+                elsewhere.take().unwrap().unlock().await.unwrap();
+            }
+            if poll_once(call.as_mut()).await.is_ready() {
+                return;
+            }
+            settle().await;
+        }
+        drop((call, elsewhere));
+        settle().await;
+        assert_eq!(held(&setup).await, [false; 2], "after {polls} polls");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn min_hold_of_a_set_begins_when_the_caller_gets_it() {
+    // The second name is waited for while nothing else is held, or while the first one is.
+    for waited in [MOMENT * 100, T / 2] {
+        let setup = Setup::new();
+        let elsewhere = setup.held_elsewhere("b").await;
+        let mut lock = both(&setup.leases).min_hold(MIN);
+        let waiting = tokio::spawn(async move { lock.lock().await.unwrap().unlock().await });
+        sleep(waited).await;
+        elsewhere.unlock().await.unwrap();
+        waiting.await.unwrap().unwrap();
+        sleep(MIN - MOMENT * 10).await;
+        assert_eq!(held(&setup).await, [true; 2], "closed");
+        sleep(MOMENT * 10).await;
+        assert_eq!(held(&setup).await, [false; 2]);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn closing_ends_the_wait_and_the_lease() {
     let setup = Setup::new();

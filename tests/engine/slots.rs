@@ -177,3 +177,23 @@ async fn silent_store_has_no_slot_taken() {
         }
     }
 }
+
+/// It waits for all of them, and all are handed to it at once.
+#[tokio::test(start_paused = true)]
+async fn min_hold_closes_no_slot_but_the_one_taken() {
+    let setup = Setup::new();
+    let slots = setup.leases.slots("s", 4);
+    let all = taken(&slots, 4).await;
+    let waiting = slots.clone().min_hold(T);
+    let waiter = tokio::spawn(async move { waiting.take().await.unwrap() });
+    settle().await;
+    drop(all);
+    let slot = waiter.await.unwrap();
+    settle().await;
+    for index in (0..4).filter(|index| *index != slot.index()) {
+        assert_eq!(setup.recorded(&format!("s#{index}")).await, None, "{index}");
+    }
+    let name = slot.name().to_owned();
+    slot.unlock().await.unwrap();
+    assert_eq!(setup.recorded(&name).await, Some(0), "closed");
+}

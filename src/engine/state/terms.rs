@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The terms of a hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Terms {
-    /// The end of `min_hold`.
+    /// The end of `min_hold`; `None` before its caller has the lease.
     pub(crate) min_until: Option<Instant>,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
@@ -30,6 +30,11 @@ pub(crate) struct Terms {
 impl State {
     pub(in crate::engine) fn set_terms(&mut self, terms: Option<Box<Terms>>) {
         self.terms = terms;
+    }
+
+    /// Begins `min_hold`, which ends at `until`, unless an earlier lease of the hold has begun it.
+    pub(in crate::engine) fn begin_min_hold(&mut self, until: Instant) {
+        self.terms.get_or_insert_default().min_until.get_or_insert(until);
     }
 
     /// Returns the time for which the store keeps the name closed beyond T.

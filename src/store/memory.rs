@@ -274,7 +274,6 @@ impl State {
         // However long they are to be kept: from then on the clock does as well.
         let now = micros(now);
         self.fences.retain(|_, last| *last >= now);
-        self.inboxes.retain(|_, inbox| !inbox.is_closed());
         self.sweep_at = 2 * self.names();
     }
 
@@ -374,6 +373,21 @@ mod tests {
         take_many(&mut state, 1_535..1_536, at(3_500));
         // What was to live until 3.5 s is dead at 3.5 s.
         assert_eq!(count(&state), (1, 1));
+    }
+
+    #[test]
+    fn inbox_goes_with_its_manager_and_a_newer_one_stays() {
+        let store = MemoryStore::new();
+        let inboxes = || store.lock().inboxes.len();
+        let manager = Uuid::from_u128(1);
+        let first = store.inbox(manager);
+        let second = store.inbox(manager);
+        let other = store.inbox(Uuid::from_u128(2));
+        assert_eq!(inboxes(), 2);
+        drop(first);
+        assert_eq!(inboxes(), 2);
+        drop((second, other));
+        assert_eq!(inboxes(), 0);
     }
 
     /// Several managers may be on one store, also without a clone of it.

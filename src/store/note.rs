@@ -170,6 +170,7 @@ impl Hint {
 /// The inbox of a manager: hints about its holds. Dropping it ends the subscription.
 #[derive(Debug)]
 pub struct Inbox {
+    /// Dropped first: the subscription finds its sender closed.
     hints: mpsc::Receiver<Hint>,
     _subscription: Box<dyn Any + Send + Sync>,
 }

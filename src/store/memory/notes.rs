@@ -1,13 +1,15 @@
 //! Steals, wishes and notes.
 
-use super::{Entry, State};
+use super::{Entry, MemoryStore, State};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::note::NOTE_KEPT;
 use crate::store::{
-    Absence, Acquired, Act, ForceRelease, Hint, HolderId, Name, Note, ReadNote, Steal, Want,
+    Absence, Acquired, Act, ForceRelease, Hint, HolderId, InboxSender, Name, Note, ReadNote, Steal,
+    Want,
 };
 use std::time::SystemTime;
+use uuid::Uuid;
 
 /// A note, and the holders for which it was left.
 #[derive(Debug)]
@@ -17,6 +19,22 @@ pub(super) struct Left {
     /// The new holder of a steal.
     to: Option<HolderId>,
     expires: Instant,
+}
+
+/// Removes the inbox of a manager when it is dropped.
+pub(super) struct InboxGuard {
+    pub(super) store: MemoryStore,
+    pub(super) manager: Uuid,
+}
+
+impl Drop for InboxGuard {
+    fn drop(&mut self) {
+        let mut state = self.store.lock();
+        // The manager may have a newer one.
+        if state.inboxes.get(&self.manager).is_some_and(InboxSender::is_closed) {
+            state.inboxes.remove(&self.manager);
+        }
+    }
 }
 
 impl Left {

@@ -1,6 +1,7 @@
 //! The contract of a store, in memory: each operation is one step of the state.
 
 use super::MemoryStore;
+use super::notes::InboxGuard;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::store::{
@@ -142,7 +143,7 @@ impl Store for MemoryStore {
     }
 
     fn inbox(&self, manager: Uuid) -> Option<Inbox> {
-        let (sender, inbox) = Inbox::new(());
+        let (sender, inbox) = Inbox::new(InboxGuard { store: self.clone(), manager });
         self.lock().inboxes.insert(manager, sender);
         Some(inbox)
     }

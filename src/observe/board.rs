@@ -60,7 +60,7 @@ pub(crate) struct Told(Vec<Rest>);
 
 enum Rest {
     Wake(Waker),
-    Drop { _event: Event },
+    Drop { event: Event },
 }
 
 impl Told {
@@ -71,11 +71,24 @@ impl Told {
             return;
         }
         for rest in self.0 {
-            if let Rest::Wake(waker) = rest {
-                // The panic hook has reported a panic already.
-                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-            }
+            // The panic hook has reported a panic already.
+            let _ = catch_unwind(AssertUnwindSafe(|| match rest {
+                Rest::Wake(waker) => waker.wake(),
+                Rest::Drop { event } => drop(event),
+            }));
         }
+    }
+}
+
+/// Drops events, each by itself: a user's error in one may panic, and a second panic of one unwinding ends the process.
+pub(super) fn drop_each(events: &mut VecDeque<Event>) {
+    while !events.is_empty() {
+        // The panic hook has reported a panic already.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            while let Some(event) = events.pop_front() {
+                drop(event);
+            }
+        }));
     }
 }
 
@@ -110,7 +123,7 @@ impl Board {
             if queue.events.len() >= queue.capacity {
                 // Most events are dropped here: to keep them for later costs an allocation each.
                 let oldest = queue.events.pop_front().filter(Event::has_error);
-                told.0.extend(oldest.map(|event| Rest::Drop { _event: event }));
+                told.0.extend(oldest.map(|event| Rest::Drop { event }));
                 queue.dropped += 1;
             }
             queue.events.push_back(own);
@@ -148,7 +161,9 @@ impl Board {
             self.measured.store(false, Ordering::Relaxed);
         }
         drop(queues);
-        drop(removed);
+        if let Some(mut queue) = removed {
+            drop_each(&mut queue.events);
+        }
         self.removed.notify_waiters();
     }
 

@@ -1,6 +1,6 @@
 //! Observers, and the thread that calls each of them.
 
-use super::board::{Board, Taken};
+use super::board::{Board, Taken, drop_each};
 use super::event::Event;
 #[cfg(doc)]
 use super::event::EventKind;
@@ -128,7 +128,7 @@ fn watch(board: &Board, id: u64, observer: &dyn Observer) {
                 while rest.len() > 0 {
                     quietly(|| rest.by_ref().for_each(|event| observer.event(event)));
                 }
-                quietly(|| events.clear());
+                drop_each(&mut events);
                 empty = events;
                 thread::sleep(GATHER);
             }

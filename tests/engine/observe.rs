@@ -406,6 +406,52 @@ async fn observer_that_panics_misses_only_that_event() {
     }
 }
 
+/// An error whose drop on the thread of an observer says so, and panics.
+#[derive(Debug)]
+struct PanicsAtItsEnd(Sender<()>);
+
+impl std::fmt::Display for PanicsAtItsEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a bug")
+    }
+}
+
+impl std::error::Error for PanicsAtItsEnd {}
+
+impl Drop for PanicsAtItsEnd {
+    fn drop(&mut self) {
+        if std::thread::current().name() == Some("leasehold-events") {
+            let _ = self.0.send(());
+            panic!("of the error");
+        }
+    }
+}
+
+/// Two panics of one unwinding would end the process.
+#[tokio::test(start_paused = true)]
+async fn events_whose_errors_panic_at_their_end_harm_nothing() {
+    let (resume, blocked) = mpsc::channel::<()>();
+    let blocked = Mutex::new(blocked);
+    let (setup, seen) = observed(move |_| {
+        let _ = blocked.lock().unwrap().recv();
+    });
+    let lease = setup.leases.lock("n").lock().await.unwrap();
+    assert_eq!(seen.recv_timeout(LIMIT).unwrap(), "granted by Store");
+    // The observer is blocked, so that it gets the rest at once, and is the last to have the errors.
+    let (ended, ends) = mpsc::channel();
+    for _ in 0..3 {
+        let error = unavailable().with_source(PanicsAtItsEnd(ended.clone()));
+        setup.faults.add(Rule::new(Fault::Fail(error)).on(Call::Acquire).times(1));
+        assert!(setup.leases.lock("m").try_lock().await.is_err());
+    }
+    setup.faults.heal();
+    drop(resume);
+    (0..3).for_each(|_| ends.recv_timeout(LIMIT).unwrap());
+    lease.unlock().await.unwrap();
+    while seen.recv_timeout(LIMIT).unwrap() != "Released" {}
+    setup.leases.close().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn observer_that_blocks_delays_no_lease_and_no_token() {
     let (resume, blocked) = mpsc::channel::<()>();

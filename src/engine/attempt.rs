@@ -4,7 +4,7 @@
 //! Drop submits the request, still in flight, to the engine as a [`Job`]. It never spawns and never
 //! blocks, so it works inside and outside a runtime.
 
-use super::ask::caught;
+use super::ask::{caught, in_time};
 use super::core::Core;
 use super::hold::Hold;
 use super::job::{Job, Sweep};
@@ -25,6 +25,8 @@ pub(crate) struct Attempt<'a> {
     flight: Option<StoreFuture<Acquired>>,
     /// When it was sent, or taken over.
     since: Instant,
+    /// True if another flow has sent it.
+    taken_over: bool,
     /// Through which another flow can take it over.
     question: Option<Arc<Question>>,
 }
@@ -32,7 +34,7 @@ pub(crate) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     pub(crate) fn new(core: &'a Arc<Core>, target: Target, holder: HolderId) -> Self {
         let (sweep, since) = (Sweep::new(target, holder), Instant::ZERO);
-        Self { core, sweep, flight: None, since, question: None }
+        Self { core, sweep, flight: None, since, taken_over: false, question: None }
     }
 
     /// Takes over a request that another future has sent.
@@ -42,7 +44,8 @@ impl<'a> Attempt<'a> {
         verdict: StoreFuture<Acquired>,
     ) -> Self {
         let (since, question) = (core.now(), None);
-        Self { core, sweep, flight: Some(core.bounded(verdict, since)), since, question }
+        let flight = Some(core.bounded(verdict, since));
+        Self { core, sweep, flight, since, taken_over: false, question }
     }
 
     /// Takes over the request of a flow that waits for it no more, if it asks for the same. Returns whether it does.
@@ -54,7 +57,7 @@ impl<'a> Attempt<'a> {
     ) -> bool {
         self.sweep.delay = ttl.saturating_sub(self.core.timing.ttl);
         let Some((sweep, verdict)) = left.take(&self.sweep) else { return false };
-        (self.sweep, self.flight) = (sweep, Some(verdict));
+        (self.sweep, self.flight, self.taken_over) = (sweep, Some(verdict), true);
         (self.since, self.question) = (self.core.now(), Some(question));
         true
     }
@@ -80,7 +83,13 @@ impl<'a> Attempt<'a> {
 
     /// Waits for the request in flight.
     pub(super) async fn land(&mut self) -> Result<Acquired> {
-        let verdict = land(&mut self.flight).await;
+        let verdict = if std::mem::take(&mut self.taken_over) {
+            // Bounded here and not in the request, which may be taken over many times.
+            in_time(self.core.timing.attempt * 2, land(&mut self.flight)).await
+        } else {
+            land(&mut self.flight).await
+        };
+        self.flight = None;
         if let Some(question) = self.question.take() {
             question.answered(match verdict {
                 Ok(Acquired::Held { remaining }) => {

@@ -103,6 +103,31 @@ fn panic_that_unwinds_the_engines_runtime_closes_nothing() {
     });
 }
 
+/// The next flow takes over its request, whose timer never fires.
+#[test]
+fn permit_request_of_a_runtime_that_stands_still_is_asked_again() {
+    let first = Runtimes::new_current_thread().enable_all().build().expect("a runtime");
+    let second = runtime();
+    let setup = second.block_on(async { Setup::with(LeaseManager::builder().ttl(T)) });
+    let pool = |leases: &LeaseManager| leases.semaphore("pool", 2);
+    let (own, theirs) = second.block_on(async {
+        let own = pool(&setup.leases).acquire().await.unwrap();
+        (own, pool(&setup.other()).acquire().await.unwrap())
+    });
+    setup.faults.add(Rule::new(Fault::Delay(T * 2)).on(Call::Acquire).times(1));
+    let semaphores = [pool(&setup.leases), pool(&setup.leases)];
+    let mut asking = Box::pin(semaphores[0].acquire());
+    assert!(first.block_on(async { poll_once(asking.as_mut()).await.is_pending() }));
+    let mut waiting = Box::pin(semaphores[1].acquire());
+    assert!(second.block_on(async { poll_once(waiting.as_mut()).await.is_pending() }));
+    second.block_on(own.unlock()).unwrap();
+    let handed_off = first.block_on(asking).unwrap();
+    second.block_on(theirs.unlock()).unwrap();
+    let granted = second.block_on(async { timeout(LONG, waiting).await });
+    granted.expect("in time").unwrap().check().unwrap();
+    drop(handed_off);
+}
+
 struct Bomb;
 
 impl Wake for Bomb {

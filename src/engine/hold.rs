@@ -6,6 +6,7 @@ use super::options::Options;
 use super::seat::Seat;
 use super::share::{Share, Shares};
 use super::state::{Next, Op, Phase, State};
+use super::timing::Timing;
 use super::wake::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
@@ -307,11 +308,11 @@ impl Hold {
 
     /// Returns the next operation for the store, and the mark that it leaves, if it is a release. After [`Next::Op`],
     /// [`Hold::flushed`] must follow.
-    pub(super) fn next_op(&self, now: Instant) -> (Next, Option<Keep>) {
+    pub(super) fn next_op(&self, timing: &Timing, now: Instant) -> (Next, Option<Keep>) {
         // The change wakes no task and moves no time, so it needs no `update`.
         let state = &mut self.lock().state;
-        let next = state.next_op(now);
-        let mark = if next == Next::Op(Op::Release) { state.mark(now) } else { None };
+        let next = state.next_op(timing, now);
+        let mark = if next == Next::Op(Op::Release) { state.mark(timing, now) } else { None };
         (next, mark)
     }
 }

@@ -247,7 +247,7 @@ impl Hold {
     /// Begins the `min_hold` of its handle, if it has one: the caller has got the lease.
     pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Core) {
         if let Some(min_hold) = self.options.min_hold() {
-            self.lock().state.begin_min_hold(core.now() + min_hold);
+            self.lock().state.begin_min_hold(core.now() + min_hold, core.can.keeps);
         }
     }
 

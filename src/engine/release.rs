@@ -46,20 +46,19 @@ impl Flush<'_> {
         };
         let Flush { core, hold, .. } = self;
         let is_last = op == Op::Release;
-        let keep = mark.filter(|_| core.can.keeps);
         // While the name is closed, no waiter needs a place.
-        let place = if is_last && keep.is_none() { core.next_place(hold) } else { None };
+        let place = if is_last && mark.is_none() { core.next_place(hold) } else { None };
         self.placed |= place.is_some_and(|place| !place.kept.is_zero());
         let request = Release::new(hold.target(), hold.holder, count, core.timing.attempt)
             .with_place(place)
-            .with_keep(keep);
+            .with_keep(mark);
         self.flight = Some((op, self.core.release(request)));
     }
 
     /// Sends the next operation and returns its result; `None` when the store is up to date.
     async fn step(&mut self) -> Option<Result<()>> {
         while self.flight.is_none() {
-            let (next, mark) = self.hold.next_op(self.now);
+            let (next, mark) = self.hold.next_op(&self.core.timing, self.now);
             match next {
                 Next::Op(op) => self.start(op, mark),
                 Next::Busy => {

@@ -319,7 +319,7 @@ impl State {
         {
             self.end();
         }
-        self.keep_delay(now);
+        self.keep_delay(timing, now);
         if let Phase::Lost(_) = self.phase {
             let due = self.owed.is_some_and(|at| at <= now || self.live == 0) && !self.is_queued();
             if due {
@@ -572,9 +572,9 @@ mod tests {
         verdict(&mut state, 900, attempt, 700, Ok(None));
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
-        assert_eq!(state.next_op(at(950)), Next::Nothing, "the lease is alive");
+        assert_eq!(state.next_op(&timing(), at(950)), Next::Nothing, "the lease is alive");
         assert_eq!(state.tick(&timing(), at(988)), Due::Flush);
-        assert_eq!(state.next_op(at(988)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(&timing(), at(988)), Next::Op(Op::Release));
     }
 
     #[test]
@@ -583,12 +583,12 @@ mod tests {
         assert_eq!(state.leave(&timing(), at(10)), Phase::Held);
         assert_eq!(state.phase(), Phase::Releasing);
         assert_eq!(state.reenter(&timing(), at(11)), Reentry::Over);
-        assert_eq!(state.next_op(at(11)), Next::Op(Op::Release));
-        assert_eq!(state.next_op(at(11)), Next::Busy);
+        assert_eq!(state.next_op(&timing(), at(11)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(&timing(), at(11)), Next::Busy);
         assert!(!state.is_over());
         state.flushed(&timing(), at(12), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
-        assert_eq!(state.next_op(at(13)), Next::Nothing);
+        assert_eq!(state.next_op(&timing(), at(13)), Next::Nothing);
     }
 
     #[test]
@@ -598,11 +598,15 @@ mod tests {
         assert_eq!(state.reenter(&timing(), at(10)), Reentry::Busy);
         let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
         state.reentered(&timing(), at(11), 0.0, granted, true).unwrap();
-        assert_eq!((state.live(), state.next_op(at(12))), (2, Next::Nothing));
+        assert_eq!((state.live(), state.next_op(&timing(), at(12))), (2, Next::Nothing));
         state.leave(&timing(), at(13));
-        assert_eq!(state.next_op(at(14)), Next::Op(Op::Record(1)));
+        assert_eq!(state.next_op(&timing(), at(14)), Next::Op(Op::Record(1)));
         state.flushed(&timing(), at(15), Op::Record(1), Err(unavailable())).unwrap();
-        assert_eq!(state.next_op(at(16)), Next::Nothing, "a rejected record is not retried");
+        assert_eq!(
+            state.next_op(&timing(), at(16)),
+            Next::Nothing,
+            "a rejected record is not retried"
+        );
     }
 
     #[test]
@@ -613,7 +617,7 @@ mod tests {
         assert_eq!(state.phase(), Phase::Held);
         let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
         state.reentered(&timing(), at(12), 0.0, granted, true).unwrap();
-        assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
+        assert_eq!((state.live(), state.next_op(&timing(), at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
@@ -624,7 +628,7 @@ mod tests {
         let failed = NestedVerdict::Failed(unavailable());
         assert!(state.reentered(&timing(), at(12), 0.0, failed, true).is_err());
         assert!(state.needs_flush());
-        assert_eq!(state.next_op(at(13)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(&timing(), at(13)), Next::Op(Op::Release));
     }
 
     #[test]
@@ -633,7 +637,7 @@ mod tests {
         state.reenter(&timing(), at(10));
         let granted = NestedVerdict::Granted { sent: at(10), count: 2 };
         state.reentered(&timing(), at(12), 0.0, granted, false).unwrap();
-        assert_eq!((state.live(), state.next_op(at(13))), (1, Next::Op(Op::Record(1))));
+        assert_eq!((state.live(), state.next_op(&timing(), at(13))), (1, Next::Op(Op::Record(1))));
     }
 
     #[test]
@@ -642,12 +646,12 @@ mod tests {
         assert_eq!(state.wake_at(&timing()), Some(at(200)));
         assert_eq!(state.tick(&timing(), at(200)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold));
-        assert_eq!(state.next_op(at(250)), Next::Nothing, "the lease is alive");
+        assert_eq!(state.next_op(&timing(), at(250)), Next::Nothing, "the lease is alive");
         assert_eq!(state.reenter(&timing(), at(250)), Reentry::Lost(Loss::MaxHold));
         assert_eq!(state.wake_at(&timing()), Some(at(300)));
         assert_eq!(state.tick(&timing(), at(300)), Due::Flush);
         assert_eq!(state.tick(&timing(), at(301)), Due::Nothing, "once");
-        assert_eq!(state.next_op(at(301)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(&timing(), at(301)), Next::Op(Op::Release));
         state.flushed(&timing(), at(302), Op::Release, Ok(None)).unwrap();
         assert!(state.is_over());
         assert_eq!(state.phase(), Phase::Lost(Loss::MaxHold), "lost is terminal");
@@ -655,14 +659,18 @@ mod tests {
         let mut state = State::granted(at(0), at(333), None, None);
         state.lose(Loss::Closed, Some(at(150)));
         state.leave(&timing(), at(60));
-        assert_eq!(state.next_op(at(60)), Next::Op(Op::Release), "dropped before the grace");
+        assert_eq!(
+            state.next_op(&timing(), at(60)),
+            Next::Op(Op::Release),
+            "dropped before the grace"
+        );
     }
 
     #[test]
     fn grant_copies_that_may_still_arrive_are_swept() {
         let mut state = State::granted(at(0), at(333), None, Some(at(900)));
         state.leave(&timing(), at(10));
-        state.next_op(at(10));
+        state.next_op(&timing(), at(10));
         state.flushed(&timing(), at(11), Op::Release, Ok(None)).unwrap();
         assert_eq!(state.sweep(&timing(), at(11)), Some((at(11), at(900))));
         assert_eq!(state.sweep(&timing(), at(900)), None);
@@ -681,15 +689,15 @@ mod tests {
         for (now, explained) in [(987, true), (988, false)] {
             let mut state = held();
             state.leave(&timing(), at(10));
-            state.next_op(at(10));
+            state.next_op(&timing(), at(10));
             assert!(state.flushed(&timing(), at(20), Op::Release, Err(unavailable())).is_err());
-            state.next_op(at(30));
+            state.next_op(&timing(), at(30));
             let result = state.flushed(&timing(), at(now), Op::Release, Ok(Some(Absence::Gone)));
             assert_eq!(result.is_ok(), explained);
         }
         let mut state = held();
         state.leave(&timing(), at(10));
-        state.next_op(at(10));
+        state.next_op(&timing(), at(10));
         let result = state.flushed(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone)));
         assert_eq!(result.unwrap_err().loss(), Some(Loss::Gone));
     }
@@ -700,7 +708,7 @@ mod tests {
         state.forget();
         assert!(state.is_over());
         assert_eq!(state.wake_at(&timing()), None);
-        assert_eq!(state.next_op(at(1)), Next::Nothing);
+        assert_eq!(state.next_op(&timing(), at(1)), Next::Nothing);
     }
 
     #[test]
@@ -746,7 +754,7 @@ mod tests {
 
         let mut state = held();
         state.leave(&timing(), at(10));
-        state.next_op(at(10));
+        state.next_op(&timing(), at(10));
         state.flushed(&timing(), at(20), Op::Release, Ok(Some(Absence::Gone))).unwrap_err();
         assert_eq!(state.loss(), Some(Loss::Gone));
     }
@@ -772,7 +780,7 @@ mod tests {
         assert_eq!(state.wake_at(&timing()), Some(at(400)), "not before it could be accepted");
         assert_eq!(state.tick(&timing(), at(399)), Due::Nothing);
         assert_eq!(state.tick(&timing(), at(400)), Due::TakenBack);
-        assert_eq!(state.next_op(at(400)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(&timing(), at(400)), Next::Op(Op::Release));
         assert!(!state.accept(&timing(), at(400), None));
         // After a reconnect it is not sure any more.
         let mut state = held().hand_off(at(0));
@@ -810,20 +818,20 @@ mod tests {
         assert_eq!(state.tick(&timing(), at(888)), Due::Nothing);
         assert_eq!(state.phase(), Phase::Lost(Loss::Expired));
         assert!(state.is_over() && state.is_busy());
-        assert_eq!(state.next_op(at(888)), Next::Nothing);
+        assert_eq!(state.next_op(&timing(), at(888)), Next::Nothing);
     }
 
     #[test]
     fn release_that_is_not_polled_ends_with_the_key() {
         let mut state = held();
         state.leave(&timing(), at(20));
-        assert_eq!(state.next_op(at(20)), Next::Op(Op::Release));
+        assert_eq!(state.next_op(&timing(), at(20)), Next::Op(Op::Release));
         assert_eq!(state.wake_at(&timing()), Some(at(988)));
         assert_eq!(state.tick(&timing(), at(987)), Due::Nothing);
         assert!(!state.is_over());
         assert_eq!(state.tick(&timing(), at(988)), Due::Nothing);
         assert!(state.is_over() && state.is_busy());
-        assert_eq!(state.next_op(at(988)), Next::Nothing);
+        assert_eq!(state.next_op(&timing(), at(988)), Next::Nothing);
         // A release that is owed ends some attempts after its time.
         let mut state = held();
         state.reenter(&timing(), at(10));
@@ -916,7 +924,7 @@ mod tests {
         state.leave(&timing(), at(100));
         assert!(!state.needs_flush());
         state.leave(&timing(), at(100));
-        assert_eq!((state.next_op(at(100)), state.live()), (Next::Op(Op::Release), 0));
+        assert_eq!((state.next_op(&timing(), at(100)), state.live()), (Next::Op(Op::Release), 0));
         assert!(!state.join(&timing(), at(50)), "it is being released");
     }
 

@@ -554,6 +554,62 @@ async fn loss_by_the_process_is_followed_by_the_delay() {
     assert!(opens(&setup).await);
 }
 
+/// A lease that was never renewed, so that the store keeps the name for T and the delay from the grant.
+#[tokio::test(start_paused = true)]
+async fn min_hold_and_lock_delay_do_not_shorten_each_other() {
+    let lost_at = T / 10;
+    for min in [T / 2, T + DELAY - MOMENT * 100, T + DELAY + MOMENT * 100, T * 10] {
+        for (loss, in_use) in [Loss::MaxHold, Loss::Stalled, Loss::Closed]
+            .into_iter()
+            .flat_map(|loss| [(loss, true), (loss, false)])
+        {
+            let what = format!("{loss:?} with {min:?}, in use: {in_use}");
+            let setup = Setup::with(match loss {
+                Loss::MaxHold => LeaseManager::builder().max_hold(lost_at),
+                Loss::Stalled => LeaseManager::builder().stall_after(lost_at),
+                _ => LeaseManager::builder(),
+            });
+            let mut lock = setup.leases.lock("n").min_hold(min).lock_delay(DELAY);
+            let start = Instant::now();
+            let mut lease = Some(lock.lock().await.unwrap());
+            let leases = setup.leases.clone();
+            let closing = (loss == Loss::Closed).then(|| {
+                tokio::spawn(async move {
+                    sleep(lost_at).await;
+                    leases.close().await
+                })
+            });
+            assert_eq!(lease.as_ref().unwrap().lost().await, loss);
+            lease.take_if(|_| !in_use);
+            let longer = min.max(T + DELAY);
+            sleep(longer - start.elapsed() - MOMENT).await;
+            assert!(!opens(&setup).await, "{what}");
+            sleep(T / 5).await;
+            assert!(opens(&setup).await, "{what}");
+            if let Some(closing) = closing {
+                // A mark is a release; one that is left to expire is reported.
+                assert_eq!(closing.await.unwrap().is_ok(), min > D + DELAY, "{what}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_delay_holds_with_a_min_hold_of_the_process() {
+    let memory = MemoryStore::new();
+    let (store, _) = FaultyStore::new(memory.clone());
+    let can = leasehold::store::Capabilities::default().with_own_ttl(true);
+    let builder = LeaseManager::builder().max_hold(T / 10);
+    let leases = builder.build(store.with_capabilities(can)).unwrap();
+    let lease = leases.lock("n").min_hold(T * 10).lock_delay(DELAY).lock().await.unwrap();
+    assert_eq!(lease.lost().await, Loss::MaxHold);
+    drop(lease);
+    sleep(T * 9 / 10 + DELAY - MOMENT).await;
+    assert_eq!(memory.len(), 1);
+    sleep(MOMENT * 2).await;
+    assert!(memory.is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn hold_is_handed_off_to_a_waiter_with_the_same_delay_only() {
     for (delay, handed_off) in [(DELAY, true), (Duration::ZERO, false)] {

@@ -306,8 +306,8 @@ impl State {
     }
 
     /// Returns the next operation for the store. After [`Next::Op`] the verdict must follow.
-    pub(in crate::engine) fn next_op(&mut self, now: Instant) -> Next {
-        self.keep_delay(now);
+    pub(in crate::engine) fn next_op(&mut self, timing: &Timing, now: Instant) -> Next {
+        self.keep_delay(timing, now);
         if self.is_over() {
             return Next::Nothing;
         }
@@ -381,7 +381,7 @@ impl State {
         timing: &Timing,
         now: Instant,
     ) -> Option<(Instant, Instant)> {
-        if self.leaves_to_expire(now) {
+        if self.leaves_to_expire(timing, now) {
             return None;
         }
         let until = self.unsure_until.filter(|until| *until > now)?;

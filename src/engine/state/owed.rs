@@ -31,7 +31,7 @@ impl State {
     pub(super) fn owe_late(&mut self, timing: &Timing, sent: Instant, now: Instant) {
         if matches!(self.phase, Phase::Lost(_))
             && self.owed.is_none()
-            && !self.leaves_to_expire(now)
+            && !self.leaves_to_expire(timing, now)
         {
             self.owed = Some(self.deadline(timing).max(now));
             self.set_queued(false);

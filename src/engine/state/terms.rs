@@ -13,6 +13,8 @@ use std::time::Duration;
 pub(crate) struct Terms {
     /// The end of `min_hold`; `None` before its caller has the lease.
     pub(crate) min_until: Option<Instant>,
+    /// Whether the store can keep the name closed until then.
+    pub(crate) keeps: bool,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
     /// The longest time between two reports of progress, and the time of the last one.
@@ -33,8 +35,10 @@ impl State {
     }
 
     /// Begins `min_hold`, which ends at `until`, unless an earlier lease of the hold has begun it.
-    pub(in crate::engine) fn begin_min_hold(&mut self, until: Instant) {
-        self.terms.get_or_insert_default().min_until.get_or_insert(until);
+    pub(in crate::engine) fn begin_min_hold(&mut self, until: Instant, keeps: bool) {
+        let terms = self.terms.get_or_insert_default();
+        terms.min_until.get_or_insert(until);
+        terms.keeps = keeps;
     }
 
     /// Returns the time for which the store keeps the name closed beyond T.
@@ -56,21 +60,29 @@ impl State {
     }
 
     /// Returns the mark that a release at `now` leaves.
-    pub(in crate::engine) fn mark(&self, now: Instant) -> Option<Keep> {
-        let terms = self.terms.as_ref()?;
-        let left = terms.min_until.map(|until| until.saturating_duration_since(now));
+    pub(in crate::engine) fn mark(&self, timing: &Timing, now: Instant) -> Option<Keep> {
+        let done = self.terms.as_ref().and_then(|terms| terms.done);
         // The store counts whole milliseconds; the name must not open earlier.
         let whole =
             |left: Duration| Duration::from_millis(left.as_nanos().div_ceil(1_000_000) as u64);
-        let left = left.map(whole).filter(|left| !left.is_zero());
-        // After a loss the delay is in force, too.
-        let lost = matches!(self.phase, Phase::Lost(_));
-        let left = left.map(|left| if lost { left.max(terms.delay) } else { left });
-        match (terms.done, left) {
+        match (done, self.min_left(timing, now).map(whole)) {
             (Some(done), left) => Some(Keep::new(Mark::Done, done.max(left.unwrap_or_default()))),
             (None, Some(left)) => Some(Keep::new(Mark::Kept, left)),
             (None, None) => None,
         }
+    }
+
+    /// Returns for how long a release at `now` keeps the name closed for `min_hold`; `None` if it does not.
+    fn min_left(&self, timing: &Timing, now: Instant) -> Option<Duration> {
+        let terms = self.terms.as_ref().filter(|terms| terms.keeps)?;
+        let until = terms.min_until.filter(|until| *until > now)?;
+        let left = until.saturating_duration_since(now);
+        if terms.delay.is_zero() || !matches!(self.phase, Phase::Lost(_)) {
+            return Some(left);
+        }
+        // The delay is in force, too. A name that is left to expire stays closed until then at least.
+        let expires = self.deadline(timing) + terms.delay;
+        (until > expires).then(|| left.max(timing.ttl + terms.delay))
     }
 
     /// Returns whether the terms allow that the next local waiter gets the hold.
@@ -126,14 +138,10 @@ impl State {
         terms.began
     }
 
-    /// Gives up a release that is owed, if only a clean release ends the delay: with the last lease, or at the end of the grace.
-    pub(super) fn keep_delay(&mut self, now: Instant) {
-        let due = match self.owed {
-            Some(at) if self.live > 0 => at <= now,
-            Some(_) => self.leaves_to_expire(now),
-            None => false,
-        };
-        if due && matches!(self.phase, Phase::Lost(_)) && !self.delay().is_zero() {
+    /// Gives up a release that is owed, if the name is left to expire: with the last lease, or at the end of the grace.
+    pub(super) fn keep_delay(&mut self, timing: &Timing, now: Instant) {
+        let due = self.owed.is_some_and(|at| self.live == 0 || at <= now);
+        if due && self.leaves_to_expire(timing, now) {
             self.owed = None;
             let message = "the lease was lost while it was in use, so its name stays closed for its lock delay";
             self.release_error = Some(Error::new(ErrorKind::Unavailable, message));
@@ -141,11 +149,13 @@ impl State {
     }
 
     /// Returns whether a lost hold is left to expire, so that its delay is in force. A release that leaves a mark keeps the
-    /// name closed by itself.
-    pub(super) fn leaves_to_expire(&self, now: Instant) -> bool {
+    /// name closed by itself, and for longer.
+    pub(super) fn leaves_to_expire(&self, timing: &Timing, now: Instant) -> bool {
         let left = match self.phase {
             Phase::Lost(Loss::Expired) => true,
-            Phase::Lost(Loss::MaxHold | Loss::Stalled | Loss::Closed) => self.mark(now).is_none(),
+            Phase::Lost(Loss::MaxHold | Loss::Stalled | Loss::Closed) => {
+                self.mark(timing, now).is_none()
+            }
             // The key is not there, or is to be deleted by force.
             _ => false,
         };

@@ -130,7 +130,8 @@ impl Candidate {
     /// the call. When the leadership is lost, `body` is dropped at once, at its current await, and only then the candidate
     /// stands again. What begins with leadership belongs into the body, as values that end with it; tasks that it has spawned
     /// get the [`cancellation_token`](crate::Lease::cancellation_token). Where `lead` itself runs in a spawned task, write
-    /// `async move |me|`: the compiler accepts no body there that borrows from the task.
+    /// `async move |me|`, and let the body capture owned values, such as a `String` or an `Arc`: the compiler accepts no body there
+    /// that captures a reference, not even a `&'static str`.
     ///
     /// **It never ends by itself**: an outage, a lost lease, a refusal of the store lead to another campaign, after a
     /// pause. It ends if the body breaks, by [`until`](Self::until), when the manager is closed, or when it is dropped.

@@ -34,6 +34,8 @@ const CAPACITY: usize = 100_000;
 /// [`guarded_writes`](crate::guide::guarded_writes). It puts no order between requests that are at work at the same time,
 /// and it remembers [so many keys](FenceGuard::capacity): the least used are forgotten.
 ///
+/// Each spelling is a key of its own: if `/stock/42` and `/stock/042` lead to the same row, make the key of the parsed value.
+///
 /// ```
 /// use http::Request;
 /// use leasehold::tower::FenceGuard;

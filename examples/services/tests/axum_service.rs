@@ -77,6 +77,10 @@ async fn order_is_shipped_by_one_replica_at_a_time() -> Result {
     assert_eq!(shipped.len() + busy, 20, "each has a fence of its own");
     // Such a name is no order, and reaches no other lock.
     assert_eq!(http(&one.address, "POST", "/orders/{/ship").await?.0, 400);
+    for spelling in ["007", "+7", "%37"] {
+        let path = format!("/orders/{spelling}/ship");
+        assert_eq!(http(&one.address, "POST", &path).await?.0, 404, "{path} has another lock");
+    }
     Ok(())
 }
 

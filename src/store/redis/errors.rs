@@ -9,7 +9,7 @@ use fred::error::ErrorKind as Kind;
 const NOT_CONNECTED: &str = "leasehold: no connection. ";
 
 /// The message of the error of such a call.
-const NOTHING_SENT: &str = "there is no connection to the server; nothing was sent";
+const NOTHING_SENT: &str = "there is no connection to the server; the last request was not sent";
 
 pub(super) fn unsent(why: Option<&Failure>) -> Failure {
     let (kind, text) = why.map_or((Kind::Routing, ""), |why| (why.kind().clone(), why.details()));
@@ -130,7 +130,7 @@ mod tests {
                 Fate::Unknown,
                 "connection was lost",
             ),
-            (Kind::Routing, NOT_CONNECTED, Unavailable, Fate::NotExecuted, "nothing was sent"),
+            (Kind::Routing, NOT_CONNECTED, Unavailable, Fate::NotExecuted, "was not sent"),
         ] {
             let error = sort(kind.clone(), text);
             assert_eq!((error.kind(), error.fate()), (sorted, fate), "{kind:?} {text}");

@@ -143,7 +143,10 @@ pub(super) fn classify(text: &str) -> Error {
             "the server wants a password; put it into the URL after a colon: redis://:password@host",
         ),
         "WRONGPASS" => (Denied, WRONG_USER),
-        "NOPERM" => (Denied, "the user lacks a permission; leasehold::guide::redis lists them"),
+        "NOPERM" => (
+            Denied,
+            "the user lacks a permission; leasehold::guide::redis lists them, and its key patterns must cover the prefix",
+        ),
         // The scripts name a key beside the lock; the server names none.
         "WRONGTYPE" if text.starts_with("WRONGTYPE the key ") => {
             (WrongType, "a key beside the lock is no key of leasehold; it was left untouched")

@@ -71,11 +71,18 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
 }
 
 // The text of fred may echo the URL.
-const UNREADABLE: &str = "the URL cannot be parsed; write redis://user:password@host:6379/0 and percent-encode odd characters";
+const UNREADABLE: &str = "the URL cannot be parsed; write redis://user:password@host:6379/0, with a port below 65536, and percent-encode odd characters";
+
+/// The advice for several hosts in one URL.
+const SEVERAL: &str = "a redis URL has one host; write redis://a,redis://b,redis://c for a quorum, or redis-cluster:// or redis-sentinel:// with ?node= for others";
 
 fn parse_single(scheme: &str, rest: &str, query: &str) -> Result<Config> {
     if let Some(key) = keys(query).next() {
         return Err(unknown_key(key, "put the database into the path, as in redis://host:6379/3"));
+    }
+    // Behind the user and the password, which may have any character.
+    if rest.rsplit('@').next().is_some_and(|hosts| hosts.contains(',')) {
+        return Err(Error::invalid(SEVERAL));
     }
     let database = database_of(rest)?;
     let mut config = Config::from_url_centralized(&format!("{scheme}://{rest}"))
@@ -283,6 +290,8 @@ mod tests {
             ("redis://", "cannot be parsed"),
             ("redis://u:hunter2@:99999", "cannot be parsed"),
             ("redis://u:hunter2@host:port", "cannot be parsed"),
+            ("redis://u:hunter2@a,b,c", "has one host"),
+            ("redis://a:1,b:2,c:3", "has one host"),
             ("redis://host/x", "database is not a number"),
             ("redis://host/256", "database is not a number"),
             ("redis://host/+3", "database is not a number"),

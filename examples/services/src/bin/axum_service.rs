@@ -65,12 +65,19 @@ fn router(app: App) -> Router {
 }
 
 /// Ships an order. If the lease is lost, this future is dropped at its await, and the client gets 503.
-async fn ship(Path(id): Path<u64>, Extension(lease): Extension<RequestLease>) -> String {
+async fn ship(
+    Path(id): Path<u64>,
+    Extension(lease): Extension<RequestLease>,
+) -> std::result::Result<String, StatusCode> {
+    // Another spelling of the id, such as 042 or %34%32, is another key.
+    if lease.name() != format!("order:{id}") {
+        return Err(StatusCode::NOT_FOUND);
+    }
     let began = Instant::now();
     sleep(Duration::from_millis(100)).await; // the carrier takes its time
     // UPDATE orders SET shipped = true, fence = $fence WHERE id = $id AND fence <= $fence
-    let fence = lease.fence().unwrap_or(0);
-    format!("order {id} shipped in {:.0?}, fencing token {fence}\n", began.elapsed())
+    let fence = lease.fence().ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;
+    Ok(format!("order {id} shipped in {:.0?}, fencing token {fence}\n", began.elapsed()))
 }
 
 async fn leader(State(app): State<App>) -> String {

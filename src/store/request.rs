@@ -82,7 +82,7 @@ impl Place {
     /// Returns the error of a store that keeps no places for exclusive locks. Nothing was executed.
     #[must_use]
     pub fn unsupported() -> Error {
-        let message = "the store has no line that can be asked about, or no order between the waiters of several processes; use one Redis server or cluster";
+        let message = "the store has no line to show, or no order between the waiters of several processes; use `lock`, or one Redis server or cluster";
         Error::new(ErrorKind::Unsupported, message)
     }
 }

@@ -172,13 +172,14 @@ impl Job {
         let mut polling = Polling::new(core, name, self.wait);
         let mut last = None;
         loop {
+            let asked = core.now();
             match self.ask(name, caller).await {
                 Ok(entered) if entered.is_final() || polling.is_over() => return Ok(entered),
                 Ok(entered) => {
                     last = Some(entered);
                     polling.refused().await?;
                 }
-                Err(error) => match (polling.failed(error).await, last.take()) {
+                Err(error) => match (polling.failed(error, asked).await, last.take()) {
                     (Ok(()), known) => last = known,
                     // Only the end of the wait brought no answer.
                     (Err(error), Some(known)) if error.is_unavailable() && !polling.is_silent() => {

@@ -1,5 +1,6 @@
 //! Numbered leases: one of n names, whichever is free.
 
+use crate::clock::Instant;
 use crate::engine::{Engine, Options, WaitLimit, setters};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
@@ -9,6 +10,7 @@ use crate::store::Name;
 use crate::together::{Call, first};
 use std::fmt;
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -154,9 +156,12 @@ impl Slots {
         if timeout.is_zero() {
             return self.look(&answered).await;
         }
-        match tokio::time::timeout(timeout, self.wait(&answered)).await {
+        let start = self.engine.core.now();
+        // Asked about before it is dropped, with its requests.
+        let mut waiting = pin!(self.wait(&answered));
+        match tokio::time::timeout(timeout, waiting.as_mut()).await {
             Ok(slot) => slot.map(Some),
-            Err(_) if answered.load(Ordering::Relaxed) => Ok(None),
+            Err(_) if answered.load(Ordering::Relaxed) || self.was_heard(start) => Ok(None),
             Err(_) => Err(Error::silent()),
         }
     }
@@ -246,6 +251,13 @@ impl Slots {
             answered.fetch_or(!silent, Ordering::Relaxed);
         }
         Ok(None)
+    }
+
+    /// Returns whether the store has answered a request of this process for one of the slots since `start`.
+    fn was_heard(&self, start: Instant) -> bool {
+        let Ok(name) = &self.name else { return false };
+        let mut names = (0..self.size).filter_map(|index| slot_name(name, index).ok());
+        names.any(|name| self.engine.core.queue.was_heard(&name, start))
     }
 
     /// Returns the indexes in the order in which they are tried: one, 2 ln n at random, and all others. If half of the

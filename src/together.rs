@@ -1,16 +1,44 @@
 //! Waits for several futures in one task.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
+
+thread_local! {
+    /// Whether this thread polls one of several calls.
+    static TOGETHER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether the caller is polled as one of several calls, whose requests can leave together.
+pub(crate) fn is_one_of_several() -> bool {
+    TOGETHER.get()
+}
+
+/// Sets what [`is_one_of_several`] returns, until it is dropped.
+struct Together(bool);
+
+impl Together {
+    fn set(several: bool) -> Self {
+        Self(TOGETHER.replace(several))
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        TOGETHER.set(self.0);
+    }
+}
 
 /// A future of a call, on the heap because there are several.
 pub(crate) type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Waits until all calls have ended. Returns their outputs in the order of the calls.
 pub(crate) async fn all<T>(calls: Vec<Call<'_, T>>) -> Vec<T> {
+    let several = calls.len() > 1;
     let mut places: Vec<_> = calls.into_iter().map(|call| (Some(call), None)).collect();
     poll_fn(|cx| {
+        let _together = Together::set(several);
         for (place, output) in &mut places {
             if let Some(call) = place
                 && let Poll::Ready(ready) = call.as_mut().poll(cx)

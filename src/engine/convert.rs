@@ -76,6 +76,9 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
         nested.refused();
         return Ok(Converted::Refused);
     };
+    if !upgrades {
+        hold.set_downgraded();
+    }
     let request = Acquire::new(
         Target::new(hold.name.clone(), mode),
         hold.holder,

@@ -49,6 +49,8 @@ pub(crate) struct Hold {
     wanted: AtomicBool,
     /// Whether a guard names its holder id, which the hold of another flow must not have then.
     guarded: AtomicBool,
+    /// Whether the store was asked to make a reader of this writer.
+    downgraded: AtomicBool,
 }
 
 pub(super) struct Inner {
@@ -91,6 +93,7 @@ impl Hold {
             changed: OnceLock::new(),
             wanted: AtomicBool::new(false),
             guarded: AtomicBool::new(false),
+            downgraded: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 described: None,
                 latest: None,
@@ -254,6 +257,17 @@ impl Hold {
     pub(crate) fn set_guarded(&self) {
         let _inner = self.lock();
         self.guarded.store(true, Ordering::Relaxed);
+    }
+
+    /// Records that the store is asked to make a reader of this writer.
+    pub(super) fn set_downgraded(&self) {
+        let _inner = self.lock();
+        self.downgraded.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the store may have made a reader of this writer, without an answer yet.
+    pub(super) fn is_downgraded(&self, inner: &Inner) -> bool {
+        self.downgraded.load(Ordering::Relaxed) && inner.state.is_busy()
     }
 
     /// Returns whether the holder id must end with the hold. Call it with the state locked.

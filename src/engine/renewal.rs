@@ -9,7 +9,7 @@ use super::state::{Due, State};
 use super::timing::Timing;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::store::{Absence, Mode};
+use crate::store::Absence;
 use crate::trace;
 use std::pin::pin;
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl Hold {
         let verdict = match verdict {
             // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
             // the next renewal, shows the loss.
-            Ok(Some(_)) if self.mode == Mode::Write && inner.state.is_busy() => {
+            Ok(Some(Absence::Gone | Absence::Taken)) if self.is_downgraded(&inner) => {
                 Err(Error::new(ErrorKind::Unavailable, "the mode may have changed meanwhile"))
             }
             verdict => verdict,

@@ -821,3 +821,20 @@ async fn last_answer_lost_is_no_silence() {
     let (outcome, ()) = tokio::join!(waiter, fault);
     assert!(matches!(outcome.expect("the store has answered"), Once::Elsewhere(_)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn last_request_that_hangs_for_an_attempt_is_silence() {
+    let wait = 4 * ATTEMPT;
+    let setup = Setup::new();
+    let theirs = setup.held_elsewhere("job").await;
+    let job = job(&setup.leases).wait(wait);
+    let mut waiter = Box::pin(job.run(async |_| Ok::<_, &'static str>(7)));
+    assert!(poll_once(waiter.as_mut()).await.is_pending());
+    let fault = async {
+        sleep(wait - ATTEMPT - MOMENT).await;
+        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+        theirs.unlock().await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(waiter, fault);
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+}

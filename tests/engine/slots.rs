@@ -197,3 +197,21 @@ async fn min_hold_closes_no_slot_but_the_one_taken() {
     slot.unlock().await.unwrap();
     assert_eq!(setup.recorded(&name).await, Some(0), "closed");
 }
+
+/// The second asks nothing while the request of the first is on its way, and hears its answer.
+#[tokio::test(start_paused = true)]
+async fn slot_that_another_flow_asks_for_is_no_silence() {
+    for limit in [30, 1_000].map(Duration::from_millis) {
+        let setup = Setup::new();
+        let theirs = setup.held_elsewhere("s#0").await;
+        let latency = Duration::from_millis(20);
+        setup.faults.add(Rule::new(Fault::Delay(latency)).on(Call::Acquire));
+        let slots = setup.leases.slots("s", 1);
+        let (first, second) = tokio::join!(slots.take_timeout(limit), async {
+            sleep(MOMENT).await;
+            slots.take_timeout(limit).await
+        });
+        assert!(first.unwrap().is_none() && second.unwrap().is_none());
+        drop(theirs);
+    }
+}

@@ -57,13 +57,14 @@ impl<'a> Polling<'a> {
         self.core.check_open()
     }
 
-    /// Waits after a failure, unless it lasts, or the store has been silent for too long.
-    pub(crate) async fn failed(&mut self, error: Error) -> Result<()> {
+    /// Waits after the failure of a request that was sent at `asked`, unless it lasts, or the store has been silent for too
+    /// long.
+    pub(crate) async fn failed(&mut self, error: Error, asked: Instant) -> Result<()> {
         if !error.is_unavailable() {
             return Err(error);
         }
         let core = self.core;
-        let since = *self.silent_since.get_or_insert(core.now());
+        let since = *self.silent_since.get_or_insert(asked);
         self.failures += 1;
         let gap = core.timing.gap(self.failures, core.jitter());
         let silent = core.now().saturating_duration_since(since) + gap;

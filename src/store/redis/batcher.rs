@@ -10,6 +10,7 @@
 use super::calls::{BATCH_SIZE, CallContext, Item, Waiting, in_place, run_alone};
 use super::requests::Request;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use crate::together::is_one_of_several;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -104,7 +105,9 @@ impl Batcher {
         item: impl FnOnce(Waiting<R, Pending>) -> Item<Pending>,
         here: bool,
     ) -> StoreFuture<R::Verdict> {
-        let lone = self.shared.pending.fetch_add(1, Ordering::AcqRel) == 0;
+        let first = self.shared.pending.fetch_add(1, Ordering::AcqRel) == 0;
+        // The first of several would leave alone, and the others only after it.
+        let lone = first && !is_one_of_several();
         let pending = Pending(Arc::clone(&self.shared));
         if (lone || request.is_apart()) && here {
             return in_place(|| run_alone(request, pending));

@@ -4,10 +4,12 @@
 --
 -- Twice is harmless: count and time to live are absolute.
 
-if fresh and leaves then
-  -- Before the hash, so that a user without the right leaves none without a time to live.
-  doing = 'DEL'
-  call('DEL', own_side)
+-- Ends the place of its waiter. When the hash has its time to live, so that a user without the right leaves none forever.
+local function leave()
+  if fresh and leaves then
+    doing = 'DEL'
+    call('DEL', own_side)
+  end
 end
 
 if writes then
@@ -31,6 +33,7 @@ if writes then
     end
     error(expires)
   end
+  leave()
   return first
 end
 
@@ -63,6 +66,7 @@ if expires ~= 1 then
   end
   error(expires)
 end
+leave()
 if wrote then
   wake(lock, '1')
 end

@@ -11,6 +11,7 @@ thread_local! {
 }
 
 /// Returns whether the caller is polled as one of several calls, whose requests can leave together.
+#[cfg(feature = "redis")]
 pub(crate) fn is_one_of_several() -> bool {
     TOGETHER.get()
 }

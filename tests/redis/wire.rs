@@ -823,3 +823,19 @@ async fn store_that_was_connected_without_a_manager_serves_one() {
     let error = RedisStore::connect_with(&server.url(), &options).await.expect_err("no time");
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
+
+/// The first does not leave before the others.
+#[tokio::test]
+async fn set_of_names_is_acquired_in_one_call_and_released_in_one() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let mut set = leases.multi_lock(["a", "b", "c", "d", "e", "f", "g", "h"]).expect("good names");
+    // The server may not know the scripts before.
+    set.lock().await.expect("a lease").unlock().await.expect("held");
+    let mut connection = server.connection();
+    let before = calls(&mut connection, "evalsha");
+    let lease = set.lock().await.expect("a lease");
+    assert_eq!(calls(&mut connection, "evalsha") - before, 1);
+    lease.unlock().await.expect("held");
+    assert_eq!(calls(&mut connection, "evalsha") - before, 2);
+}

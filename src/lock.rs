@@ -308,17 +308,6 @@ pub(crate) async fn lease(
     Ok(claim.map(|claim| Lease::new(engine, claim)))
 }
 
-/// Acquires one lease of a set, as [`lease`] does: its `min_hold` begins when the caller gets the set.
-pub(crate) async fn lease_of_set(
-    engine: &Arc<Engine>,
-    (name, wanted): (&Result<Name>, Wanted<'_>),
-    current: &mut Option<Arc<Hold>>,
-    limit: WaitLimit,
-) -> Result<Option<Lease>> {
-    let claim = acquire(&engine.core, name, wanted, current, limit).await?;
-    Ok(claim.map(|claim| Lease::in_advance(engine, claim)))
-}
-
 /// What [`lease`] needs of a holder for one name.
 type Place<'a> = (&'a Arc<Engine>, Name, &'a mut Option<Arc<Hold>>);
 

@@ -10,12 +10,12 @@
 //!    given up, and all names are taken again.
 
 use crate::clock::Instant;
-use crate::engine::{Engine, Hold, Options, WaitLimit, setters};
+use crate::engine::{Engine, Hold, Options, WaitLimit, acquire, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
 use crate::lease::{Lease, finish, run_while_held};
-use crate::lock::{lease_of_set, wanted};
+use crate::lock::wanted;
 use crate::runtime;
 use crate::store::Name;
 use crate::together::{Call, all, first};
@@ -281,10 +281,8 @@ impl MultiLock {
         let mut awaited = None;
         let mut refusals = 0;
         let mut heard = None;
-        let is_heard = |heard: Option<Instant>| {
-            let silence = |heard| core.now().saturating_duration_since(heard);
-            heard.is_some_and(|heard| silence(heard) < core.timing.attempt)
-        };
+        let is_recent =
+            |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
         loop {
             // Boxed: the future of a call for each name is large.
             let attempt = Box::pin(self.attempt(awaited.take()));
@@ -294,7 +292,7 @@ impl MultiLock {
                 WaitLimit::For(left) if !left.is_zero() => match timeout(left, attempt).await {
                     Ok(outcome) => outcome,
                     // The answers may just be on their way.
-                    Err(_) if is_heard(heard) => return Ok(None),
+                    Err(_) if heard.is_some_and(is_recent) => return Ok(None),
                     Err(_) => Err(Error::silent()),
                 },
                 _ => attempt.await,
@@ -384,9 +382,10 @@ impl Entry {
         options: &Options,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
-        let asked = (&self.name, wanted(options));
-        let result = lease_of_set(engine, asked, &mut self.current, limit).await;
-        result.map_err(|error| error.of_name(self.name()))
+        let asked = wanted(options);
+        let result = acquire(&engine.core, &self.name, asked, &mut self.current, limit).await;
+        let claim = result.map_err(|error| error.of_name(self.name()))?;
+        Ok(claim.map(|claim| Lease::in_advance(engine, claim)))
     }
 }
 

@@ -179,14 +179,13 @@ impl Job {
                     last = Some(entered);
                     polling.refused().await?;
                 }
-                Err(error) => match (polling.failed(error, asked).await, last.take()) {
-                    (Ok(()), known) => last = known,
-                    // Only the end of the wait brought no answer.
-                    (Err(error), Some(known)) if error.is_unavailable() && !polling.is_silent() => {
-                        return Ok(known);
+                Err(error) => {
+                    if let Err(error) = polling.failed(error, asked).await {
+                        // Perhaps only the end of the wait brought no answer.
+                        let known = last.filter(|_| error.is_unavailable() && !polling.is_silent());
+                        return known.ok_or(error);
                     }
-                    (Err(error), _) => return Err(error),
-                },
+                }
             }
         }
     }

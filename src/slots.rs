@@ -246,9 +246,12 @@ impl Slots {
             if slot.is_some() {
                 return Ok(slot);
             }
-            // Without a request, if another flow of this process asks the store, which has not answered it yet.
-            let silent = slot_name(name, index).is_ok_and(|name| queue.silence(&name).is_some());
-            answered.fetch_or(!silent, Ordering::Relaxed);
+            if !answered.load(Ordering::Relaxed) {
+                // No request was sent if another flow of this process waits for the answer to its own.
+                let silent =
+                    slot_name(name, index).is_ok_and(|name| queue.silence(&name).is_some());
+                answered.store(!silent, Ordering::Relaxed);
+            }
         }
         Ok(None)
     }

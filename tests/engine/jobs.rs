@@ -804,37 +804,31 @@ async fn grace_moves_the_token_and_not_the_deadline() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
-#[tokio::test(start_paused = true)]
-async fn last_answer_lost_is_no_silence() {
-    let wait = Duration::from_secs(3);
+/// Waits for a job that is held elsewhere. So long before the end of the wait the key is released, so that it asks once more, and
+/// meets this fault.
+async fn waited_until_a_fault(wait: Duration, left: Duration, fault: Fault) -> Result<Outcome> {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("job").await;
     let job = job(&setup.leases).wait(wait);
-    let mut waiter = Box::pin(job.run(async |_| Ok::<_, &'static str>(7)));
+    let mut waiter = Box::pin(job.run(async |_| Ok(7)));
     assert!(poll_once(waiter.as_mut()).await.is_pending());
-    let fault = async {
-        sleep(wait - Duration::from_millis(20)).await;
-        setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire));
-        // It asks once more.
+    let release = async {
+        sleep(wait - left).await;
+        setup.faults.add(Rule::new(fault).on(Call::Acquire));
         theirs.unlock().await.unwrap();
     };
-    let (outcome, ()) = tokio::join!(waiter, fault);
+    tokio::join!(waiter, release).0
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_answer_lost_is_no_silence() {
+    let (wait, left) = (Duration::from_secs(3), Duration::from_millis(20));
+    let outcome = waited_until_a_fault(wait, left, Fault::Fail(unavailable())).await;
     assert!(matches!(outcome.expect("the store has answered"), Once::Elsewhere(_)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn last_request_that_hangs_for_an_attempt_is_silence() {
-    let wait = 4 * ATTEMPT;
-    let setup = Setup::new();
-    let theirs = setup.held_elsewhere("job").await;
-    let job = job(&setup.leases).wait(wait);
-    let mut waiter = Box::pin(job.run(async |_| Ok::<_, &'static str>(7)));
-    assert!(poll_once(waiter.as_mut()).await.is_pending());
-    let fault = async {
-        sleep(wait - ATTEMPT - MOMENT).await;
-        setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
-        theirs.unlock().await.unwrap();
-    };
-    let (outcome, ()) = tokio::join!(waiter, fault);
+    let outcome = waited_until_a_fault(4 * ATTEMPT, ATTEMPT + MOMENT, Fault::Hang).await;
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
 }

@@ -136,7 +136,7 @@ async fn reader_without_its_time_is_not_renewed_in_a_half_moved_slot() {
     target.command(&["ASKING"]);
     assert_eq!(target.command(&["DEL", &key]).int(), 1);
     assert_eq!(within(T + T / 2, page.lost()).await, Loss::Expired);
-    // Made anew on either side, it would be in the way of the key that is moved.
+    // Made again on either side, it would be in the way of the key that is moved.
     target.command(&["ASKING"]);
     assert_eq!(target.command(&["EXISTS", &key]).int(), 0);
     drop(page);

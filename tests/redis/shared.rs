@@ -491,7 +491,7 @@ async fn former_sizes_are_kept_as_long_as_the_semaphore() {
 
 /// The right is lost while a call waits, whose grant then ends its place in the line.
 #[tokio::test]
-async fn user_without_del_leaves_no_hash_for_ever() {
+async fn user_without_del_leaves_no_hash_forever() {
     let server = Server::start();
     let rights = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
     let without = |right| rights.iter().copied().filter(|word| *word != right).collect::<Vec<_>>();

@@ -14,11 +14,11 @@ use crate::store::Name;
 use std::fmt;
 use std::sync::Arc;
 
-/// An election: one of the candidates for a name leads, in all processes.
+/// An election: at most one of the candidates for a name leads, across all processes.
 ///
-/// [`LeaseManager::election`](crate::LeaseManager::election) creates it without I/O. To lead is to hold the lock of that
-/// name, so all that is promised of a [`Lease`](crate::Lease) holds: the token of a leader fires before the next one leads.
-/// [`leader_election`](crate::guide::leader_election) is the guide.
+/// [`LeaseManager::election`](crate::LeaseManager::election) creates it without I/O. The leader holds the lock of that
+/// name, so the promises of a [`Lease`](crate::Lease) apply: the token of a leader fires before the next one leads. See
+/// [`leader_election`](crate::guide::leader_election).
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -65,7 +65,7 @@ impl Election {
         Candidate::new(Arc::clone(&self.engine), self.name.clone(), value.into())
     }
 
-    /// Begins to observe who leads. The view stays up to date in the background while it, or a clone of it, is alive.
+    /// Begins to observe who leads. A background task keeps the view up to date while it, or a clone of it, is alive.
     ///
     /// With an invalid name it shows forever that it is [not known](Leader::stale_since) who leads.
     ///

@@ -1,4 +1,4 @@
-//! Errors: their kind, whether the operation ran, and the reason of a loss.
+//! Errors: their kind, their fate, and the reason of a loss.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -63,9 +63,10 @@ pub enum ErrorKind {
     /// The reply could not be understood: this is not the expected server, a proxy rewrites replies, or a store breaks
     /// its [contract](crate::store::Store).
     Protocol,
-    /// The manager was closed, or closed itself after a panic of its watchdog; make a new one.
+    /// The manager was closed, or closed itself after a panic of its watchdog; make a new manager.
     Closed,
-    /// The store does not support this, or a feature of the crate is off.
+    /// The store does not support the call, or a feature of the crate is off; choose another store, or turn the feature
+    /// on.
     Unsupported,
 }
 
@@ -95,12 +96,12 @@ pub enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
-    /// No renewal was confirmed in time, so the store may have let the lease expire. Also if the engine panicked, or no thread
-    /// could watch the lease.
+    /// No renewal was confirmed in time, so the store may have let the lease expire. Also the reason if the engine
+    /// panicked, or if no thread could watch the lease.
     Expired,
     /// The store no longer has the lease: deleted, flushed, evicted, or lost in a restart or failover.
     Gone,
-    /// Another holder has the name now, or what is under it is not a lock any more.
+    /// Another holder has the name now, or its key no longer holds a lock.
     Taken,
     /// [`force_unlock`](crate::LeaseManager::force_unlock) released the name. [`Lease::note`](crate::Lease::note) says why.
     Revoked,
@@ -218,8 +219,8 @@ impl Error {
     /// server that cannot write end by themselves. False for every other kind. A [`Lost`](ErrorKind::Lost) lease never
     /// comes back: drop it, lock again, and begin its work from the start.
     ///
-    /// Retrying to lock is safe whatever the [`fate`](Error::fate) of the failed call: what that call may still be
-    /// granted is released, or expires. Wait between two attempts.
+    /// It is safe to lock again whatever the [`fate`](Error::fate) of the failed call: a grant that this call may still
+    /// get is released, or expires. Wait between two attempts.
     ///
     /// ```
     /// use leasehold::{Error, ErrorKind};

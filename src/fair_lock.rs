@@ -1,4 +1,4 @@
-//! The fair lock: a plain lock with an order of its waiters.
+//! A lock whose waiters are served in the order of arrival.
 
 use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, Result};
@@ -18,22 +18,22 @@ use std::time::Duration;
 ///
 /// # The order
 ///
-/// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter reports to the store for
-///   how long it has waited, so no wall clock of a client counts. Two that arrive within the time that a request travels can
-///   be served in either order.
+/// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter reports to the
+///   store for how long it has waited, so no wall clock of a client counts. Two waiters that arrive within the time of
+///   one request can be served in either order.
 /// - A process whose waiters stall or die delays the others by a few seconds at most: three
 ///   [poll intervals](crate::Builder::max_poll_interval), or two
 ///   [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer. A waiter that stalled keeps the time of
 ///   its arrival.
-/// - A manager that was granted the lock while no other waited hands it off among its own waiters for up to 20 ms, and to
-///   those that waited at the grant, as a `Lock` does.
-/// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, a fair waiter waits without
-///   a bound. Use fair handles everywhere where the order counts, and not beside plain ones of the same manager: a fair
-///   waiter behind a plain one has no place yet.
-/// - [`try_lock`](FairLock::try_lock) has no place either, and passes no waiter that has.
+/// - A manager hands the lock off in memory among its own waiters, as a `Lock` does. If no other manager waited at the
+///   grant, it does so for 20 ms, and after that for those that waited at the grant.
+/// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, the wait of a fair
+///   handle has no bound. Where the order counts, use fair handles only, above all in one manager: a fair handle that
+///   waits behind a plain one of its manager has no place in the order yet.
+/// - [`try_lock`](FairLock::try_lock) has no place either, and overtakes no waiter that has one.
 ///
-/// Each grant costs a little more than that of a `Lock`, and a lock that many processes wait for wakes all of them at each
-/// release. Use a `Lock` where the order does not matter.
+/// Each grant costs a little more than that of a `Lock`, and each release wakes all processes that wait. Use a `Lock`
+/// where the order does not matter.
 ///
 /// # Stores
 ///
@@ -90,8 +90,8 @@ impl FairLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place, which is left in the background, and a lease that was on its way is
-    /// released.
+    /// Safe. If it is dropped, the call gives up its place in the background, and a lease that the store grants to it
+    /// is released.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -125,7 +125,7 @@ impl FairLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a lease that was on its way is released in the background.
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -144,14 +144,15 @@ impl FairLock {
         self.lease(Location::caller(), WaitLimit::Once)
     }
 
-    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if it was not its turn until then.
+    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if its turn does not come until
+    /// then.
     ///
     /// With a zero `timeout` it makes one attempt, as [`try_lock`](FairLock::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`lock`](FairLock::lock); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passed without an answer of
-    /// the store.
+    /// As [`lock`](FairLock::lock); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passes without an answer
+    /// of the store.
     ///
     /// # Panics
     ///
@@ -159,8 +160,8 @@ impl FairLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     ///
     /// ```
     /// use std::time::Duration;

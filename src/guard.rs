@@ -1,4 +1,4 @@
-//! Writes that the resource itself refuses when the lease is no longer the newest.
+//! Makes the resource itself refuse a write when the lease is no longer the newest.
 //!
 //! A process can be paused between a [check](crate::Lease::check) and the write that follows it, for longer than its lease
 //! lasts. Only the resource can refuse the write then. For data on Redis, [`Script`] puts the guard into the script that
@@ -7,10 +7,10 @@
 //!
 //! There are two guards, for the same script:
 //!
-//! - [`Lease::guard`](crate::Lease::guard): the store has the name for this hold *now*. Exact, for data on the same server, in a cluster
-//!   in the same slot, as the lock.
-//! - [`Lease::fence_guard`](crate::Lease::fence_guard): no lease with a larger fencing token has written. For data on any
-//!   server.
+//! - [`Lease::guard`](crate::Lease::guard): the store has the name for this hold *now*. It is exact. The data must be
+//!   on the same server as the lock, in a cluster in the same slot.
+//! - [`Lease::fence_guard`](crate::Lease::fence_guard): no lease with a larger fencing token has written. The data can
+//!   be on any server.
 //!
 //! ```no_run
 //! use leasehold::guard::Script;
@@ -29,9 +29,9 @@
 //!
 //! # What a guard cannot do
 //!
-//! It puts no order between two writes of one holder: they have one fencing token. A fence guard protects from the moment
-//! of the first guarded write of the newer holder, not from its grant. And it forgets a resource that nothing wrote to for
-//! the [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs.
+//! A guard puts no order between two writes of one holder, because both have the same fencing token. A fence guard
+//! protects from the moment of the first guarded write of the newer holder, not from its grant. And it forgets a
+//! resource that nothing wrote to for the [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs.
 
 use crate::error::{Error, Result};
 use crate::store::HolderId;
@@ -141,8 +141,8 @@ impl Script {
 
 /// The proof of a lease, as the first key and the first two arguments of a [`Script`].
 ///
-/// [`Lease::guard`](crate::Lease::guard) and [`Lease::fence_guard`](crate::Lease::fence_guard) make it. It stays as it is
-/// when the lease is lost: then the script refuses it.
+/// [`Lease::guard`](crate::Lease::guard) and [`Lease::fence_guard`](crate::Lease::fence_guard) make it. It does not
+/// change when the lease is lost: the script refuses it then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
     key: String,

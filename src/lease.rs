@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 /// # Keep it in a variable
 ///
 /// A dropped lease is released. Write `let _lease = ..`, never `let _ = ..`, and `if let Some(_lease) = ..` after
-/// [`try_lock`](crate::Lock::try_lock), not `.is_some()`: the others release the name [before the work begins][keep].
-/// The release of a dropped lease needs a moment; if the process exits right after the drop, the name stays taken for
-/// one TTL.
+/// [`try_lock`](crate::Lock::try_lock), not `.is_some()`: the other forms release the name [before the work
+/// begins][keep]. The release of a dropped lease needs a moment; if the process exits right after the drop, the name
+/// stays taken for one TTL.
 ///
 /// [keep]: crate::guide::reentrancy#keep-the-lease-in-a-variable
 ///
@@ -134,9 +134,9 @@ impl Lease {
     /// Returns the id of this holder, as it is written to the store.
     ///
     /// It is the [`holder`](crate::HolderInfo::holder) that [`inspect`](crate::LeaseManager::inspect) reports, in any
-    /// process; of a permit on Redis, a part of it. Nested leases have the same id. So have the leases to which the hold is handed off in memory: to tell
-    /// those apart, log [`fence`](Lease::fence) as well. A new grant of the store has a new id. It is for logs,
-    /// neither a secret nor a permission.
+    /// process. For a permit on Redis, `inspect` reports only a part of it. Nested leases have the same id, and so have
+    /// the leases to which the hold is handed off in memory: to tell those apart, log [`fence`](Lease::fence) as well.
+    /// A new grant of the store has a new id. The id is for logs; it is neither a secret nor a permission.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -152,7 +152,7 @@ impl Lease {
         self.hold.holder
     }
 
-    /// Returns a token that fires when this lease ends: lost, unlocked or dropped.
+    /// Returns a token that fires when this lease ends: when it is lost, unlocked or dropped.
     ///
     /// Give it to spawned tasks. Each call returns a new child token, and cancelling it affects nothing else. On loss it
     /// fires before the store can grant the name to another holder, with the exceptions that [`LeaseManager`] lists.
@@ -214,12 +214,13 @@ impl Lease {
 
     /// Waits until another handle says that it [wants](crate::Lock::steal_after) the name, or the lease is lost.
     ///
-    /// Finish and release then, or go on: the other handle takes the name when its patience ends. [`note`](Lease::note) returns its author
-    /// and its reason. This is only a hint: it can be lost, and on ZooKeeper it never comes. The future borrows nothing.
+    /// Then finish and release, or go on: the other handle takes the name when its `patience` ends.
+    /// [`note`](Lease::note) returns the author of the wish and its reason. The wish is only a hint: it can be lost,
+    /// and on ZooKeeper it never comes. The future borrows nothing.
     ///
     /// # Cancel safety
     ///
-    /// Safe. Call it again: a wish that was heard once is there until the hold ends.
+    /// Safe. Call it again: a wish that has arrived is kept until the hold ends.
     ///
     /// [`Lock::steal_after`](crate::Lock::steal_after) has an example.
     pub fn wanted(&self) -> impl Future<Output = ()> + Send + use<> {
@@ -234,12 +235,13 @@ impl Lease {
         }
     }
 
-    /// Returns the last note that another caller left for this holder: which one stole the name, forced it open or wants it,
-    /// and why. Returns `None` if there is no note. Asks the store.
+    /// Asks the store for the last note that another caller left for this holder: which process stole the name, forced
+    /// it open or wants it, and why. Returns `None` if there is no note.
     ///
-    /// The store keeps a note for a day, or until the next one about the same name. It can be read after the loss, until the
-    /// manager is closed. Leases to which a hold is handed off in memory have one holder id: a lease that ended earlier gets the
-    /// note that was left for a later one. On ZooKeeper and for permits there are no notes.
+    /// The store keeps a note for a day, or until the next one about the same name. It can be read after the loss,
+    /// until the manager is closed. The leases to which a hold is handed off in memory have the same holder id, so an
+    /// earlier one of them also gets the note that was left for a later one. On ZooKeeper and for permits there are no
+    /// notes.
     ///
     /// # Errors
     ///
@@ -311,13 +313,13 @@ impl Lease {
         self.hold.remaining(self.core())
     }
 
-    /// Waits until at least `min` [remains](Lease::remaining), for a renewal if less does.
+    /// Waits until at least `min` [remains](Lease::remaining).
     ///
     /// Use it before a step that cannot be interrupted. It returns at once while renewals succeed, and otherwise waits
     /// for one. Less than half of the [TTL](crate::Builder::ttl) (with ZooKeeper, [three
-    /// eighths](crate::guide::settings#what-follows-from-the-ttl)) remains only when a renewal is late, which the watchdog
-    /// is retrying then, or with a longer [`grace`](crate::Builder::grace) than the default, where this call has the lease
-    /// renewed at once. It ends at the latest when the lease is lost.
+    /// eighths](crate::guide::settings#what-follows-from-the-ttl)) remains only in two cases: a renewal is late, and
+    /// the watchdog is retrying it; or the [`grace`](crate::Builder::grace) is longer than the default, and this call
+    /// makes the watchdog renew the lease at once. The wait ends at the latest when the lease is lost.
     ///
     /// # Errors
     ///
@@ -391,9 +393,10 @@ impl Lease {
 
     /// Returns the fencing token of this hold, which is larger than that of any earlier grant of the name.
     ///
-    /// Send it with every write, and have the resource reject a token that is smaller than one it has seen. Nested leases
-    /// have the same token. A name that was stolen or forced open can be handed off in the old process until that hears of it:
-    /// such leases begin after the grant elsewhere, and have smaller tokens than it. `None` if [`fencing`](crate::Builder::fencing) is off, or the store has no fencing tokens;
+    /// Send it with every write, and have the resource reject a token that is smaller than one it has seen. Nested
+    /// leases have the same token. After a steal or a forced release, the old process can still hand its hold off until
+    /// it learns of it: such leases begin after the grant elsewhere, but have smaller tokens. Returns `None` if
+    /// [`fencing`](crate::Builder::fencing) is off, or the store has no fencing tokens;
     /// [`require_fencing`](crate::Builder::require_fencing) refuses such a store.
     ///
     /// ```
@@ -413,15 +416,15 @@ impl Lease {
 
     /// Writes the description of this holder beside the lock now, instead of at the first renewal.
     ///
-    /// [`Builder::describe`](crate::Builder::describe) sets what is written; without it, host, process id and the
-    /// [label](crate::Lock::label) are.
+    /// [`Builder::describe`](crate::Builder::describe) sets what is written; without it, the host, the process id and
+    /// the [label](crate::Lock::label) are written.
     ///
     /// # Errors
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease is lost; nothing was written.
     /// - [`Unsupported`](crate::ErrorKind::Unsupported): the lease is not one of an exclusive lock, or the store keeps no metadata.
-    /// - Any other kind: it was not written, or that is not known. After [`Unavailable`](crate::ErrorKind::Unavailable) the next
-    ///   renewal writes it.
+    /// - Any other kind: nothing was written, or that is not known. After
+    ///   [`Unavailable`](crate::ErrorKind::Unavailable) the next renewal writes it.
     ///
     /// # Cancel safety
     ///
@@ -449,19 +452,21 @@ impl Lease {
         Err(self.hold.denied(core).await)
     }
 
-    /// Returns the guard of writes to data on the server of the lock, for a [`guard::Script`](crate::guard::Script): they
-    /// are refused unless the store has the name for the hold of this lease in that moment.
+    /// Returns a guard for writes to data on the same server as the lock, for a
+    /// [`guard::Script`](crate::guard::Script). The script refuses a write unless the hold of this lease has the name
+    /// on the server at that moment.
     ///
-    /// The hold is not handed off in memory any more, which would keep its holder id: its release goes to the store. After a
-    /// loss that the store has not seen, as by [`max_hold`](crate::Builder::max_hold), the guard passes until the name is
-    /// released there: no other has it yet.
+    /// From this call on, the hold is not handed off in memory, because the next holder would have the same holder id.
+    /// Its release goes to the store. After a loss that the store does not know of, such as by
+    /// [`max_hold`](crate::Builder::max_hold), the script still writes until the name is released there. Until then no
+    /// other holder has the name.
     ///
     /// In a cluster the keys of the script must be in the slot of the lock: give both names the same hash tag.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported): the store is no Redis server, or the lease is not one of a
-    /// [`Lock`](crate::Lock). Use [`fence_guard`](Lease::fence_guard).
+    /// [`Unsupported`](ErrorKind::Unsupported): the store is not a Redis store, or the lease is not exclusive. Use
+    /// [`fence_guard`](Lease::fence_guard).
     pub fn guard(&self) -> Result<Guard> {
         let store = &self.core().store;
         let key = (self.hold.mode == Mode::Exclusive).then(|| store.guard_key(&self.hold.name));
@@ -474,12 +479,12 @@ impl Lease {
         Ok(Guard::of_owner(key, self.hold.holder))
     }
 
-    /// Returns the guard of writes to a resource on any Redis server, for a [`guard::Script`](crate::guard::Script): they
-    /// are refused once a lease with a larger [fencing token](Lease::fence) has written to it.
+    /// Returns a guard for writes to a resource on any Redis server, for a [`guard::Script`](crate::guard::Script). The
+    /// script refuses a write once a lease with a larger [fencing token](Lease::fence) has written to the resource.
     ///
-    /// The largest token is kept under `leasehold_seen:{<resource>}`, in a cluster in the slot of the key `resource`, for the
-    /// [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs. All writers of a resource use one name for
-    /// it, and locks of one name.
+    /// The largest token is kept under `leasehold_seen:{<resource>}`, in a cluster in the slot of the key `resource`,
+    /// for the [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs. All writers must use the
+    /// same name for the resource, and take the lock of one name.
     ///
     /// # Errors
     ///
@@ -542,13 +547,14 @@ impl Lease {
         result
     }
 
-    /// Reports progress, so that the lease is not taken for stalled.
+    /// Reports progress, so that the lease does not count as stalled.
     ///
-    /// With [`Builder::stall_after`](crate::Builder::stall_after), a lease is lost, with
-    /// [`Loss::Stalled`], if its holder reports nothing for so long. Call it where the work advances, not from a timer.
-    /// Nested leases of one handle count as one holder: a report of any of them is one of all. So are the readers of one
-    /// manager that [share a hold](crate::RwLock#readers-of-one-process). A hold that is handed off to the next waiter begins
-    /// with a report, and each lease that is added to one is a report, too. It does no I/O. Without `stall_after`, and after the loss, it has no effect.
+    /// With [`Builder::stall_after`](crate::Builder::stall_after), a lease is lost, with [`Loss::Stalled`], if its
+    /// holder reports no progress for that long. Call it where the work advances, not from a timer. Nested leases of
+    /// one handle count as one holder, and so do the readers of one manager that [share a
+    /// hold](crate::RwLock#readers-of-one-process): a report by one of them counts for all. A hand-off counts as a
+    /// report, and so does each lease that joins a hold. This call does no I/O. Without `stall_after`, and after the
+    /// loss, it has no effect.
     ///
     /// ```
     /// use std::time::Duration;
@@ -590,8 +596,9 @@ impl Lease {
     /// Ends the lease without releasing it in the store, where it expires.
     ///
     /// If no other lease of the hold is alive, renewal stops, and the name becomes free within one
-    /// [TTL](crate::Builder::ttl). Use it to keep others out for a while, for example to let a job
-    /// run [once in each period](crate::guide::guarantees#a-lock-does-not-remember).
+    /// [TTL](crate::Builder::ttl), or after the TTL and the [`lock_delay`](crate::Lock::lock_delay) if the handle has
+    /// one. Use it to keep others out for a while, for example to let a job run [once in each
+    /// period](crate::guide::guarantees#a-lock-does-not-remember).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -1,5 +1,4 @@
-//! Provides distributed locks for tokio: leases that tell their holder they are lost before anyone else can acquire
-//! them.
+//! Provides distributed locks for tokio. A lease that is lost reports it before another holder can acquire the name.
 //!
 //! A [`LeaseManager`] connects to a store: Redis, ZooKeeper, or the memory of this process. It creates a [`Lock`] for a
 //! name. Locking it returns a [`Lease`], which a watchdog renews until it is released.
@@ -26,21 +25,24 @@
 //! # }
 //! ```
 //!
-//! `Ok(None)` means that the name is taken; an [`Error`] means that this is not known. Keep the lease in a variable:
-//! `let _lease = ..`, not `let _ = ..`, which [releases it at once](guide::reentrancy#keep-the-lease-in-a-variable). A
-//! lock does not remember that work was done: see [a lock does not remember](guide::guarantees#a-lock-does-not-remember), and [`once`](LeaseManager::once) for jobs that run once.
+//! `Ok(None)` means that the name is taken. An [`Error`] means that this is not known, or that the call was refused.
+//! Keep the lease in a variable: `let _lease = ..`, not `let _ = ..`, which [releases it at
+//! once](guide::reentrancy#keep-the-lease-in-a-variable). A lock does not remember that work was done: see [a lock does
+//! not remember](guide::guarantees#a-lock-does-not-remember), and [`once`](LeaseManager::once) for jobs that run once.
 //!
-//! All async calls need a tokio runtime with timers (and, for servers, I/O), as `#[tokio::main]` starts it. Without one,
-//! they panic, or may panic. [`LeaseManager::lock`], [`holder`](LeaseManager::holder), [`check`](Lease::check),
-//! [`remaining`](Lease::remaining), [`forget`](Lease::forget) and dropping a lease work anywhere.
+//! Call the async functions in a tokio runtime with timers (and, for a store behind a network, I/O), such as that of
+//! `#[tokio::main]`. Outside of one they may panic. [`LeaseManager::lock`], [`holder`](LeaseManager::holder),
+//! [`check`](Lease::check), [`remaining`](Lease::remaining), [`forget`](Lease::forget) and dropping a lease work
+//! anywhere.
 //!
 //! After a pause or a failover a stale holder may still write. Only a check of the [fencing token](guide::fencing)
 //! stops it. [`guarantees`](guide::guarantees) lists what is promised and what is not.
 //!
 //! # Nested locking
 //!
-//! `&mut` is the proof of one flow of control. Pass the handle to the nested call, and it re-enters at once. With a
-//! handle of its own it would [wait for its caller](guide::reentrancy#two-handles-wait-for-each-other).
+//! A handle belongs to one *flow of control*: code whose steps run one after the other, across calls and awaits. `&mut`
+//! is the proof. Pass the handle to a nested call, and that call re-enters at once. A nested call that makes a handle
+//! of its own [waits for its caller](guide::reentrancy#two-handles-wait-for-each-other) forever.
 //!
 //! ```
 //! use leasehold::{Lock, Result};
@@ -63,9 +65,10 @@
 //!
 //! # Stop long work when the lease is lost
 //!
-//! [`run`](Lease::run) drops a future at the loss. Give what that future spawns the [`cancellation_token`](Lease::cancellation_token). Between
-//! steps that must not be interrupted, call [`check`](Lease::check) (no I/O), or [`ensure_remaining`](Lease::ensure_remaining) to wait
-//! until enough time remains.
+//! [`run`](Lease::run) drops a future when the lease is lost. Tasks that the future has spawned go on: give them the
+//! [`cancellation_token`](Lease::cancellation_token). Between steps that must not be interrupted, call
+//! [`check`](Lease::check) (no I/O), or [`ensure_remaining`](Lease::ensure_remaining) to wait until enough time
+//! remains.
 //!
 //! ```
 //! use leasehold::{LeaseManager, Loss};
@@ -115,8 +118,9 @@
 //!
 //! - [`guarantees`](guide::guarantees), [`fencing`](guide::fencing), [`reentrancy`](guide::reentrancy): what a lease
 //!   promises, how a resource rejects stale writers, and who holds a lock.
-//! - [`family`](guide::family): which object for what.
-//! - [`guarded_writes`](guide::guarded_writes), [`jobs`](guide::jobs), [`leader_election`](guide::leader_election): writes that the resource refuses, jobs that run once, one leader.
+//! - [`family`](guide::family): which object to use for what.
+//! - [`guarded_writes`](guide::guarded_writes), [`jobs`](guide::jobs), [`leader_election`](guide::leader_election):
+//!   writes that the resource can refuse, jobs that run once, one leader.
 //! - [`services`](guide::services): leases in axum and tower, schedulers and workers.
 //! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
 //!   URLs, permissions, costs and limits of each store.
@@ -132,13 +136,14 @@
 //! - [`Lock`] is a handle on one name for one flow of control, [`Holder`] a handle for many names.
 //! - [`FairLock`] is a handle on one name that serves the waiters of all processes in the order of arrival; [`Waiting`] is
 //!   a manager that waits.
-//! - [`MultiLock`] is a handle on several names, which it locks all or none; [`MultiLease`] is its guard.
+//! - [`MultiLock`] is a handle on several names: it locks all of them or none. [`MultiLease`] is its guard.
 //! - [`RwLock`] is a handle on a read-write lock; [`ReadLease`] and [`WriteLease`] are its guards, [`Upgraded`] the
 //!   outcome of an upgrade.
 //! - [`Semaphore`] counts permits, [`Permit`] is the guard of some of them, and [`Usage`] says how many are out.
 //! - [`Slots`] is a set of numbered leases, [`Slot`] one of them.
 //! - [`Election`] has one leader among the [`Candidate`]s of all processes; [`Leadership`] is its guard,
-//!   [`LeadershipHealth`] says whether its work goes on without it, and a [`View`] shows the [`Leader`] to observers.
+//!   [`LeadershipHealth`] says whether its work goes on after it was lost, and a [`View`] shows the [`Leader`] to
+//!   observers.
 //! - [`Job`] runs on one of many replicas, once for each key; [`Once`] is its outcome.
 //! - [`guard::Script`] refuses the writes of a holder that has lost its lease, on Redis.
 //! - [`Lease`] is the guard; dropping it releases the name. [`LeaseState`] is held, at risk or lost.
@@ -147,8 +152,8 @@
 //! - [`CloseError`] lists the names that `close` could not release.
 //! - [`HolderInfo`] describes the holder of a name, for people and dashboards; [`Metadata`] is its description of itself,
 //!   [`Owner`] the process.
-//! - [`Observer`] and [`Events`] see what happens, as [`Event`]s with an [`EventKind`]; [`Stats`] counts it, [`Health`] says
-//!   how a manager fares, and a [`Holding`] is what it holds. [`Metrics`] is an observer.
+//! - [`Observer`] and [`Events`] see what happens, as [`Event`]s with an [`EventKind`]; [`Stats`] counts it, [`Health`]
+//!   says whether a manager works, and a [`Holding`] is one hold of a manager. [`Metrics`] is an observer.
 //! - [`store::Store`] is the interface to a store; implement it for a store of your own.
 //!
 //! # Features

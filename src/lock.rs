@@ -1,4 +1,4 @@
-//! The handles: what asks for a name.
+//! The handles that lock a name.
 
 use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, ErrorKind, Result};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// flow of control is asking. While a lease of this handle is alive, the same handle re-enters at once (hold count 2, 3,
 /// ...); every other handle waits, even in the same manager and the same task.
 ///
-/// The compiler refuses to lock twice at once through one handle:
+/// Two calls at a time through one handle do not compile:
 ///
 /// ```compile_fail,E0499
 /// # async fn f(leases: leasehold::LeaseManager) {
@@ -47,11 +47,10 @@ use std::time::Duration;
 ///
 /// # Fairness
 ///
-/// Handles of one manager wait in the order of arrival. There is no order between managers, except with ZooKeeper; a
-/// [`FairLock`](crate::FairLock) has one. But a
-/// manager keeps a lock among its own waiters only for so long
-/// ([`Builder::max_local_handoffs`](crate::Builder::max_local_handoffs)). Then it lets waiters of other managers go first;
-/// see [fairness](crate::guide::settings#fairness).
+/// Handles of one manager wait in the order of arrival. Between managers there is no order, except on ZooKeeper and
+/// with a [`FairLock`](crate::FairLock). But a manager hands the lock off among its own waiters only for a [limited
+/// time](crate::Builder::max_local_handoffs). Then it lets waiters of other managers go first; see
+/// [fairness](crate::guide::settings#fairness).
 #[must_use = "a lock acquires nothing until `lock`, `try_lock`, `lock_timeout` or `with` is called"]
 #[doc(alias = "mutex")]
 #[doc(alias = "RLock")]
@@ -128,8 +127,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in
-    /// the background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -153,11 +152,13 @@ impl Lock {
 
     /// Locks if the name is free now; returns `None` if it is not.
     ///
-    /// Makes one attempt, and never overtakes a waiter of this manager: returns `None` without I/O if another handle of this manager or of a
-    /// clone of it holds the name or waits for it. One exception: if a request of that handle has been unanswered for longer
-    /// than an [attempt](crate::guide::settings#what-follows-from-the-ttl), this waits for the answer, for two attempts at
-    /// most. Such a silence can come from a stall of this process, and says nothing about the name. Just after this manager has released a name for which
-    /// waiters of other managers listen, the attempt is made up to 2 ms later, so that they go first.
+    /// Makes one attempt, and never overtakes a waiter of this manager: it returns `None` without I/O if another handle
+    /// of this manager, or of a clone of it, holds the name or waits for it. There is one exception. If the store has
+    /// not answered a request of that handle for longer than an
+    /// [attempt](crate::guide::settings#what-follows-from-the-ttl), this call waits for the answer, for two attempts at
+    /// most: the silence may come from a stall of this process, and says nothing about the name. Just after this
+    /// manager has released a name for which waiters of other managers listen, the attempt begins up to 2 ms later, so
+    /// that they go first.
     ///
     /// # Errors
     ///
@@ -169,7 +170,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a lease that was on its way is released in the background.
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -188,13 +189,14 @@ impl Lock {
         self.lease(Location::caller(), WaitLimit::Once)
     }
 
-    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if another holder had it until then.
+    /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if other holders have it until
+    /// then.
     ///
     /// With a zero `timeout` it makes one attempt.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// As [`lock`](Lock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
     /// store.
     ///
     /// # Panics
@@ -203,8 +205,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     ///
     /// ```
     /// use std::time::Duration;
@@ -239,9 +241,9 @@ impl Lock {
 
     /// Locks, runs `body` while the lease is held, and releases it.
     ///
-    /// `body` gets the handle, for nested calls that lock the same name, and the lease. Its output is returned unchanged;
-    /// if that is a `Result`, write `.await??`. A release that fails, other than by a loss, is logged and does not replace it. When
-    /// the lease is lost, `body` is dropped at once.
+    /// `body` gets the handle, for nested calls that lock the same name, and the lease. Its output is returned
+    /// unchanged; if that is a `Result`, write `.await??`. When the lease is lost, `body` is dropped at once. If the
+    /// release fails for another reason than a loss, the error is logged, and this still returns the output.
     ///
     /// # Errors
     ///
@@ -328,8 +330,8 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     #[doc(alias = "acquire")]
     pub async fn lock(&mut self, name: impl AsRef<str>) -> Result<Lease> {
         runtime::need();
@@ -349,7 +351,7 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a lease that was on its way is released in the background.
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
     pub async fn try_lock(&mut self, name: impl AsRef<str>) -> Result<Option<Lease>> {
         runtime::need();
         let (engine, name, current) = self.place(name.as_ref())?;
@@ -368,8 +370,8 @@ impl Holder {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     pub async fn lock_timeout(
         &mut self,
         name: impl AsRef<str>,

@@ -37,8 +37,8 @@ const MOST_REFUSALS: u32 = 8;
 /// none. Sets that overlap cannot deadlock, whatever the order in which their names are given. Use it for work on
 /// several things at once, such as a transfer between two accounts.
 ///
-/// Its options apply to each name by itself: report [progress](Lease::progress) on each of [its leases](MultiLease::leases).
-/// A [`min_hold`](MultiLock::min_hold) counts from the lease of the set, for all names.
+/// Its options apply to each name separately: report [progress](Lease::progress) on each of [its
+/// leases](MultiLease::leases). A [`min_hold`](MultiLock::min_hold) counts from the lease of the set, for all names.
 ///
 /// Each name is an exclusive lock, the same as that of [`LeaseManager::lock`](crate::LeaseManager::lock). While a lease
 /// of this handle is alive, the same handle re-enters all names at once. Every other handle waits, also for one of the
@@ -49,8 +49,8 @@ const MOST_REFUSALS: u32 = 8;
 /// It asks for all names at once. If one of them is held, it releases the others, waits for that one while it holds
 /// nothing, and asks for the others again. After 8 refusals, or a third of the [TTL](crate::Builder::ttl), it takes the
 /// names one after the other in the order of their bytes, so that it gets them even if they are seldom free together.
-/// The names that were free are held during an attempt that fails, and after it until the store has released them in the
-/// background, for about a round trip: a [`try_lock`](crate::Lock::try_lock) of one of them can return `None` then.
+/// An attempt that fails holds the names that were free, until the store has released them in the background, about a
+/// round trip later. Meanwhile a [`try_lock`](crate::Lock::try_lock) of one of them can return `None`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -161,8 +161,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`](crate::Lock::lock), for the name that the message begins with. Names that were taken on the way are
-    /// released in the background.
+    /// As [`Lock::lock`](crate::Lock::lock); the message begins with the name that failed. Names that were taken on the
+    /// way are released in the background.
     ///
     /// # Panics
     ///
@@ -194,7 +194,7 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, leases that were on their way are released in the background.
+    /// Safe. If it is dropped, leases that the store grants to it are released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -214,15 +214,15 @@ impl MultiLock {
         self.acquire(WaitLimit::Once).await
     }
 
-    /// Waits until this handle holds all names, for at most `timeout` in all; returns `None` if other holders had one of
-    /// them until then.
+    /// Waits until this handle holds all names, for at most `timeout` in all; returns `None` if other holders have one
+    /// of them until then.
     ///
     /// With a zero `timeout` it makes one attempt.
     ///
     /// # Errors
     ///
-    /// As [`lock`](MultiLock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
-    /// store.
+    /// As [`lock`](MultiLock::lock); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of
+    /// the store.
     ///
     /// # Panics
     ///
@@ -230,8 +230,8 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and leases that were on their way are released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and leases that the store grants to it are
+    /// released in the background.
     pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<MultiLease>> {
         runtime::need();
         self.acquire(WaitLimit::For(timeout)).await
@@ -413,8 +413,8 @@ impl MultiLease {
 
     /// Returns the leases of the names, in the order of the bytes of the names.
     ///
-    /// Their [tokens](Lease::cancellation_token) fire when any of the set is lost. Their other methods speak of their own
-    /// name.
+    /// Their [tokens](Lease::cancellation_token) fire when any name of the set is lost. Their other methods concern
+    /// their own name.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.leases.iter()
     }

@@ -21,10 +21,10 @@ const LONGEST_KEEP: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// A job that runs on one of many replicas, made by [`LeaseManager::once`](crate::LeaseManager::once).
 ///
 /// The key names the job *and its occasion*: `nightly@2026-11-25T02:00Z`, `migration:42`. All replicas call
-/// [`run`](Job::run) with the same key. One of them runs the body; a success closes the key for
-/// [`keep`](Job::keep), and the others learn that from [`Once`]. An error, a panic, a dropped future or the
-/// death of the process leaves the key free, at once or after the [TTL](crate::Builder::ttl), and another replica may run
-/// the job. See [`jobs`](crate::guide::jobs).
+/// [`run`](Job::run) with the same key. One of them runs the body. A success closes the key for the time of
+/// [`keep`](Job::keep), and [`Once`] reports it to the others. An error, a panic, a dropped future or the death of the
+/// process leaves the key free, at once or after the [TTL](crate::Builder::ttl), and another replica may run the job.
+/// See [`jobs`](crate::guide::jobs).
 ///
 /// The key is an exclusive [lock](crate::Lock) of the same name.
 ///
@@ -63,7 +63,7 @@ pub struct Job {
 
 /// The outcome of a [`Job`].
 ///
-/// An `Err` of [`Job::run`] is a failure of the lease; that of the body is [`Failed`](Once::Failed).
+/// An `Err` of [`Job::run`] is a failure of the lease. A failure of the body is [`Failed`](Once::Failed).
 #[derive(Debug)]
 #[must_use = "it says whether the job has run, and has the error of the body"]
 #[non_exhaustive]
@@ -74,7 +74,7 @@ pub enum Once<T, E> {
     Unconfirmed(T, Error),
     /// The body returned `Err` here. The key is free.
     Failed(E),
-    /// Another holder has the key. `None` if it had it when this call asked, and has it no more.
+    /// Another holder has the key: the value describes it. `None` if it has released the key since this call asked.
     Elsewhere(Option<HolderInfo>),
     /// The job was done before.
     Before(Closed),
@@ -112,9 +112,10 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// - [`Lost`](ErrorKind::Lost): the lease was lost before the success was recorded, so the key is not closed, and another
-    ///   replica may run the job. `body` was dropped, or its output is.
-    /// - [`Unsupported`](ErrorKind::Unsupported), before `body` begins: the store cannot keep a key closed, as ZooKeeper.
+    /// - [`Lost`](ErrorKind::Lost): the lease was lost before the success was recorded, so the key is not closed, and
+    ///   another replica may run the job. `body` or its output was dropped.
+    /// - [`Unsupported`](ErrorKind::Unsupported), before `body` begins: the store cannot keep a key closed, such as
+    ///   ZooKeeper.
     /// - [`Invalid`](ErrorKind::Invalid): the key or a time is not valid.
     /// - As [`Lock::try_lock`](crate::Lock::try_lock); with [`wait`](Job::wait), [`Unavailable`](ErrorKind::Unavailable) if the store
     ///   did not answer during the whole wait, or for one [TTL](crate::Builder::ttl).

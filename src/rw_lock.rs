@@ -17,52 +17,54 @@ use std::time::Duration;
 
 /// A handle on a read-write lock, for one flow of control.
 ///
-/// [`LeaseManager::rw_lock`](crate::LeaseManager::rw_lock) creates it without I/O. At one time, one writer has the name, or
-/// any number of readers, across handles, tasks, processes and hosts. Use it where many read what a few change: readers do
-/// not wait for each other.
+/// [`LeaseManager::rw_lock`](crate::LeaseManager::rw_lock) creates it without I/O. At any time either one writer or any
+/// number of readers have the name, across handles, tasks, processes and hosts. Use it where many read what a few
+/// change: readers do not wait for each other.
 ///
 /// # Re-entry
 ///
-/// A handle that holds the write lease enters again at once, by [`write`](RwLock::write) and by [`read`](RwLock::read). The
-/// name stays locked for writing until all of these leases have ended. A handle that only reads enters again by `read`. Its
-/// `write` is [`Invalid`](ErrorKind::Invalid) at once, because it would wait for itself forever: drop the read lease first,
-/// or use [`ReadLease::try_upgrade`].
+/// A handle that holds a write lease re-enters at once, by [`write`](RwLock::write) and by [`read`](RwLock::read). The
+/// name stays locked for writing until all of these leases have ended. A handle that only reads re-enters by `read`.
+/// Its `write` returns [`Invalid`](ErrorKind::Invalid) at once, because it would wait for itself forever: drop the read
+/// lease first, or use [`ReadLease::try_upgrade`].
 ///
 /// # Readers of one process
 ///
-/// Handles of one [`LeaseManager`](crate::LeaseManager) that read the same name share one hold of the store, a *cohort*. The
-/// first reader asks the store. One that comes within a tenth of the [TTL](crate::Builder::ttl) after that grant joins it:
-/// it sends nothing and waits for nothing, so a million readers a second cost one request for each tenth of the TTL, and one
-/// lease to renew. Later readers ask again and begin a new cohort; they do not wait for the old one. A reader never joins
-/// while a writer of its own manager waits, and a writer elsewhere waits for the longest read and that tenth, and perhaps
-/// one [poll interval](crate::Builder::max_poll_interval).
+/// Handles of one [`LeaseManager`](crate::LeaseManager) that read the same name share one hold of the store, a
+/// *cohort*. The first reader asks the store. One that comes within a tenth of the [TTL](crate::Builder::ttl) after
+/// that grant joins it: it sends nothing and waits for nothing, so a million readers a second cost one request for each
+/// tenth of the TTL, and one lease to renew. Later readers ask again and begin a new cohort; they do not wait for the
+/// old one. A reader never joins while a writer of its own manager waits. A writer of another manager waits for the
+/// longest read, that tenth of the TTL, and perhaps one [poll interval](crate::Builder::max_poll_interval).
 ///
-/// Each lease stays a lease of its own: it ends when it is unlocked or dropped, and its token fires then. The last one of the
-/// cohort that ends releases the name, so the others return from [`unlock`](ReadLease::unlock) at once. What they share:
+/// Each reader has a lease of its own: it ends when it is unlocked or dropped, and its token fires then. The last lease
+/// of the cohort releases the name; [`unlock`](ReadLease::unlock) of the others returns at once. The leases of a cohort
+/// share this:
 ///
 /// - They have one fencing token and one [`holder_id`](Lease::holder_id), and are lost together, at one time, for one reason.
 /// - [`max_hold`](crate::Builder::max_hold) counts from the grant, which may be a tenth of the TTL older than the lease.
 /// - [`forget`](Lease::forget) keeps the name from writers only if the lease is the last of its cohort.
-/// - The class, the label and `warn_held` are those of the handle that began the cohort. So a handle has no `stall_after` of its
-///   own, by which it could end the leases of others; that of the [builder](crate::Builder::stall_after) counts, and each of
-///   them reports [progress](Lease::progress) for all.
+/// - The class, the label and `warn_held` are those of the handle that began the cohort. A handle has no `stall_after`
+///   of its own, because it would end the leases of others. That of the [builder](crate::Builder::stall_after) counts,
+///   and a report of [progress](Lease::progress) by one lease counts for all.
 ///
-/// [`hold_count`](Lease::hold_count) counts the leases of the own handle. The store counts one for the whole cohort.
+/// [`hold_count`](Lease::hold_count) counts the leases of one handle. The store counts one for the whole cohort.
 ///
 /// # Order
 ///
-/// Neither side starves, but for readers on a quorum. Among the handles of a manager, a reader that comes after a waiting writer waits behind it.
-/// Between managers, the store remembers how long the oldest reader and the oldest writer have waited, and refuses those of
-/// the other side that came later. A waiter that goes away without being granted the name delays them by three
-/// [poll intervals](crate::Builder::max_poll_interval) at most. On a [`Quorum`](crate::store::Quorum) a waiting writer keeps
-/// out later readers in the same way, but a waiting reader keeps out no later writer: writers of other processes that never
-/// rest can starve it. Redisson's clients neither give nor see this order.
+/// Neither side starves, except for readers on a quorum. Among the handles of a manager, a reader that comes after a
+/// waiting writer waits behind it. Between managers, the store remembers how long the oldest reader and the oldest
+/// writer have waited, and refuses those of the other side that came later. A waiter that goes away without being
+/// granted the name delays them by three [poll intervals](crate::Builder::max_poll_interval) at most. On a
+/// [`Quorum`](crate::store::Quorum) a waiting writer keeps out later readers in the same way, but a waiting reader
+/// keeps out no later writer: writers of other processes that never rest can starve it. Redisson's clients do not take
+/// part in this order.
 ///
 /// # Which stores
 ///
-/// Memory, Redis (one server, Sentinel, Cluster), a quorum of stores that have it, and ZooKeeper, where readers and writers of
-/// all processes are served in the order of arrival. On Redis it has the layout of Redisson's `RReadWriteLock`, and both exclude each
-/// other. A name that is in use as another kind of lock is [`WrongType`](ErrorKind::WrongType).
+/// Memory, Redis (one server, Sentinel, Cluster), a quorum of stores that support it, and ZooKeeper, where processes
+/// take turns in the order in which each began to wait. On Redis it has the layout of Redisson's `RReadWriteLock`, and
+/// both exclude each other. A name that is in use as another kind of lock is [`WrongType`](ErrorKind::WrongType).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -157,18 +159,19 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     #[doc(alias = "readLock")]
     pub async fn read(&mut self) -> Result<ReadLease> {
         let lease = self.lease(Mode::Read, WaitLimit::Forever).await?;
         lease.map(|lease| self.reading(lease)).ok_or_else(Error::silent)
     }
 
-    /// Locks for reading if no writer holds the name now, and none has waited for it; returns `None` otherwise.
+    /// Locks for reading if no writer holds the name now or waits for it; returns `None` otherwise.
     ///
-    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does. It returns `None` also while a request to write
-    /// of the same manager, or a [`try_upgrade`](ReadLease::try_upgrade), has no answer yet, even if it is refused then.
+    /// Makes one attempt, as [`Lock::try_lock`](crate::Lock::try_lock) does. It also returns `None` while the store has
+    /// not answered a request to write, or a [`try_upgrade`](ReadLease::try_upgrade), of the same manager, even if it
+    /// refuses that later.
     ///
     /// # Errors
     ///
@@ -180,19 +183,19 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a lease that was on its way is released in the background.
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
     pub async fn try_read(&mut self) -> Result<Option<ReadLease>> {
         let lease = self.lease(Mode::Read, WaitLimit::Once).await?;
         Ok(lease.map(|lease| self.reading(lease)))
     }
 
-    /// Waits until this handle may read, for at most `timeout`; returns `None` if it could not until then.
+    /// Waits until this handle may read, for at most `timeout`; returns `None` if it cannot until then.
     ///
     /// With a zero `timeout` it makes one attempt.
     ///
     /// # Errors
     ///
-    /// As [`read`](RwLock::read); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// As [`read`](RwLock::read); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
     /// store.
     ///
     /// # Panics
@@ -201,8 +204,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     pub async fn read_timeout(&mut self, timeout: Duration) -> Result<Option<ReadLease>> {
         let lease = self.lease(Mode::Read, WaitLimit::For(timeout)).await?;
         Ok(lease.map(|lease| self.reading(lease)))
@@ -222,8 +225,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -258,19 +261,19 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a lease that was on its way is released in the background.
+    /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
     pub async fn try_write(&mut self) -> Result<Option<WriteLease>> {
         let lease = self.lease(Mode::Write, WaitLimit::Once).await?;
         Ok(lease.map(|lease| self.writing(lease)))
     }
 
-    /// Waits until this handle may write, for at most `timeout`; returns `None` if it could not until then.
+    /// Waits until this handle may write, for at most `timeout`; returns `None` if it cannot until then.
     ///
     /// With a zero `timeout` it makes one attempt.
     ///
     /// # Errors
     ///
-    /// As [`write`](RwLock::write); [`Unavailable`](ErrorKind::Unavailable) if the time passed without an answer of the
+    /// As [`write`](RwLock::write); [`Unavailable`](ErrorKind::Unavailable) if the time passes without an answer of the
     /// store.
     ///
     /// # Panics
@@ -279,8 +282,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a lease that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
+    /// released in the background.
     pub async fn write_timeout(&mut self, timeout: Duration) -> Result<Option<WriteLease>> {
         let lease = self.lease(Mode::Write, WaitLimit::For(timeout)).await?;
         Ok(lease.map(|lease| self.writing(lease)))
@@ -376,11 +379,12 @@ async fn change(
 }
 
 impl ReadLease {
-    /// Makes the reader the writer, if nothing else reads the name and nothing waits to write it.
+    /// Makes the reader the writer, if no other lease reads the name and no other handle waits to write it.
     ///
-    /// It never waits, so two readers that try it at once cannot deadlock: at most one of them becomes the writer. The lease
-    /// stays as it is if another reader is there, if its handle has another lease of the name, or if another handle waits.
-    /// The new lease has a new [fencing token](Lease::fence) and cancellation token; those of the old one end.
+    /// It never waits, so two readers that try it at once cannot deadlock: at most one of them becomes the writer. The
+    /// lease stays as it is if another reader is there, if its handle has another lease of the name, or if another
+    /// handle waits. The new lease has a new [fencing token](Lease::fence) and a new cancellation token; the old
+    /// cancellation token fires.
     ///
     /// # Errors
     ///
@@ -439,19 +443,20 @@ impl ReadLease {
         self.lease.unlock().await
     }
 
-    /// Returns the lease alone.
+    /// Converts the guard into its lease, which stays held.
     pub fn into_lease(self) -> Lease {
         self.lease
     }
 }
 
 impl WriteLease {
-    /// Makes the writer a reader, in one step: nothing else writes in between.
+    /// Makes the writer a reader, in one step: no other holder can write in between.
     ///
-    /// Other readers may enter then. If the mode was changed, the lease has a new fencing token and a new cancellation token,
-    /// and the old one fires. If the handle has other leases of the name, the mode stays: lease, tokens and fence are as they
-    /// were, and the name stays locked for writing until all of them have ended, this one too. It is a read lease by its type
-    /// alone then, and [`try_upgrade`](ReadLease::try_upgrade) returns it as it is. End the other leases first.
+    /// Other readers may enter from then on. If the mode was changed, the lease has a new fencing token and a new
+    /// cancellation token, and the old one fires. If the handle has other leases of the name, the mode stays: the lease
+    /// and its tokens are as they were, and the name stays locked for writing until all of these leases have ended. The
+    /// returned lease is then a read lease only by its type, and [`try_upgrade`](ReadLease::try_upgrade) returns it as
+    /// [`Still`](Upgraded::Still). To avoid that, end the other leases first.
     ///
     /// # Errors
     ///
@@ -501,7 +506,7 @@ impl WriteLease {
         self.lease.unlock().await
     }
 
-    /// Returns the lease alone.
+    /// Converts the guard into its lease, which stays held.
     pub fn into_lease(self) -> Lease {
         self.lease
     }

@@ -24,28 +24,30 @@ use tokio::task::coop::consume_budget;
 ///
 /// # The size
 ///
-/// All processes must use the same size. A request with another one is [`Invalid`](crate::ErrorKind::Invalid), once it
-/// reaches the store: behind other calls of its manager it waits for its turn first, and a `try_` returns `None`.
-/// [`resize`](Semaphore::resize) changes it for all of them. A semaphore without users keeps its size for the
-/// [`fence_retention`](crate::Builder::fence_retention), or a day without fencing tokens, or until
-/// [`force_unlock`](crate::LeaseManager::force_unlock), which takes all its permits away. On ZooKeeper it keeps it for 5 to
-/// 10 s, or a minute if the process that used it last has ended.
+/// All processes must use the same size. The store refuses a request with another size as
+/// [`Invalid`](crate::ErrorKind::Invalid). A call behind others of its manager learns that when its turn comes; a
+/// `try_` call there returns `None`. [`resize`](Semaphore::resize) changes it for all of them. An idle semaphore keeps
+/// its size for the [`fence_retention`](crate::Builder::fence_retention), or for a day if fencing tokens are off, or
+/// until a [`force_unlock`](crate::LeaseManager::force_unlock), which also takes all its permits away. On ZooKeeper it
+/// keeps its size for 5 to 10 s, or for a minute if the process that used it last has ended.
 ///
 /// # Order
 ///
 /// The calls of one manager get their permits in the order of arrival; one that asks for many is not overtaken. If the
-/// first of them wants as many permits as another flow unlocks, the permits are handed off in memory, without contacting the
-/// store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. A manager that hands off its
-/// permits releases them from time to time, and lets waiters of others go first. But between managers there is no order, and
-/// no bound: a call for many permits can wait forever while other managers take single ones in turn, because so many may never
-/// be free at once. Where that can be, let all ask for the same number. On ZooKeeper the calls of all managers are served in the order of arrival.
+/// first of them wants as many permits as another flow unlocks, the permits are handed off in memory, without
+/// contacting the store, as often in a row as [`max_local_handoffs`](crate::Builder::max_local_handoffs) allows. A
+/// manager that hands off its permits releases them from time to time, and lets waiters of other managers go first.
+/// Between managers there is no order and no bound: a call for many permits can wait forever while other managers take
+/// single ones in turn, because so many may never be free at once. If that can happen, let all calls ask for the same
+/// number. On ZooKeeper processes take turns in [the order in which each began to
+/// wait](crate::guide::zookeeper#the-order-of-waiters), and a call for many permits is not overtaken.
 ///
 /// # Which stores
 ///
-/// Memory, Redis with Sentinel or Cluster, and ZooKeeper. On a quorum it is [`Unsupported`](crate::ErrorKind::Unsupported), because
-/// majorities cannot count: of three nodes with two permits, three holders can have two nodes each. Use
-/// [`slots`](crate::LeaseManager::slots) there. On Redis it has the layout of Redisson's
-/// `RPermitExpirableSemaphore`, and both count the permits of each other.
+/// Memory, Redis (one server, Sentinel, Cluster), and ZooKeeper. On a quorum it is
+/// [`Unsupported`](crate::ErrorKind::Unsupported), because majorities cannot count: of three nodes with two permits,
+/// three holders can have two nodes each. Use [`slots`](crate::LeaseManager::slots) there. On Redis it has the layout
+/// of Redisson's `RPermitExpirableSemaphore`, and both count the permits of each other.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -92,9 +94,9 @@ pub struct Permit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// The number of permits, as the store has it; that of the handle if the semaphore is not in use.
+    /// The size, as the store has it; that of the handle if the semaphore is not in use.
     pub size: u32,
-    /// The number of permits that are out.
+    /// The number of permits that are held.
     pub held: u32,
     /// The number of holders.
     pub holders: usize,
@@ -132,17 +134,17 @@ impl Semaphore {
 
     /// Sets the number of permits, for all processes.
     ///
-    /// Permits that are out stay out: after a resize below their number, none is granted until enough have come back.
-    /// Handles that were made with a size from before the resize, here and in other processes, go on with the new one. They
-    /// acquire up to their own size at once. The store forgets a former size when no such handle has acquired permits for
-    /// the [`fence_retention`](crate::Builder::fence_retention). So resize at run time, and start new processes with the
-    /// new size.
+    /// Permits that are held stay held: after a resize below their number, none is granted until enough are released.
+    /// Handles that were made with a former size, here and in other processes, go on with the new one. One call of such
+    /// a handle can still ask for up to its own size. The store forgets a former size when no such handle has acquired
+    /// permits for the [`fence_retention`](crate::Builder::fence_retention). So resize at run time, and start new
+    /// processes with the new size.
     ///
     /// # Errors
     ///
     /// As [`usage`](Semaphore::usage), [`Invalid`](crate::ErrorKind::Invalid) for a size of 0, and
     /// [`Unsupported`](crate::ErrorKind::Unsupported) on ZooKeeper. After
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) the size may have changed or not; call it again.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) the size may or may not have changed; call it again.
     ///
     /// # Panics
     ///
@@ -150,7 +152,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the size may have changed or not. Call it again.
+    /// If it is dropped, the size may or may not have changed. Call it again.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -195,13 +197,13 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a permit that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
+    /// released in the background.
     pub async fn acquire(&self) -> Result<Permit> {
         self.acquire_many(1).await
     }
 
-    /// Waits until it has `count` permits, all at once.
+    /// Waits until `count` permits are free, and acquires them in one step.
     ///
     /// # Errors
     ///
@@ -214,8 +216,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a permit that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
+    /// released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -244,7 +246,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a permit that was on its way is released in the background.
+    /// Safe. If it is dropped, a permit that the store grants to it is released in the background.
     pub async fn try_acquire(&self) -> Result<Option<Permit>> {
         self.try_acquire_many(1).await
     }
@@ -261,18 +263,18 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, permits that were on their way are released in the background.
+    /// Safe. If it is dropped, permits that the store grants to it are released in the background.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<Permit>> {
         self.permits(count, WaitLimit::Once).await
     }
 
-    /// Waits until it has a permit, for at most `timeout`; returns `None` if it had none until then.
+    /// Waits for a permit, for at most `timeout`; returns `None` if none is free until then.
     ///
     /// With a zero `timeout` it makes one attempt.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Semaphore::acquire); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passed without an
+    /// As [`acquire`](Semaphore::acquire); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passes without an
     /// answer of the store.
     ///
     /// # Panics
@@ -281,13 +283,13 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a permit that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
+    /// released in the background.
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Option<Permit>> {
         self.acquire_many_timeout(1, timeout).await
     }
 
-    /// Waits until it has `count` permits, for at most `timeout`; returns `None` if it had none until then.
+    /// Waits for `count` permits, for at most `timeout`; returns `None` if they are not free at once until then.
     ///
     /// # Errors
     ///
@@ -299,8 +301,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and permits that were on their way are released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and permits that the store grants to it are
+    /// released in the background.
     pub async fn acquire_many_timeout(
         &self,
         count: u32,
@@ -386,7 +388,7 @@ impl Permit {
         self.lease.unlock().await
     }
 
-    /// Returns the lease alone.
+    /// Converts the guard into its lease, which stays held.
     pub fn into_lease(self) -> Lease {
         self.lease
     }

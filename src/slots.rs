@@ -19,7 +19,7 @@ use tokio::time::sleep;
 /// At most for so many slots a caller waits at once: each of them costs a place in a queue and a subscription.
 const WAITED_FOR: u32 = 16;
 
-/// A set of numbered slots, of which each has one holder at a time.
+/// A set of numbered slots. Each slot has at most one holder at a time.
 ///
 /// [`LeaseManager::slots`](crate::LeaseManager::slots) creates it without I/O. Use it where each worker needs a number of
 /// its own: worker ids, partitions, GPUs, licence seats. Slot `i` of `"gpu"` is the exclusive lock `"gpu#i"`, so slots
@@ -87,12 +87,12 @@ impl Slots {
 
     setters!(class label min_hold lock_delay stall_after warn_held);
 
-    /// Waits until it has a slot, whichever is free first.
+    /// Waits until any slot is free, and takes it.
     ///
-    /// It tries an index of its own choice first, then some at random, then all others, with a request for each that is
-    /// taken. If none is free, it waits for all of them when there are at most 16. Of more, it waits for 16 that are drawn at
-    /// random, and looks at all of them again after the [poll interval](crate::Builder::max_poll_interval). There is no
-    /// order between the callers.
+    /// It first tries an index that was drawn when the set was made, then some at random, then all others, with a
+    /// request for each slot that another process holds. If none is free and there are at most 16 slots, it waits for
+    /// all of them. If there are more, it waits for 16 that are drawn at random, and tries all slots again after the
+    /// [poll interval](crate::Builder::max_poll_interval). Callers are not served in an order.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, slots that were on their way are released in the background.
+    /// Safe. If it is dropped, slots that the store grants to it are released in the background.
     pub async fn take(&self) -> Result<Slot> {
         runtime::need();
         self.wait(&AtomicBool::new(false)).await
@@ -114,8 +114,8 @@ impl Slots {
 
     /// Takes a slot if one is free now; returns `None` if it finds none.
     ///
-    /// Sends a request for each slot that it finds taken by another process, one after the other. A slot that is released
-    /// after it was looked at is not seen.
+    /// Sends a request for each slot that it finds taken by another process, one after the other. It misses a slot that
+    /// is released after it has tried it.
     ///
     /// # Errors
     ///
@@ -127,19 +127,19 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a slot that was on its way is released in the background.
+    /// Safe. If it is dropped, a slot that the store grants to it is released in the background.
     pub async fn try_take(&self) -> Result<Option<Slot>> {
         runtime::need();
         self.look(&AtomicBool::new(false)).await
     }
 
-    /// Waits until it has a slot, for at most `timeout`; returns `None` if it found none until then.
+    /// Waits for any free slot, for at most `timeout`; returns `None` if it finds none until then.
     ///
     /// With a zero `timeout` it looks at all slots once, as [`try_take`](Slots::try_take) does.
     ///
     /// # Errors
     ///
-    /// As [`take`](Slots::take); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passed without an answer of
+    /// As [`take`](Slots::take); [`Unavailable`](crate::ErrorKind::Unavailable) if the time passes without an answer of
     /// the store.
     ///
     /// # Panics
@@ -148,8 +148,8 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a slot that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a slot that the store grants to it is
+    /// released in the background.
     pub async fn take_timeout(&self, timeout: Duration) -> Result<Option<Slot>> {
         runtime::need();
         let answered = AtomicBool::new(false);
@@ -166,7 +166,7 @@ impl Slots {
         }
     }
 
-    /// Waits until it has the slot of this index.
+    /// Waits until the slot of this index is free, and takes it.
     ///
     /// Use it to get back the partition that a worker had before, or to take all slots in turn.
     ///
@@ -180,8 +180,8 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, this call loses its place in the queue, and a slot that was on its way is released in the
-    /// background.
+    /// Safe. If it is dropped, the call loses its place in the queue, and a slot that the store grants to it is
+    /// released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -211,7 +211,7 @@ impl Slots {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, a slot that was on its way is released in the background.
+    /// Safe. If it is dropped, a slot that the store grants to it is released in the background.
     pub async fn try_take_index(&self, index: u32) -> Result<Option<Slot>> {
         runtime::need();
         self.check_index(index)?;
@@ -383,7 +383,7 @@ impl Slot {
         self.lease.unlock().await
     }
 
-    /// Returns the lease of the slot without its index.
+    /// Converts the guard into its lease, without the index; the slot stays held.
     pub fn into_lease(self) -> Lease {
         self.lease
     }

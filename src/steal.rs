@@ -1,4 +1,4 @@
-//! Taking a name from its holder, and what the old holder learns of it.
+//! Takes a name from its holder, and notifies the old holder.
 
 use crate::engine::{self, WaitLimit};
 use crate::error::{Error, Result};
@@ -11,19 +11,21 @@ use std::time::Duration;
 impl Lock {
     /// Takes the name from its holder, in this process or any other, or acquires it if it is free.
     ///
-    /// Use it if the holder hangs and cannot be stopped. `why` is for the old holder, which [reads it](Lease::note), and for
-    /// operators. It is as public as the name.
+    /// Use it if the holder hangs and cannot be stopped. `why` is the reason, for operators and for the old holder,
+    /// which can [read it](Lease::note). It is as public as the name.
     ///
-    /// Makes one attempt, and overtakes all that wait. Returns `None` if the name passed to another holder in the meantime:
-    /// this call takes it only from the holder that it found. On Redis and in memory the name goes from one holder to the other in one step. A quorum and
-    /// ZooKeeper release it by force and acquire it then, and a waiter can come between.
+    /// Makes one attempt, and overtakes all waiters. It takes the name only from the holder that it finds, and returns
+    /// `None` if the name went to another holder in the meantime. On Redis and in memory the name goes from one holder
+    /// to the other in one step. On a quorum and on ZooKeeper it is released by force and then acquired, and a waiter
+    /// can come between.
     ///
-    /// **The old holder can still be at work when this returns.** Its token fires before the request leaves if it is of this
-    /// manager, and otherwise when it hears of the steal: a round trip later through the [inbox](crate::guide::family#take-it-from-its-holder)
-    /// of its manager, or at its next renewal, after up to a third of the [TTL](crate::Builder::ttl), if it has none: on
-    /// ZooKeeper, with Redisson, or if the message was lost. Its loss is [`Stolen`](crate::Loss::Stolen), on ZooKeeper `Gone` or
-    /// `Taken`. Until then that manager may even hand the hold off to waiters of its own, which lose it in the same way.
-    /// The [fencing token](Lease::fence) of the new lease is larger than theirs, so a resource that [compares](crate::guard) it
+    /// **The old holder can still be at work when this returns.** If it belongs to this manager, its token fires before
+    /// the request leaves. Otherwise it learns of the steal a round trip later, through the
+    /// [inbox](crate::guide::family#steal-a-name-from-its-holder) of its manager. Without an inbox (on ZooKeeper, with
+    /// Redisson) or if the message is lost, it learns of it at its next renewal, after up to a third of the
+    /// [TTL](crate::Builder::ttl). Its loss is [`Stolen`](crate::Loss::Stolen), on ZooKeeper `Gone` or `Taken`. Until
+    /// then its manager may also hand the hold off to its own waiters, which lose it in the same way. The [fencing
+    /// token](Lease::fence) of the new lease is larger than theirs, so a resource that [compares](crate::guard) it
     /// refuses the late writes.
     ///
     /// # Errors
@@ -42,7 +44,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the old holder may have lost the name, and a lease that was on its way is released in the background.
+    /// If it is dropped, the old holder may have lost the name, and a lease that the store grants to it is released in
+    /// the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -66,11 +69,11 @@ impl Lock {
         self.steal_from(why.as_ref(), None).await
     }
 
-    /// Asks the holder for the name, waits for it for `patience`, and then takes it from that holder.
+    /// Asks the holder for the name, waits for `patience`, and then takes the name from that holder.
     ///
-    /// The polite form of [`steal`](Lock::steal). The holder hears of it by [`Lease::wanted`] and can finish and release.
-    /// A holder that cannot be asked, on ZooKeeper or with Redisson, is only waited for. Returns `None` if another holder has the name by then:
-    /// that one was never asked.
+    /// This is the polite form of [`steal`](Lock::steal). The holder learns of it by [`Lease::wanted`], and can finish
+    /// and release. A holder that cannot be asked, on ZooKeeper or with Redisson, only gets the time. Returns `None` if
+    /// another holder has the name by then, because that one was never asked.
     ///
     /// # Errors
     ///

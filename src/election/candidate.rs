@@ -27,8 +27,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 /// A candidate of an [`Election`](super::Election).
 ///
-/// Candidates of one manager lead in the order in which they stand. There is no order between managers, except with
-/// ZooKeeper.
+/// Candidates of one manager lead in the order in which they stand for election. There is no order between managers,
+/// except with ZooKeeper.
 #[must_use = "a candidate does not stand before `lead` or `campaign`"]
 pub struct Candidate {
     engine: Arc<Engine>,
@@ -58,30 +58,32 @@ impl Candidate {
 
     /// Sets how long the work may go on after [`until`](Self::until) has fired; zero by default.
     ///
-    /// It leads all that time, and is dropped after it. A loss gives no such time: the work is dropped at once.
+    /// The candidate leads during that time, and then the work is dropped. After a loss there is no such time: the work
+    /// is dropped at once.
     pub fn graceful(self, graceful: Duration) -> Self {
         Self { graceful, ..self }
     }
 
-    /// Has [`lead`](Self::lead) end when `token` fires, as at the shutdown of a service.
+    /// Ends [`lead`](Self::lead) when `token` fires, such as at the shutdown of a service.
     ///
-    /// A candidate that waits withdraws. For one that leads, [`Leadership::retiring`] fires, and it resigns when its work
-    /// has ended, or after the time that [`graceful`](Self::graceful) gives it.
+    /// A candidate that waits withdraws. If it leads, [`Leadership::retiring`] fires, and it resigns when its work has
+    /// ended, or after the time of [`graceful`](Self::graceful).
     pub fn until(self, token: CancellationToken) -> Self {
         Self { until: token, ..self }
     }
 
     setters!(class label lock_delay stall_after warn_held);
 
-    /// Stands, and waits until it leads.
+    /// Stands for election once, and waits until this candidate leads.
     ///
-    /// It may be called again, also while it leads: then it waits until that leadership has ended.
+    /// It may be called again. While the candidate leads, that call waits until the leadership has ended.
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`](crate::Lock::lock), and [`Unsupported`](ErrorKind::Unsupported) if the store keeps no value beside a
-    /// lock. [`Denied`](ErrorKind::Denied) also if the user may lock but not write the value. [`lead`](Self::lead) stands
-    /// again by itself where that helps.
+    /// As [`Lock::lock`](crate::Lock::lock), and [`Unsupported`](ErrorKind::Unsupported) if the store keeps no value
+    /// beside a lock. [`Denied`](ErrorKind::Denied) also if the user may lock, but not write the value.
+    /// [`lead`](Self::lead) stands again after every error but [`Closed`](ErrorKind::Closed),
+    /// [`Invalid`](ErrorKind::Invalid) and `Unsupported`.
     ///
     /// # Panics
     ///
@@ -89,7 +91,8 @@ impl Candidate {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, it stands no longer, and a leadership that was on its way is resigned in the background.
+    /// Safe. If it is dropped, the candidate withdraws, and a leadership that the store grants to it is resigned in the
+    /// background.
     pub async fn campaign(&mut self) -> Result<Leadership> {
         runtime::need();
         let core = &self.engine.core;
@@ -124,17 +127,19 @@ impl Candidate {
         }
     }
 
-    /// Stands again and again, and runs `body` in each term, until the body breaks.
+    /// Stands for election again and again, and runs `body` in each term, until the body returns
+    /// [`ControlFlow::Break`].
     ///
-    /// `body` gets the leadership. [`ControlFlow::Continue`] resigns and stands again; [`ControlFlow::Break`] resigns and ends
-    /// the call. When the leadership is lost, `body` is dropped at once, at its current await, and only then the candidate
-    /// stands again. What begins with leadership belongs into the body, as values that end with it; tasks that it has spawned
-    /// get the [`cancellation_token`](crate::Lease::cancellation_token). Where `lead` itself runs in a spawned task, write
-    /// `async move |me|`, and let the body capture owned values, such as a `String` or an `Arc`: the compiler accepts no body there
-    /// that captures a reference, not even a `&'static str`.
+    /// `body` gets the leadership. [`ControlFlow::Continue`] resigns and stands again; [`ControlFlow::Break`] resigns
+    /// and ends the call. When the leadership is lost, `body` is dropped at once, at its current await, and only then
+    /// does the candidate stand again. Put what must end with the leadership into values of the body, and give tasks
+    /// that it spawns the [`cancellation_token`](crate::Lease::cancellation_token). Where `lead` itself runs in a
+    /// spawned task, write `async move |me|`, and let the body capture owned values, such as a `String` or an `Arc`:
+    /// the compiler accepts no body there that captures a reference, not even a `&'static str`.
     ///
-    /// **It never ends by itself**: an outage, a lost lease, a refusal of the store lead to another campaign, after a
-    /// pause. It ends if the body breaks, by [`until`](Self::until), when the manager is closed, or when it is dropped.
+    /// **It never ends by itself**: after an outage, a lost lease or a refusal of the store it pauses and stands again.
+    /// It ends when the body breaks, when [`until`](Self::until) fires, when the manager is closed, or when it is
+    /// dropped.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The guard of a leader: a [`Lease`], with the term and the value.
 ///
-/// Dropping it resigns in the background. It is lost as a lease is: its
+/// Dropping it resigns in the background. It can be lost like any lease: its
 /// [`cancellation_token`](Lease::cancellation_token) fires before another candidate can lead.
 ///
 /// ```
@@ -43,7 +43,7 @@ impl Leadership {
 
     /// Returns the term: the [fencing token](Lease::fence), which is larger than that of each earlier leader.
     ///
-    /// `None` where the store has no fencing tokens, as a quorum, and with
+    /// Returns `None` if the store has no fencing tokens, such as a quorum, and with
     /// [`fencing(false)`](crate::Builder::fencing).
     pub fn term(&self) -> Option<u64> {
         self.lease.fence()
@@ -96,8 +96,8 @@ impl Leadership {
         lease.unlock().await
     }
 
-    /// Returns a token that fires when the candidate is to stop, by [`Candidate::until`](super::Candidate::until). It leads
-    /// for a [while](super::Candidate::graceful) after that.
+    /// Returns a token that fires when [`Candidate::until`](super::Candidate::until) asks the candidate to stop. It
+    /// leads for the time of [`graceful`](super::Candidate::graceful) after that.
     #[must_use]
     pub fn retiring(&self) -> CancellationToken {
         self.retiring.child_token()

@@ -30,7 +30,7 @@ use tokio_util::sync::{CancellationToken, DropGuard, ReusableBoxFuture};
 /// How soon after a subscription it reads again: what came before may not have been announced.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// Who leads, as an observer knows it.
+/// The leader, as far as an observer knows it.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Leader {
@@ -45,7 +45,8 @@ pub struct Leader {
     pub owner: Option<Owner>,
     /// When its term began, by its clock: for people, not for decisions.
     pub since: Option<SystemTime>,
-    /// Since when the store could not be asked. The rest is what was known then. `None` while there is contact.
+    /// The time since which there is no contact to the store; the other fields are what was known then. `None` while
+    /// there is contact.
     pub stale_since: Option<Instant>,
 }
 
@@ -72,12 +73,12 @@ impl Leader {
     }
 }
 
-/// A view of an election: who leads, always the latest that is known.
+/// A view of an election, which always shows the latest known leader.
 ///
-/// [`Election::observe`](super::Election::observe) creates it. It never ends. Its terms never go back,
-/// unless the store has lost its data: smaller terms that are there for more than a [TTL](crate::Builder::ttl) count again, with
-/// a warning in the log. States that last only a moment may be left out. It reads the store at each message of a leader, when the lease of a leader would have expired, and
-/// at least every third of the [TTL](crate::Builder::ttl), or every
+/// [`Election::observe`](super::Election::observe) creates it. It never ends. Its terms never go back, unless the store
+/// has lost its data: smaller terms that are there for more than a [TTL](crate::Builder::ttl) count again, with a
+/// warning in the log. It may skip states that last only a moment. It reads the store at each message of a leader, when
+/// the lease of a leader would have expired, and at least every third of the [TTL](crate::Builder::ttl), or every
 /// [`max_poll_interval`](crate::Builder::max_poll_interval) if that is longer. After a `close` of the manager it shows
 /// what was known then.
 ///
@@ -131,9 +132,9 @@ impl View {
         self.seen.borrow().clone()
     }
 
-    /// Waits until something else is known than this view has returned last, and returns it.
+    /// Waits until the state differs from the one that this view has returned last, and returns the new one.
     ///
-    /// The first call returns what is known first. Loss of contact, and its return, are changes too.
+    /// The first call returns the first known state. A loss of contact and its end are changes, too.
     ///
     /// # Panics
     ///
@@ -141,7 +142,7 @@ impl View {
     ///
     /// # Cancel safety
     ///
-    /// Safe: no change is lost, and the latest is returned by the next call.
+    /// Safe. The next call returns the latest state.
     pub async fn changed(&mut self) -> Leader {
         crate::runtime::need();
         // The stream would return this change once more.

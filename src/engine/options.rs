@@ -79,13 +79,13 @@ macro_rules! setters {
     (@min_hold) => {
         /// Sets the shortest time for which the name stays closed after a grant, however early the lease ends; none by default.
         ///
-        /// A release before that leaves a mark under the name, which ends by itself; meanwhile the name is held for every other
-        /// caller, and for this handle. So a job of a few milliseconds does not run once more on a replica whose clock is late.
-        /// It counts from the time at which the call returns the lease: a call that ends without one closes nothing.
-        /// A nested lease ends nothing. A crash, a loss without a release and [`forget`](crate::Lease::forget) leave the name to
-        /// expire, as ever, even if that is earlier. On ZooKeeper this process keeps the name closed, for as long as it lives
-        /// and the manager is open. At most 365 days; a longer one is reported by the first attempt to lock. See
-        /// [`jobs`](crate::guide::jobs#a-shortest-time).
+        /// A release before that leaves a mark under the name, which ends by itself; meanwhile every other caller, and
+        /// this handle too, find the name held. So a job of a few milliseconds does not run once more on a replica
+        /// whose clock is late. It counts from the time at which the call returns the lease: a call that ends without
+        /// one closes nothing. The end of a nested lease does not count. A crash, a loss without a release and
+        /// [`forget`](crate::Lease::forget) leave the name to expire as usual, even if that is earlier. On ZooKeeper
+        /// this process keeps the name closed, for as long as it lives and the manager is open. At most 365 days; a
+        /// longer one is reported by the first attempt to lock. See [`jobs`](crate::guide::jobs#a-shortest-time).
         ///
         /// ```
         /// use std::time::Duration;
@@ -110,11 +110,11 @@ macro_rules! setters {
         /// Sets how much longer than the [TTL](crate::Builder::ttl) the name stays closed after a crash or a loss: 0 to 60 s,
         /// 0 by default.
         ///
-        /// In this time, what the last holder has sent still arrives. A clean release, by an unlock or by drop of a lease that is
-        /// not lost, ends it at once. Each grant carries its own; other processes need not set it. The name is asked for again by
-        /// the store's clock alone, so it costs nothing. ZooKeeper has none: the first attempt to lock returns
-        /// [`Unsupported`](crate::ErrorKind::Unsupported). A value out of range is reported by the first attempt, too. See
-        /// [`jobs`](crate::guide::jobs#a-delay-after-a-crash).
+        /// In this time, writes that the last holder has sent can still arrive. A clean release (an unlock, or a drop
+        /// of a lease that is not lost) ends the delay at once. The delay belongs to the grant, so other processes need
+        /// not set it. It costs no requests. ZooKeeper does not support it: the first attempt to lock returns
+        /// [`Unsupported`](crate::ErrorKind::Unsupported). A value out of range is reported by the first attempt, too.
+        /// See [`jobs`](crate::guide::jobs#a-delay-after-a-crash).
         ///
         /// ```
         /// use std::time::Duration;

@@ -29,8 +29,8 @@ pub(super) fn timing_of(ttl: Duration, grace: Option<Duration>) -> Result<Timing
 
 /// The settings of a [`LeaseManager`].
 ///
-/// All processes that share names should use the same settings. A setting that only another kind of store has is refused
-/// with [`Unsupported`](ErrorKind::Unsupported). Three have no effect where they have no meaning:
+/// All processes that share names should use the same settings. A setting that the store does not support is refused
+/// with [`Unsupported`](ErrorKind::Unsupported). Three settings are accepted, but have no effect:
 ///
 /// - [`max_local_handoffs`](Builder::max_local_handoffs) on ZooKeeper with fencing tokens, where nothing is handed off.
 /// - [`fence_retention`](Builder::fence_retention) in memory and on ZooKeeper, where tokens always grow.
@@ -116,16 +116,16 @@ impl Builder {
     /// Sets the longest time that a waiter sleeps without asking the store again: 1 ms to 60 s, by default 1 s or a third
     /// of the [TTL](Builder::ttl), whichever is less.
     ///
-    /// Messages wake waiters; this bounds the wait when a message is lost.
+    /// Messages wake waiters; this setting bounds the wait when a message is lost.
     pub fn max_poll_interval(mut self, interval: Duration) -> Self {
         self.max_poll_interval = Some(interval);
         self
     }
 
-    /// Sets the maximum of consecutive hand-offs between waiters of this manager without contacting the store: 0 to 9999,
-    /// 127 by default. With 0 there are none.
+    /// Sets how many times in a row this manager hands a lock off to its own waiters without contacting the store: 0 to
+    /// 9999, 127 by default. With 0 it never does.
     ///
-    /// A hand-off costs no round trip. The chain ends after as many hand-offs, or a tenth of the [TTL](Builder::ttl)
+    /// A hand-off costs no round trip. The chain ends after that many hand-offs, or a tenth of the [TTL](Builder::ttl)
     /// after the store's grant, whichever comes first. Then the lock is released in the store, and other managers get
     /// their turn.
     ///
@@ -133,9 +133,9 @@ impl Builder {
     /// [fairness](crate::guide::settings#fairness).
     ///
     /// A higher value gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
-    /// another manager, of which a chain that has begun knows nothing. Each grant reserves one fencing token more than
-    /// this value, on Redis 64 at most; later holders of the chain get a token from the microseconds that have passed
-    /// since.
+    /// another manager, which a chain that has begun does not notice. Each grant reserves one fencing token more than
+    /// this value, on Redis 64 at most. Later holders of the chain get a token that counts the microseconds since the
+    /// grant.
     pub fn max_local_handoffs(mut self, count: u32) -> Self {
         self.max_local_handoffs = count;
         self
@@ -144,7 +144,8 @@ impl Builder {
     /// Sets the longest time that one holder may hold a name: at least 10 ms, no limit by default. After it the lease is
     /// lost, with [`Loss::MaxHold`].
     ///
-    /// Protects against a hung worker whose lease would be renewed forever. Applies to each holder separately.
+    /// This protects against a hung worker, whose lease would be renewed forever. The limit applies to each holder
+    /// separately.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.max_hold = Some(max);
         self
@@ -153,9 +154,9 @@ impl Builder {
     /// Sets the grace: the time from the cancellation deadline, when a token fires, to the moment at which the store may let
     /// the lease expire: 10 ms to a third of the [TTL](Builder::ttl), by default a tenth of it, from 10 ms to 2 s.
     ///
-    /// In it the work of the holder must stop. Choose it longer for work that needs time to stop, such as a child process or
-    /// a rollback. A longer grace leaves less time for failing renewals; where two attempts would not fit otherwise, renewals
-    /// are sent earlier. All leases of a manager have the same: the watchdog keeps one schedule.
+    /// In this time the work of the holder must stop. Choose a longer one for work that needs time to stop, such as a
+    /// child process or a rollback. A longer grace leaves less time to retry a renewal. If two attempts would not fit,
+    /// renewals are sent earlier. All leases of a manager have the same grace.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = Some(grace);
         self
@@ -164,20 +165,20 @@ impl Builder {
     /// Sets the longest time between two reports of [progress](crate::Lease::progress): at least 10 ms, no limit by default.
     /// After it the lease is lost, with [`Loss::Stalled`].
     ///
-    /// Protects against a hung worker whose lease would be renewed forever, without a limit on how long the work may take. The
-    /// first report is due that long after the grant. The token fires first. The name is released when the lease is dropped, or
-    /// after the [grace](Builder::grace). A handle can have [another one](crate::Lock::stall_after).
+    /// This protects against a hung worker, whose lease would be renewed forever, without a limit on how long the work
+    /// may take. The first report is due that long after the grant. At the loss the token fires first, and the name is
+    /// released when the lease is dropped, or after the [grace](Builder::grace). A handle can have [a limit of its
+    /// own](crate::Lock::stall_after).
     pub fn stall_after(mut self, limit: Duration) -> Self {
         self.stall_after = Some(limit);
         self
     }
 
-    /// Sets the age at which a lease is reported in the log, once; never by default. For a
-    /// [`Lock`](crate::Lock), a [`FairLock`](crate::FairLock) and a [`Job`](crate::Job) with the place of the call that
-    /// acquired it.
+    /// Sets the age at which a lease is reported in the log, once; never by default. For a [`Lock`](crate::Lock), a
+    /// [`FairLock`](crate::FairLock) and a [`Job`](crate::Job) the report has the place of the call that acquired it.
     ///
-    /// It finds leases that were leaked. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle can have
-    /// [another one](crate::Lock::warn_held).
+    /// Use it to find leaked leases. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle
+    /// can have [an age of its own](crate::Lock::warn_held).
     pub fn warn_held(mut self, age: Duration) -> Self {
         self.warn_held = Some(age);
         self
@@ -185,9 +186,9 @@ impl Builder {
 
     /// Sets whether grants carry [fencing tokens](crate::Lease::fence); true by default.
     ///
-    /// A store without fencing tokens, as a [`Quorum`](crate::store::Quorum), grants without them;
-    /// [`require_fencing`](Builder::require_fencing) refuses it. Without fencing tokens a grant costs a Redis server two
-    /// fifths less time.
+    /// A store without fencing tokens, such as a [`Quorum`](crate::store::Quorum), grants without them;
+    /// [`require_fencing`](Builder::require_fencing) refuses it. Without fencing tokens a grant costs a Redis server
+    /// two fifths less time.
     pub fn fencing(mut self, on: bool) -> Self {
         self.fencing = on;
         self
@@ -217,23 +218,23 @@ impl Builder {
     /// [TTLs](Builder::ttl) to 100 years, by default 24 h or two TTLs, whichever is longer. `None` means forever, which
     /// leaves one key for each name in Redis.
     ///
-    /// If the token is ahead of the store's clock, it is remembered for as much longer. On Redis the memory may end 1 %
-    /// earlier. The memory store and ZooKeeper need no such memory: their tokens grow whatever is set here.
+    /// If the token is ahead of the store's clock, it is remembered for that much longer. On Redis it may be forgotten
+    /// 1 % earlier. In memory and on ZooKeeper this setting has no effect, because tokens always grow there.
     ///
-    /// All managers that share names should use the same value. With different values on Redis, the memory of a name may
-    /// end at the shorter one, until a lease of a manager with the longer one is renewed.
+    /// All managers that share names should use the same value. With different values on Redis, the token of a name may
+    /// be forgotten after the shorter time, until a manager with the longer one renews a lease of it.
     ///
-    /// On Redis, a memory without an end stays so: a name that a manager with `None`, or a Java service with an
-    /// `RFencedLock`, has locked first is remembered forever. Choose `None` where Java services use `RFencedLock` on the
-    /// same names. Otherwise the memory of a name that leasehold has locked first ends although Java still locks it, and
-    /// Java's tokens start again at 1. Next to leasehold, Java's tokens are larger than an `int`: a counter that began at
-    /// 1 continues from the server's time in microseconds.
+    /// On Redis, a token that is remembered forever stays so: that of a name which a manager with `None`, or a Java
+    /// service with an `RFencedLock`, has locked first. Choose `None` where Java services use `RFencedLock` on the same
+    /// names. Otherwise the token of a name that leasehold has locked first is forgotten although Java still locks the
+    /// name, and Java's tokens start again at 1. On names that leasehold locks too, Java's tokens are larger than an
+    /// `int`: a counter that began at 1 continues from the server's time in microseconds.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
         self.fence_retention = Some(retention);
         self
     }
 
-    /// Sets what precedes each name in its key: at most 256 bytes, empty by default. For Redis and ZooKeeper.
+    /// Sets the text that precedes each name in its key: at most 256 bytes, empty by default. Redis and ZooKeeper only.
     ///
     /// Redisson calls it a name mapper.
     #[doc(alias = "namespace")]
@@ -245,18 +246,18 @@ impl Builder {
 
     /// Sets whether the watchdog and its connections run on threads of their own; true by default, except for `memory:`.
     ///
-    /// There, blocked workers of your runtime cannot lose leases: one thread only watches the clock and fires
-    /// tokens, another serves the connections, so that even a store that hangs delays no token. A third thread writes
-    /// their log, including the lines of the Redis client, which logs through the crate `log`, if that is bridged to
-    /// `tracing` before the manager is created. Another logger that blocks there delays renewals. Spans of `tracing` are
-    /// off on these threads.
+    /// With `true`, blocked workers of your runtime cannot lose leases. One thread only watches the clock and fires
+    /// tokens. Another serves the connections, so that even a store that hangs delays no token. A third writes the log
+    /// of these two. That includes the lines of the Redis client, which logs through the crate `log`, if `log` is
+    /// bridged to `tracing` before the manager is created; any other logger that blocks there delays renewals. Spans of
+    /// `tracing` are off on these threads.
     ///
-    /// With `false`, the watchdog and the connections run on the runtime on which the manager is made, or, if it is made outside of one, on that
-    /// of the first call. This is the default in memory, where time is tokio's, which a test can pause. When that
-    /// runtime ends, the next caller on another runtime that waits for a lock, runs work under a lease or locks takes
-    /// over, and leases live on. A lease for which no caller does so in time is lost: its token fires before the
-    /// store lets go, as always. What a store has bound to the runtime that has ended, such as its connections, does
-    /// not come back.
+    /// With `false`, the watchdog and the connections run on the runtime on which the manager is made, or, if it is
+    /// made outside of one, on that of the first call. This is the default in memory, where time is tokio's, which a
+    /// test can pause. When that runtime ends, the next caller on another runtime that locks, waits for a lock or runs
+    /// work under a lease takes the work over, and leases live on. If no caller does so in time, a lease is lost; its
+    /// token fires before the store can grant the name to another holder, as always. The connections of the runtime
+    /// that has ended do not come back.
     pub fn dedicated_thread(mut self, on: bool) -> Self {
         self.dedicated_thread = Some(on);
         self
@@ -266,9 +267,10 @@ impl Builder {
     /// [`inspect`](LeaseManager::inspect) reports it. By default only holders of [labelled](crate::Lock::label) locks and
     /// [leaders](crate::Election) write one.
     ///
-    /// It adds no request to an acquire or a release. A hold writes its description at its first renewal, so a hold shorter than a third of the
-    /// [TTL](Builder::ttl) writes none; [`Lease::describe_now`](crate::Lease::describe_now) writes it at once. A hold that is renewed sends one more
-    /// request at its first renewal, about one each hour, and one after its release.
+    /// It adds no request to an acquire or a release. A hold writes its description at its first renewal, so a hold
+    /// shorter than a third of the [TTL](Builder::ttl) writes none; [`Lease::describe_now`](crate::Lease::describe_now)
+    /// writes it at once. A hold that is renewed sends one more request at its first renewal, then about one each hour,
+    /// and one after its release.
     ///
     /// The description is as public as the name: everyone who may read the locks reads it. On Redis the user needs
     /// [permission](crate::guide::redis) for the keys `leasehold_meta:`.
@@ -302,7 +304,7 @@ impl Builder {
         self
     }
 
-    /// Counts a grant only if `count` replicas acknowledge it within `timeout`. Default: no such condition. Redis only.
+    /// Counts a grant only if `count` replicas acknowledge it within `timeout`. Off by default. Redis only.
     ///
     /// Otherwise the grant is released, and the attempt fails with [`Rejected`](ErrorKind::Rejected). This makes a loss
     /// in a failover rarer and is no guarantee: see [`redis`](crate::guide::redis#replicas). Only the
@@ -335,12 +337,14 @@ impl Builder {
     ///   and its source lists them. Nothing stays connected.
     /// - [`Off`](Preflight::Off) asks nothing. It is for servers whose settings are known and cannot be changed.
     ///
-    /// A server that is met later is checked too, and what is found there is a warning, whatever is set: after a failover, when a
-    /// shard joins, when a server of a fleet answers for the first time, and after each reconnect to a single server. A node
-    /// of a quorum that is opened later does not count while [`Refuse`](Preflight::Refuse) would refuse it.
+    /// The manager also checks each server that it meets later: after a failover, when a shard joins, when a server of
+    /// a fleet answers for the first time, and after each reconnect to a single server. A finding there is only a
+    /// warning, whatever is set. But a node of a quorum that connects later does not count while
+    /// [`Refuse`](Preflight::Refuse) would refuse it.
     ///
-    /// `INFO` shows neither `appendfsync` nor `min-replicas-to-write`: nothing found does not mean that nothing can be lost. Memory
-    /// and ZooKeeper have none of these settings, and refuse the call as [`Unsupported`](ErrorKind::Unsupported).
+    /// `INFO` shows neither `appendfsync` nor `min-replicas-to-write`: a server without a finding can still lose
+    /// leases. Memory and ZooKeeper have none of these settings; with them this setting is
+    /// [`Unsupported`](ErrorKind::Unsupported).
     ///
     /// ```no_run
     /// use leasehold::store::Unfit;
@@ -369,48 +373,50 @@ impl Builder {
         self
     }
 
-    /// Sets whether sharded pub/sub (`SPUBLISH`) wakes waiters in a Redis Cluster, so that a message stays with the servers
-    /// of its slot; true by default. For Redis; `true` is refused outside a cluster.
+    /// Sets whether sharded pub/sub (`SPUBLISH`) wakes waiters in a Redis Cluster, so that a message stays with the
+    /// servers of its slot; true by default. Redis only; `true` is refused outside a cluster.
     ///
     /// Set it to false where Java services with Redisson share the names and wake their waiters by plain pub/sub: with
-    /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All
-    /// processes that share names must use the same setting; no error reports a difference. Processes with different
-    /// settings do not hear each other, and go by the clock: waiters here by
-    /// [`max_poll_interval`](Self::max_poll_interval), those of Redisson by the time that the lease has left. Such a waiter
-    /// rarely finds a name free that many waiters of another process want, because that process does not know of it and
-    /// makes no room. A missing permission for the channel has the same effect; a warning in the log reports it, when
-    /// connecting and at each release.
+    /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All processes
+    /// that share names must use the same setting; no error reports a difference. Processes with different settings do
+    /// not hear each other's messages. Their waiters ask by the clock: those of leasehold after
+    /// [`max_poll_interval`](Self::max_poll_interval), those of Redisson when the lease would end. Such a waiter rarely
+    /// finds a name free that many waiters of another process want, because that process does not know of it and does
+    /// not let it go first. A missing permission for the channel has the same effect; a warning in the log reports it,
+    /// when connecting and at each release.
     pub fn sharded_pubsub(mut self, on: bool) -> Self {
         self.remote.sharded_pubsub = Some(on);
         self
     }
 
-    /// Trusts the certificates in `pem` instead of those of the platform. For `rediss` URLs, with the feature `rustls`.
+    /// Trusts the certificates in `pem` instead of those of the platform. For `rediss://` URLs, with the feature
+    /// `rustls`.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.remote.ca = Some(pem.into());
         self
     }
 
-    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss` URLs, with the feature
+    /// Presents a client certificate: a chain and its private key, in PEM. For `rediss://` URLs, with the feature
     /// `rustls`.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));
         self
     }
 
-    /// Adds an observer of what happens to leases. There may be several.
+    /// Adds an observer of what happens to leases. You can add several.
     ///
-    /// Each has a thread, which calls it. [`operations`](crate::guide::operations) says what to observe.
+    /// Each observer has a thread of its own, which calls it. [`operations`](crate::guide::operations) says what to
+    /// observe.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.add(observer);
         self
     }
 
-    /// Sets how a name is classified whose handle has no [class](crate::Lock::class) of its own. By default all are of the class
-    /// `all`.
+    /// Sets the function that returns the class of a name whose handle has no [class](crate::Lock::class) of its own.
+    /// By default the class of all names is `all`.
     ///
     /// A class is a word for all names of a kind, which [metrics](crate::guide::operations#metrics) and
-    /// [events](crate::Event::class) show. There should be few. `classify` is called with each call that locks a name.
+    /// [events](crate::Event::class) show. There should be few classes. Each call that locks a name calls `classify`.
     ///
     /// ```
     /// # let _ =

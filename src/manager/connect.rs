@@ -28,8 +28,8 @@ impl LeaseManager {
     /// and what happens in a failover.
     ///
     /// Connecting runs a probe on a temporary key, so bad credentials or a command that is not allowed fail here rather
-    /// than at the first lock. A key that the user may not touch does not fail here, because other names may be
-    /// allowed: check that the prefix fits the user's permissions.
+    /// than at the first lock. A missing permission for keys does not fail here, because the user may be meant for
+    /// other names: check that the prefix fits the permissions.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl LeaseManager {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, what was connected is disconnected.
+    /// Safe. If it is dropped, the connections are closed.
     ///
     /// ```
     /// use leasehold::{ErrorKind, LeaseManager};
@@ -69,10 +69,10 @@ impl LeaseManager {
 
     /// Creates a manager whose leases are in the memory of this process, for tests, tools and one-process services.
     ///
-    /// It uses tokio's clock. It runs on the runtime on which it is made, or, if it is made outside of one, on that
-    /// of the first call. That runtime must keep running; if it shuts down, the work moves to the next caller's
-    /// runtime (see [`dedicated_thread`](Builder::dedicated_thread)). Runtimes that share it must share a clock too:
-    /// if one of them pauses its time, it must be the only one.
+    /// It uses tokio's clock. Its watchdog runs on the runtime on which the manager is made, or, if it is made outside
+    /// of one, on that of the first call. That runtime must keep running; if it shuts down, the work moves to the
+    /// runtime of the next caller (see [`dedicated_thread`](Builder::dedicated_thread)). A runtime that pauses its time
+    /// must not share the manager with another one.
     #[must_use]
     pub fn in_memory() -> Self {
         let timing = Timing::DEFAULT;
@@ -94,8 +94,9 @@ impl Builder {
     ///
     /// - All errors of [`LeaseManager::connect`].
     /// - [`Invalid`](ErrorKind::Invalid): a setting is out of range, or two settings contradict each other.
-    /// - [`Unsupported`](ErrorKind::Unsupported): the store does not have a setting, or has no fencing tokens although
-    ///   [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is set.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the store does not support a setting, or has no fencing tokens
+    ///   although [`require_fencing`](Builder::require_fencing) or [`fence_retention`](Builder::fence_retention) is
+    ///   set.
     ///
     /// # Panics
     ///
@@ -103,7 +104,7 @@ impl Builder {
     ///
     /// # Cancel safety
     ///
-    /// Safe. If it is dropped, what was connected is disconnected.
+    /// Safe. If it is dropped, the connections are closed.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<LeaseManager> {
         runtime::need();
         let (timing, settings) = self.checked()?;

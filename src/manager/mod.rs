@@ -27,9 +27,9 @@ use tokio::task::coop::consume_budget;
 /// # What is promised
 ///
 /// While the [cancellation token](crate::Lease::cancellation_token) of a lease has not fired and
-/// [`check`](crate::Lease::check) returns `Ok`, no other holder can believe it has the name in a mode that excludes it. This holds as long as
-/// the store keeps a key for its whole TTL, by a clock that runs within 1 % of the local clock and is not stepped.
-/// The token fires before the TTL can have passed.
+/// [`check`](crate::Lease::check) returns `Ok`, no other holder can believe that it has the name in a mode that
+/// excludes this one. This holds as long as the store keeps a key for its whole TTL, by a clock that runs within 1 % of
+/// the local clock and is not stepped. The token fires before the TTL can have passed.
 ///
 /// # What is not promised
 ///
@@ -37,7 +37,8 @@ use tokio::task::coop::consume_budget;
 ///   is gone before its holder can know. The token fires at the next renewal (a third of the [TTL](Builder::ttl)) or
 ///   reconnect. Until then the lock is also handed off between waiters of this manager, for a tenth of the TTL at most.
 /// - A process that is paused between [`check`](crate::Lease::check) and its write can write late.
-/// - [`force_unlock`](LeaseManager::force_unlock) and [`steal`](crate::Lock::steal) let the next holder in while the old one still works.
+/// - [`force_unlock`](LeaseManager::force_unlock) and [`steal`](crate::Lock::steal) let the next holder in while the
+///   old one may still work.
 ///
 /// In these cases only the [fencing token](crate::Lease::fence) protects, if the resource compares it. See
 /// [`guarantees`](crate::guide::guarantees) for more.
@@ -81,11 +82,11 @@ impl LeaseManager {
         Lock::new(Arc::clone(&self.engine), name.as_ref())
     }
 
-    /// Creates a handle on `name` for one flow of control, without I/O, whose waiters are served in the order of arrival,
-    /// across all processes.
+    /// Creates a fair handle on `name` for one flow of control, without I/O: waiters are served in the order of
+    /// arrival, across all processes.
     ///
-    /// It is the lock that [`lock`](LeaseManager::lock) creates, with an order. Takes the same names. The first attempt to
-    /// lock it reports an invalid name, and a store that has no order.
+    /// It is the lock that [`lock`](LeaseManager::lock) creates, with an order, and takes the same names. The first
+    /// attempt to lock it returns an error if the name is invalid, or if the store keeps no order.
     #[doc(alias = "getFairLock")]
     #[doc(alias = "RFairLock")]
     #[doc(alias = "fifo")]
@@ -151,14 +152,17 @@ impl LeaseManager {
     /// Creates a job under `key` that runs on one of many replicas, without I/O.
     ///
     /// The key names the job and its occasion, such as the time for which it is scheduled. Takes the same names as
-    /// [`lock`](LeaseManager::lock). The run reports an invalid key, and a store that cannot keep a key closed.
+    /// [`lock`](LeaseManager::lock). [`run`](Job::run) returns an error if the key is invalid, or if the store cannot
+    /// keep a key closed.
     #[doc(alias = "cron")]
     #[doc(alias = "run once")]
     pub fn once(&self, key: impl AsRef<str>) -> Job {
         Job::new(Arc::clone(&self.engine), key.as_ref())
     }
 
-    /// Returns the holder of `name`, in this process or any other; `None` if it is free. A name that a mark keeps closed has no holder: its [`closed`](crate::HolderInfo::closed) is set, and `hold_count` is 0.
+    /// Returns the holder of `name`, in this process or any other; `None` if the name is free.
+    ///
+    /// A name that a mark keeps closed has no holder: [`closed`](crate::HolderInfo::closed) says why, and `hold_count` is 0.
     ///
     /// The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
     ///
@@ -194,8 +198,8 @@ impl LeaseManager {
 
     /// Returns all holders of `name`: of a read-write lock the readers, or of a semaphore those of its permits.
     ///
-    /// As [`inspect`](LeaseManager::inspect), which returns the first of them. The order says nothing. Readers of one manager
-    /// that [share a hold](crate::RwLock#readers-of-one-process) are one holder.
+    /// As [`inspect`](LeaseManager::inspect), which returns the first of them. Their order has no meaning. Readers of
+    /// one manager that [share a hold](crate::RwLock#readers-of-one-process) are one holder.
     ///
     /// # Errors
     ///
@@ -229,9 +233,9 @@ impl LeaseManager {
 
     /// Returns the managers that wait for `name` by [`fair_lock`](LeaseManager::fair_lock), the oldest first.
     ///
-    /// A manager is there once, with the time of its oldest waiter, whatever the number of its waiters. Those that wait
-    /// behind a lease of their own manager are not there: they do not ask the store. A manager that died stays for a few
-    /// seconds. The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
+    /// Each manager is listed once, with the time of its oldest waiter. A waiter behind a lease of its own manager does
+    /// not ask the store, so it does not count. A manager that died stays listed for a few seconds. The answer can be
+    /// out of date when it arrives: use it for people and dashboards, not for decisions.
     ///
     /// # Errors
     ///
@@ -266,14 +270,16 @@ impl LeaseManager {
 
     /// Force-releases `name` and wakes a waiter. Returns whether it was held.
     ///
-    /// `why` is for the old holder, who [reads it](crate::Lease::note), and for operators. It is as public as the name.
+    /// `why` is the reason, for operators and for the old holder, which can [read it](crate::Lease::note). It is as
+    /// public as the name.
     ///
-    /// The cancellation tokens of a holder in this manager fire first, with [`Loss::Revoked`](crate::Loss::Revoked). A holder elsewhere learns
-    /// of it at once through the inbox of its manager, or at its next renewal if it has none: on ZooKeeper, in another language,
-    /// for permits, or if the message was lost. A lease that a waiter of this manager was granted in the meantime is verified before
-    /// this returns, and lost with the same reason if the store does not confirm it. **The next holder can be granted the
-    /// name while the old one still works**, or a waiter to which the old manager hands the hold off before it hears of this: use
-    /// it only if you know that the old one is dead or must be stopped.
+    /// The cancellation tokens of a holder in this manager fire first, with [`Loss::Revoked`](crate::Loss::Revoked). A
+    /// holder elsewhere learns of it at once, through the inbox of its manager. Without an inbox (on ZooKeeper, in
+    /// another language, for permits) or if the message is lost, it learns of it at its next renewal. A lease that a
+    /// waiter of this manager was granted in the meantime is verified before this returns, and lost with the same
+    /// reason if the store does not confirm it. **The next holder can be granted the name while the old one still
+    /// works.** Until the old manager learns of the call, it can also hand the hold off to its own waiters. So use it
+    /// only if you know that the old holder is dead or must be stopped.
     ///
     /// # Errors
     ///
@@ -310,13 +316,15 @@ impl LeaseManager {
     /// Closes the manager and all its clones: refuses new locks, releases all leases, and disconnects.
     ///
     /// The cancellation tokens of all leases fire first, with [`Loss::Closed`](crate::Loss::Closed), and waiters get
-    /// [`Closed`](crate::ErrorKind::Closed). Each name is released when its leases are dropped, or after the [grace](Builder::grace) (by default a
-    /// tenth of the [TTL](Builder::ttl), from 10 ms to 2 s), never before. The call takes at most the grace and four
-    /// [attempts](crate::guide::settings#what-follows-from-the-ttl), in which it also waits until the log is written.
+    /// [`Closed`](crate::ErrorKind::Closed). Each name is released when its leases are dropped, or after the
+    /// [grace](Builder::grace) (by default a tenth of the [TTL](Builder::ttl), from 10 ms to 2 s), never before. The
+    /// call takes at most the grace and four [attempts](crate::guide::settings#what-follows-from-the-ttl). That
+    /// includes the time in which it waits for the log.
     ///
     /// # Errors
     ///
-    /// [`CloseError`] lists the names that could not be released; they expire within one TTL.
+    /// [`CloseError`] lists the names that could not be released. They expire within one TTL, or after the TTL and the
+    /// [`lock_delay`](crate::Lock::lock_delay) of their handle.
     ///
     /// # Panics
     ///
@@ -367,8 +375,8 @@ impl CloseError {
         self.released
     }
 
-    /// Returns the names that were not released, each with the reason; they expire within one
-    /// [TTL](Builder::ttl).
+    /// Returns the names that were not released, each with the reason. They expire within one [TTL](Builder::ttl), or
+    /// after the TTL and the [`lock_delay`](crate::Lock::lock_delay) of their handle.
     pub fn failed(&self) -> &[(String, Error)] {
         &self.failed
     }

@@ -1,4 +1,4 @@
-//! What an operator wants to know of a manager, without I/O.
+//! Reports the state of a manager to an operator, without I/O.
 
 use super::LeaseManager;
 use crate::lease::LeaseState;
@@ -49,9 +49,9 @@ impl LeaseManager {
         self.engine.core.counters.stats()
     }
 
-    /// Returns how this manager fares, without I/O.
+    /// Returns whether this manager and its store work, without I/O.
     ///
-    /// [`operations`](crate::guide::operations#health-checks) says what a health check should make of it.
+    /// [`operations`](crate::guide::operations#health-checks) says how to use it in health checks.
     ///
     /// ```
     /// # let leases = leasehold::LeaseManager::in_memory();

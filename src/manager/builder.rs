@@ -134,8 +134,8 @@ impl Builder {
     ///
     /// A higher value gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
     /// another manager, which a chain that has begun does not notice. Each grant reserves one fencing token more than
-    /// this value, on Redis 64 at most. Later holders of the chain get a token that counts the microseconds since the
-    /// grant.
+    /// this value, on Redis 64 at most. Later holders of the chain get tokens from the microseconds that have passed
+    /// since the grant.
     pub fn max_local_handoffs(mut self, count: u32) -> Self {
         self.max_local_handoffs = count;
         self

@@ -22,15 +22,15 @@ const MINUTE: usize = 60;
 pub struct Stats {
     /// Leases that the store has granted.
     pub granted: u64,
-    /// Leases that another flow of this manager has handed off.
+    /// Leases that were handed off within this manager.
     pub handed_off: u64,
     /// Leases of readers that share the hold of another handle.
     pub joined: u64,
     /// Leases that were stolen from their holders.
     pub stolen: u64,
-    /// Calls that do not wait, and found the name held.
+    /// Calls that do not wait, and that found the name held.
     pub busy: u64,
-    /// Calls that have waited for as long as they may.
+    /// Calls that have waited until their timeout.
     pub timed_out: u64,
     /// Calls that have returned an error.
     pub failed: u64,
@@ -52,7 +52,7 @@ pub struct Stats {
     pub held_again: u64,
     /// Reconnects of the store.
     pub reconnects: u64,
-    /// Calls that wait now.
+    /// Calls that are waiting now.
     pub waiters: usize,
     losses: [u64; CAUSES],
 }

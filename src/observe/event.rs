@@ -4,7 +4,7 @@ use crate::error::{Error, Loss, Result};
 use crate::store::{HolderId, Mode, Name};
 use std::time::Duration;
 
-/// Something that happened to a lease, to a call that asks for one, or to the connection.
+/// An event of a lease, of a call that asks for one, or of the connection.
 ///
 /// It is owned, and cheap to clone.
 ///
@@ -49,20 +49,20 @@ pub(crate) struct Census {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// A call waits: other flows of this manager come first, or the store has answered that the name is held.
+    /// A call waits: other calls of this manager come first, or the store has answered that the name is held.
     #[non_exhaustive]
     Waiting {
         /// The number of waiters of this manager that come first.
         ahead: usize,
     },
-    /// A call has got a lease. A re-entry is no event.
+    /// A call returns a lease. A re-entry causes no event.
     #[non_exhaustive]
     Granted {
         /// The time from the call to the lease.
         waited: Duration,
         /// The fencing token.
         fence: Option<u64>,
-        /// Where the lease comes from.
+        /// The origin of the lease.
         how: How,
         /// Whether [`Waiting`](EventKind::Waiting) came before.
         was_waiting: bool,
@@ -77,8 +77,9 @@ pub enum EventKind {
         /// Whether [`Waiting`](EventKind::Waiting) came before.
         was_waiting: bool,
     },
-    /// A candidate of an [election](crate::Election) leads with this hold, until the hold ends. It comes after
-    /// [`Granted`](EventKind::Granted), and after the store has the value of the candidate, unless the store did not answer.
+    /// A candidate of an [election](crate::Election) leads with this hold, until the hold ends. This event comes after
+    /// [`Granted`](EventKind::Granted), and after the store has written the value of the candidate, unless the store
+    /// did not answer.
     #[non_exhaustive]
     Leads {
         /// The term: the fencing token.
@@ -132,7 +133,7 @@ pub enum EventKind {
     },
     /// The store has reconnected; all leases are verified.
     Reconnected,
-    /// A measurement: the store has answered a request, or has not.
+    /// A measurement: a request to the store has ended, with or without an answer.
     #[non_exhaustive]
     Answered {
         /// The request.
@@ -147,24 +148,24 @@ pub enum EventKind {
     /// A measurement: a batch of leases has been renewed.
     #[non_exhaustive]
     Renewed {
-        /// The share of the time to live that was left to the lease with the least. It is 0.66 if all goes well.
+        /// The smallest share of its time to live that a lease of the batch had left. It is 0.66 if all goes well.
         headroom: f64,
     },
-    /// A measurement: the watchdog has done what was due.
+    /// A measurement: the watchdog has done the work that was due.
     #[non_exhaustive]
     WatchdogRan {
-        /// How late it was.
+        /// The delay of that work.
         lag: Duration,
     },
 }
 
-/// Where a lease comes from.
+/// The origin of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum How {
     /// The store has granted it.
     Store,
-    /// Another flow of this manager has handed it off.
+    /// Another lease of this manager was handed off to it.
     HandedOff,
     /// It shares the hold of other readers of this manager.
     Joined,
@@ -190,7 +191,7 @@ pub enum Operation {
 pub enum Outcome {
     /// The store has done it.
     Done,
-    /// The name is held, or not by this holder any more.
+    /// The name is held by another holder, or no longer by this one.
     Refused,
     /// The store has not answered.
     Unavailable,

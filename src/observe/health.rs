@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-/// How a manager fares: see [`LeaseManager::health`](crate::LeaseManager::health).
+/// The health of a manager: see [`LeaseManager::health`](crate::LeaseManager::health).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// The time for which the store has been out of contact: since the first of the requests that failed without an answer.
-    /// Zero while the store answers, and if no request has failed for one time to live: then there is nothing to ask, or it is
-    /// time to try again.
+    /// The time for which the store has been *out of* contact: since the first request that failed without an answer.
+    /// Zero while the store answers, and if no request has failed for one time to live: then there is nothing to ask,
+    /// or it is time to try again.
     pub contact: Duration,
     /// The number of holds that are at risk now.
     pub at_risk: usize,
     /// The number of losses in the last minute, without those of [`close`](crate::LeaseManager::close).
     pub losses_1m: u32,
-    /// How late the watchdog is now with what is due. It is never late by more than some milliseconds, unless the process
-    /// or its threads get no time.
+    /// The delay of the watchdog now. It is more than some milliseconds only if the process or its threads get no CPU
+    /// time.
     pub watchdog_lag: Duration,
     /// The time that the engine counts as the time to live: the [TTL](crate::Builder::ttl), on ZooKeeper three quarters of it.
     pub ttl: Duration,
@@ -28,7 +28,8 @@ pub struct Health {
 }
 
 impl Health {
-    /// Returns whether the process can go on: false if the watchdog is late by more than the time to live, or has panicked.
+    /// Returns whether the process can go on: false if the watchdog is late by more than the time to live, or has
+    /// panicked.
     ///
     /// For a liveness probe, which restarts the process. A store that is out of reach is no reason for a restart.
     #[must_use]
@@ -36,8 +37,8 @@ impl Health {
         !self.panicked && self.watchdog_lag <= self.ttl
     }
 
-    /// Returns whether leases can be had: false if the manager is closed, or the store has been out of contact for longer
-    /// than the time to live.
+    /// Returns whether leases can be acquired: false if the manager is closed, or the store has been out of contact for
+    /// longer than the time to live.
     ///
     /// For a readiness probe.
     #[must_use]
@@ -59,8 +60,8 @@ pub struct LeadershipHealth {
 }
 
 impl LeadershipHealth {
-    /// Returns whether the work is still there longer than `limit` after its leadership was lost: it is stuck, and the
-    /// process is better restarted. A process that does not lead is healthy.
+    /// Returns whether the work still runs more than `limit` after its leadership was lost: then it is stuck, and the
+    /// process should be restarted. A process that does not lead is healthy.
     pub fn is_overdue(&self, limit: Duration) -> bool {
         self.lost_for.is_some_and(|lost| lost > limit)
     }

@@ -20,9 +20,9 @@ const CAPACITY: usize = 65_536;
 /// a processor from those that lock.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// Sees the events of a manager: see [`Builder::observer`](crate::Builder::observer).
+/// Receives the events of a manager: see [`Builder::observer`](crate::Builder::observer).
 ///
-/// An observer that keeps a manager keeps it running until it is closed.
+/// An observer that owns a clone of the manager keeps that manager running until it is closed.
 ///
 /// A thread of its own calls it, with one event after the other. So it may block, be slow or panic without harm to any
 /// lease. While it is behind by more than 65 536 events, the oldest ones are dropped, and [`dropped`](Observer::dropped)
@@ -55,7 +55,7 @@ const GATHER: Duration = Duration::from_millis(10);
 /// # }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Sees an event.
+    /// Receives an event.
     fn event(&self, event: &Event);
 
     /// Returns whether it also gets [measurements](EventKind::is_measurement), which come with each request to the store.
@@ -64,7 +64,8 @@ pub trait Observer: Send + Sync + 'static {
         false
     }
 
-    /// Sees that `count` events were dropped before the next one, because this observer was behind. Does nothing by default.
+    /// Reports that `count` events were dropped before the next one, because this observer was behind. Does nothing by
+    /// default.
     fn dropped(&self, count: u64) {
         let _ = count;
     }

@@ -12,8 +12,8 @@ use tokio::task::coop::poll_proceed;
 
 /// A stream of the events of a manager: see [`LeaseManager::events`](crate::LeaseManager::events).
 ///
-/// It is lossy: of the events that were not taken yet, the oldest ones are dropped while there are more than its capacity.
-/// It ends when the manager is closed, after the last event. It does not keep the manager running.
+/// It is lossy: while more events wait than its capacity, the oldest ones are dropped. It ends when the manager is
+/// closed, after the last event. It does not keep the manager running.
 #[must_use = "a stream does nothing until it is polled"]
 pub struct Events {
     board: Arc<Board>,
@@ -36,7 +36,7 @@ impl Events {
         poll_fn(|cx| self.poll(cx)).await
     }
 
-    /// Returns how many events were dropped before the last one that was taken.
+    /// Returns how many events were dropped before the one that [`next`](Self::next) returned last.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped

@@ -27,8 +27,8 @@ impl Mark {
 
 /// Keeps a name closed for a time after a [`Release`](super::Release): a mark takes the place of the holder.
 ///
-/// For every request it is a hold of another holder, which is never renewed or released. A release of the holder that has left
-/// the mark changes nothing. Where the store can tell, it is [done](super::Released::Done) once more.
+/// To every request the mark is a hold of another holder, which is never renewed or released. A release of the holder
+/// that has left the mark changes nothing. Where the store can tell, it is [done](super::Released::Done) once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Keep {

@@ -93,14 +93,14 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// time to live, by the store's own clock. In [`Mode::Exclusive`] a name has one hold at most. It upholds:
 ///
 /// 1. **Atomic.** Each operation on one name happens at one instant.
-/// 2. **Absolute.** Requests carry the count that is to be, never a change of it, so every
-///    operation may run twice, or late, with the effect of running once.
+/// 2. **Absolute.** Requests carry the new count, never a change of it, so every operation may run twice, or late, with
+///    the effect of running once.
 /// 3. **Never without a time to live.** No hold exists that does not expire by itself, not
 ///    even for an instant, whatever fails.
 /// 4. **Only an outermost acquire creates.** A nested acquire (count above 1), a renewal or a
 ///    release by a holder that is not there changes nothing and reports that.
-/// 5. **Acquire recognises its own.** An acquire by the holder that is there already is granted
-///    again, with the same fencing token, and sets count and time to live again.
+/// 5. **Acquire recognises its own hold.** An acquire by the holder that has the name already is granted again, with
+///    the same fencing token, and sets count and time to live again.
 /// 6. **Sent is read before sending.** Every verdict carries the [`clock`](Store::clock) as
 ///    it was just before the request left, never later: the holder's deadline counts from it.
 /// 7. **Time to live is a promise.** A hold is there for the whole of its time to live after
@@ -108,19 +108,18 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///    it is deleted.
 /// 8. **Fencing tokens grow** in the order of the outermost grants of a name, beyond releases and
 ///    expiries, if [`Capabilities::fencing`] says so.
-/// 9. **Errors are classified.** An error has a kind and a
-///    [fate](crate::Error::fate), which reports whether the operation ran. A refusal of credentials is
-///    never reported as contention.
+/// 9. **Errors are classified.** An error has a kind and a [fate](crate::Error::fate), which reports whether the
+///    operation ran. Refused credentials are never reported as contention.
 /// 10. **Bounded.** No future takes much longer than the `timeout` of its request, or the `timeout` that the method
 ///     takes.
 /// 11. **A mode is granted as itself or not at all.** A request of a mode that [`Capabilities::supports`] denies is
 ///     [`Unsupported`](crate::ErrorKind::Unsupported), and nothing of it runs; so is a batch of renewals with such an
-///     item. What is under a name and is not a lock of the kind that is asked for stays as it is, and is
-///     [`WrongType`](crate::ErrorKind::WrongType).
+///     item. If something under the name is not a lock of the requested kind, it stays as it is, and the request
+///     returns [`WrongType`](crate::ErrorKind::WrongType).
 ///
-/// A store may: answer late, lose answers, fail, send too many or too few wake-ups. It must
-/// not: retry an operation by itself after its outcome became unknown and the time limit
-/// passed; touch a key that holds something that is not a lock.
+/// A store may answer late, lose answers, fail, and send too many or too few wake-ups. It must not retry an operation
+/// by itself after its outcome became unknown and the time limit passed, and it must not touch a key that holds
+/// something other than a lock.
 ///
 /// # Modes that share a name
 ///
@@ -156,7 +155,7 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 /// an abandoned acquire there, and releases a grant without a waiter. No task takes over the other calls, so they are
 /// `async fn`s, which borrow the store and spare it a copy of its parts.
 ///
-/// Any of these futures may be dropped at any time. The outcome is unknown then.
+/// Any of these futures may be dropped at any time. Then the outcome is unknown.
 ///
 /// # A store of your own
 ///
@@ -179,7 +178,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`Capabilities::sharded`].
     fn shard(&self, name: &Name) -> usize;
 
-    /// Grants a name, a re-entry, or again what the holder has.
+    /// Grants a name, a re-entry, or once more what the holder already has.
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
 
     /// Lowers the hold count, or at zero releases the name and wakes waiters. With a [`keep`](Release::keep), the name stays
@@ -190,7 +189,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// An `Err` is the failure of the whole batch. One that fails alone has an `Err` among the verdicts.
+    /// An `Err` is the failure of the whole batch. A single renewal that fails has an `Err` among the verdicts.
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed>;
 
     /// Sets the number of permits of a semaphore, and wakes waiters if some of them may be granted now. Returns the number
@@ -252,8 +251,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Deletes all holds of a name and wakes waiters. Returns whether there were any.
     ///
-    /// If the request names a [holder](ForceRelease::from), it does nothing unless that one holds the name: both in one step.
-    /// Where a holder id begins with that id and a dot, it is an attempt of that holder at a node of a quorum.
+    /// If the request names a [holder](ForceRelease::from), it does nothing unless that one holds the name: both in one
+    /// step. A holder id that begins with that id and a dot is an attempt of that holder at a node of a quorum.
     ///
     /// # Errors
     ///
@@ -347,8 +346,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Safe: it changes nothing.
     async fn note(&self, request: ReadNote) -> Result<Option<Note>>;
 
-    /// Subscribes to the inbox of a manager, on the current runtime. It costs one subscription for a manager, whatever the
-    /// number of its leases. `None` for a store without inboxes: then holders learn of what was done at their next renewal.
+    /// Subscribes to the inbox of a manager, on the current runtime. It costs one subscription for a manager, whatever
+    /// the number of its leases. `None` for a store without inboxes: then holders learn of a steal or a forced release
+    /// at their next renewal.
     fn inbox(&self, manager: Uuid) -> Option<Inbox>;
 
     /// Returns the key under which a server of Redis keeps the exclusive hold of a name: a hash with the holder id as a

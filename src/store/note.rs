@@ -67,7 +67,7 @@ pub struct Steal {
     pub acquire: Acquire,
     /// The holder from which it is taken, as [`Store::inspect`] reports it. It is taken from no other.
     pub from: String,
-    /// Who takes it, and why.
+    /// The author of the steal, and its reason.
     pub reason: Reason,
 }
 
@@ -109,7 +109,7 @@ pub struct Want {
     pub target: Target,
     /// The holder, as [`Store::inspect`] reports it.
     pub from: String,
-    /// Who wants the name, and why.
+    /// The author of the wish, and its reason.
     pub reason: Reason,
     /// The time that the attempt may take.
     pub timeout: Duration,

@@ -350,7 +350,7 @@ impl Inspect {
 pub struct ForceRelease {
     /// The name and the mode to free.
     pub target: Target,
-    /// Who frees it, and why: for the note to the old holders, and the hint to their managers. `None` leaves no note.
+    /// The author and the reason, for the note to the old holders. Their managers get a hint. `None` leaves no note.
     pub reason: Option<Reason>,
     /// The holder to free it from, as [`Store::inspect`](crate::store::Store::inspect) reports it: in the same step, it is
     /// freed from no other. For [`Mode::Exclusive`] only. `None` frees it from whatever holds it.

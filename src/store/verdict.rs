@@ -105,7 +105,7 @@ impl Renewed {
     }
 }
 
-/// What is under the name instead of the hold that was looked for.
+/// The state of a name that lacks the expected hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Absence {

@@ -162,7 +162,8 @@ impl LeaseManager {
 
     /// Returns the holder of `name`, in this process or any other; `None` if the name is free.
     ///
-    /// A name that a mark keeps closed has no holder: [`closed`](crate::HolderInfo::closed) says why, and `hold_count` is 0.
+    /// A name that a mark keeps closed has no holder: [`closed`](crate::HolderInfo::closed) says why, and `hold_count`
+    /// is 0.
     ///
     /// The answer can be out of date when it arrives: use it for people and dashboards, not for decisions.
     ///

@@ -74,7 +74,7 @@ pub enum Once<T, E> {
     Unconfirmed(T, Error),
     /// The body returned `Err` here. The key is free.
     Failed(E),
-    /// Another holder has the key: the value describes it. `None` if it has released the key since this call asked.
+    /// Another holder has the key: the value describes it. `None` if that holder no longer has the key.
     Elsewhere(Option<HolderInfo>),
     /// The job was done before.
     Before(Closed),

@@ -109,7 +109,7 @@ pub trait Harness: Send + Sync {
 ///
 /// # Cancel safety
 ///
-/// Safe. If it is dropped, what was connected is disconnected.
+/// Safe. If it is dropped, the connections are closed.
 #[cfg(feature = "redis")]
 pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
     let options = crate::store::ConnectOptions::new().ttl(ttl);
@@ -131,7 +131,7 @@ pub async fn redis_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Stor
 ///
 /// # Cancel safety
 ///
-/// Safe. If it is dropped, what was connected is disconnected.
+/// Safe. If it is dropped, the connections are closed.
 #[cfg(feature = "zookeeper")]
 pub async fn zookeeper_store(url: &str, ttl: Duration) -> crate::Result<Arc<dyn Store>> {
     let options = crate::store::ConnectOptions::new().ttl(ttl);

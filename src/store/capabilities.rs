@@ -5,8 +5,8 @@ use crate::error::{Error, ErrorKind};
 
 /// The abilities of a store.
 ///
-/// The engine asks once, when a manager is created. It returns [`Unsupported`](crate::ErrorKind::Unsupported) for a
-/// [mode](Self::supports) or a [line](Self::line) that the store does not have, before anything is sent, and works without
+/// The engine asks once, when a manager is created. For a [mode](Self::supports) or a [line](Self::line) that the store
+/// does not have, it returns [`Unsupported`](crate::ErrorKind::Unsupported) before anything is sent. It works without
 /// any other missing ability.
 ///
 /// The default store has exclusive locks and all abilities but [`sharded`](Self::sharded) and a [`line`](Self::line).

@@ -9,10 +9,11 @@ use std::time::Duration;
 /// The default time to live of a manager.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// Settings of a store that is connected without a manager, to be wrapped by a [`Store`](super::Store) of your own.
+/// Settings of a store that you connect without a manager, for example to wrap it in a [`Store`](super::Store) of your
+/// own.
 ///
-/// They are the settings of the [`Builder`](crate::Builder) that concern the server. Give the manager's builder the
-/// same time to live, and leave the others out there: the store has them.
+/// They are the settings of the [`Builder`](crate::Builder) that concern the server. Set the same time to live on the
+/// manager's builder, and leave the other settings out there, because the store has them.
 ///
 /// ```no_run
 /// # async fn connected() -> leasehold::Result<()> {

@@ -17,7 +17,7 @@ pub const FENCE: HeaderName = HeaderName::from_static("leasehold-fence");
 /// The number of keys that a guard remembers by default.
 const CAPACITY: usize = 100_000;
 
-/// A layer for the side of the resource: it refuses a request whose fencing token is smaller than one that it has seen.
+/// A layer for the resource: it refuses a request whose fencing token is smaller than one that it has seen.
 ///
 /// The argument of [`new`](FenceGuard::new) names what a request writes to. A request without a name passes through. The
 /// others carry the header [`leasehold-fence`](FENCE):
@@ -31,8 +31,8 @@ const CAPACITY: usize = 100_000;
 ///
 /// The layer and its clones share what they have seen, in the memory of this process. It knows nothing after a restart,
 /// and nothing of other replicas of the service: where there are several, keep the largest token beside the data, as in
-/// [`guarded_writes`](crate::guide::guarded_writes). It puts no order between requests that are at work at the same time,
-/// and it remembers [so many keys](FenceGuard::capacity): the least used are forgotten.
+/// [`guarded_writes`](crate::guide::guarded_writes). It puts no order between requests that run at the same time. It
+/// remembers a [limited number of keys](FenceGuard::capacity), and forgets the least used ones.
 ///
 /// Each spelling is a key of its own: if `/stock/42` and `/stock/042` lead to the same row, make the key of the parsed value.
 ///
@@ -81,8 +81,8 @@ impl<K> FenceGuard<K> {
         Self { key: Arc::new(key), seen: Arc::new(Mutex::new(seen)) }
     }
 
-    /// Sets the number of keys that are remembered at most; 100 000 by default. Choose more than are written to within
-    /// the time for which a process can stand still.
+    /// Sets the number of keys that are remembered at most; 100 000 by default. Choose more keys than are written to in
+    /// the longest time for which a process can stand still.
     ///
     /// # Panics
     ///

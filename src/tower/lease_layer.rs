@@ -47,9 +47,9 @@ const RETRY_SOON: HeaderValue = HeaderValue::from_static("1");
 /// and the lease are dropped, and the name is released in the background. What the handler has spawned goes on: give it
 /// the [`cancellation_token`](RequestLease::cancellation_token).
 ///
-/// Each request has a handle of its own. A handler that locks the same name again waits for itself, as do two layers that
-/// return the same name; see [two handles](crate::guide::reentrancy#two-handles-wait-for-each-other). A lock does not
-/// remember that work was done: a client that repeats a request is served twice, one after the other.
+/// Each request has a handle of its own. A handler that locks the same name again waits for itself, and so do two
+/// layers that return the same name; see [two handles](crate::guide::reentrancy#two-handles-wait-for-each-other). A
+/// lock does not remember that work was done: a client that repeats a request is served twice, one after the other.
 ///
 /// `K` is the function that names the lock, `B` the body of the inner service's responses. `B` needs a
 /// [`Default`] for the answers of the layer itself, also where all of them are replaced.
@@ -109,7 +109,8 @@ impl<K, B> LeaseLayer<K, B> {
 
     /// Waits for a name that is taken, for `limit` at most. Waiters of this process are served in the order of arrival.
     ///
-    /// The request is kept meanwhile. Limit how many may wait by a layer around this one, as `ConcurrencyLimitLayer`.
+    /// The request is kept in memory meanwhile. To limit how many may wait, put a layer such as `ConcurrencyLimitLayer`
+    /// around this one.
     pub fn wait(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
         self
@@ -123,8 +124,8 @@ impl<K, B> LeaseLayer<K, B> {
 
     /// Keeps the lease until the body of the response has ended, has failed or is dropped.
     ///
-    /// For responses that are made while they are sent. When the lease is lost meanwhile, the body is dropped, and fails: the
-    /// client sees a response that is cut short. The release is not waited for.
+    /// Use it for responses that are made while they are sent. When the lease is lost meanwhile, the body is dropped
+    /// and fails: the client sees a response that is cut short. The layer does not wait for the release.
     pub fn until_body_ends(mut self) -> Self {
         self.until_body_ends = true;
         self
@@ -132,7 +133,8 @@ impl<K, B> LeaseLayer<K, B> {
 
     /// Answers requests whose name is taken by `answer`, with the name and its holder.
     ///
-    /// The store is asked for the holder, one request more. `None` if it has just released, or cannot be known.
+    /// This costs one more request, which asks the store for the holder. `None` if the holder has just released the
+    /// name, or is not known.
     pub fn on_busy(
         mut self,
         answer: impl Fn(&str, Option<&HolderInfo>) -> Response<B> + Send + Sync + 'static,
@@ -228,7 +230,7 @@ impl<S, K, B> Layer<S> for LeaseLayer<K, B> {
     }
 }
 
-/// The service that a [`LeaseLayer`] makes of another.
+/// The service that a [`LeaseLayer`] puts around another one.
 pub struct LeaseService<S, K, B> {
     inner: S,
     layer: LeaseLayer<K, B>,
@@ -335,9 +337,10 @@ impl<B, E> fmt::Debug for LeaseFuture<B, E> {
     }
 }
 
-/// What a request knows of the lease under which it is worked on, in its extensions.
+/// The lease of a request, in the extensions of that request.
 ///
-/// It does not keep the lease: a copy that outlives the request says which lease it was, and that it has ended.
+/// It does not keep the lease alive: a copy that outlives the request still has the name and the tokens, and its
+/// cancellation token has fired.
 ///
 /// ```
 /// use http::Request;
@@ -390,8 +393,9 @@ impl RequestLease {
         self.0.holder_id
     }
 
-    /// Reports [progress](Lease::progress). With [`stall_after`](crate::Builder::stall_after), a request that works for longer must
-    /// call it, and so must a body that [keeps the lease](LeaseLayer::until_body_ends). After the lease has ended it does nothing.
+    /// Reports [progress](Lease::progress). With [`stall_after`](crate::Builder::stall_after), a handler that works for
+    /// longer must call it, and so must a body that [keeps the lease](LeaseLayer::until_body_ends). After the lease has
+    /// ended it has no effect.
     pub fn progress(&self) {
         self.0.reporter.report();
     }

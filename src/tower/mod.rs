@@ -1,7 +1,7 @@
 //! Layers for services of `tower`, axum, tonic and hyper, with the feature `tower`.
 //!
-//! [`LeaseLayer`] works on one request for each key at a time, across all processes. [`FenceGuard`] stands before the resource
-//! that such a request writes to, and refuses the late ones.
+//! [`LeaseLayer`] works on one request for each key at a time, across all processes. [`FenceGuard`] protects the
+//! resource that such a request writes to, and refuses late requests.
 //!
 //! ```
 //! use http::{Request, Response, StatusCode};

@@ -1,4 +1,5 @@
-//! Makes one store of several, of which a majority decides: the Redlock algorithm, made safe.
+//! Makes one store of several stores, where a majority decides: the Redlock algorithm, with a guard against restarted
+//! nodes.
 
 mod acquire;
 mod asked;
@@ -55,9 +56,9 @@ const QUERY_LIMIT: Duration = Duration::from_secs(3);
 
 /// Grants what a majority of N independent stores grants.
 ///
-/// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. It has read-write locks if all
-/// nodes have them, and no semaphores. A lease of a quorum has no fencing token. [`quorum`](crate::guide::quorum) has the
-/// promises, the limits and the costs.
+/// 3 nodes survive the failure of one, 5 that of two. No two nodes may be the same server. It supports read-write locks
+/// if all nodes do, and no semaphores. A lease of a quorum has no fencing token. [`quorum`](crate::guide::quorum) has
+/// the promises, the limits and the costs.
 ///
 /// ```
 /// use leasehold::LeaseManager;

@@ -78,8 +78,8 @@ const LONGEST_FENCE_BLOCK: u32 = 64;
 
 /// Keeps leases on a Redis server, or on those of a Sentinel or Cluster deployment.
 ///
-/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. Connect one yourself to wrap it in a store
-/// of your own, to count, to limit or to change what is asked of it.
+/// [`LeaseManager::connect`](crate::LeaseManager::connect) makes one by itself. Connect one yourself to wrap it in a
+/// store of your own, which counts, limits or changes the requests.
 ///
 /// ```no_run
 /// # async fn connected() -> leasehold::Result<()> {
@@ -122,12 +122,11 @@ impl RedisStore {
     /// As [`connect_with`](Self::connect_with).
     ///
     /// # Panics
-    ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was connected is disconnected.
+    /// Safe. If it is dropped, the connections are closed.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::connect_with(url, &ConnectOptions::new()).await
     }
@@ -135,19 +134,18 @@ impl RedisStore {
     /// Connects to the server or servers of a URL, on the current runtime, and checks the permissions that locks will need.
     ///
     /// The URLs are those of [`LeaseManager::connect`](crate::LeaseManager::connect) for Redis; a list of them is a
-    /// [`Quorum`](super::Quorum), and no `RedisStore`. The connections live and die with the runtime.
+    /// [`Quorum`](super::Quorum), not a `RedisStore`. The connections end with the runtime.
     ///
     /// # Errors
     ///
     /// As [`LeaseManager::connect`](crate::LeaseManager::connect).
     ///
     /// # Panics
-    ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was connected is disconnected.
+    /// Safe. If it is dropped, the connections are closed.
     pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
         let Common { ttl, attempt, remote } = options.common()?;
         let address = Address::parse(url, &remote.prefix, ttl, attempt)?.with(&remote)?;

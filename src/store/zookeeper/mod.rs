@@ -101,12 +101,11 @@ impl ZooKeeperStore {
     /// As [`connect_with`](Self::connect_with).
     ///
     /// # Panics
-    ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was connected is disconnected.
+    /// Safe. If it is dropped, the connections are closed.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::connect_with(url, &ConnectOptions::new()).await
     }
@@ -123,12 +122,11 @@ impl ZooKeeperStore {
     /// [`Unsupported`](ErrorKind::Unsupported) for settings that only Redis has.
     ///
     /// # Panics
-    ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was connected is disconnected.
+    /// Safe. If it is dropped, the connections are closed.
     pub async fn connect_with(url: &str, options: &ConnectOptions) -> Result<Self> {
         let common = options.common()?;
         common.remote.refuse_all_but_prefix("ZooKeeper")?;

@@ -43,9 +43,9 @@ pub const STALE: &str = "LEASEHOLD_STALE";
 /// The longest name of a resource in bytes.
 const LONGEST_RESOURCE: usize = 512;
 
-/// The guard, before the body. `KEYS[1]` is the lock, or the key of the largest fencing token that was seen. `ARGV[1]` is the
-/// holder id or the fencing token, and `ARGV[2]` for how many milliseconds the token is remembered: 0 means forever, empty for a
-/// holder id. Tokens are compared as text, because a number of Lua is exact up to 2^53 only.
+/// The guard, before the body. `KEYS[1]` is the lock, or the key of the largest fencing token that was seen. `ARGV[1]`
+/// is the holder id or the fencing token, and `ARGV[2]` for how many milliseconds the token is remembered: 0 means
+/// forever, empty for a holder id. Tokens are compared as text, because a number of Lua is exact up to 2^53 only.
 const PROLOGUE: &str = r"local leasehold_guard = redis.pcall
 if ARGV[2] == '' then
   local held = leasehold_guard('HEXISTS', KEYS[1], ARGV[1])
@@ -104,8 +104,8 @@ impl Script {
     ///
     /// # Errors
     ///
-    /// [`Invalid`](crate::ErrorKind::Invalid) if `body` is empty, or begins with a line `#!`: the guard comes first, so flags of
-    /// a script have no place.
+    /// [`Invalid`](crate::ErrorKind::Invalid) if `body` is empty, or begins with a line `#!`: the guard comes first, so
+    /// flags of a script have no place.
     ///
     /// ```
     /// use leasehold::guard::Script;

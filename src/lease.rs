@@ -109,8 +109,8 @@ impl Lease {
         lease
     }
 
-    /// Creates a lease that no caller may ever get. Its [`min_hold`](Self::begin_min_hold) has not begun, so that it leaves no
-    /// mark when it is given up.
+    /// Creates a lease that no caller may ever get. Its [`min_hold`](Self::begin_min_hold) has not begun, so that it
+    /// leaves no mark when it is given up.
     pub(crate) fn in_advance(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
         let share = claim.share();
         let hold = claim.into_hold();
@@ -422,13 +422,15 @@ impl Lease {
     /// # Errors
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease is lost; nothing was written.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the lease is not one of an exclusive lock, or the store keeps no metadata.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the lease is not one of an exclusive lock, or the store keeps
+    ///   no metadata.
     /// - Any other kind: nothing was written, or that is not known. After
     ///   [`Unavailable`](crate::ErrorKind::Unavailable) the next renewal writes it.
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the description may or may not be written now; the next renewal writes it. The lease is not affected.
+    /// If it is dropped, the description may or may not be written now; the next renewal writes it. The lease is not
+    /// affected.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

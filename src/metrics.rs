@@ -24,8 +24,8 @@ const FENCE_REFUSED: &str = "leasehold.fence.refused";
 /// An observer that reports what happens as metrics, through the crate [`metrics`](https://docs.rs/metrics).
 ///
 /// Install the recorder of the application first; then give this to [`Builder::observer`](crate::Builder::observer).
-/// [`operations`](crate::guide::operations#metrics) lists the metrics. No name of a lock is ever a label: the label `class` is
-/// the class of the name.
+/// [`operations`](crate::guide::operations#metrics) lists the metrics. No name of a lock is ever a label: the label
+/// `class` is the class of the name.
 ///
 /// ```
 /// use leasehold::{LeaseManager, Metrics};

@@ -117,8 +117,9 @@ impl Job {
     /// - [`Unsupported`](ErrorKind::Unsupported), before `body` begins: the store cannot keep a key closed, such as
     ///   ZooKeeper.
     /// - [`Invalid`](ErrorKind::Invalid): the key or a time is not valid.
-    /// - As [`Lock::try_lock`](crate::Lock::try_lock); with [`wait`](Job::wait), [`Unavailable`](ErrorKind::Unavailable) if the store
-    ///   did not answer during the whole wait, or for one [TTL](crate::Builder::ttl).
+    /// - As [`Lock::try_lock`](crate::Lock::try_lock); with [`wait`](Job::wait),
+    ///   [`Unavailable`](ErrorKind::Unavailable) if the store did not answer during the whole wait, or for one
+    ///   [TTL](crate::Builder::ttl).
     ///
     /// # Panics
     ///

@@ -145,8 +145,8 @@ impl RwLock {
 
     /// Waits until this handle may read.
     ///
-    /// Re-enters at once while a lease of this handle is alive, also a write lease, and [joins](RwLock#readers-of-one-process)
-    /// the readers of other handles if it can.
+    /// Re-enters at once while a lease of this handle is alive, also a write lease, and
+    /// [joins](RwLock#readers-of-one-process) the readers of other handles if it can.
     ///
     /// # Errors
     ///

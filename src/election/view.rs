@@ -2,10 +2,11 @@
 //!
 //! # Invariants
 //!
-//! 1. **Terms never go back, unless the store has lost its data.** What is older than what was seen, as from a server that was
-//!    behind, counts as no contact. What a server has that was behind expires within the TTL of its leader. So what is
-//!    older, and is there at each reading of more than T, is of a leader that renews, and counts again.
-//! 2. **It never ends.** Without contact it says so and goes on; if the runtime of its task ends, the next call starts another.
+//! 1. **Terms never go back, unless the store has lost its data.** What is older than what was seen, as from a server
+//!    that was behind, counts as no contact. What a server has that was behind expires within the TTL of its leader. So
+//!    what is older, and is there at each reading of more than T, is of a leader that renews, and counts again.
+//! 2. **It never ends.** Without contact it says so and goes on; if the runtime of its task ends, the next call starts
+//!    another.
 //! 3. **Hints are hints.** It reads at each of them, and by the clock.
 
 use crate::clock::Instant as Clocked;
@@ -34,8 +35,8 @@ const SETTLED: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The id of the holder that leads, as [`Lease::holder_id`](crate::Lease::holder_id) shows it. `None`: there is no leader, or
-    /// it is not known yet.
+    /// The id of the holder that leads, as [`Lease::holder_id`](crate::Lease::holder_id) shows it. `None`: there is no
+    /// leader, or it is not known yet.
     pub holder: Option<String>,
     /// Its term. `None` if the leader has not written it yet, or the store has no fencing tokens.
     pub term: Option<u64>,
@@ -216,7 +217,8 @@ impl Shared {
         }));
     }
 
-    /// Waits until the task has to be started again: its runtime may have ended. Nothing reports that, so it looks now and then.
+    /// Waits until the task has to be started again: its runtime may have ended. Nothing reports that, so it looks now
+    /// and then.
     async fn ended(&self) {
         loop {
             sleep(Duration::from_secs(1)).await;

@@ -58,13 +58,13 @@ macro_rules! setters {
         }
     };
     (@label) => {
-        /// Sets a text, for people, that says what the name is held for, at most 256 bytes. The first attempt to acquire reports
-        /// a longer one.
+        /// Sets a text, for people, that says what the name is held for, at most 256 bytes. The first attempt to
+        /// acquire reports a longer one.
         ///
-        /// [`holdings`](crate::LeaseManager::holdings) shows it. The holder of an exclusive lock also writes it beside the lock
-        /// at its first renewal, with its host and process id, and [`inspect`](crate::LeaseManager::inspect) reports it; see
-        /// [`Builder::describe`](crate::Builder::describe). It is as public as the name: do not put a secret or a person's
-        /// data into it.
+        /// [`holdings`](crate::LeaseManager::holdings) shows it. The holder of an exclusive lock also writes it beside
+        /// the lock at its first renewal, with its host and process id, and [`inspect`](crate::LeaseManager::inspect)
+        /// reports it; see [`Builder::describe`](crate::Builder::describe). It is as public as the name: do not put a
+        /// secret or a person's data into it.
         ///
         /// ```
         /// # let leases = leasehold::LeaseManager::in_memory();
@@ -77,7 +77,8 @@ macro_rules! setters {
         }
     };
     (@min_hold) => {
-        /// Sets the shortest time for which the name stays closed after a grant, however early the lease ends; none by default.
+        /// Sets the shortest time for which the name stays closed after a grant, however early the lease ends; none by
+        /// default.
         ///
         /// A release before that leaves a mark under the name, which ends by itself; meanwhile every other caller, and
         /// this handle too, find the name held. So a job of a few milliseconds does not run once more on a replica
@@ -133,9 +134,9 @@ macro_rules! setters {
         }
     };
     (@stall_after) => {
-        /// Sets the longest time between two reports of [progress](crate::Lease::progress) for this handle, in place of that of
-        /// [`Builder::stall_after`](crate::Builder::stall_after): at least 10 ms. The first attempt to acquire reports a shorter
-        /// one.
+        /// Sets the longest time between two reports of [progress](crate::Lease::progress) for this handle, in place of
+        /// that of [`Builder::stall_after`](crate::Builder::stall_after): at least 10 ms. The first attempt to acquire
+        /// reports a shorter one.
         ///
         /// ```
         /// use std::time::Duration;

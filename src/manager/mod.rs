@@ -284,8 +284,8 @@ impl LeaseManager {
     ///
     /// # Errors
     ///
-    /// As [`Lock::try_lock`]. The tokens in this manager have fired even then. [`Invalid`](crate::ErrorKind::Invalid) if `why` is
-    /// empty or has more than 1024 bytes; nothing is done then.
+    /// As [`Lock::try_lock`]. The tokens in this manager have fired even then. [`Invalid`](crate::ErrorKind::Invalid)
+    /// if `why` is empty or has more than 1024 bytes; nothing is done then.
     ///
     /// # Panics
     ///

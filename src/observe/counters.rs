@@ -204,8 +204,9 @@ impl Counters {
         }
     }
 
-    /// Returns the time for which the store has not answered; zero if no request has failed for as long as `recent`. Otherwise
-    /// a process to which no work comes, because it counts as out of contact, would never see that the store is back.
+    /// Returns the time for which the store has not answered; zero if no request has failed for as long as `recent`.
+    /// Otherwise a process to which no work comes, because it counts as out of contact, would never see that the store
+    /// is back.
     pub(crate) fn silence(&self, now: Instant, recent: Duration) -> Duration {
         let passed = |since: &AtomicU64| {
             now.since_origin().saturating_sub(Duration::from_nanos(read(since)))

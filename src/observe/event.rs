@@ -32,8 +32,8 @@ pub struct Event {
     pub(super) census: Census,
 }
 
-/// How many holds and waiters there are after an event, as the observers of the builder have seen it. Absolute, so that events
-/// that were dropped do no lasting harm.
+/// How many holds and waiters there are after an event, as the observers of the builder have seen it. Absolute, so that
+/// events that were dropped do no lasting harm.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "for metrics"))]
 pub(crate) struct Census {

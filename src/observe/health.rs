@@ -17,7 +17,8 @@ pub struct Health {
     /// The delay of the watchdog now. It is more than some milliseconds only if the process or its threads get no CPU
     /// time.
     pub watchdog_lag: Duration,
-    /// The time that the engine counts as the time to live: the [TTL](crate::Builder::ttl), on ZooKeeper three quarters of it.
+    /// The time that the engine counts as the time to live: the [TTL](crate::Builder::ttl), on ZooKeeper three quarters
+    /// of it.
     pub ttl: Duration,
     /// Whether the manager is closed.
     pub closed: bool,

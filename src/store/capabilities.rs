@@ -26,10 +26,11 @@ pub struct Capabilities {
     /// A grant reserves [`Fencing::block`](super::Fencing::block) fencing tokens. Otherwise it has one token, and its hold
     /// is not handed off in memory.
     pub fence_blocks: bool,
-    /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not
-    /// be asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the
-    /// key is lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
-    /// reports that the clock has reached the first (see [`Acquired::granted_with_fence_reached`](super::Acquired::granted_with_fence_reached)).
+    /// How many fencing tokens a grant reserves at most. A store on which they are a number of microseconds must not be
+    /// asked for more than pass between two grants, or they run ahead of its clock, and fall back to it when the key is
+    /// lost. Beyond these, holders have one as soon as the store's clock has surely passed it, after a grant that
+    /// reports that the clock has reached the first (see
+    /// [`Acquired::granted_with_fence_reached`](super::Acquired::granted_with_fence_reached)).
     pub longest_fence_block: u32,
     /// [`Acquired::Held`](super::Acquired::Held) and [`HolderInfo`](super::HolderInfo) report the remaining time.
     pub time_left: bool,

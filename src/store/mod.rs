@@ -123,14 +123,14 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// # Modes that share a name
 ///
-/// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them; its readers at one time share
-/// a fencing token, between those of the writers before and after. In [`Mode::Permits`] the holds take at most `size`
-/// permits together; a request with another size than the name has, or had before a [`resize`](Store::resize), is
-/// [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder from one of the modes `Read` and `Write` to the other; renewals
-/// and releases in `Read` go by the [`HolderId`], whichever of the two it has, because they can come late. A renewal in `Write`
-/// of a holder that only reads finds nothing, and so does its release, which may end the hold: a store can lose a change of
-/// the mode. [`Acquire::place`] asks for an order between readers and
-/// writers. A store need not support any of them.
+/// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them; its readers at one time
+/// share a fencing token, between those of the writers before and after. In [`Mode::Permits`] the holds take at most
+/// `size` permits together; a request with another size than the name has, or had before a [`resize`](Store::resize),
+/// is [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder
+/// from one of the modes `Read` and `Write` to the other; renewals and releases in `Read` go by the [`HolderId`],
+/// whichever of the two it has, because they can come late. A renewal in `Write` of a holder that only reads finds
+/// nothing, and so does its release, which may end the hold: a store can lose a change of the mode. [`Acquire::place`]
+/// asks for an order between readers and writers. A store need not support any of them.
 ///
 /// # Lines
 ///
@@ -171,11 +171,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the abilities of this store. The engine asks once, and the answer must not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns the part of the store that keeps `name`, where parts can fail on their own; 0 where there are none.
+    /// Returns the part of the store that keeps `name`, if parts can fail on their own; 0 for a store without parts.
     ///
-    /// Leases of different parts are never in one [`renew`](Store::renew), so that a part that is slow
-    /// holds up no other's. A hint: it may change at any time. Asked only with
-    /// [`Capabilities::sharded`].
+    /// Leases of different parts are never in one [`renew`](Store::renew), so a slow part delays no leases of another.
+    /// The answer is a hint, and may change at any time. The engine asks only a store with [`Capabilities::sharded`].
     fn shard(&self, name: &Name) -> usize;
 
     /// Grants a name, a re-entry, or once more what the holder already has.
@@ -200,8 +199,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without [`Mode::Permits`] or without a change of the size, and
-    /// [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is no semaphore.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a store without [`Mode::Permits`] or without a change of the
+    /// size, and [`WrongType`](crate::ErrorKind::WrongType) if what is under the name is no semaphore.
     ///
     /// # Cancel safety
     ///

@@ -43,9 +43,9 @@ const RETRY_SOON: HeaderValue = HeaderValue::from_static("1");
 /// The request carries a [`RequestLease`] in its extensions, with the fencing token to send with each write.
 ///
 /// The lease is released when the head of the response is ready, before the response is returned. With
-/// [`until_body_ends`](LeaseLayer::until_body_ends) it is kept until the body has ended. When the client disconnects, the work
-/// and the lease are dropped, and the name is released in the background. What the handler has spawned goes on: give it
-/// the [`cancellation_token`](RequestLease::cancellation_token).
+/// [`until_body_ends`](LeaseLayer::until_body_ends) it is kept until the body has ended. When the client disconnects,
+/// the work and the lease are dropped, and the name is released in the background. What the handler has spawned goes
+/// on: give it the [`cancellation_token`](RequestLease::cancellation_token).
 ///
 /// Each request has a handle of its own. A handler that locks the same name again waits for itself, and so do two
 /// layers that return the same name; see [two handles](crate::guide::reentrancy#two-handles-wait-for-each-other). A

@@ -26,7 +26,8 @@ use std::time::Duration;
 ///   [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer. A waiter that stalled keeps the time of
 ///   its arrival.
 /// - A manager hands the lock off in memory among its own waiters, as a `Lock` does. If no other manager waited at the
-///   grant, it does so for 20 ms, and after that for those that waited at the grant.
+///   grant, it does so for 20 ms, and after that for those that waited at the grant. Otherwise it hands the lock off
+///   only to waiters that came before the oldest one elsewhere.
 /// - Handles that are not fair, and Redisson, take the lock whenever it is free. While they do, the wait of a fair
 ///   handle has no bound. Where the order counts, use fair handles only, above all in one manager: a fair handle that
 ///   waits behind a plain one of its manager has no place in the order yet.

@@ -289,7 +289,8 @@ impl Semaphore {
         self.acquire_many_timeout(1, timeout).await
     }
 
-    /// Waits for `count` permits, for at most `timeout`; returns `None` if they are not free at once until then.
+    /// Waits for `count` permits, for at most `timeout`; returns `None` if that many are never free at one time until
+    /// then.
     ///
     /// # Errors
     ///

@@ -201,16 +201,15 @@ fn waiter_elsewhere_gets_its_turn_after_two_crowd_rounds() {
         }
     } else {
         // Those that hold for long cost little, and go on at the same time.
-        let long = scenes(25).map(|scene| {
-            let time = Duration::from_secs(11);
-            (scene, thread::spawn(move || scene.play(time)))
-        });
+        let begin = |scene: Scene| thread::spawn(move || scene.play(Duration::from_secs(11)));
+        let long = scenes(25).map(|scene| (scene, begin(scene)));
+        // A round trip that is longer than the longest pause of those who hold for a moment only.
+        let far = Scene { inside: millis(25), rival: Rival::Far(millis(30)) };
+        let played = begin(far);
         for (scene, played) in long {
             outcomes.push((scene, played.join().expect("the rival gets its turns")));
         }
-        // A round trip that is longer than the longest pause of those who hold for a moment only.
-        let far = Scene { inside: millis(25), rival: Rival::Far(millis(30)) };
-        let outcome = far.play(Duration::from_secs(11));
+        let outcome = played.join().expect("the rival gets its turns");
         report(far, &outcome);
         assert!(outcome.waits.len() >= 5, "{far:?}: {} turns", outcome.waits.len());
         for scene in [scenes(0)[2], scenes(1)[3]] {

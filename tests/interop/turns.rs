@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const T: Duration = Duration::from_secs(30);
 const CROWD: u32 = 32;
-const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(100);
 const SLACK: Duration = Duration::from_millis(100);
 
 scenarios! {
@@ -34,7 +34,7 @@ async fn java_has_turns_beside_a_crowd_of_rust_that_stays_long(world: &World) {
 async fn java_has_turns_beside_a_crowd_of_rust_that_hardly_stays(world: &World) {
     let mut all = Vec::new();
     for inside in HARDLY_STAYS {
-        all.push(one_java(world, inside, length(4)).await);
+        all.push(one_java(world, inside, length(2)).await);
     }
     judge(world, "Java beside 32 of Rust", &mut all);
 }
@@ -49,7 +49,7 @@ async fn rust_has_turns_beside_a_crowd_of_java_that_hardly_stays(world: &World) 
     let mut all = Vec::new();
     for inside in HARDLY_STAYS {
         // Most of its waits are far below the mean, and a few far above: a tenth of 20 waits would be chance.
-        all.push(one_rust(world, inside, length(12)).await);
+        all.push(one_rust(world, inside, length(6)).await);
     }
     judge(world, "Rust beside 32 of Java", &mut all);
 }

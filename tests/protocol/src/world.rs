@@ -1,8 +1,8 @@
 //! The model: clients, the server, and a network that loses, delays, doubles and reorders.
 
-use super::client::{Client, Hold, Phase, Send};
-use super::rules::{DRIFT, GRACE, Rules, Sharing, T};
-use super::server::{Key, Op, Server, Token, Verdict};
+use crate::client::{Client, Hold, Phase, Send};
+use crate::rules::{DRIFT, GRACE, Rules, Sharing, T};
+use crate::server::{Key, Op, Server, Token, Verdict};
 use stateright::{Model, Property};
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! The server: one name, the key of each holder, and the memory of its last fencing token.
 
-use super::rules::{Rule, Rules, Sharing, T};
+use crate::rules::{Rule, Rules, Sharing, T};
 use std::collections::BTreeMap;
 
 /// The holder of an acquire: it belongs to a client, and is never used again.

@@ -1,7 +1,7 @@
 //! What must always be so, and what the checker must have met somewhere.
 
-use super::client::Phase;
-use super::world::{Scope, World};
+use crate::client::Phase;
+use crate::world::{Scope, World};
 use stateright::Property;
 
 pub const ONE_BELIEVER: &str =

@@ -1,38 +1,8 @@
-//! The lock protocol, without its code: every order of events within small bounds, by a model checker.
-//!
-//! One name, one server, two or three clients; they exclude each other, or are a writer and readers, or want
-//! permits. A client stands for a process: the model leaves out its tasks and its queue. Time is in ticks. A tick
-//! moves all clocks; a client's may fall behind the server's by [`rules::DRIFT`] in T, and catch up. Messages may
-//! be lost (they never arrive), be late, arrive in any order, and run twice. A server that restarts with its keys
-//! does nothing that these do not: all that was under way is lost.
-//!
-//! | here | there |
-//! |---|---|
-//! | `Server::run` | the scripts in `store/redis/scripts`, each at one instant; `store/memory.rs` |
-//! | `Rules::{deadline, cancel, stale}` | `engine/timing.rs`: D and C count from `s`, before the send |
-//! | `Client::{acquire, ask_again}` | `engine/acquire.rs`, `ask_store`: one token for all requests of an acquire |
-//! | `Client::granted` | the same: a grant with less than T/2 left is given back |
-//! | `Client::{abandon, send_sweep}` | `engine/attempt.rs`, `Attempt`, and `engine/reaper.rs`, `Sweep`: released by its token until T after the last send |
-//! | `Client::{renew, confirmed}` | `engine/watchdog.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
-//! | `Client::nest` | `engine/state/count.rs`: one operation at a time, and the count is absolute |
-//! | `Client::{leave, release_again}` | `engine/state/count.rs`, `engine/release.rs`: belief ends before the release is sent; retried until D |
-//! | `Client::hand_off` | `engine/handoff.rs`, `State::may_hand_off`: bounded, only what is sure, with a reserved fencing token |
-//! | `Client::tick` | `State::expire`: told at C, and no renewal after it; over at D |
-//!
-//! What must be so is in [`properties`]. The tests below first check it with all rules, then drop one rule
-//! each, and see the checker find what goes wrong: a model that cannot fail shows nothing.
+//! The protocol, by the model checker: all rules hold together, and each of them is needed.
 
-mod client;
-mod properties;
-mod rules;
-mod server;
-mod world;
-
-use properties::*;
-use rules::{Rule, Rules, Sharing};
-use stateright::{Checker, HasDiscoveries, Model};
-use std::collections::BTreeSet;
-use world::{Fault, Scope};
+use leasehold_protocol::properties::*;
+use leasehold_protocol::rules::{Rule, Rules, Sharing};
+use leasehold_protocol::{Fault, Scope, breaks, holds};
 
 const SCOPE: Scope = Scope {
     rules: Rules { dropped: &[], sharing: Sharing::Exclusive },
@@ -58,36 +28,6 @@ const PERMITS: Scope = sharing(Sharing::Permits(2));
 
 const fn sharing(sharing: Sharing) -> Scope {
     Scope { clients: 3, requests: 3, rules: Rules { sharing, ..SCOPE.rules }, ..SCOPE }
-}
-
-/// Visits all of a scope, and demands that nothing bad was found except `broken`, and all of `met`.
-fn holds(title: &str, scope: Scope, broken: &[&str], met: &[&str]) {
-    let checker = scope.checker().threads(2).spawn_bfs().join();
-    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-    println!("{title}: {states} states, the farthest after {depth} steps");
-    for (name, path) in checker.discoveries() {
-        let good = broken.contains(&name) || met.contains(&name) || SOMETIMES.contains(&name);
-        assert!(good, "{title}: not so: {name}: {:#?}", path.into_actions());
-    }
-    for name in broken.iter().chain(met) {
-        let found = checker.discoveries().keys().any(|found| found == name);
-        assert!(found, "{title}: never met: {name}");
-    }
-}
-
-/// Without a rule, what it is there for is found broken.
-fn breaks(dropped: &'static [Rule], scope: Scope, property: &'static str) {
-    let found = HasDiscoveries::AnyOf(BTreeSet::from([property]));
-    let scope = Scope { rules: Rules { dropped, ..scope.rules }, ..scope };
-    let checker = scope.checker().threads(2).finish_when(found).spawn_bfs().join();
-    let states = checker.unique_state_count();
-    match checker.discovery(property) {
-        Some(path) => {
-            let steps = path.into_actions().len();
-            println!("without {dropped:?}: {steps} steps to break it, {states} states: {property}");
-        }
-        None => panic!("without {dropped:?} it should not be so that {property} ({states} states)"),
-    }
 }
 
 #[test]

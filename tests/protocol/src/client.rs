@@ -2,8 +2,8 @@
 //!
 //! Ages are ticks of its own clock since `s`, when the request in question was sent.
 
-use super::rules::{HANDOFFS, Rule, Rules, T};
-use super::server::{Op, Token, Verdict};
+use crate::rules::{HANDOFFS, Rule, Rules, T};
+use crate::server::{Op, Token, Verdict};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Client {

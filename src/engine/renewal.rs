@@ -167,8 +167,8 @@ impl Hold {
         let inner = self.lock();
         let verdict = match verdict {
             // The store may have made a reader of this writer already, and its answer is on its way. If not, that answer, or
-            // the next renewal, shows the loss.
-            Ok(Some(Absence::Gone | Absence::Taken)) if self.is_downgraded(&inner) => {
+            // the next renewal, shows the loss. Of a name that is free, it has made nothing.
+            Ok(Some(Absence::Taken)) if self.is_downgraded(&inner) => {
                 Err(Error::new(ErrorKind::Unavailable, "the mode may have changed meanwhile"))
             }
             verdict => verdict,

@@ -140,6 +140,26 @@ async fn renewal_that_passes_the_answer_to_a_downgrade_costs_no_lease() {
     page.unlock().await.unwrap();
 }
 
+/// Of a name that is free, the downgrade has made no reader.
+#[tokio::test(start_paused = true)]
+async fn renewal_that_finds_the_name_free_ends_a_lease_during_a_downgrade() {
+    let setup = Setup::new();
+    let edit = writes(&setup.leases).await.unwrap();
+    let token = edit.cancellation_token();
+    sleep(T / 3 - ATTEMPT / 2).await;
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire));
+    let mut downgrade = Box::pin(edit.downgrade());
+    assert!(poll_once(downgrade.as_mut()).await.is_pending());
+    assert!(setup.memory.delete("n"));
+    setup.faults.until_calls(Call::Renew, 1).await;
+    settle().await;
+    assert!(token.is_cancelled());
+    setup.faults.heal();
+    let error = downgrade.await.map(drop).unwrap_err();
+    assert_eq!(error.loss(), Some(Loss::Gone));
+    assert!(setup.memory.is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn handle_knows_its_lease_after_a_downgrade() {
     let setup = Setup::new();

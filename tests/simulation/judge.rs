@@ -7,7 +7,7 @@ use super::plan::{HoldId, Plan, ms};
 use super::server::{Server, excludes, permits};
 use alone::Alone;
 use leasehold::clock::Instant;
-use leasehold::store::{Mode, Name};
+use leasehold::store::{Absence, Mode, Name};
 use leasehold::{ErrorKind, Lease, Loss};
 use services::Services;
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,6 +175,8 @@ struct Known {
     holders: u32,
     /// Its mode was changed: a verdict on a renewal from before that tells the holder nothing.
     changed: bool,
+    /// How many requests to make a reader of it have no answer yet. Then it may be told that the name is taken, by itself.
+    downgrades: u32,
     /// A reader that was let in beside others, some of which an injected fault may have brought back: it has their fence.
     joined: bool,
     /// Since when its holder has it, in whichever mode.
@@ -665,6 +667,21 @@ impl Judge {
 
     pub fn told_lost(&mut self, now: u64, hold: HoldId) {
         self.known(hold).told_lost.get_or_insert(now);
+    }
+
+    /// A renewal told its holder that it is not there.
+    pub fn told_absent(&mut self, now: u64, hold: HoldId, absence: Absence) {
+        if absence != Absence::Taken || self.known(hold).downgrades == 0 {
+            self.told_lost(now, hold);
+        }
+    }
+
+    pub fn downgrade_sent(&mut self, hold: HoldId) {
+        self.known(hold).downgrades += 1;
+    }
+
+    pub fn downgrade_answered(&mut self, hold: HoldId) {
+        self.known(hold).downgrades -= 1;
     }
 
     pub fn was_held(&self, hold: HoldId) -> bool {

@@ -543,8 +543,10 @@ impl Store for Client {
         let (mode, converts) = (request.target.mode, request.converts);
         {
             let (mut inner, now) = (self.world.lock(), self.world.now());
-            if !converts {
-                inner.judge.acquire_sent(now, hold, count, task);
+            match (converts, mode) {
+                (false, _) => inner.judge.acquire_sent(now, hold, count, task),
+                (true, Mode::Read) => inner.judge.downgrade_sent(hold),
+                (true, _) => {}
             }
             if request.ttl != ms(self.world.plan.ttl) {
                 inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
@@ -589,22 +591,28 @@ impl Store for Client {
             }
             verdict
         };
-        self.call(what, sort, limit, run, move |inner, world, result| match result {
-            Ok(Acquired::Granted { sent, .. }) => {
-                inner.judge.hears(world.now(), hold.0, &name);
-                inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
+        self.call(what, sort, limit, run, move |inner, world, result| {
+            if converts && mode == Mode::Read {
+                inner.judge.downgrade_answered(hold);
             }
-            Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
-            Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
-            Err(error) => {
-                let kind = error.kind();
-                // If it was dropped, the engine hears of it, and nobody is told.
-                let told = task.filter(|task| TASK.try_with(|now| now == task).unwrap_or(false));
-                if let (true, Some(task)) = (kind != ErrorKind::Unavailable, told) {
-                    inner.judge.refused.insert(task, kind);
+            match result {
+                Ok(Acquired::Granted { sent, .. }) => {
+                    inner.judge.hears(world.now(), hold.0, &name);
+                    inner.judge.confirmed(&world.plan, world.moment(), hold, *sent);
                 }
-                if kind == ErrorKind::WrongType {
-                    inner.judge.wound(world.now(), hold);
+                Ok(Acquired::NotYours(_)) => inner.judge.told_lost(world.now(), hold),
+                Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
+                Err(error) => {
+                    let kind = error.kind();
+                    // If it was dropped, the engine hears of it, and nobody is told.
+                    let told =
+                        task.filter(|task| TASK.try_with(|now| now == task).unwrap_or(false));
+                    if let (true, Some(task)) = (kind != ErrorKind::Unavailable, told) {
+                        inner.judge.refused.insert(task, kind);
+                    }
+                    if kind == ErrorKind::WrongType {
+                        inner.judge.wound(world.now(), hold);
+                    }
                 }
             }
         })
@@ -675,7 +683,7 @@ impl Store for Client {
                 };
                 match verdict {
                     Ok(None) => inner.judge.confirmed(&world.plan, moment, hold, sent),
-                    Ok(Some(_)) => inner.judge.told_lost(moment.now, hold),
+                    Ok(Some(absence)) => inner.judge.told_absent(moment.now, hold, absence),
                     Err(error) => {
                         inner.judge.failed(hold, sent);
                         if error.kind() == ErrorKind::WrongType {

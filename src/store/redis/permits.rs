@@ -14,11 +14,10 @@ use crate::store::{
     RenewBatch, Renewal, Resize,
 };
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::Duration;
 
-/// The digits of a permit's id that its holder determines.
-const HOLDER_DIGITS: usize = 28;
+/// The bytes of a permit's id that its holder determines.
+const HEAD: usize = 14;
 /// The digits of a permit's id.
 const DIGITS: usize = 32;
 /// The most permits in one call, which takes the server a millisecond or two. Each is a member of a sorted set.
@@ -43,7 +42,7 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire, size: u32, take: u32) -> C
     call.number(millis(request.ttl));
     let kept = request.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
     call.number(kept.map_or(0, millis));
-    call.text(&digits(request.holder));
+    call.bytes(&head(request.holder));
     call
 }
 
@@ -92,7 +91,7 @@ pub(super) fn release_with_one_key(keys: &Keys, request: &Release) -> Call {
 
 fn write_release(request: &Release, mut call: Call) -> Call {
     call.number(request.target.mode.permits().into());
-    call.text(&digits(request.holder));
+    call.bytes(&head(request.holder));
     call
 }
 
@@ -120,7 +119,7 @@ pub(super) fn renewal_with_one_key(keys: &Keys, batch: &RenewBatch, item: &Renew
 fn write_renewal(keys: &Keys, item: &Renewal, call: &mut Call) {
     call.key(&[&keys.permits(&item.target.name)]);
     call.number(item.target.mode.permits().into());
-    call.text(&digits(item.holder));
+    call.bytes(&head(item.holder));
 }
 
 /// Builds a call with the keys of a name.
@@ -156,16 +155,13 @@ pub(super) fn inspection(reply: &[Element]) -> Result<Inspection> {
     Ok(Inspection::new(holders.into_iter().map(info)).with_size(size).with_waiting(waiting))
 }
 
-/// Returns the digits that the ids of a holder's permits begin with.
-fn digits(holder: HolderId) -> String {
-    let mut digits = String::with_capacity(HOLDER_DIGITS);
-    for byte in &holder.manager().as_bytes()[..8] {
-        // A String takes whatever is written to it.
-        let _ = write!(digits, "{byte:02x}");
-    }
+/// Returns the bytes that the ids of a holder's permits begin with.
+fn head(holder: HolderId) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..8].copy_from_slice(&holder.manager().as_bytes()[..8]);
     // A number is drawn for each acquire, so 6 bytes last.
-    let _ = write!(digits, "{:012x}", holder.number() & 0xffff_ffff_ffff);
-    digits
+    head[8..].copy_from_slice(&holder.number().to_be_bytes()[2..]);
+    head
 }
 
 /// Returns the holder of a permit: the beginning of its id, as far as the permit has it, and its number; of a permit of
@@ -175,7 +171,7 @@ fn digits(holder: HolderId) -> String {
 /// looks the same.
 fn holder_of(permit: &str) -> String {
     let digits = |range| permit.get(range).unwrap_or_default();
-    let number = u64::from_str_radix(digits(20..HOLDER_DIGITS), 16);
+    let number = u64::from_str_radix(digits(20..HEAD * 2), 16);
     match number {
         Ok(number)
             if permit.len() == DIGITS && digits(12..13) == "4" && digits(16..20) == "0000" =>
@@ -205,7 +201,8 @@ mod tests {
     #[test]
     fn holder_of_a_permit_is_shown_as_far_as_it_is_known() {
         let manager = Uuid::parse_str("04d81a7d-b331-4365-a44b-f78781e5233b").unwrap();
-        let ours = format!("{}0003", digits(HolderId::new(manager, 45)));
+        let head = head(HolderId::new(manager, 45)).map(|byte| format!("{byte:02x}")).concat();
+        let ours = format!("{head}0003");
         assert_eq!(holder_of(&ours), "04d81a7d-b331-4365-..:45");
         for other in
             ["", "ff", "9c41f0d2a5e84b7c8d3e6f1a2b3c4d5e", "04d81a7db33143650100000000450003"]
@@ -214,7 +211,7 @@ mod tests {
         }
         let reply = |id: &str| [Element::Text(id.to_owned()), Element::Int(7)];
         let other = "9c41f0d2a5e84b7c8d3e6f1a2b3c4d5e";
-        let last = format!("{}0004", &ours[..HOLDER_DIGITS]);
+        let last = format!("{head}0004");
         let permits = [&*ours, other, &last].map(reply).concat();
         let counts = [3, 2].map(Element::Int);
         let inspection = inspection(&[&counts[..], &permits].concat()).unwrap();

@@ -8,8 +8,9 @@ use fred::error::ErrorKind;
 use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 use fred::types::{ClusterHash, CustomCommand, Resp3Frame, Value};
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 use std::future::Future;
+use std::io::Write;
 use std::ops::Range;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -110,7 +111,7 @@ pub(super) static AGE: Script = script!(; "age");
 /// the rest of the call.
 #[derive(Debug, Default)]
 pub(super) struct Call {
-    text: String,
+    text: Vec<u8>,
     /// The keys and then the arguments.
     words: Vec<Word>,
     keys: usize,
@@ -134,7 +135,7 @@ impl Call {
     /// Creates an empty call with room for so many items.
     pub(super) fn of(items: usize) -> Self {
         Self {
-            text: String::with_capacity(items * ITEM_SIZE),
+            text: Vec::with_capacity(items * ITEM_SIZE),
             // Two keys for each item; and settings, holder ids and steps, which most calls have once.
             words: Vec::with_capacity(items * 2 + 6),
             keys: 0,
@@ -144,19 +145,24 @@ impl Call {
     }
 
     pub(super) fn key(&mut self, parts: &[&str]) {
-        let word = self.word(|text| text.extend(parts.iter().copied()));
+        let word =
+            self.word(|text| parts.iter().for_each(|part| text.extend_from_slice(part.as_bytes())));
         // Few arguments are there before the last key.
         self.words.insert(self.keys, word);
         self.keys += 1;
     }
 
     pub(super) fn text(&mut self, text: &str) {
-        let word = self.word(|buffer| buffer.push_str(text));
+        self.bytes(text.as_bytes());
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        let word = self.word(|buffer| buffer.extend_from_slice(bytes));
         self.words.push(word);
     }
 
     pub(super) fn show(&mut self, shown: impl Display) {
-        // A String takes whatever is written to it.
+        // A Vec takes whatever is written to it.
         let word = self.word(|buffer| _ = write!(buffer, "{shown}"));
         self.words.push(word);
     }
@@ -166,7 +172,7 @@ impl Call {
         self.words.push(Word::Number(i64::try_from(number).unwrap_or(i64::MAX)));
     }
 
-    fn word(&mut self, write: impl FnOnce(&mut String)) -> Word {
+    fn word(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Word {
         let start = self.text.len();
         write(&mut self.text);
         Word::Text(start..self.text.len())

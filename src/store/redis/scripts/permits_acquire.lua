@@ -8,25 +8,25 @@
 -- Twice is harmless: the second run finds its own ids, and sets their time again.
 
 local free, out, sizes = KEYS[1], KEYS[2], KEYS[3]
-local size, take = whole(ARGV[1], 1, LONGEST_COUNT), whole(ARGV[2], 1, 65535)
+local size, take = whole(ARGV[1], 1, LONGEST_COUNT), whole(ARGV[2], 1, MOST_PERMITS)
 local ttl, kept = whole(ARGV[3], 1, LONGEST_TTL), whole(ARGV[4], 0, FOREVER)
 local ids, now = ids_of(ARGV[5], take), clock()
 
 local left = free_of(free)
-local there, own = look_up(out, ids, now)
-if there == take then
-  put(out, ids, now + ttl)
-  return 0
-end
-
 doing = 'ZCARD'
 local used = call('ZCARD', out)
-doing = 'ZCOUNT'
-local expired = call('ZCOUNT', out, '-inf', now)
 local fresh = not left
 -- A counter that was evicted is made again.
 left = left or size - used
-local has = left + used
+local has, there, own = left + used, 0, 0
+-- Otherwise ZADD finds out.
+if has ~= size or left < take then
+  there, own = look_up(out, ids, now)
+  if there == take then
+    put(out, ids, now + ttl)
+    return 0
+  end
+end
 -- Who does not know of a resize goes on with the size of today.
 local former = false
 if has ~= size then
@@ -36,39 +36,34 @@ if has ~= size then
     return { -2, has }
   end
 end
--- Those that have expired are free again, but for some of our own that are left.
-local needed = take - there - left
-if expired - own < needed then
-  doing = 'ZRANGE'
-  local next = call('ZRANGE', out, expired, expired, 'WITHSCORES')
-  local ends = tonumber(next[2])
-  if not ends or ends - now > LONGEST_TTL then
-    return -3
+local needed, swept = take - there - left, 0
+if needed > 0 then
+  -- Those that have expired are free again, but for some of our own that are left.
+  doing = 'ZCOUNT'
+  local expired = call('ZCOUNT', out, '-inf', now)
+  if expired - own < needed then
+    doing = 'ZRANGE'
+    local next = call('ZRANGE', out, expired, expired, 'WITHSCORES')
+    local ends = tonumber(next[2])
+    if not ends or ends - now > LONGEST_TTL then
+      return -3
+    end
+    return -4 - (ends - now)
   end
-  return -4 - (ends - now)
-end
-
--- Changes nothing.
-doing = 'ZADD'
-call('ZADD', out, 'XX', 'GT', '-inf', ids[1])
-local swept = math.min(expired - own, math.max(needed, 1000))
-if swept > 0 then
-  doing = 'ZREMRANGEBYRANK'
-  call('ZREMRANGEBYRANK', out, 1, 0)
+  swept = math.min(expired - own, math.max(needed, 1000))
+  need('ZREMRANGEBYRANK', out, '0', '0')
 end
 local ms = kept == 0 and FOREVER or math.max(kept, ttl)
-if former then
-  keep(sizes, ms)
+local lasts = kept == 0 and -1 or ms
+if not fresh then
+  doing = 'PTTL'
+  lasts = call('PTTL', free)
 end
-local lasts = fresh and (kept == 0 and -1 or ms) or keep(free, ms)
-local expires = keep_out(out, lasts) == -2 and lasts ~= -1
-if expires then
-  doing = 'PEXPIRE'
-  call('PEXPIRE', out, format('%d', lasts))
-end
+need('SET', free, '0', 'KEEPTTL')
+need('PEXPIRE', out, '1')
 
+local rest = format('%d', left + swept - put(out, ids, now + ttl))
 doing = 'SET'
-local rest = format('%d', left + there + swept - take)
 if not fresh then
   call('SET', free, rest, 'KEEPTTL')
 elseif kept == 0 then
@@ -76,13 +71,21 @@ elseif kept == 0 then
 else
   call('SET', free, rest, 'PX', format('%d', ms))
 end
-put(out, ids, now + ttl)
 if swept > 0 then
   doing = 'ZREMRANGEBYRANK'
   call('ZREMRANGEBYRANK', out, 0, swept - 1)
 end
-if expires then
-  doing = 'PEXPIRE'
+doing = 'PEXPIRE'
+if lasts >= 0 and lasts < ms then
+  lasts = ms
+  call('PEXPIRE', free, format('%d', ms))
+end
+if used > 0 then
+  keep_out(out, lasts)
+elseif lasts >= 0 then
   call('PEXPIRE', out, format('%d', lasts))
+end
+if former then
+  keep(sizes, ms)
 end
 return 0

@@ -7,22 +7,21 @@
 --
 -- The size of a semaphore is the number of free permits and of those that are out, expired or not, so it is kept nowhere
 -- else. Redis does not roll back, and a script that ends between the counter and the set changes the size. So each script reads
--- first. Then it calls each command that it needs for its changes in a way that changes nothing, which fails if it is not
--- permitted. The changes come last. Full memory refuses only the first command that writes, and not one that only removes.
+-- first. Then it checks that each command that it needs for its changes is permitted. The changes come last. Full memory
+-- refuses only the first command that writes, and not one that only removes.
 --
--- A holder's ids are 14 bytes, which it sends as 28 hexadecimal digits, and the number of the permit in 2 bytes.
+-- The ids of a holder begin with the same 14 bytes, which it sends. The number of the permit follows, in 2 bytes.
 
 -- In ms. For what is kept as long as a key without a time to live.
 local FOREVER = 9007199254740991
+-- The most permits of a call, which takes some thousand arguments at most.
+local MOST_PERMITS = 3000
 
 -- Returns the ids of a holder's permits.
-local function ids_of(hex, take)
-  local head = string.gsub(hex, '%x%x', function(byte)
-    return string.char(tonumber(byte, 16))
-  end)
+local function ids_of(head, take)
   local ids = {}
   for i = 1, take do
-    ids[i] = head .. string.char(math.floor(i / 256), i % 256)
+    ids[i] = head .. string.char((i - i % 256) / 256, i % 256)
   end
   return ids
 end
@@ -48,10 +47,11 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Calls `use` with the first and the last place of each part of a list, because a call takes some thousand arguments at most.
-local function in_parts(list, use)
-  for first = 1, #list, 500 do
-    use(first, math.min(first + 499, #list))
+-- Raises the server's error if a command that comes later is not permitted.
+local function need(command, ...)
+  if not redis.acl_check_cmd(command, ...) then
+    doing = command
+    call(command, ...)
   end
 end
 
@@ -59,37 +59,28 @@ end
 local function look_up(out, ids, now)
   doing = 'ZMSCORE'
   local there, expired, released = 0, 0, 0
-  in_parts(ids, function(first, last)
-    for _, ends in ipairs(call('ZMSCORE', out, unpack(ids, first, last))) do
-      if ends then
-        there = there + 1
-        expired = expired + (tonumber(ends) <= now and 1 or 0)
-        released = released + (tonumber(ends) == 0 and 1 or 0)
-      end
+  for _, ends in ipairs(call('ZMSCORE', out, unpack(ids))) do
+    if ends then
+      there = there + 1
+      expired = expired + (tonumber(ends) <= now and 1 or 0)
+      released = released + (tonumber(ends) == 0 and 1 or 0)
     end
-  end)
+  end
   return there, expired, released
 end
 
--- Puts these ids among those that are out, or sets when they expire. `how` is XX if it adds none.
+-- Puts these ids among those that are out, or sets when they expire. Returns how many were not there. `how` is XX if it adds
+-- none.
 local function put(out, ids, ends, how)
   doing = 'ZADD'
-  in_parts(ids, function(first, last)
-    local words = { how }
-    for i = first, last do
-      words[#words + 1] = ends
-      words[#words + 1] = ids[i]
-    end
-    call('ZADD', out, unpack(words))
-  end)
-end
-
--- Removes these ids.
-local function remove(out, ids)
-  doing = 'ZREM'
-  in_parts(ids, function(first, last)
-    call('ZREM', out, unpack(ids, first, last))
-  end)
+  local words = {}
+  for i, id in ipairs(ids) do
+    words[i * 2 - 1], words[i * 2] = ends, id
+  end
+  if how then
+    return call('ZADD', out, how, unpack(words))
+  end
+  return call('ZADD', out, unpack(words))
 end
 
 -- Keeps a key for at least so many ms, and returns how many it has left: -1 if it is kept forever, and stays so; -2 if there is

@@ -9,17 +9,17 @@
 --
 -- Twice is harmless: the second run finds none of them, or those that have expired.
 
-local free, out, ids = KEYS[1], KEYS[2] or KEYS[1], ids_of(ARGV[2], whole(ARGV[1], 1, 65535))
-local together = free ~= out
-local left, there = together and free_of(free) or nil, look_up(out, ids, 0)
+local free, out, ids = KEYS[1], KEYS[2], ids_of(ARGV[2], whole(ARGV[1], 1, MOST_PERMITS))
+if out then
+  return give_back(free, out, free_of(free), ids)
+end
+out = free
+local there = look_up(out, ids, 0)
 if there == 0 then
   return -1
 end
-if not together then
-  -- Changes nothing.
-  doing = 'ZREM'
-  call('ZREM', out, '')
-  put(out, ids, 0, 'XX')
-  return wake(string.gsub(out, ':timeout$', ''), there)
-end
-return give_back(free, out, left, ids, there)
+-- Changes nothing, but as the first command that writes it lets ZADD pass in full memory.
+doing = 'ZREM'
+call('ZREM', out, '')
+put(out, ids, 0, 'XX')
+return wake(string.gsub(out, ':timeout$', ''), there)

@@ -11,13 +11,13 @@
 local ttl, kept = whole(ARGV[1], 1, LONGEST_TTL), whole(ARGV[2], 0, FOREVER)
 local now = clock()
 
-local function renew(free, out, take, hex)
-  local ids = ids_of(hex, whole(take, 1, 65535))
+local function renew(free, out, take, head)
+  local ids = ids_of(head, whole(take, 1, MOST_PERMITS))
   local left = free and free_of(free)
   local there, _, released = look_up(out, ids, now)
   if there - released < #ids then
     if there > 0 and free then
-      give_back(free, out, left, ids, there)
+      give_back(free, out, left, ids)
     end
     return -1
   end

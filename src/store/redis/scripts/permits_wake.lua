@@ -19,17 +19,18 @@ local function wake(free, permits)
   return listeners
 end
 
--- Gives a holder's permits back, of which so many are out, and wakes waiters. `left` are free; nil if the counter is gone, which
--- the next acquire makes again.
-local function give_back(free, out, left, ids, there)
-  -- Changes nothing.
-  doing = 'ZREM'
-  call('ZREM', out, '')
+-- Gives a holder's permits back, and wakes waiters; -1 if none of them was out. `left` are free; nil if the counter is gone,
+-- which the next acquire makes again.
+local function give_back(free, out, left, ids)
   if left then
-    doing = 'SET'
-    call('SET', free, format('%d', left + there), 'KEEPTTL')
+    need('SET', free, '0', 'KEEPTTL')
   end
-  remove(out, ids)
-  return left and wake(free, left + there) or 0
+  doing = 'ZREM'
+  local there = call('ZREM', out, unpack(ids))
+  if there == 0 or not left then
+    return there == 0 and -1 or 0
+  end
+  doing = 'SET'
+  call('SET', free, format('%d', left + there), 'KEEPTTL')
+  return wake(free, left + there)
 end
-

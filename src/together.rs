@@ -1,33 +1,51 @@
 //! Waits for several futures in one task.
 
-use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-thread_local! {
-    /// Whether this thread polls one of several calls.
-    static TOGETHER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns whether the caller is polled as one of several calls, whose requests can leave together.
 #[cfg(feature = "redis")]
-pub(crate) fn is_one_of_several() -> bool {
-    TOGETHER.get()
-}
+pub(crate) use outbox::{Outbox, is_one_of_several, send_with_others};
 
-/// Sets what [`is_one_of_several`] returns, until it is dropped.
-struct Together(bool);
+/// Sends the requests of several calls one right after the other, so that they can leave together.
+#[cfg(feature = "redis")]
+mod outbox {
+    use std::cell::RefCell;
 
-impl Together {
-    fn set(several: bool) -> Self {
-        Self(TOGETHER.replace(several))
+    type Send = Box<dyn FnOnce()>;
+
+    thread_local! {
+        /// The requests of the calls that this thread polls, if they are several. A lease may be dropped once it is gone.
+        static OUTBOX: RefCell<Option<Vec<Send>>> = const { RefCell::new(None) };
     }
-}
 
-impl Drop for Together {
-    fn drop(&mut self) {
-        TOGETHER.set(self.0);
+    /// Returns whether the caller is polled as one of several calls.
+    pub(crate) fn is_one_of_several() -> bool {
+        OUTBOX.try_with(|outbox| outbox.borrow().is_some()).unwrap_or(false)
+    }
+
+    /// Calls `send` once all calls have been polled that are polled together with the caller; at once if it is alone.
+    pub(crate) fn send_with_others(send: impl FnOnce() + 'static) {
+        if !is_one_of_several() {
+            return send();
+        }
+        OUTBOX.with_borrow_mut(|outbox| outbox.get_or_insert_default().push(Box::new(send)));
+    }
+
+    /// Collects requests until it is dropped, and sends them then.
+    pub(crate) struct Outbox(Option<Vec<Send>>);
+
+    impl Outbox {
+        pub(crate) fn open() -> Self {
+            Self(OUTBOX.try_with(|outbox| outbox.replace(Some(Vec::new()))).ok().flatten())
+        }
+    }
+
+    impl Drop for Outbox {
+        fn drop(&mut self) {
+            let requests = OUTBOX.try_with(|outbox| outbox.replace(self.0.take()));
+            requests.ok().into_iter().flatten().flatten().for_each(|send| send());
+        }
     }
 }
 
@@ -36,10 +54,12 @@ pub(crate) type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Waits until all calls have ended. Returns their outputs in the order of the calls.
 pub(crate) async fn all<T>(calls: Vec<Call<'_, T>>) -> Vec<T> {
+    #[cfg(feature = "redis")]
     let several = calls.len() > 1;
     let mut places: Vec<_> = calls.into_iter().map(|call| (Some(call), None)).collect();
     poll_fn(|cx| {
-        let _together = Together::set(several);
+        #[cfg(feature = "redis")]
+        let _outbox = several.then(Outbox::open);
         for (place, output) in &mut places {
             if let Some(call) = place
                 && let Poll::Ready(ready) = call.as_mut().poll(cx)

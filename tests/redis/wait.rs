@@ -868,7 +868,7 @@ async fn waiters_that_give_up_together_see_a_taken_name() {
         let mut waiters = JoinSet::new();
         for _ in 0..40 {
             let mut lock = ours.lock("n");
-            waiters.spawn(async move { lock.lock_timeout(millis(100)).await });
+            waiters.spawn(async move { lock.lock_timeout(millis(300)).await });
         }
         while let Some(waiter) = waiters.join_next().await {
             let lease = waiter.expect("no panic").expect("the server answers");

@@ -173,8 +173,8 @@ struct Known {
     forgotten: bool,
     /// How many holders had it.
     holders: u32,
-    /// Its mode was changed: a verdict on a renewal from before that tells the holder nothing.
-    changed: bool,
+    /// When its mode was changed: a verdict on a renewal from before that tells the holder nothing.
+    changed: Option<Instant>,
     /// How many requests to make a reader of it have no answer yet. Then it may be told that the name is taken, by itself.
     downgrades: u32,
     /// A reader that was let in beside others, some of which an injected fault may have brought back: it has their fence.
@@ -410,7 +410,7 @@ impl Judge {
         }
         let known = self.known(hold);
         if changed {
-            (known.holders, known.changed) = (0, true);
+            (known.holders, known.changed) = (0, Some(at));
         }
         let passed = known.holders > 0;
         // A reader of the same process joins the hold, and has its fence. `max_hold` counts from the grant.
@@ -655,6 +655,9 @@ impl Judge {
     /// A renewal failed that was sent at `sent`.
     pub fn failed(&mut self, hold: HoldId, sent: Instant) {
         let known = self.known(hold);
+        if known.changed.is_some_and(|changed| sent < changed) {
+            return;
+        }
         known.at_risk |= known.confirmed.is_none_or(|confirmed| confirmed < sent);
     }
 
@@ -711,7 +714,7 @@ impl Judge {
             if plan.max_hold.is_some_and(|max| now > belief.opened + max + 2) {
                 failures.push(format!("{hold:?} outlived max_hold"));
             }
-            if known.told_lost.is_some_and(|told| now > told + 2) && !known.changed {
+            if known.told_lost.is_some_and(|told| now > told + 2) && known.changed.is_none() {
                 failures.push(format!("{hold:?} is believed though the store said it is gone"));
             }
             let left = server.left_of(&belief.name, hold, now).unwrap_or(0);

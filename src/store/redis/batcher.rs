@@ -10,7 +10,7 @@
 use super::calls::{BATCH_SIZE, CallContext, Item, Waiting, in_place, run_alone};
 use super::requests::Request;
 use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
-use crate::together::is_one_of_several;
+use crate::together::{is_one_of_several, send_with_others};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -113,8 +113,9 @@ impl Batcher {
             return in_place(|| run_alone(request, pending));
         }
         let (waiting, verdict) = Waiting::new(request, pending);
+        let (items, item) = (self.items.clone(), item(waiting));
         // If the task has ended, the item is dropped here, and with it the sender of its answer.
-        let _ = self.items.send(item(waiting));
+        send_with_others(move || drop(items.send(item)));
         verdict
     }
 }

@@ -1,9 +1,9 @@
 //! A lock whose waiters are served in the order of arrival.
 
-use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
-use crate::error::{Error, Result};
+use crate::engine::{Engine, Options, WaitLimit, Wanted, setters};
+use crate::error::Result;
+use crate::handle::Handle;
 use crate::lease::{Lease, finish};
-use crate::runtime;
 use crate::store::Name;
 use std::fmt;
 use std::panic::Location;
@@ -58,21 +58,18 @@ use std::time::Duration;
 #[doc(alias = "ticket lock")]
 #[doc(alias = "queue lock")]
 pub struct FairLock {
-    engine: Arc<Engine>,
-    /// The first attempt to lock reports an invalid name.
-    name: Result<Name>,
-    current: Option<Arc<Hold>>,
+    handle: Handle,
     options: Options,
 }
 
 impl FairLock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self { engine, name: Name::new(name), current: None, options: Options::default() }
+        Self { handle: Handle::new(engine, Name::new(name)), options: Options::default() }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        self.handle.name()
     }
 
     setters!(class label min_hold lock_delay stall_after warn_held);
@@ -105,11 +102,8 @@ impl FairLock {
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
-        self.lock_from(Location::caller())
-    }
-
-    async fn lock_from(&mut self, caller: &'static Location<'static>) -> Result<Lease> {
-        self.lease(caller, WaitLimit::Forever).await?.ok_or_else(Error::silent)
+        let wanted = Wanted::fair().with(&self.options).at(Location::caller());
+        self.handle.lock(wanted)
     }
 
     /// Locks if the name is free now and no fair handle waits for it; returns `None` otherwise.
@@ -142,7 +136,8 @@ impl FairLock {
     #[doc(alias = "try_acquire")]
     #[track_caller]
     pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        self.lease(Location::caller(), WaitLimit::Once)
+        let wanted = Wanted::fair().with(&self.options).at(Location::caller());
+        self.handle.acquire(wanted, WaitLimit::Once)
     }
 
     /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if its turn does not come until
@@ -183,7 +178,8 @@ impl FairLock {
         &mut self,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        self.lease(Location::caller(), WaitLimit::For(timeout))
+        let wanted = Wanted::fair().with(&self.options).at(Location::caller());
+        self.handle.acquire(wanted, WaitLimit::For(timeout))
     }
 
     /// Locks, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
@@ -216,27 +212,16 @@ impl FairLock {
     {
         let caller = Location::caller();
         async move {
-            let lease = self.lock_from(caller).await?;
+            let wanted = Wanted::fair().with(&self.options).at(caller);
+            let lease = self.handle.lock(wanted).await?;
             let result = lease.run(body(self, &lease)).await;
             finish(result, lease.unlock().await, self.name())
         }
-    }
-
-    async fn lease(
-        &mut self,
-        caller: &'static Location<'static>,
-        limit: WaitLimit,
-    ) -> Result<Option<Lease>> {
-        runtime::need();
-        let Self { engine, name, current, options } = self;
-        let wanted = Wanted::fair().with(options).at(caller);
-        let claim = acquire(&engine.core, name, wanted, current, limit).await?;
-        Ok(claim.map(|claim| Lease::new(engine, claim)))
     }
 }
 
 impl fmt::Debug for FairLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FairLock").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("FairLock").field("name", &self.handle.name).finish_non_exhaustive()
     }
 }

@@ -178,6 +178,7 @@ mod fair_lock;
 pub mod guard;
 #[cfg(doc)]
 pub mod guide;
+mod handle;
 mod lease;
 mod lock;
 mod manager;

@@ -1,7 +1,10 @@
 //! The handles that lock a name.
 
-use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
-use crate::error::{Error, ErrorKind, Result};
+use crate::engine::{Engine, Options, WaitLimit, Wanted, setters};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::handle::Handle;
 use crate::lease::{Lease, finish};
 use crate::runtime;
 use crate::store::{Mode, Name, NameMap};
@@ -57,11 +60,8 @@ use std::time::Duration;
 #[doc(alias = "redlock")]
 #[doc(alias = "distributed lock")]
 pub struct Lock {
-    engine: Arc<Engine>,
-    /// The first attempt to lock reports an invalid name.
-    name: Result<Name>,
-    current: Option<Arc<Hold>>,
-    options: Options,
+    pub(crate) handle: Handle,
+    pub(crate) options: Options,
 }
 
 /// A handle on many names, for one flow of control.
@@ -84,26 +84,19 @@ pub struct Lock {
 #[must_use = "a holder acquires nothing until `lock`, `try_lock` or `lock_timeout` is called"]
 pub struct Holder {
     engine: Arc<Engine>,
-    holds: NameMap<Option<Arc<Hold>>>,
+    handles: NameMap<Handle>,
     /// At how many names the ended ones are swept out next.
     sweep_at: usize,
 }
 
 impl Lock {
     pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self { engine, name: Name::new(name), current: None, options: Options::default() }
-    }
-
-    /// Returns what a call needs of this handle, for the calls that other files have.
-    pub(crate) fn parts(
-        &mut self,
-    ) -> (&Arc<Engine>, &Result<Name>, &Options, &mut Option<Arc<Hold>>) {
-        (&self.engine, &self.name, &self.options, &mut self.current)
+        Self { handle: Handle::new(engine, Name::new(name)), options: Options::default() }
     }
 
     /// Returns the name; empty if the one that was given is invalid.
     pub fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
+        self.handle.name()
     }
 
     setters!(class label min_hold lock_delay stall_after warn_held);
@@ -141,13 +134,8 @@ impl Lock {
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock(&mut self) -> impl Future<Output = Result<Lease>> + use<'_> {
-        self.lock_from(Location::caller())
-    }
-
-    async fn lock_from(&mut self, caller: &'static Location<'static>) -> Result<Lease> {
-        runtime::need();
-        let wanted = wanted(&self.options).at(caller);
-        lock(&self.engine, &self.name, &mut self.current, wanted).await
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.lock(wanted)
     }
 
     /// Locks if the name is free now; returns `None` if it is not.
@@ -186,7 +174,8 @@ impl Lock {
     #[doc(alias = "try_acquire")]
     #[track_caller]
     pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        self.lease(Location::caller(), WaitLimit::Once)
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.acquire(wanted, WaitLimit::Once)
     }
 
     /// Waits until this handle holds the lock, for at most `timeout`; returns `None` if other holders have it until
@@ -226,17 +215,8 @@ impl Lock {
         &mut self,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Lease>>> + use<'_> {
-        self.lease(Location::caller(), WaitLimit::For(timeout))
-    }
-
-    async fn lease(
-        &mut self,
-        caller: &'static Location<'static>,
-        limit: WaitLimit,
-    ) -> Result<Option<Lease>> {
-        runtime::need();
-        let wanted = wanted(&self.options).at(caller);
-        lease(&self.engine, (&self.name, wanted), &mut self.current, limit).await
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller());
+        self.handle.acquire(wanted, WaitLimit::For(timeout))
     }
 
     /// Locks, runs `body` while the lease is held, and releases it.
@@ -277,45 +257,17 @@ impl Lock {
     {
         let caller = Location::caller();
         async move {
-            let lease = self.lock_from(caller).await?;
+            let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(caller);
+            let lease = self.handle.lock(wanted).await?;
             let result = lease.run(body(self, &lease)).await;
             finish(result, lease.unlock().await, self.name())
         }
     }
 }
 
-/// Returns an exclusive lock for a handle with these options.
-pub(crate) fn wanted(options: &Options) -> Wanted<'_> {
-    Wanted::from(Mode::Exclusive).with(options)
-}
-
-async fn lock(
-    engine: &Arc<Engine>,
-    name: &Result<Name>,
-    current: &mut Option<Arc<Hold>>,
-    wanted: Wanted<'_>,
-) -> Result<Lease> {
-    let lease = lease(engine, (name, wanted), current, WaitLimit::Forever).await?;
-    lease.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the wait ended without a lease"))
-}
-
-/// Locks one name. Every handle locks by this.
-pub(crate) async fn lease(
-    engine: &Arc<Engine>,
-    (name, wanted): (&Result<Name>, Wanted<'_>),
-    current: &mut Option<Arc<Hold>>,
-    limit: WaitLimit,
-) -> Result<Option<Lease>> {
-    let claim = acquire(&engine.core, name, wanted, current, limit).await?;
-    Ok(claim.map(|claim| Lease::new(engine, claim)))
-}
-
-/// What [`lease`] needs of a holder for one name.
-type Place<'a> = (&'a Arc<Engine>, Name, &'a mut Option<Arc<Hold>>);
-
 impl Holder {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, holds: NameMap::default(), sweep_at: 16 }
+        Self { engine, handles: NameMap::default(), sweep_at: 16 }
     }
 
     /// Waits until this handle holds `name`, as [`Lock::lock`] does.
@@ -334,9 +286,7 @@ impl Holder {
     /// released in the background.
     #[doc(alias = "acquire")]
     pub async fn lock(&mut self, name: impl AsRef<str>) -> Result<Lease> {
-        runtime::need();
-        let (engine, name, current) = self.place(name.as_ref())?;
-        lock(engine, &Ok(name), current, Mode::Exclusive.into()).await
+        self.handle(name.as_ref())?.lock(Mode::Exclusive.into()).await
     }
 
     /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
@@ -353,9 +303,7 @@ impl Holder {
     ///
     /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
     pub async fn try_lock(&mut self, name: impl AsRef<str>) -> Result<Option<Lease>> {
-        runtime::need();
-        let (engine, name, current) = self.place(name.as_ref())?;
-        lease(engine, (&Ok(name), Mode::Exclusive.into()), current, WaitLimit::Once).await
+        self.handle(name.as_ref())?.acquire(Mode::Exclusive.into(), WaitLimit::Once).await
     }
 
     /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
@@ -377,32 +325,31 @@ impl Holder {
         name: impl AsRef<str>,
         timeout: Duration,
     ) -> Result<Option<Lease>> {
-        runtime::need();
-        let (engine, name, current) = self.place(name.as_ref())?;
-        lease(engine, (&Ok(name), Mode::Exclusive.into()), current, WaitLimit::For(timeout)).await
+        let limit = WaitLimit::For(timeout);
+        self.handle(name.as_ref())?.acquire(Mode::Exclusive.into(), limit).await
     }
 
-    fn place(&mut self, name: &str) -> Result<Place<'_>> {
+    /// Returns the handle on a name.
+    fn handle(&mut self, name: &str) -> Result<&mut Handle> {
+        runtime::need();
         let name = Name::new(name)?;
-        if self.holds.len() >= self.sweep_at {
-            self.holds.retain(|_, hold| {
-                hold.as_ref().is_some_and(|hold| !hold.is_over() || hold.count() > 0)
-            });
-            self.sweep_at = 16.max(2 * self.holds.len());
+        if self.handles.len() >= self.sweep_at {
+            self.handles.retain(|_, handle| handle.is_in_use());
+            self.sweep_at = 16.max(2 * self.handles.len());
         }
-        let current = self.holds.entry(name.clone()).or_default();
-        Ok((&self.engine, name, current))
+        let new = |name: &Name| Handle::new(Arc::clone(&self.engine), Ok(name.clone()));
+        Ok(self.handles.entry(name).or_insert_with_key(new))
     }
 }
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Lock").field("name", &self.handle.name).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holder").field("names", &self.holds.len()).finish_non_exhaustive()
+        f.debug_struct("Holder").field("names", &self.handles.len()).finish_non_exhaustive()
     }
 }

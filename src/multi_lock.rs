@@ -5,19 +5,18 @@
 //! 1. While a call waits for a name, it holds no other name of the set, or it takes the names in their order. So no two
 //!    calls wait for each other.
 //! 2. A call that ends without a lease leaves no lease: what it took is released in the background.
-//! 3. The `min_hold` of the names begins when the caller gets all of them, so that an attempt that fails closes none.
+//! 3. The `min_hold` of the names begins when the caller gets all of them, so that a round that fails closes none.
 //! 4. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
 use crate::clock::Instant;
-use crate::engine::{Engine, Hold, Options, WaitLimit, acquire, setters};
+use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
 use crate::lease::{Lease, finish, run_while_held};
-use crate::lock::wanted;
 use crate::runtime;
-use crate::store::Name;
+use crate::store::{Mode, Name};
 use crate::together::{Call, all, first};
 use std::fmt;
 use std::future::Future;
@@ -68,14 +67,14 @@ const MOST_REFUSALS: u32 = 8;
 pub struct MultiLock {
     engine: Arc<Engine>,
     /// In the order of their bytes, each once.
-    places: Vec<Entry>,
+    entries: Vec<Entry>,
     /// Those of each name.
     options: Options,
 }
 
 /// A name of the set, and the last hold of it.
 struct Entry {
-    name: Result<Name>,
+    name: Name,
     current: Option<Arc<Hold>>,
 }
 
@@ -110,12 +109,12 @@ pub struct MultiLease {
     token: OnceLock<CancellationToken>,
 }
 
-/// The outcome of one attempt at all names.
-enum Attempt {
+/// The outcome of asking once for all names.
+enum Round {
     Granted(MultiLease),
-    /// The name at this place is held.
+    /// The name of the entry at this index is held.
     Refused(usize),
-    /// The store did not answer for the name at this place.
+    /// The store did not answer for the name of the entry at this index.
     Unanswered(usize, Error),
     /// The lease around this call ended meanwhile, and its holds of some names are over.
     Torn,
@@ -143,14 +142,13 @@ impl MultiLock {
                 checked.len()
             )));
         }
-        let place = |name| Entry { name: Ok(name), current: None };
-        let (places, options) = (checked.into_iter().map(place).collect(), Options::default());
-        Ok(Self { engine, places, options })
+        let entries = checked.into_iter().map(|name| Entry { name, current: None }).collect();
+        Ok(Self { engine, entries, options: Options::default() })
     }
 
     /// Returns the names, in the order of their bytes.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.iter().map(Entry::name)
+        self.entries.iter().map(|entry| entry.name.as_str())
     }
 
     setters!(class label min_hold lock_delay stall_after warn_held);
@@ -285,25 +283,25 @@ impl MultiLock {
             |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
         loop {
             // Boxed: the future of a call for each name is large.
-            let attempt = Box::pin(self.attempt(awaited.take()));
-            let outcome = match left() {
+            let round = Box::pin(self.ask_all(awaited.take()));
+            let round = match left() {
                 WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
-                // An attempt ends soon, unless the store does not answer.
-                WaitLimit::For(left) if !left.is_zero() => match timeout(left, attempt).await {
-                    Ok(outcome) => outcome,
+                // A round ends soon, unless the store does not answer.
+                WaitLimit::For(left) if !left.is_zero() => match timeout(left, round).await {
+                    Ok(round) => round,
                     // The answers may just be on their way.
                     Err(_) if heard.is_some_and(is_recent) => return Ok(None),
                     Err(_) => Err(Error::silent()),
                 },
-                _ => attempt.await,
+                _ => round.await,
             };
-            match outcome? {
-                Attempt::Granted(lease) => return Ok(Some(lease.begin())),
+            match round? {
+                Round::Granted(lease) => return Ok(Some(lease.begin())),
                 // Once is enough: no old hold is left.
-                Attempt::Torn => continue,
-                Attempt::Refused(_) if is_once => return Ok(None),
-                Attempt::Unanswered(_, error) if is_once => return Err(error),
-                Attempt::Refused(place) | Attempt::Unanswered(place, _) => {
+                Round::Torn => continue,
+                Round::Refused(_) if is_once => return Ok(None),
+                Round::Unanswered(_, error) if is_once => return Err(error),
+                Round::Refused(at) | Round::Unanswered(at, _) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
                         let Some(leases) = Box::pin(self.one_by_one(left)).await? else {
@@ -316,10 +314,10 @@ impl MultiLock {
                         }
                     }
                     // This waits for one name, and also for an answer of the store, while nothing else is held.
-                    match self.places[place].lock(&engine, &self.options, left()).await? {
+                    match self.entries[at].lock(&engine, &self.options, left()).await? {
                         Some(lease) => {
                             heard = Some(core.now());
-                            awaited = Some((place, lease));
+                            awaited = Some((at, lease));
                         }
                         None => return Ok(None),
                     }
@@ -329,40 +327,40 @@ impl MultiLock {
     }
 
     /// Asks once for all names at the same time, but for the one that is there. Releases all of them if one is refused.
-    async fn attempt(&mut self, there: Option<(usize, Lease)>) -> Result<Attempt> {
+    async fn ask_all(&mut self, there: Option<(usize, Lease)>) -> Result<Round> {
         let (engine, options) = (&self.engine, &self.options);
-        let except = there.as_ref().map(|(place, _)| *place);
-        let asked = self.places.iter_mut().enumerate().filter(|(place, _)| Some(*place) != except);
-        let calls = asked.map(|(at, place)| {
-            Box::pin(async move { (at, place.lock(engine, options, WaitLimit::Once).await) })
+        let except = there.as_ref().map(|(at, _)| *at);
+        let asked = self.entries.iter_mut().enumerate().filter(|(at, _)| Some(*at) != except);
+        let calls = asked.map(|(at, entry)| {
+            Box::pin(async move { (at, entry.lock(engine, options, WaitLimit::Once).await) })
                 as Call<'_, (_, Result<_>)>
         });
         let mut leases = Vec::from_iter(there);
         let (mut refused, mut unanswered, mut failed) = (None, None, None);
-        for (place, answer) in all(calls.collect()).await {
+        for (at, answer) in all(calls.collect()).await {
             match answer {
-                Ok(Some(lease)) => leases.push((place, lease)),
-                Ok(None) => refused = refused.or(Some(place)),
-                Err(error) if error.is_unavailable() => unanswered = Some((place, error)),
+                Ok(Some(lease)) => leases.push((at, lease)),
+                Ok(None) => refused = refused.or(Some(at)),
+                Err(error) if error.is_unavailable() => unanswered = Some((at, error)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
         match (failed, unanswered, refused) {
             (Some(error), ..) => return Err(error),
-            (_, Some((place, error)), _) => return Ok(Attempt::Unanswered(place, error)),
-            (_, _, Some(place)) => return Ok(Attempt::Refused(place)),
+            (_, Some((at, error)), _) => return Ok(Round::Unanswered(at, error)),
+            (_, _, Some(at)) => return Ok(Round::Refused(at)),
             (None, None, None) => {}
         }
-        leases.sort_unstable_by_key(|(place, _)| *place);
+        leases.sort_unstable_by_key(|(at, _)| *at);
         let lease = MultiLease::new(leases.into_iter().map(|(_, lease)| lease).collect());
-        Ok(lease.map_or(Attempt::Torn, Attempt::Granted))
+        Ok(lease.map_or(Round::Torn, Round::Granted))
     }
 
     /// Takes the names one after the other, in their order.
     async fn one_by_one(&mut self, left: impl Fn() -> WaitLimit) -> Result<Option<Vec<Lease>>> {
-        let mut leases: Vec<Lease> = Vec::with_capacity(self.places.len());
-        for place in &mut self.places {
-            match place.lock(&self.engine, &self.options, left()).await? {
+        let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
+        for entry in &mut self.entries {
+            match entry.lock(&self.engine, &self.options, left()).await? {
                 Some(lease) => leases.push(lease),
                 None => return Ok(None),
             }
@@ -372,19 +370,16 @@ impl MultiLock {
 }
 
 impl Entry {
-    fn name(&self) -> &str {
-        self.name.as_ref().map(Name::as_str).unwrap_or_default()
-    }
-
     async fn lock(
         &mut self,
         engine: &Arc<Engine>,
         options: &Options,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
-        let asked = wanted(options);
-        let result = acquire(&engine.core, &self.name, asked, &mut self.current, limit).await;
-        let claim = result.map_err(|error| error.of_name(self.name()))?;
+        let Self { name, current } = self;
+        let wanted = Wanted::from(Mode::Exclusive).with(options);
+        let result = acquire(&engine.core, name, wanted, current, limit).await;
+        let claim = result.map_err(|error| error.of_name(name.as_str()))?;
         Ok(claim.map(|claim| Lease::in_advance(engine, claim)))
     }
 }

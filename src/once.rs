@@ -1,13 +1,12 @@
 //! Runs a job on one of many replicas.
 
-use crate::engine::{Engine, Options, Polling, WaitLimit, setters};
+use crate::engine::{Engine, Options, Polling, WaitLimit, Wanted, acquire, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::lock::{lease, wanted};
 use crate::runtime;
-use crate::store::{Closed, HolderInfo, Inspection, Mark, Name};
+use crate::store::{Closed, HolderInfo, Inspection, Mark, Mode, Name};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -194,15 +193,11 @@ impl Job {
 
     /// Makes one attempt.
     async fn ask(&self, name: &Name, caller: &'static Location<'static>) -> Result<Entered> {
-        let wanted = wanted(&self.options).at(caller);
-        let asked = (&self.name, wanted);
-        let mut none = None;
-        match lease(&self.engine, asked, &mut none, WaitLimit::Once).await? {
-            Some(lease) => Ok(Entered::Lease(lease)),
-            None => {
-                let core = &self.engine.core;
-                core.inspect(name).await.map(Entered::Held)
-            }
+        let core = &self.engine.core;
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options).at(caller);
+        match acquire(core, name, wanted, &mut None, WaitLimit::Once).await? {
+            Some(claim) => Ok(Entered::Lease(Lease::new(&self.engine, claim))),
+            None => core.inspect(name).await.map(Entered::Held),
         }
     }
 

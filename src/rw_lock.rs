@@ -337,12 +337,12 @@ impl RwLock {
 
     async fn lease(&mut self, mode: Mode, limit: WaitLimit) -> Result<Option<Lease>> {
         runtime::need();
+        let name = self.name.as_ref().map_err(Error::clone)?;
         let current = self.current.lock().clone();
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
         let wanted = Wanted::from(mode).with(&self.options);
-        let claim =
-            acquire_as(&self.engine.core, &self.name, wanted, (&mut hold, share), limit).await?;
+        let claim = acquire_as(&self.engine.core, name, wanted, (&mut hold, share), limit).await?;
         let Some(claim) = claim else { return Ok(None) };
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))

@@ -344,7 +344,7 @@ impl Semaphore {
 
     async fn permits(&self, count: u32, limit: WaitLimit) -> Result<Option<Permit>> {
         runtime::need();
-        self.name.as_ref().map_err(Error::clone)?;
+        let name = self.name.as_ref().map_err(Error::clone)?;
         let size = self.size();
         if size == 0 {
             return Err(no_permits());
@@ -356,7 +356,7 @@ impl Semaphore {
         }
         let mode = Mode::Permits { size, take: count };
         let wanted = Wanted::from(mode).with(&self.options);
-        let claim = acquire(&self.engine.core, &self.name, wanted, &mut None, limit).await?;
+        let claim = acquire(&self.engine.core, name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }
 }

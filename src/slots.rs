@@ -1,12 +1,11 @@
 //! Numbered leases: one of n names, whichever is free.
 
 use crate::clock::Instant;
-use crate::engine::{Engine, Options, WaitLimit, setters};
+use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::lock::{lease, wanted};
 use crate::runtime;
-use crate::store::Name;
+use crate::store::{Mode, Name};
 use crate::together::{Call, first};
 use std::fmt;
 use std::ops::Deref;
@@ -229,12 +228,10 @@ impl Slots {
 
     /// Asks for one slot.
     async fn slot(&self, index: u32, limit: WaitLimit) -> Result<Option<Slot>> {
-        let name = match &self.name {
-            Ok(name) => slot_name(name, index),
-            Err(error) => Err(error.clone()),
-        };
-        let lease = lease(&self.engine, (&name, wanted(&self.options)), &mut None, limit).await?;
-        Ok(lease.map(|lease| Slot { index, lease }))
+        let name = slot_name(self.name.as_ref().map_err(Error::clone)?, index)?;
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
+        let claim = acquire(&self.engine.core, &name, wanted, &mut None, limit).await?;
+        Ok(claim.map(|claim| Slot { index, lease: Lease::new(&self.engine, claim) }))
     }
 
     /// Looks for a free slot.

@@ -1,11 +1,12 @@
 //! Takes a name from its holder, and notifies the old holder.
 
-use crate::engine::{self, WaitLimit};
+use crate::engine::{self, WaitLimit, Wanted};
 use crate::error::{Error, Result};
+use crate::handle::Handle;
 use crate::lease::Lease;
-use crate::lock::{Lock, lease, wanted};
+use crate::lock::Lock;
 use crate::runtime;
-use crate::store::Reason;
+use crate::store::{Mode, Reason};
 use std::time::Duration;
 
 impl Lock {
@@ -111,12 +112,13 @@ impl Lock {
         why: impl AsRef<str>,
     ) -> Result<Option<Lease>> {
         runtime::need();
-        let (engine, name, options, current) = self.parts();
-        let checked = name.as_ref().map_err(Error::clone)?;
+        let Handle { engine, name, current } = &self.handle;
+        let name = name.as_ref().map_err(Error::clone)?;
         let reason = Reason::new(&engine.core.author(), why.as_ref())?;
-        let holder = engine::want(&engine.core, checked, current, &reason).await?;
+        let holder = engine::want(&engine.core, name, current, &reason).await?;
         let limit = WaitLimit::For(patience);
-        let polite = lease(engine, (name, wanted(options)), current, limit).await?;
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
+        let polite = self.handle.acquire(wanted, limit).await?;
         match (polite, holder) {
             (Some(lease), _) => Ok(Some(lease)),
             (None, Some(holder)) => self.steal_from(why.as_ref(), Some(&holder)).await,
@@ -125,7 +127,7 @@ impl Lock {
     }
 
     async fn steal_from(&mut self, why: &str, only: Option<&str>) -> Result<Option<Lease>> {
-        let (engine, name, options, current) = self.parts();
+        let Self { handle: Handle { engine, name, current }, options } = self;
         let name = name.as_ref().map_err(Error::clone)?;
         let reason = Reason::new(&engine.core.author(), why)?;
         let claim = engine::steal(&engine.core, (name, options), current, &reason, only).await?;

@@ -7,12 +7,12 @@
 //! 3. **Nothing delays a loss.** The time to come to an end is that of a candidate that still leads.
 
 use super::leadership::Leadership;
-use crate::engine::{Engine, Options, WaitLimit, setters};
+use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::lock::{lease, wanted};
+use crate::lease::Lease;
 use crate::runtime;
-use crate::store::Name;
 use crate::store::metadata::check_value;
+use crate::store::{Mode, Name};
 use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
@@ -96,15 +96,13 @@ impl Candidate {
     pub async fn campaign(&mut self) -> Result<Leadership> {
         runtime::need();
         let core = &self.engine.core;
+        let name = self.name.as_ref().map_err(Error::clone)?;
+        let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
         loop {
-            // Another handle each time: a candidate does not lead twice at once.
-            let granted = {
-                let wanted = wanted(&self.options);
-                let claim = (&self.name, wanted);
-                lease(&self.engine, claim, &mut None, WaitLimit::Forever).await?
-            };
-            let Some(lease) = granted else { continue };
-            let me = Leadership::begin(lease);
+            // Without the hold of an earlier term: a candidate does not lead twice at once.
+            let claim = acquire(core, name, wanted, &mut None, WaitLimit::Forever).await?;
+            let Some(claim) = claim else { continue };
+            let me = Leadership::begin(Lease::new(&self.engine, claim));
             let (_, hold) = me.parts();
             let leads = match hold.tell_value(core, &self.value).await {
                 Ok(true) => true,

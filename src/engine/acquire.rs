@@ -128,7 +128,7 @@ impl Drop for Claim<'_> {
 /// Acquires a name for a handle that never shares a hold, as [`acquire_as`] does.
 pub(crate) fn acquire<'a>(
     core: &'a Arc<Core>,
-    name: &Result<Name>,
+    name: &Name,
     wanted: impl Into<Wanted<'a>>,
     current: &mut Option<Arc<Hold>>,
     limit: WaitLimit,
@@ -140,12 +140,11 @@ pub(crate) fn acquire<'a>(
 /// is acquired here.
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
-    name: &Result<Name>,
+    name: &Name,
     Wanted { mode, fair, options, caller }: Wanted<'_>,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
-    let name = name.as_ref().map_err(Error::clone)?;
     if fair {
         core.check_line()?;
     }

@@ -173,7 +173,7 @@ impl Store for SharedStore {
 struct Setup {
     store: Arc<SharedStore>,
     engine: Arc<Engine>,
-    name: Result<Name>,
+    name: Name,
 }
 
 impl Setup {
@@ -188,7 +188,7 @@ impl Setup {
         let settings = Settings { poll_bound, handoff_bound: 100, ..Settings::PLAIN };
         let timing = Timing::new(T).unwrap();
         let core = Core::new(Arc::clone(&store) as _, timing, settings, true);
-        Self { store, engine: Engine::on_caller(core), name: Name::new("n") }
+        Self { store, engine: Engine::on_caller(core), name: Name::new("n").unwrap() }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -306,13 +306,7 @@ async fn reader_beside(setup: &Setup) -> Arc<Hold> {
 async fn revoke_and_close_reach_all_holds_of_a_name() {
     let setup = Setup::new();
     let holds = setup.two_readers().await;
-    assert!(
-        setup
-            .core()
-            .revoke(setup.name.as_ref().unwrap(), &Reason::new("a", "b").unwrap())
-            .await
-            .unwrap()
-    );
+    assert!(setup.core().revoke(&setup.name, &Reason::new("a", "b").unwrap()).await.unwrap());
     assert!(holds.iter().all(|hold| hold.loss() == Some(Loss::Revoked)));
     for hold in holds {
         let _ = setup.unlock(&hold).await;

@@ -214,32 +214,47 @@ impl<S: Store + ?Sized> FaultyStore<S> {
         self
     }
 
-    /// Makes a call, with the fault that strikes it.
+    /// Makes a call with the fault that strikes it.
+    fn call<T, F>(
+        &self,
+        fault: Option<Fault>,
+        run: impl FnOnce(Arc<S>) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.call_backdated(fault, run, |reply, _| reply)
+    }
+
+    /// Makes a call whose answer has the time at which it was sent.
     ///
     /// The contract reads the clock when the request leaves, which is before it is held up:
     /// `backdate` puts that into the answer.
-    fn call<T: Send + 'static>(
+    fn call_backdated<T, F>(
         &self,
-        call: Call,
-        names: &[&Name],
-        run: impl FnOnce(&S) -> StoreFuture<T> + Send + 'static,
+        fault: Option<Fault>,
+        run: impl FnOnce(Arc<S>) -> F + Send + 'static,
         backdate: fn(T, Instant) -> T,
-    ) -> StoreFuture<T> {
-        let fault = self.faults.meet(call, names);
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
         let (inner, sent) = (Arc::clone(&self.inner), self.clock().now());
         match fault {
-            None => run(&self.inner),
+            None => Box::pin(run(inner)),
             Some(Fault::Fail(error)) => Box::pin(async move { Err(error) }),
             Some(Fault::Panic) => Box::pin(async { panic!("the store was told to panic") }),
             Some(Fault::Hang) => {
                 let healed = self.faults.healed();
                 Box::pin(async move {
                     healed.await;
-                    Ok(backdate(run(&inner).await?, sent))
+                    Ok(backdate(run(inner).await?, sent))
                 })
             }
             Some(Fault::HoldReply) => {
-                let (healed, reply) = (self.faults.healed(), run(&self.inner));
+                let (healed, reply) = (self.faults.healed(), run(inner));
                 Box::pin(async move {
                     let reply = reply.await;
                     healed.await;
@@ -247,20 +262,20 @@ impl<S: Store + ?Sized> FaultyStore<S> {
                 })
             }
             Some(Fault::LoseReply) => {
-                let reply = run(&self.inner);
+                let reply = run(inner);
                 Box::pin(async move { reply.await.and_then(|_| Err(lost())) })
             }
             Some(Fault::RunLate) => {
                 let healed = self.faults.healed();
                 tokio::spawn(async move {
                     healed.await;
-                    let _ = run(&inner).await;
+                    let _ = run(inner).await;
                 });
                 Box::pin(async move { Err(lost()) })
             }
             Some(Fault::Delay(time)) => Box::pin(async move {
                 tokio::time::sleep(time).await;
-                Ok(backdate(run(&inner).await?, sent))
+                Ok(backdate(run(inner).await?, sent))
             }),
         }
     }
@@ -268,10 +283,6 @@ impl<S: Store + ?Sized> FaultyStore<S> {
 
 fn lost() -> Error {
     Error::new(ErrorKind::Unavailable, "the reply was lost")
-}
-
-fn as_it_is<T>(reply: T, _: Instant) -> T {
-    reply
 }
 
 #[async_trait]
@@ -290,94 +301,66 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let name = request.target.name.clone();
-        self.call(
-            Call::Acquire,
-            &[&name],
-            move |inner| inner.acquire(request),
-            |reply, before| match reply {
-                Acquired::Granted { sent, fence, reached, oldest } => {
-                    Acquired::Granted { sent: sent.min(before), fence, reached, oldest }
-                }
-                Acquired::Held { .. } | Acquired::NotYours(_) => reply,
-            },
-        )
+        let fault = self.faults.meet(Call::Acquire, &[&request.target.name]);
+        let backdate = |reply, before: Instant| match reply {
+            Acquired::Granted { sent, fence, reached, oldest } => {
+                Acquired::Granted { sent: sent.min(before), fence, reached, oldest }
+            }
+            Acquired::Held { .. } | Acquired::NotYours(_) => reply,
+        };
+        self.call_backdated(fault, |inner| inner.acquire(request), backdate)
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
-        let name = request.target.name.clone();
-        let run = move |inner: &S| inner.release(request);
-        self.call(Call::Release, &[&name], run, as_it_is)
+        let fault = self.faults.meet(Call::Release, &[&request.target.name]);
+        self.call(fault, |inner| inner.release(request))
     }
 
     fn renew(&self, batch: RenewBatch) -> StoreFuture<Renewed> {
-        let names: Vec<Name> = batch.items.iter().map(|item| item.target.name.clone()).collect();
-        self.call(
-            Call::Renew,
-            &names.iter().collect::<Vec<_>>(),
-            move |inner| inner.renew(batch),
-            |reply, before| Renewed { sent: reply.sent.min(before), ..reply },
-        )
+        let names: Vec<&Name> = batch.items.iter().map(|item| &item.target.name).collect();
+        let fault = self.faults.meet(Call::Renew, &names);
+        let backdate = |reply: Renewed, before| Renewed { sent: reply.sent.min(before), ..reply };
+        self.call_backdated(fault, |inner| inner.renew(batch), backdate)
     }
 
     async fn resize(&self, request: Resize) -> Result<Option<u32>> {
-        let (inner, name) = (Arc::clone(&self.inner), request.name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.resize(request).await }) };
-        self.call(Call::Resize, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Resize, &[&request.name]);
+        self.call(fault, |inner| async move { inner.resize(request).await }).await
     }
 
     async fn inspect(&self, request: Inspect) -> Result<Inspection> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.inspect(request).await })
-        };
-        self.call(Call::Inspect, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Inspect, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.inspect(request).await }).await
     }
 
     async fn annotate(&self, request: Annotate) -> Result<bool> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.annotate(request).await })
-        };
-        self.call(Call::Annotate, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Annotate, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.annotate(request).await }).await
     }
 
     async fn watch(&self, request: Inspect) -> Result<Option<Wakeups>> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.watch(request).await }) };
-        self.call(Call::Watch, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Watch, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.watch(request).await }).await
     }
 
     async fn force_release(&self, request: ForceRelease) -> Result<bool> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.force_release(request).await })
-        };
-        self.call(Call::ForceRelease, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::ForceRelease, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.force_release(request).await }).await
     }
 
     async fn line(&self, request: Inspect) -> Result<Vec<Waiting>> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.line(request).await }) };
-        self.call(Call::Line, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Line, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.line(request).await }).await
     }
 
     async fn leave(&self, request: Leave) -> Result<()> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.leave(request).await }) };
-        self.call(Call::Leave, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Leave, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.leave(request).await }).await
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.subscribe(request).await })
-        };
-        self.call(Call::Subscribe, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Subscribe, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.subscribe(request).await }).await
     }
 
     fn reconnects(&self) -> Option<Signal> {
@@ -385,28 +368,24 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     fn steal(&self, request: Steal) -> StoreFuture<Acquired> {
-        let name = request.acquire.target.name.clone();
+        let fault = self.faults.meet(Call::Steal, &[&request.acquire.target.name]);
         let backdate = |acquired, sent| match acquired {
             Acquired::Granted { fence, reached, oldest, .. } => {
                 Acquired::Granted { sent, fence, reached, oldest }
             }
             other => other,
         };
-        self.call(Call::Steal, &[&name], |store| store.steal(request), backdate)
+        self.call_backdated(fault, |inner| inner.steal(request), backdate)
     }
 
     async fn want(&self, request: Want) -> Result<bool> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.want(request).await }) };
-        self.call(Call::Want, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Want, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.want(request).await }).await
     }
 
     async fn note(&self, request: ReadNote) -> Result<Option<Note>> {
-        let (inner, name) = (Arc::clone(&self.inner), request.target.name.clone());
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.note(request).await }) };
-        self.call(Call::Note, &[&name], run, as_it_is).await
+        let fault = self.faults.meet(Call::Note, &[&request.target.name]);
+        self.call(fault, |inner| async move { inner.note(request).await }).await
     }
 
     /// Returns the inbox of the store that it wraps, without faults: hints may be lost at any time.
@@ -419,18 +398,13 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
     }
 
     async fn age(&self, timeout: Duration) -> Result<Option<Duration>> {
-        let inner = Arc::clone(&self.inner);
-        let run =
-            move |_: &S| -> StoreFuture<_> { Box::pin(async move { inner.age(timeout).await }) };
-        self.call(Call::Age, &[], run, as_it_is).await
+        let fault = self.faults.meet(Call::Age, &[]);
+        self.call(fault, move |inner| async move { inner.age(timeout).await }).await
     }
 
     async fn server_id(&self, timeout: Duration) -> Result<Option<String>> {
-        let inner = Arc::clone(&self.inner);
-        let run = move |_: &S| -> StoreFuture<_> {
-            Box::pin(async move { inner.server_id(timeout).await })
-        };
-        self.call(Call::ServerId, &[], run, as_it_is).await
+        let fault = self.faults.meet(Call::ServerId, &[]);
+        self.call(fault, move |inner| async move { inner.server_id(timeout).await }).await
     }
 
     async fn close(&self, timeout: Duration) {

@@ -7,9 +7,8 @@
 //! others, up to a hundred in a call, so that each costs the client and the server less than a command of its own.
 //! That task waits for no caller: a caller that does not poll its request delays only itself.
 
-use super::calls::{BATCH_SIZE, CallContext, Item, Waiting, in_place, run_alone};
-use super::requests::Request;
-use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use super::calls::{BATCH_SIZE, Batched, CallContext, Item, Waiting, in_place, run_alone};
+use crate::store::StoreFuture;
 use crate::together::{is_one_of_several, send_with_others};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -89,22 +88,8 @@ impl Batcher {
         ended.cancelled().await;
     }
 
-    /// `here`: whether the caller is on the batcher's runtime.
-    pub(super) fn acquire(&self, request: Acquire, here: bool) -> StoreFuture<Acquired> {
-        self.send(request, Item::Acquire, here)
-    }
-
-    /// `here`: whether the caller is on the batcher's runtime.
-    pub(super) fn release(&self, request: Release, here: bool) -> StoreFuture<Released> {
-        self.send(request, Item::Release, here)
-    }
-
-    fn send<R: Request>(
-        &self,
-        request: R,
-        item: impl FnOnce(Waiting<R, Pending>) -> Item<Pending>,
-        here: bool,
-    ) -> StoreFuture<R::Verdict> {
+    /// Sends a request. `here`: whether the caller is on the batcher's runtime.
+    pub(super) fn send<R: Batched>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
         let first = self.shared.pending.fetch_add(1, Ordering::AcqRel) == 0;
         // The first of several would leave alone, and the others only after it.
         let lone = first && !is_one_of_several();
@@ -113,7 +98,7 @@ impl Batcher {
             return in_place(|| run_alone(request, pending));
         }
         let (waiting, verdict) = Waiting::new(request, pending);
-        let (items, item) = (self.items.clone(), item(waiting));
+        let (items, item) = (self.items.clone(), R::item(waiting));
         // If the task has ended, the item is dropped here, and with it the sender of its answer.
         send_with_others(move || drop(items.send(item)));
         verdict
@@ -187,7 +172,7 @@ mod tests {
     use crate::store::redis::requests::Codec;
     use crate::store::redis::scripts::PLAIN;
     use crate::store::redis::subscriptions::Subscriptions;
-    use crate::store::{HolderId, Name, Target};
+    use crate::store::{Acquire, HolderId, Name, Release, Target};
     use std::task::{Context, Waker};
     use std::time::Duration;
     use uuid::Uuid;
@@ -218,10 +203,10 @@ mod tests {
             let items = collect(&batcher.shared, &mut inbox).await;
             (items.len(), batcher.shared.context.call(items).await.map_err(|error| error.fate()))
         };
-        drop((batcher.acquire(acquire(), false), batcher.release(release(), false)));
+        drop((batcher.send(acquire(), false), batcher.send(release(), false)));
         assert_eq!(call().await, (2, Ok(())));
-        let release = batcher.release(release(), false);
-        drop(batcher.acquire(acquire(), false));
+        let release = batcher.send(release(), false);
+        drop(batcher.send(acquire(), false));
         assert_eq!(call().await, (2, Err(Fate::NotExecuted)));
         release.await.expect_err("no server is there");
     }
@@ -229,7 +214,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_behind_a_call_that_was_not_sent_fail_too() {
         let (batcher, inbox) = batcher();
-        let requests: Vec<_> = (0..300).map(|_| batcher.release(release(), false)).collect();
+        let requests: Vec<_> = (0..300).map(|_| batcher.send(release(), false)).collect();
         let inbox = Mutex::new(inbox);
         let send_batches = send_batches(&batcher.shared, &inbox);
         tokio::select! {
@@ -250,7 +235,7 @@ mod tests {
         let shared = Arc::clone(&batcher.shared);
         shared.in_flight.store(in_flight, Ordering::Release);
         for _ in 0..waiting {
-            drop(batcher.acquire(acquire(), false));
+            drop(batcher.send(acquire(), false));
         }
         let _handle = open.then_some(batcher);
 

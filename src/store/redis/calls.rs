@@ -41,6 +41,23 @@ pub(super) enum Item<P> {
     Release(Waiting<Release, P>),
 }
 
+/// A request that can be an item.
+pub(super) trait Batched: Request + Sized {
+    fn item<P>(waiting: Waiting<Self, P>) -> Item<P>;
+}
+
+impl Batched for Acquire {
+    fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
+        Item::Acquire(waiting)
+    }
+}
+
+impl Batched for Release {
+    fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
+        Item::Release(waiting)
+    }
+}
+
 /// A request, and where its verdict goes.
 pub(super) struct Waiting<R: Request, P> {
     request: R,

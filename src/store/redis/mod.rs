@@ -305,14 +305,14 @@ impl Store for RedisStore {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         match permits::check(request.target.mode) {
-            Ok(()) => self.batchers.acquire(request),
+            Ok(()) => self.batchers.send(request),
             Err(error) => failed(error),
         }
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {
         match request.mark() {
-            Ok(_) => self.batchers.release(request),
+            Ok(_) => self.batchers.send(request),
             Err(error) => failed(error),
         }
     }

@@ -1,7 +1,8 @@
 //! Reads the replies of a server. Knows no client: only numbers, texts, and the codes of the scripts.
 
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Absence, Closed, HolderInfo, Inspection, Mark};
+use crate::store::{Absence, Acquired, Closed, HolderInfo, Inspection, Mark};
 use crate::trace;
 use std::time::Duration;
 use tracing::Level;
@@ -51,6 +52,25 @@ impl Element {
 /// Converts a time to live as Redis reports it; `None` when there is none.
 pub(super) fn remaining(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
+}
+
+/// Reads the code of an acquire of a lock. Of a grant it is the first fencing token that is reserved, or 0 without them.
+pub(super) fn acquired(
+    reply: &Element,
+    fenced: bool,
+    sent: Instant,
+    oldest: Option<Duration>,
+) -> Result<Acquired> {
+    match reply.code()? {
+        Code::Done(first) if (first > 0) == fenced => {
+            // By `acquire.lua` and `fence.lua`.
+            let (fence, reached) = (fenced.then_some(first), first % 2 == 0);
+            Ok(Acquired::Granted { sent, fence, reached, oldest })
+        }
+        Code::Done(_) => Err(malformed_reply()),
+        Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
+        Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
+    }
 }
 
 /// The error of a request after its connection was closed.

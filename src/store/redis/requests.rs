@@ -237,16 +237,7 @@ impl Request for Acquire {
             [first] => (first, None),
             _ => return Err(replies::malformed_reply()),
         };
-        match reply.code()? {
-            Code::Done(first) if (first > 0) == self.fencing.is_some() => {
-                // By `acquire.lua`.
-                let reached = first % 2 == 0;
-                Ok(Acquired::Granted { sent, fence: self.fencing.map(|_| first), reached, oldest })
-            }
-            Code::Done(_) => Err(replies::malformed_reply()),
-            Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
-            Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
-        }
+        replies::acquired(reply, self.fencing.is_some(), sent, oldest)
     }
 
     fn unconfirmed(&self, verdict: Acquired, error: &Error) -> Result<Acquired> {

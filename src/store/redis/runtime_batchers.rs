@@ -5,12 +5,12 @@
 //! that is up, or if the runtime cannot have one, the default batcher serves it, which is on the runtime of the engine.
 
 use super::batcher::Batcher;
-use super::calls::CallContext;
+use super::calls::{Batched, CallContext};
 use super::connection::{Connection, Connector};
 use super::requests::Codec;
 use super::slot_batcher::SlotBatcher;
 use crate::clock::Clock;
-use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use crate::store::StoreFuture;
 use crate::sync::Mutex;
 use crate::trace;
 use std::future::Future;
@@ -96,17 +96,11 @@ impl RuntimeBatchers {
         Self { default, default_runtime: Handle::current().id(), shared }
     }
 
-    pub(super) fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
+    /// Sends a request by the batcher that is nearest to the caller.
+    pub(super) fn send<R: Batched>(&self, request: R) -> StoreFuture<R::Verdict> {
         match self.nearest() {
-            (RuntimeBatcher::One(batcher), here) => batcher.acquire(request, here),
-            (RuntimeBatcher::Slots(batcher), here) => batcher.acquire(request, here),
-        }
-    }
-
-    pub(super) fn release(&self, request: Release) -> StoreFuture<Released> {
-        match self.nearest() {
-            (RuntimeBatcher::One(batcher), here) => batcher.release(request, here),
-            (RuntimeBatcher::Slots(batcher), here) => batcher.release(request, here),
+            (RuntimeBatcher::One(batcher), here) => batcher.send(request, here),
+            (RuntimeBatcher::Slots(batcher), here) => batcher.send(request, here),
         }
     }
 

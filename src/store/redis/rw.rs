@@ -6,7 +6,6 @@ use super::scripts::{Call, millis};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Acquire, Acquired, HolderInfo, Inspection, Mode, Release, RenewBatch, Renewal};
-use std::time::Duration;
 
 /// Builds the call of an acquire.
 pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
@@ -39,15 +38,9 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
 
 /// Reads the reply to an acquire.
 pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> Result<Acquired> {
-    match code(reply)? {
-        Code::Done(first) if (first > 0) == request.fencing.is_some() => {
-            // By `fence.lua`.
-            let fence = request.fencing.map(|_| first);
-            Ok(Acquired::Granted { sent, fence, reached: first % 2 == 0, oldest: None })
-        }
-        Code::Done(_) => Err(replies::malformed_reply()),
-        Code::Absent(absence) => Ok(Acquired::NotYours(absence)),
-        Code::Other(left) => Ok(Acquired::held(left.checked_sub(1).map(Duration::from_millis))),
+    match reply {
+        [reply] => replies::acquired(reply, request.fencing.is_some(), sent, None),
+        _ => Err(replies::malformed_reply()),
     }
 }
 

@@ -4,10 +4,9 @@
 //! while it is under way leave in calls of up to a hundred. Slots are independent, so a server that is down delays only
 //! its own.
 
-use super::calls::{BATCH_SIZE, CallContext, Item, Waiting, in_place, run_alone};
-use super::requests::Request;
+use super::calls::{BATCH_SIZE, Batched, CallContext, Item, Waiting, in_place, run_alone};
 use super::scripts::slot;
-use crate::store::{Acquire, Acquired, Release, Released, StoreFuture};
+use crate::store::StoreFuture;
 use crate::sync::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -97,22 +96,8 @@ impl SlotBatcher {
         ended.cancelled().await;
     }
 
-    /// `here`: whether the caller is on the batcher's runtime.
-    pub(super) fn acquire(&self, request: Acquire, here: bool) -> StoreFuture<Acquired> {
-        self.send(request, Item::Acquire, here)
-    }
-
-    /// `here`: whether the caller is on the batcher's runtime.
-    pub(super) fn release(&self, request: Release, here: bool) -> StoreFuture<Released> {
-        self.send(request, Item::Release, here)
-    }
-
-    fn send<R: Request>(
-        &self,
-        request: R,
-        item: impl FnOnce(Waiting<R, Pending>) -> Item<Pending>,
-        here: bool,
-    ) -> StoreFuture<R::Verdict> {
+    /// Sends a request. `here`: whether the caller is on the batcher's runtime.
+    pub(super) fn send<R: Batched>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
         let key = self.shared.context.codec.keys.lock(request.name()).concat();
         let slot = slot(key.as_bytes());
         let mut slots = self.shared.lock();
@@ -124,7 +109,7 @@ impl SlotBatcher {
             return in_place(|| run_alone(request, pending));
         }
         let (waiting, verdict) = Waiting::new(request, pending);
-        entry.waiting.push_back(item(waiting));
+        entry.waiting.push_back(R::item(waiting));
         let idle = !std::mem::replace(&mut entry.driven, true);
         drop(slots);
         if idle {
@@ -215,7 +200,7 @@ mod tests {
     use crate::store::redis::requests::Codec;
     use crate::store::redis::scripts::SHARDED;
     use crate::store::redis::subscriptions::Subscriptions;
-    use crate::store::{HolderId, Name, Target};
+    use crate::store::{Acquire, Acquired, HolderId, Name, Release, Target};
     use std::time::Duration;
     use tokio::time::timeout;
     use uuid::Uuid;
@@ -234,7 +219,7 @@ mod tests {
         let target = Target::exclusive(Name::new(name).unwrap());
         let (holder, ttl) = (HolderId::new(Uuid::new_v4(), 1), Duration::from_secs(30));
         let request = Acquire::new(target, holder, ttl, ttl);
-        batcher.acquire(request, here)
+        batcher.send(request, here)
     }
 
     /// For each slot: the requests without an answer, those that wait, and whether a driver sends them.
@@ -299,7 +284,7 @@ mod tests {
         let (batcher, _work) = batcher();
         let target = Target::exclusive(Name::new("n").unwrap());
         let request = Release::new(target, HolderId::new(Uuid::new_v4(), 1), 0, MOMENT);
-        let released = batcher.release(request, true);
+        let released = batcher.send(request, true);
         assert_eq!(at_work(&batcher), [(1, 0, false)]);
         assert!(released.await.is_err());
         assert_eq!(at_work(&batcher), []);

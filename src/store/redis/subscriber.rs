@@ -27,7 +27,7 @@ use crate::store::{Hint, InboxSender, Signal};
 use crate::sync::Mutex;
 use crate::trace;
 use fred::clients::SubscriberClient;
-use fred::error::ErrorKind as Silence;
+use fred::error::ErrorKind as FredKind;
 use fred::interfaces::{ClientLike, EventInterface, FredResult, PubsubInterface};
 use fred::types::config::Server;
 use fred::types::{ClusterHash, CustomCommand, Message, Value};
@@ -159,11 +159,11 @@ async fn process_commands(
     let mut idle: VecDeque<(Instant, String)> = VecDeque::new();
     let mut alive = Instant::now();
     // The command that ended a batch.
-    let mut held = None;
+    let mut postponed = None;
     loop {
         let next = idle.front().map(|(at, _)| *at);
         let command = async {
-            match held.take() {
+            match postponed.take() {
                 Some(command) => Some(command),
                 None => commands.recv().await,
             }
@@ -172,13 +172,13 @@ async fn process_commands(
             command = command => match command {
                 Some(Command::Subscribe(channel, done)) => {
                     let (mut channels, mut waiting) = (vec![channel], vec![done]);
-                    while channels.len() < BATCH && held.is_none() {
+                    while channels.len() < BATCH && postponed.is_none() {
                         match commands.try_recv() {
                             Ok(Command::Subscribe(channel, done)) => {
                                 channels.push(channel);
                                 waiting.push(done);
                             }
-                            Ok(other) => held = Some(other),
+                            Ok(other) => postponed = Some(other),
                             Err(_) => break,
                         }
                     }
@@ -265,7 +265,7 @@ impl Subscriber {
             let ping = CustomCommand::new_static("PING", ClusterHash::FirstKey, false);
             let reply = self.client.custom::<Value, _>(ping, vec![question.as_str()]).await;
             match reply {
-                Err(error) if *error.kind() == Silence::Timeout => {
+                Err(error) if *error.kind() == FredKind::Timeout => {
                     self.reconnect().await;
                     return Err(classify(&error));
                 }
@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn reply_to_a_ping_is_not_taken_for_that_to_another_command() {
         let refused =
-            |text: &'static str| Err::<Value, _>(fred::error::Error::new(Silence::Unknown, text));
+            |text: &'static str| Err::<Value, _>(fred::error::Error::new(FredKind::Unknown, text));
         let pong = |word: &'static str| Ok(Value::Array(vec!["pong".into(), word.into()]));
         for (reply, is) in [
             (pong("7"), false),

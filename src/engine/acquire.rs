@@ -2,8 +2,8 @@
 
 mod again;
 mod asking;
-mod line;
 mod poll;
+mod queued;
 mod seek;
 mod wait;
 
@@ -46,6 +46,13 @@ pub(crate) enum WaitLimit {
     Once,
     For(Duration),
     Forever,
+}
+
+impl WaitLimit {
+    /// Returns the limit of a caller that waits for `timeout`: one that has no time asks once.
+    fn of(timeout: Duration) -> Self {
+        if timeout.is_zero() { Self::Once } else { Self::For(timeout) }
+    }
 }
 
 /// What is asked for.
@@ -163,10 +170,14 @@ pub(crate) async fn acquire_as<'a>(
     let start = core.now();
     // False while a nested request is unanswered.
     let answered = &AtomicBool::new(true);
+    let limit = match limit {
+        WaitLimit::For(timeout) => WaitLimit::of(timeout),
+        WaitLimit::Once | WaitLimit::Forever => limit,
+    };
     let (once, longest_wait, longest_pause) = match limit {
         WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),
         // The rest of the time must suffice for a request.
-        WaitLimit::For(limit) => (limit.is_zero(), limit, (limit / 2).max(SHORT_PAUSE)),
+        WaitLimit::For(limit) => (false, limit, (limit / 2).max(SHORT_PAUSE)),
         WaitLimit::Forever => (false, Duration::MAX, Duration::MAX),
     };
     let classified = core.settings.classified(name, options);
@@ -192,7 +203,7 @@ pub(crate) async fn acquire_as<'a>(
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
     let attended = core.attend(acquiring);
     let result = match limit {
-        WaitLimit::For(limit) if !once => match timeout(limit, attended).await {
+        WaitLimit::For(limit) => match timeout(limit, attended).await {
             Ok(result) => result,
             Err(_)
                 if answered.load(Ordering::Relaxed) && !was_silent(core, name, (start, limit)) =>
@@ -201,7 +212,7 @@ pub(crate) async fn acquire_as<'a>(
             }
             Err(_) => Err(Error::silent()),
         },
-        _ => attended.await,
+        WaitLimit::Once | WaitLimit::Forever => attended.await,
     };
     asker.end(&result, once);
     if span.is_enabled() {
@@ -251,7 +262,7 @@ struct AcquireLoop<'a, 'core> {
     /// That of the handle in its last hold.
     share: Share,
     once: bool,
-    /// The longest time for which it waits, and for which it lets waiters elsewhere go first.
+    /// The longest time for which it waits.
     longest_wait: Duration,
     /// The longest time for which it lets waiters elsewhere go first.
     longest_pause: Duration,
@@ -269,10 +280,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut share = self.share;
         // Most of the time the handle's last hold is over, or others alone read it on.
         while let Some(hold) = current.clone() {
-            let is_own = match hold.mode {
-                Mode::Read => hold.count_of(share) > 0,
-                _ => !hold.is_finished(),
-            };
+            let is_own =
+                if hold.mode.is_joined() { hold.count_of(share) > 0 } else { !hold.is_finished() };
             if is_own {
                 // Boxed, like all rare paths, so that the future of the other calls stays small.
                 if let Some(claim) = Box::pin(self.enter_again(&hold, share)).await? {
@@ -302,7 +311,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let core = self.core;
         // A nested request before it needs no answer any more.
         self.answered.store(true, Ordering::Relaxed);
-        if self.mode == Mode::Read
+        if self.mode.is_joined()
             && let Some((hold, share)) = core.join_cohort(self.asker, self.name)
         {
             return Ok(Some(Claim::new(core, hold, share)));
@@ -317,7 +326,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         let mut ticket = self.ticket();
         loop {
-            let admission = self.wait_in_line(&mut ticket, now).await?;
+            let admission = self.wait_in_queue(&mut ticket, now).await?;
             if let Some(claim) = self.admitted(admission).await? {
                 return Ok(Some(claim));
             }
@@ -327,7 +336,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Asks the store for the name and begins a hold with its grant.
     async fn begin(&self, turn: Turn) -> Result<Option<Claim<'core>>> {
-        if matches!(self.mode, Mode::Permits { .. }) && !self.once {
+        if self.mode.can_seek() && !self.once {
             return Box::pin(self.seek(turn)).await;
         }
         let asking = pin!(self.ask_store(turn));

@@ -4,7 +4,7 @@
 //!
 //! 1. **As good as a grant.** A reader joins a hold only if it may rely on it for as long as on a new grant
 //!    ([`State::join`](super::state::State::join)), and never one that is being released or changes its mode.
-//! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in line. One that waits joins when no
+//! 2. **No reader overtakes.** It joins at once only if no waiter of this process is in the queue. One that waits joins when no
 //!    writer is before it.
 //! 3. **The store is asked each T/10.** A hold is joined no longer than that after its grant. Later readers ask for a hold
 //!    of their own, which younger ones join, and an old cohort is never waited for. So a writer elsewhere is served, and a

@@ -14,7 +14,7 @@ use super::core::Core;
 use super::hold::Hold;
 use super::share::{Share, Shares};
 use super::state::{NestedVerdict, Phase, Reentry};
-use super::wake::run_wakers;
+use super::wakers::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::EventKind;
@@ -68,7 +68,7 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
     };
     let mut nested = Nested::change(core, hold);
     let number = hold.seat_number();
-    let upgrades = mode == Mode::Write;
+    let upgrades = !mode.is_shared();
     let seat = number.filter(|number| {
         count == 2 && (!upgrades || core.queue.begin_upgrade(&hold.name, *number))
     });
@@ -135,7 +135,7 @@ impl Hold {
         let was_at_risk = inner.state.phase() == Phase::AtRisk;
         let mut state = inner.state.change_mode(&core.timing, now, (sent, renew))?;
         state.reached(if reached { now } else { Instant::MAX });
-        if mode == Mode::Read {
+        if mode.is_joined() {
             state.share();
         }
         let (seat, scheduled) = (inner.seat.take(), inner.scheduled.take());

@@ -76,7 +76,7 @@ impl Settings {
 /// The data that all leases of a manager share.
 pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
-    /// The abilities of the store, which is asked once.
+    /// The abilities of the store, which is asked once: the watchdog never calls it.
     pub(super) can: Capabilities,
     pub(crate) timing: Timing,
     pub(crate) settings: Settings,
@@ -100,13 +100,6 @@ pub(crate) struct Core {
     pub(super) verify: Notify,
     /// The time at which `close` stops retrying releases.
     pub(crate) closing_until: OnceLock<Instant>,
-    /// The number of renewals in one call. Read once, like the next two, because the watchdog never
-    /// calls the store.
-    pub(super) batch_size: usize,
-    /// True if parts of the store can fail independently.
-    pub(super) sharded: bool,
-    /// True if each release wakes all subscribers, so that a forced release is noticed at once.
-    pub(crate) announces: bool,
     /// True if the engine runs on the runtime of its callers.
     pub(crate) on_caller: bool,
     /// Notifies that no task runs watchdog and worker any more.
@@ -156,7 +149,8 @@ impl Core {
         mut settings: Settings,
         on_caller: bool,
     ) -> Arc<Self> {
-        let can = store.capabilities();
+        let mut can = store.capabilities();
+        can.renewal_batch = can.renewal_batch.max(1);
         if let (Some(fencing), false) = (&mut settings.fencing, can.fence_blocks) {
             // Each holder needs its own fencing token: without reserved ones there is no hand-off.
             fencing.block = 1;
@@ -184,9 +178,6 @@ impl Core {
             stopped: CancellationToken::new(),
             reconnected: Notify::new(),
             verify: Notify::new(),
-            batch_size: can.renewal_batch.max(1),
-            sharded: can.sharded,
-            announces: can.announces && can.wakeups,
             on_caller,
             vacated: Notify::new(),
             taken: Notify::new(),
@@ -213,6 +204,11 @@ impl Core {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Returns whether each release wakes all subscribers, so that a forced release is noticed at once.
+    pub(super) fn announces(&self) -> bool {
+        self.can.announces && self.can.wakeups
     }
 
     /// Returns the id of this manager.
@@ -242,19 +238,15 @@ impl Core {
 
     /// Returns the fencing tokens that an outermost acquire reserves in a mode.
     pub(super) fn fencing(&self, mode: Mode) -> Option<Fencing> {
-        // Only a hold that is handed off needs more than one.
-        let block = |fencing: Fencing| match mode {
-            Mode::Exclusive | Mode::Write => fencing,
-            Mode::Read | Mode::Permits { .. } => Fencing { block: 1, ..fencing },
-        };
-        self.settings.fencing.map(block)
+        let one = |fencing| Fencing { block: 1, ..fencing };
+        self.settings.fencing.map(|all| if mode.reserves_fences() { all } else { one(all) })
     }
 
     /// Returns how long a store remembers the place of a waiter, which asks again at each poll. In a line, where a younger
     /// waiter would pass it, a request may also take an attempt.
     pub(super) fn place_kept(&self, mode: Mode) -> Duration {
         let kept = self.settings.poll_bound * 3;
-        if mode == Mode::Exclusive { kept.max(self.timing.attempt * 2) } else { kept }
+        if mode.has_line() { kept.max(self.timing.attempt * 2) } else { kept }
     }
 
     /// Submits a job to the worker. Works on any thread, inside and outside a runtime.

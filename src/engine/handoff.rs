@@ -32,12 +32,12 @@ use super::asker::Asker;
 use super::core::{Core, Settings};
 use super::hold::{Hold, Inner};
 use super::job::Job;
-use super::name_entry::{Delivery, can_hand_off};
+use super::name_entry::Delivery;
 use super::offers::{HandedOff, TakesBack};
 use super::seat::Seat;
 use super::share::Share;
 use super::state::{Phase, State};
-use super::wake::run_wakers;
+use super::wakers::run_wakers;
 use crate::clock::Instant;
 use crate::observe::{EventKind, How, Told};
 use std::sync::{Arc, MutexGuard};
@@ -130,7 +130,7 @@ impl Hold {
             || inner.described.as_ref().is_some_and(|told| told.value.is_some())
             || self.keeps_its_id(&inner)
             // The seat of a reader that tried to become the writer is that of a writer still.
-            || !can_hand_off(self.mode)
+            || !self.mode.can_hand_off()
         {
             return Err(inner);
         }

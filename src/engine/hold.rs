@@ -7,7 +7,7 @@ use super::seat::Seat;
 use super::share::{Share, Shares};
 use super::state::{Next, Op, Phase, State};
 use super::timing::Timing;
-use super::wake::run_wakers;
+use super::wakers::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss};
 use crate::store::{HolderId, Keep, Mode, Name, Target};
@@ -145,7 +145,7 @@ impl Hold {
     }
 
     /// Returns the time of the request that the store granted; hand-offs keep it.
-    pub(crate) fn granted(&self) -> Instant {
+    pub(crate) fn chain_began(&self) -> Instant {
         self.lock().state.chain_began()
     }
 

@@ -10,11 +10,11 @@ use super::schedule::Group;
 use super::share::Share;
 use super::state::{NestedVerdict, Op, Phase, Reentry, State};
 use super::turn::Turn;
-use super::wake::run_wakers;
+use super::wakers::run_wakers;
 use crate::clock::Instant;
 use crate::error::{Error, Loss, Result};
 use crate::observe::{EventKind, How};
-use crate::store::{Absence, HolderId, Mode, Name, Target};
+use crate::store::{Absence, HolderId, Name, Target};
 use crate::trace;
 use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard};
@@ -50,7 +50,7 @@ impl Hold {
         let mut state = State::granted(sent, renew, max_until, unsure_until);
         // How far the token is ahead of the clock is unknown, so only the reserved block counts.
         state.reached(if reached { now } else { Instant::MAX });
-        if target.mode == Mode::Read {
+        if target.mode.is_joined() {
             state.share();
         }
         state.set_heirs(heirs);
@@ -202,8 +202,8 @@ impl Hold {
     /// Returns the phase while a lease of it is live; none is of a hold that no waiter has accepted.
     pub(crate) fn in_use(self: &Arc<Self>, core: &Arc<Core>) -> Option<Phase> {
         self.read(core, |state| {
-            let is_over = matches!(state.phase(), Phase::Releasing | Phase::Released);
-            (!is_over && !state.is_offered() && state.live() > 0).then(|| state.phase())
+            let is_released = matches!(state.phase(), Phase::Releasing | Phase::Released);
+            (!is_released && !state.is_offered() && state.live() > 0).then(|| state.phase())
         })
     }
 
@@ -309,8 +309,6 @@ impl Hold {
                 let (name, fence) = (self.name.clone(), self.fence);
                 move || tracing::debug!(name = name.as_str(), fence, "released")
             });
-        }
-        if let (Op::Release, Ok(None)) = (op, &verdict) {
             self.untell(core);
         }
         self.update_at(core, now, |state, now| state.flushed(&core.timing, now, op, verdict))
@@ -356,7 +354,7 @@ mod tests {
     use super::super::ticket::{Admission, Ticket};
     use super::super::timing::Timing;
     use super::*;
-    use crate::store::MemoryStore;
+    use crate::store::{MemoryStore, Mode};
     use std::sync::Barrier;
 
     /// Begins a hold of a name that nothing else has.
@@ -413,13 +411,13 @@ mod tests {
             let mut hold = begun(&core);
             let name = hold.name.clone();
             let ticket = |_| core.queue.ticket(&name, Mode::Exclusive);
-            let mut line: Vec<Ticket> = (0..50).map(ticket).collect();
-            line.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
+            let mut tickets: Vec<Ticket> = (0..50).map(ticket).collect();
+            tickets.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
             let (handing, began) = (Arc::clone(&core), Arc::new(Barrier::new(2)));
             let begins = Arc::clone(&began);
             let thread = std::thread::spawn(move || {
                 begins.wait();
-                for mut ticket in line {
+                for mut ticket in tickets {
                     hold.leave_in_background(&handing, Share::FIRST);
                     let next = ticket.check_in(handing.now());
                     let Ok(Admission::Hold(next)) = next else { return };

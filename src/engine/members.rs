@@ -13,21 +13,20 @@ pub(super) struct Member {
     pub(super) stage: Stage,
     /// Whether the name was forced open after its last request, which may have been granted before.
     pub(super) forced: bool,
-    /// Whether the store has refused its last request, so that it waits.
-    pub(super) refused: bool,
 }
 
 /// The stage of a member.
 pub(super) enum Stage {
-    /// A turn. It takes its next step by `due` if it is polled.
-    Asking { due: Instant },
+    /// A turn. It takes its next step by `due` if it is polled. It is `refused` if the store has refused its last request,
+    /// so that it waits.
+    Asking { due: Instant, refused: bool },
     /// A seat. `None` until the grant is installed.
     Holding(Option<Arc<Hold>>),
 }
 
 impl Member {
     pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
-        Self { number, mode, stage: Stage::Asking { due }, forced: false, refused: false }
+        Self { number, mode, stage: Stage::Asking { due, refused: false }, forced: false }
     }
 
     pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
@@ -42,15 +41,12 @@ impl Member {
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        matches!(self.stage, Stage::Asking { due } if due < now)
+        matches!(self.stage, Stage::Asking { due, .. } if due < now)
     }
-}
 
-/// Returns whether two holds of these modes can exist at once.
-pub(super) fn can_share(one: Mode, other: Mode) -> bool {
-    match (one, other) {
-        (Mode::Read, Mode::Read) | (Mode::Permits { .. }, Mode::Permits { .. }) => true,
-        (Mode::Exclusive | Mode::Read | Mode::Write | Mode::Permits { .. }, _) => false,
+    /// Returns whether the store has refused its last request, so that it waits.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.stage, Stage::Asking { refused: true, .. })
     }
 }
 
@@ -69,9 +65,8 @@ pub(super) struct Crowd {
     members: BTreeMap<u64, Member>,
     /// Those without a hold: the turns, and the seats whose grants are not installed yet.
     open: BTreeSet<u64>,
-    reads: usize,
-    permits: usize,
-    others: usize,
+    /// The number of members of each mode, by [`Mode::index`].
+    counts: [usize; Mode::COUNT],
 }
 
 impl Crowd {
@@ -84,24 +79,20 @@ impl Crowd {
         if member.hold().is_none() {
             self.open.insert(number);
         }
-        *self.count(member.mode) += 1;
+        self.counts[member.mode.index()] += 1;
         self.members.insert(number, member);
     }
 
     fn take(&mut self, number: u64) -> Option<Member> {
         let member = self.members.remove(&number)?;
         self.open.remove(&number);
-        *self.count(member.mode) -= 1;
+        self.counts[member.mode.index()] -= 1;
         Some(member)
     }
 
-    /// Returns the number of members that have this mode, or one that cannot be shared as well.
-    fn count(&mut self, mode: Mode) -> &mut usize {
-        match mode {
-            Mode::Read => &mut self.reads,
-            Mode::Permits { .. } => &mut self.permits,
-            Mode::Exclusive | Mode::Write => &mut self.others,
-        }
+    /// Returns whether all members have this mode.
+    fn all_have(&self, mode: Mode) -> bool {
+        self.counts[mode.index()] == self.members.len()
     }
 }
 
@@ -173,7 +164,7 @@ impl Members {
 
     /// Sets the time by which a turn takes its next step.
     pub(super) fn set_due(&mut self, number: u64, time: Instant) {
-        if let Some(Member { stage: Stage::Asking { due }, .. }) = self.get_mut(number) {
+        if let Some(Member { stage: Stage::Asking { due, .. }, .. }) = self.get_mut(number) {
             *due = time;
         }
     }
@@ -181,14 +172,17 @@ impl Members {
     /// Records that a turn sends a request now, and takes its next step by `due`. Returns `None` if there is no such turn.
     pub(super) fn asks(&mut self, number: u64, due: Instant) -> Option<()> {
         let member = self.get_mut(number)?;
-        (member.forced, member.stage) = (false, Stage::Asking { due });
+        member.forced = false;
+        if let Stage::Asking { due: step, .. } = &mut member.stage {
+            *step = due;
+        }
         Some(())
     }
 
     /// Records that the store has refused the request of a turn.
     pub(super) fn refuse(&mut self, number: u64) {
-        if let Some(member) = self.get_mut(number) {
-            member.refused = true;
+        if let Some(Member { stage: Stage::Asking { refused, .. }, .. }) = self.get_mut(number) {
+            *refused = true;
         }
     }
 
@@ -239,12 +233,8 @@ impl Members {
     pub(super) fn can_all_share(&self, mode: Mode) -> bool {
         match self {
             Self::None => true,
-            Self::One(member) => can_share(member.mode, mode),
-            Self::Many(crowd) => match mode {
-                Mode::Exclusive | Mode::Write => false,
-                Mode::Read => crowd.reads == crowd.members.len(),
-                Mode::Permits { .. } => crowd.permits == crowd.members.len(),
-            },
+            Self::One(member) => member.mode.can_share(mode),
+            Self::Many(crowd) => mode.is_shared() && crowd.all_have(mode),
         }
     }
 
@@ -255,11 +245,7 @@ impl Members {
             Self::None => false,
             Self::One(member) => differs(member),
             // Without a look at each of thousands that are all alike.
-            Self::Many(crowd) => match mode {
-                Mode::Permits { .. } => crowd.permits < crowd.members.len(),
-                Mode::Read if crowd.reads == crowd.members.len() => false,
-                Mode::Exclusive | Mode::Read | Mode::Write => crowd.members.values().any(differs),
-            },
+            Self::Many(crowd) => !crowd.all_have(mode) && crowd.members.values().any(differs),
         }
     }
 
@@ -278,7 +264,7 @@ impl Members {
             Mode::Read => self.can_all_share(mode),
             // One that was refused waits, and comes first.
             Mode::Permits { .. } => {
-                self.can_all_share(mode) && self.open().all(|member| !member.refused)
+                self.can_all_share(mode) && self.open().all(|member| !member.is_refused())
             }
             Mode::Exclusive | Mode::Write => self.may_ask(mode),
         }

@@ -17,7 +17,7 @@ use super::state::Phase;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{EventKind, LeadershipHealth, Told};
-use crate::store::{Annotate, HolderId, Inspect, Metadata, Mode, Name, Target, Wakeups};
+use crate::store::{Annotate, HolderId, Inspect, Metadata, Name, Target, Wakeups};
 use crate::trace;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -99,7 +99,7 @@ impl Core {
 impl Hold {
     /// Returns whether a hold that was just renewed is to tell about itself.
     pub(super) fn has_to_tell(&self, core: &Core, inner: &Inner, now: Instant) -> bool {
-        let tells = self.mode == Mode::Exclusive
+        let tells = self.mode.has_metadata()
             && (inner.described.is_some()
                 || core.describer.all.load(Ordering::Relaxed)
                 || self.options.label().is_some());

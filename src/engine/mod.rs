@@ -1,23 +1,6 @@
 //! The engine: acquires, holds, renews and releases leases. It knows stores only by their trait.
 //!
-//! # Map
-//!
-//! | files | what they do |
-//! |---|---|
-//! | [`core`], [`engine`] | the data that all leases share; the tasks and threads that work on it ([`thread`], [`spare`], [`panic_guard`]); how wakers are run ([`wake`](mod@wake)) |
-//! | [`hold`], [`state`], [`life`] | one hold: its data; its pure state machine; its transitions and their effects: [`life`] fires the token |
-//! | [`options`], [`terms`] | the options of a handle, which go with its acquires into the hold; what they and the settings ask of it |
-//! | [`acquire`](mod@acquire), [`attempt`], [`ask`], [`asker`], [`hints`] | the acquire loop, its requests in flight, the calls to the store, the hints that wake a waiter |
-//! | [`queue`], [`name_entry`], [`members`], [`turn`], [`ticket`], [`seat`], [`pause`], [`place`] | the order of local waiters, the pauses that let waiters elsewhere go first, and the place of this process among them |
-//! | [`handoff`], [`heirs`] | hands off a hold to the next local waiter; to whom it may |
-//! | [`cohort`], [`share`] | handles that read the same name share a hold |
-//! | [`convert`](mod@convert) | changes the mode of a hold |
-//! | [`watchdog`], [`schedule`], [`renewal`], [`worker`] | renews in batches, and fires tokens in time |
-//! | [`metadata`], [`describer`], [`description`] | what holds tell about themselves beside their locks |
-//! | [`release`], [`job`], [`reaper`] | releases from `unlock` and Drop, and sweeps after unknown outcomes |
-//! | [`close`], [`revoke`], [`steal`](mod@steal) | the end of all leases, and of one name by force; takes a name from its holder |
-//! | [`tell`], [`asker`] | tell observers and counters what happens, and to which call |
-//! | [`timing`] | T, C, D and the durations derived from them |
+//! `ARCHITECTURE.md` has a map of its files.
 //!
 //! # Invariants
 //!
@@ -79,6 +62,7 @@ mod job;
 mod life;
 mod members;
 mod metadata;
+mod mode;
 mod name_entry;
 mod offers;
 mod options;
@@ -105,7 +89,7 @@ mod thread;
 mod ticket;
 mod timing;
 mod turn;
-mod wake;
+mod wakers;
 mod watchdog;
 mod worker;
 

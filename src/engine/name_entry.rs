@@ -2,11 +2,11 @@
 
 use super::heirs::Heirs;
 use super::hold::Hold;
-use super::members::{Member, Members, Stage, can_share};
+use super::members::{Member, Members, Stage};
 use super::offers::{HandedOff, Offer, Offers, Waiter};
 use super::options::Options;
 use super::seen::Seen;
-use super::wake::{run_wakers, wake_waiter};
+use super::wakers::{run_wakers, wake_waiter};
 use crate::clock::Instant;
 use crate::store::Mode;
 use std::collections::BTreeMap;
@@ -30,15 +30,6 @@ pub(crate) struct Silence {
     pub(crate) since: Instant,
     /// The time of its last answer to a request for this name before that.
     pub(crate) heard: Option<Instant>,
-}
-
-/// Returns whether a hold of this mode can be handed off to a waiter for the same mode.
-pub(super) fn can_hand_off(mode: Mode) -> bool {
-    match mode {
-        Mode::Exclusive | Mode::Write | Mode::Permits { .. } => true,
-        // Readers join a hold instead.
-        Mode::Read => false,
-    }
 }
 
 /// A name that this process asks for or holds.
@@ -83,8 +74,8 @@ pub(super) struct Seeker {
     pub(super) number: u64,
     pub(super) mode: Mode,
     pub(super) options: Options,
-    /// Its place among the waiters.
-    pub(super) place: u64,
+    /// The number of its ticket, by which waiters are in order.
+    pub(super) ticket: u64,
     pub(super) pass: oneshot::Sender<HandedOff>,
     pub(super) seen: Option<Seen>,
 }
@@ -173,8 +164,8 @@ impl NameEntry {
 
     /// Returns whether a call that makes one attempt may ask now.
     pub(super) fn may_try(&self, mode: Mode) -> bool {
-        // Readers that wait for the answer to another reader are no contention.
-        let excluded = |waiter: &Waiter| mode != Mode::Read || waiter.mode != Mode::Read;
+        // Those that wait for a hold to join are no contention.
+        let excluded = |waiter: &Waiter| !(mode.is_joined() && mode.can_share(waiter.mode));
         let waits = self.rivals().is_some_and(|rivals| rivals.waiters.values().any(excluded));
         !waits && self.members.may_try(mode)
     }
@@ -183,7 +174,7 @@ impl NameEntry {
     fn joinable(&self, now: Instant) -> Option<&Arc<Hold>> {
         let cohort = self.rivals()?.cohort.filter(|cohort| now < cohort.until)?;
         let member = self.members.get(cohort.number)?;
-        member.hold().filter(|_| member.mode == Mode::Read)
+        member.hold().filter(|_| member.mode.is_joined())
     }
 
     /// Returns the hold that a reader joins that has not waited.
@@ -242,7 +233,7 @@ impl NameEntry {
         if self.members.can_all_share(mode) {
             return Removed::default();
         }
-        self.take_all(|member| member.number != number && !can_share(member.mode, mode))
+        self.take_all(|member| member.number != number && !member.mode.can_share(mode))
     }
 
     fn take_all(&mut self, reject: impl Fn(&Member) -> bool) -> Removed {
@@ -308,7 +299,8 @@ impl NameEntry {
         removed
     }
 
-    /// Returns the first waiter that is polled, if the hold in this seat can be handed off to it, and its place.
+    /// Returns the first waiter that is polled, if the hold in this seat can be handed off to it, and the number of its
+    /// ticket.
     pub(super) fn recipient(
         &self,
         seat: u64,
@@ -316,19 +308,19 @@ impl NameEntry {
         times: Times,
     ) -> Option<(Recipient, u64)> {
         let (rivals, mode) = (self.rivals()?, self.members.get(seat)?.mode);
-        if !can_hand_off(mode) {
+        if !mode.can_hand_off() {
             return None;
         }
         let mut open = self.members.open();
         let (ticket, waiter) = match (open.next(), open.next()) {
             // A mode that is not shared has no other member beside the seat.
-            (None, _) if self.members.only().is_some() || can_share(mode, mode) => {
+            (None, _) if self.members.only().is_some() || mode.is_shared() => {
                 self.first_waiter(times.since)?
             }
-            (Some(asks), None) if can_share(mode, mode) && !asks.is_overdue(times.now) => {
+            (Some(asks), None) if mode.is_shared() && !asks.is_overdue(times.now) => {
                 let seeker = rivals.seeker.as_ref().filter(|seeker| seeker.number == asks.number);
                 if let Some(seeker) = seeker {
-                    return (seeker.mode == mode).then_some((Recipient::Seeker, seeker.place));
+                    return (seeker.mode == mode).then_some((Recipient::Seeker, seeker.ticket));
                 }
                 // It has not taken up its turn yet. The last of the offers, if there are others.
                 let is_turn =
@@ -369,7 +361,7 @@ impl NameEntry {
                 let waiter = rivals.waiters.get_mut(&ticket);
                 delivery.waiter = waiter.and_then(|waiter| waiter.wake.take());
                 // Many holds may be on their way; their waiters would be looked at each time.
-                let shares = can_share(next.mode, next.mode);
+                let shares = next.mode.is_shared();
                 let waiter = if shares { rivals.waiters.remove(&ticket) } else { None };
                 // An earlier offer to it is void.
                 delivery.void = (waiter, rivals.offers.insert(ticket, Offer::Hold(offered)));

@@ -21,7 +21,7 @@ use super::job::Job;
 use super::name_entry::NameEntry;
 use super::queue::Queue;
 use crate::clock::Instant;
-use crate::store::{HolderId, Mode, Name, Place, Target};
+use crate::store::{HolderId, Name, Place, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl Drop for OpenPlace<'_> {
 impl Core {
     /// Returns the place that the release of a hold takes for the next waiter; `None` if neither is fair.
     pub(super) fn next_place(&self, hold: &Hold) -> Option<Place> {
-        if !self.queue.is_fair() || hold.mode != Mode::Exclusive {
+        if !self.queue.is_fair() || !hold.mode.has_line() {
             return None;
         }
         let now = self.now();

@@ -16,13 +16,13 @@
 
 use super::heirs::Heirs;
 use super::hold::Hold;
-use super::members::{Member, Stage, can_share};
+use super::members::{Member, Stage};
 use super::name_entry::{Cohort, Delivery, NameEntry, Removed, Silence, Times};
 use super::offers::{HandedOff, Offer};
 use super::options::Options;
 use super::pause::{Heard, Pauses};
 use super::timing::Timing;
-use super::wake::wake_waiter;
+use super::wakers::wake_waiter;
 use crate::clock::{Clock, Instant};
 use crate::store::{HolderId, Mode, Name, NameMap};
 use crate::sync::Mutex;
@@ -151,8 +151,8 @@ impl Queue {
         let mut state = self.lock();
         let QueueState { names, numbers, .. } = &mut *state;
         let entry = names.get_mut(name)?;
-        let (recipient, place) = entry.recipient(seat, heirs, times)?;
-        if !early && entry.rivals()?.served_at.is_some_and(|last| place > last) {
+        let (recipient, ticket) = entry.recipient(seat, heirs, times)?;
+        if !early && entry.rivals()?.served_at.is_some_and(|last| ticket > last) {
             return None;
         }
         let options = entry.options_of(&recipient);
@@ -192,7 +192,7 @@ impl Queue {
         entry.answered(hold.began);
         self.gather(entry, hold.mode, (number, sent));
         // The turn ends with the grant: in a shared mode the next waiters may enter.
-        let shares = can_share(hold.mode, hold.mode) && entry.has_waiters();
+        let shares = hold.mode.is_shared() && entry.has_waiters();
         let ended = match shares {
             true => state.advance(&hold.name, self.times(self.clock.now())),
             false => Ended::default(),
@@ -202,15 +202,15 @@ impl Queue {
         forced
     }
 
-    /// Lets readers join the hold of this seat, granted by a request sent at `sent`, if it is a reader.
+    /// Lets other handles join the hold of this seat, granted by a request sent at `sent`, if its mode has that.
     fn gather(&self, entry: &mut NameEntry, mode: Mode, (number, sent): (u64, Instant)) {
-        if mode == Mode::Read {
+        if mode.is_joined() {
             let until = sent + self.joins;
             entry.rivals_or_default().cohort = Some(Cohort { number, until });
         }
     }
 
-    /// Returns the hold that a reader of another handle may join now: the youngest one, if no waiter is in line.
+    /// Returns the hold that a reader of another handle may join now: the youngest one, if none waits in the queue.
     pub(super) fn cohort(&self, name: &Name) -> Option<Arc<Hold>> {
         let state = self.lock();
         state.names.get(name)?.cohort(self.clock.now()).cloned()
@@ -330,7 +330,7 @@ impl Queue {
         let state = self.lock();
         let members = state.names.get(name).into_iter().flat_map(|entry| entry.members.iter());
         let others = members.filter(|member| {
-            member.mode.kind() != mode.kind() && (member.refused || member.hold().is_some())
+            member.mode.kind() != mode.kind() && (member.is_refused() || member.hold().is_some())
         });
         others.map(|member| (member.mode, member.hold().cloned())).collect()
     }

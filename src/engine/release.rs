@@ -127,7 +127,7 @@ impl Flush<'_> {
         let heard = (listeners > 0).then(|| Heard {
             now: self.now,
             round_trip: self.now.saturating_duration_since(sent),
-            ours: sent.saturating_duration_since(self.hold.granted()),
+            ours: sent.saturating_duration_since(self.hold.chain_began()),
             jitter: self.core.jitter(),
         });
         self.core.queue.released(&self.hold.name, self.now, heard);
@@ -202,7 +202,7 @@ impl Hold {
             core.submit(Job::Flush(Arc::clone(self)));
             return Err(Error::lost(loss));
         }
-        if self.mode == Mode::Read && !self.needs_flush() {
+        if self.mode.is_joined() && !self.needs_flush() {
             // Other leases share the hold.
             return Ok(());
         }

@@ -29,7 +29,7 @@ pub(crate) enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 /// The next renewal of a hold.
-enum Renewal {
+enum NextRenewal {
     Due(Instant),
     /// In a batch, which the watchdog checks in time for each hold in it.
     UnderWay {
@@ -126,7 +126,7 @@ pub(crate) struct State {
     found_lost: Option<Loss>,
     /// The time at which the last confirmed grant or renewal was sent.
     confirmed: Instant,
-    renewal: Renewal,
+    renewal: NextRenewal,
     /// The number of the last renewal attempt.
     attempts: u32,
     /// The number of failed renewals in a row.
@@ -142,7 +142,7 @@ pub(crate) struct State {
     /// The number of hand-offs since the grant of the store.
     handoffs: u32,
     /// The time at which the request was sent that the store granted.
-    granted: Instant,
+    chain_began: Instant,
     /// The time by which the store's clock had surely reached the first fencing token of the grant;
     /// `Instant::MAX` if unknown.
     reached: Instant,
@@ -173,10 +173,10 @@ impl State {
         Self {
             phase: Phase::Held,
             confirmed: sent,
-            renewal: Renewal::Due(renew),
+            renewal: NextRenewal::Due(renew),
             attempts: 0,
             failures: 0,
-            granted: sent,
+            chain_began: sent,
             reached: sent,
             heirs: Heirs::Plain,
             handoffs: 0,
@@ -264,10 +264,10 @@ impl State {
             Phase::Held | Phase::AtRisk => {
                 let end = self.ends_at(timing);
                 let at = match self.renewal {
-                    Renewal::Due(at) if self.live > 0 => Some(at.min(end)),
+                    NextRenewal::Due(at) if self.live > 0 => Some(at.min(end)),
                     // The batch is watched, but for this.
-                    Renewal::UnderWay { .. } => self.stalls_at(),
-                    Renewal::Due(_) | Renewal::Stopped => Some(end),
+                    NextRenewal::UnderWay { .. } => self.stalls_at(),
+                    NextRenewal::Due(_) | NextRenewal::Stopped => Some(end),
                 };
                 at.into_iter().chain(self.warns_at()).min()
             }
@@ -296,7 +296,7 @@ impl State {
     pub(super) fn lose(&mut self, loss: Loss, owed: Option<Instant>) {
         if self.believed() {
             self.phase = Phase::Lost(loss);
-            self.renewal = Renewal::Stopped;
+            self.renewal = NextRenewal::Stopped;
             self.owed = owed;
         }
     }
@@ -328,7 +328,7 @@ impl State {
             return if due { Due::Flush } else { Due::Nothing };
         }
         match self.renewal {
-            Renewal::Due(at) if at <= now => self.verify(timing, now),
+            NextRenewal::Due(at) if at <= now => self.verify(timing, now),
             _ => Due::Nothing,
         }
     }
@@ -345,21 +345,21 @@ impl State {
     fn attempt(&mut self, believed_until: Instant) -> RenewalAttempt {
         let number = self.attempts.wrapping_add(1);
         self.attempts = number;
-        self.renewal = Renewal::UnderWay { attempt: number };
+        self.renewal = NextRenewal::UnderWay { attempt: number };
         RenewalAttempt { number, believed_until, fence_kept: self.fence_kept }
     }
 
     /// Makes the next renewal due now.
     pub(super) fn renew_at(&mut self, now: Instant) {
-        if let (true, Renewal::Due(at)) = (self.believed(), self.renewal) {
-            self.renewal = Renewal::Due(at.min(now));
+        if let (true, NextRenewal::Due(at)) = (self.believed(), self.renewal) {
+            self.renewal = NextRenewal::Due(at.min(now));
         }
     }
 
     /// Starts a renewal that is not due yet.
     pub(super) fn renew_early(&mut self, timing: &Timing, now: Instant) -> Due {
         match self.renewal {
-            Renewal::Due(_)
+            NextRenewal::Due(_)
                 if self.renewable() && self.believed() && now < self.believed_until(timing) =>
             {
                 Due::Renew(self.attempt(self.believed_until(timing)))
@@ -407,12 +407,12 @@ impl State {
 
     fn renewal_failed(&mut self, timing: &Timing, now: Instant, jitter: f64, attempt: u32) {
         // An attempt that was given up may still fail later; that counts once only.
-        if self.renewal != (Renewal::UnderWay { attempt }) {
+        if self.renewal != (NextRenewal::UnderWay { attempt }) {
             return;
         }
         self.phase = Phase::AtRisk;
         self.failures = self.failures.saturating_add(1);
-        self.renewal = Renewal::Due(now + timing.gap(self.failures, jitter));
+        self.renewal = NextRenewal::Due(now + timing.gap(self.failures, jitter));
     }
 
     fn confirm_jittered(&mut self, timing: &Timing, sent: Instant, jitter: f64) {
@@ -425,7 +425,7 @@ impl State {
         self.confirmed = sent;
         self.phase = Phase::Held;
         self.failures = 0;
-        self.renewal = Renewal::Due(next);
+        self.renewal = NextRenewal::Due(next);
     }
 }
 
@@ -542,7 +542,7 @@ mod tests {
         let second = renew(&mut state, 520);
         verdict(&mut state, 530, first, 333, Err(unavailable()));
         state.unanswered(&timing(), at(531), 0.0, first);
-        assert_eq!(state.renewal, Renewal::UnderWay { attempt: second });
+        assert_eq!(state.renewal, NextRenewal::UnderWay { attempt: second });
     }
 
     #[test]

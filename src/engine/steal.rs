@@ -160,7 +160,7 @@ async fn run<'a>(
     if let Acquired::Granted { sent, .. } = verdict {
         for hold in core.queue.holds_of(name) {
             // The store had another holder, so this one lost the name, and has not heard of it.
-            if hold.is_believed() && hold.granted() < sent {
+            if hold.is_believed() && hold.chain_began() < sent {
                 hold.lose(core, Loss::Taken);
             }
             // One whose release is in flight has nothing left to release.

@@ -21,7 +21,7 @@ impl Core {
         if self.board.is_observed() { self.board.tell(happened()) } else { Told::default() }
     }
 
-    /// Counts what has happened at `now`, and queues its event, as [`note`](Self::note) does.
+    /// Counts what has happened at `now`, and queues its event, as [`publish`](Self::publish) does.
     pub(super) fn count(
         &self,
         now: Instant,

@@ -28,7 +28,7 @@ impl Core {
     /// Refuses options that are out of range, or that the store cannot have.
     pub(super) fn check_options(&self, options: &Options, mode: Mode) -> Result<()> {
         let (min_hold, delay) = (options.min_hold().unwrap_or_default(), options.lock_delay());
-        if mode != Mode::Exclusive && !(min_hold.is_zero() && delay.is_zero()) {
+        if !(mode.has_terms() || min_hold.is_zero() && delay.is_zero()) {
             return Err(Error::invalid("only an exclusive lock has a min_hold or a lock_delay"));
         }
         if min_hold > LONGEST_TTL {

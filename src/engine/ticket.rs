@@ -1,7 +1,7 @@
 //! A place in the queue of a name, and the offers made to it.
 
 use super::hold::Hold;
-use super::members::{Member, can_share};
+use super::members::Member;
 use super::name_entry::NameEntry;
 use super::offers::{HandedOff, Offer, Waiter};
 use super::options::Options;
@@ -98,7 +98,7 @@ impl Ticket {
     pub(crate) fn is_first_behind_a_hold(&self, now: Instant) -> bool {
         let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
-        let excludes = |hold: &Arc<Hold>| !can_share(hold.mode, self.mode);
+        let excludes = |hold: &Arc<Hold>| !hold.mode.can_share(self.mode);
         let entry = state.names.get(&self.name);
         let entry = entry.filter(|entry| entry.holds().next().is_some_and(excludes));
         let first = entry.and_then(|entry| entry.first_waiter(since));

@@ -1,6 +1,6 @@
 //! The permission to ask the store for a name.
 
-use super::members::{Member, Stage, can_share};
+use super::members::{Member, Stage};
 use super::name_entry::{NameEntry, Seeker};
 use super::offers::HandedOff;
 use super::options::Options;
@@ -30,8 +30,8 @@ pub(crate) struct Turn {
     name: Name,
     number: u64,
     mode: Mode,
-    /// Its place among the waiters.
-    place: u64,
+    /// The number of its ticket, by which waiters are in order.
+    ticket: u64,
     /// True if a hold has the seat.
     granted: bool,
     /// Whether its hold takes part in the line of the name.
@@ -87,18 +87,18 @@ impl Queue {
         self.turn(&state, (name, mode), (number, number), now)
     }
 
-    /// Returns the turn of a number that is a member of its entry, for a waiter of this place.
+    /// Returns the turn of a number that is a member of its entry, for a waiter with this ticket.
     pub(super) fn turn(
         self: &Arc<Self>,
         state: &QueueState,
         (name, mode): (&Name, Mode),
-        (number, place): (u64, u64),
+        (number, ticket): (u64, u64),
         now: Instant,
     ) -> Turn {
         let not_before = state.pauses.not_before(name, now);
         let (queue, name) = (Arc::clone(self), name.clone());
         let (granted, fair, seen) = (false, false, None);
-        Turn { queue, name, number, mode, place, granted, fair, not_before, seen }
+        Turn { queue, name, number, mode, ticket, granted, fair, not_before, seen }
     }
 }
 
@@ -152,7 +152,6 @@ impl Turn {
             mode: self.mode,
             stage: Stage::Holding(None),
             forced: false,
-            refused: false,
         };
         let QueueState { names, forced, .. } = &mut *state;
         let was_forced = *forced >= Some(sent);
@@ -167,7 +166,7 @@ impl Turn {
         }
         let forced = member.is_some_and(|member| member.forced);
         let excludes = |member: &Member| {
-            member.is_seat() && member.number != *number && !can_share(member.mode, self.mode)
+            member.is_seat() && member.number != *number && !member.mode.can_share(self.mode)
         };
         if !entry.members.can_all_share(self.mode) && entry.members.iter().any(excludes) {
             return Kept::Excluded;
@@ -176,9 +175,7 @@ impl Turn {
             return Kept::Forced;
         }
         let removed = entry.take_excluded(self.mode, *number);
-        let seated = |member: &mut Member| {
-            (member.stage, member.refused) = (Stage::Holding(None), false);
-        };
+        let seated = |member: &mut Member| member.stage = Stage::Holding(None);
         if !entry.members.change(*number, seated) {
             entry.members.push(own());
         }
@@ -193,11 +190,11 @@ impl Turn {
     /// Lets holds be handed off to the flow that has this turn.
     pub(super) fn seek(&self, options: &Options) -> oneshot::Receiver<HandedOff> {
         let (pass, passed) = oneshot::channel();
-        let Self { mode, place, .. } = *self;
+        let Self { mode, ticket, .. } = *self;
         let replaced = self.with_entry(|entry, number| {
             entry.members.get(number)?;
             let options = options.clone();
-            let seeker = Seeker { number, mode, options, place, pass, seen: None };
+            let seeker = Seeker { number, mode, options, ticket, pass, seen: None };
             entry.rivals_or_default().seeker.replace(seeker)
         });
         drop(replaced);

@@ -84,7 +84,7 @@ impl RenewalPlan {
         Self {
             now,
             attempt_deadline: now + core.timing.attempt,
-            size: core.batch_size,
+            size: core.can.renewal_batch,
             renewing: Vec::new(),
             flush: Vec::new(),
         }
@@ -132,7 +132,7 @@ impl RenewalPlan {
         let short: Batch = short.collect();
         for all in [short, self.renewing] {
             // The worker splits a batch by parts of the store: only the store knows them.
-            let size = if core.sharded { all.len() } else { self.size };
+            let size = if core.can.sharded { all.len() } else { self.size };
             let mut all = all.into_iter();
             while all.len() > 0 {
                 let batch = all.by_ref().take(size).collect();

@@ -77,7 +77,7 @@ fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
 
 fn send(core: &Arc<Core>, tasks: &mut JoinSet<()>, call: Call) {
     let core = Arc::clone(core);
-    if core.sharded {
+    if core.can.sharded {
         tasks.spawn(async move { renew_apart(&core, call).await });
     } else {
         tasks.spawn(async move { renew(&core, call).await });
@@ -95,7 +95,7 @@ async fn renew_apart(core: &Arc<Core>, call: Call) {
     for all in shards.into_values() {
         let mut all = all.into_iter();
         while all.len() > 0 {
-            let batch = all.by_ref().take(core.batch_size).collect();
+            let batch = all.by_ref().take(core.can.renewal_batch).collect();
             let (core, call) =
                 (Arc::clone(core), Call::new(&core.schedule, batch, call.attempt_deadline));
             calls.spawn(async move { renew(&core, call).await });

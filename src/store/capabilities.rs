@@ -1,6 +1,6 @@
 //! Capabilities of a store.
 
-use super::target::Mode;
+use super::mode::Mode;
 use crate::error::{Error, ErrorKind};
 
 /// The abilities of a store.

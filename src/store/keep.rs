@@ -1,6 +1,6 @@
 //! Marks that keep a name closed after its release.
 
-use super::target::Mode;
+use super::mode::Mode;
 use crate::error::{Error, ErrorKind};
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ mod shared;
 mod store;
 mod wake;
 
-use super::target::Kind;
+use super::mode::Kind;
 use super::{
     Absence, Acquire, Acquired, Fencing, HolderId, InboxSender, Mark, Metadata, Mode, Name,
     NameMap, Signal, StoreFuture,

@@ -1,7 +1,8 @@
 //! The description of a holder, beside the lock.
 
+use super::mode::Mode;
 use super::name::HolderId;
-use super::target::{Mode, Target};
+use super::target::Target;
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
 use std::time::{Duration, SystemTime};

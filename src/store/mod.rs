@@ -10,6 +10,7 @@ mod capabilities;
 mod keep;
 mod memory;
 pub(crate) mod metadata;
+mod mode;
 pub(crate) mod name;
 pub(crate) mod note;
 pub(crate) mod options;
@@ -33,6 +34,8 @@ pub use capabilities::{Capabilities, Line};
 pub use keep::{Closed, Keep, Mark};
 pub use memory::MemoryStore;
 pub use metadata::{Annotate, Metadata, Owner};
+pub(crate) use mode::IDLE_SEMAPHORE;
+pub use mode::Mode;
 pub(crate) use name::NameMap;
 pub use name::{HolderId, Name};
 pub(crate) use note::steal_by_force;
@@ -49,8 +52,7 @@ pub use request::{
     Wait,
 };
 pub use signal::{Signal, Wakeups};
-pub(crate) use target::IDLE_SEMAPHORE;
-pub use target::{Mode, Target};
+pub use target::Target;
 pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed, Waiting};
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::ZooKeeperStore;

@@ -1,10 +1,11 @@
 //! Acts of one manager on the hold of another: steals, wishes, the notes that they leave, and the inbox of a manager.
 
 use super::Store;
+use super::mode::Mode;
 use super::name::{HolderId, Name};
 use super::reason::{Act, Reason};
 use super::request::{Acquire, ForceRelease, Inspect};
-use super::target::{Mode, Target};
+use super::target::Target;
 use super::verdict::{Absence, Acquired};
 use crate::error::{Error, ErrorKind, Result};
 use std::any::Any;

@@ -4,9 +4,10 @@
 //! counts and times.
 
 use super::keep::Keep;
+use super::mode::Mode;
 use super::name::{HolderId, Name};
 use super::reason::{Act, Reason};
-use super::target::{Mode, Target};
+use super::target::Target;
 use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;
 

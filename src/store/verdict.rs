@@ -2,7 +2,7 @@
 
 use super::keep::Closed;
 use super::metadata::Metadata;
-use super::target::Mode;
+use super::mode::Mode;
 use crate::clock::Instant;
 use crate::error::Result;
 use std::time::Duration;

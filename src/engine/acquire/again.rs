@@ -6,7 +6,7 @@ use super::super::share::Share;
 use super::super::state::{NestedVerdict, Reentry};
 use super::{AcquireLoop, Claim};
 use crate::error::{Error, Result};
-use crate::store::{Acquire, Mode};
+use crate::store::Acquire;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         hold: &Arc<Hold>,
         share: Share,
     ) -> Result<Option<Claim<'core>>> {
-        if hold.mode == Mode::Read && self.mode == Mode::Write {
+        if !hold.mode.can_enter(self.mode) {
             return Err(Error::invalid(
                 "this handle reads the name, so its write would wait for itself; drop the read lease first, or use \
                  ReadLease::try_upgrade",
@@ -36,9 +36,10 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
         let hold = Arc::clone(hold);
         let core = self.core;
-        match hold.mode {
-            Mode::Read => core.unless_closed(pin!(self.read_again(hold, share))).await,
-            _ => core.unless_closed(pin!(self.reenter(hold))).await,
+        if hold.mode.is_joined() {
+            core.unless_closed(pin!(self.read_again(hold, share))).await
+        } else {
+            core.unless_closed(pin!(self.reenter(hold))).await
         }
     }
 

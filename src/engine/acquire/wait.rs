@@ -6,7 +6,7 @@ use super::super::seen::{Found, Listens, Question, Refusal, Seen};
 use super::super::turn::Turn;
 use super::{AFTER_EXPIRY, AcquireLoop};
 use crate::clock::Instant;
-use crate::store::{HolderId, Mode};
+use crate::store::HolderId;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl AcquireLoop<'_, '_> {
             }
         }
         // A flow of this process may have released permits while others wait elsewhere.
-        if matches!(self.mode, Mode::Permits { .. })
+        if self.mode.can_seek()
             && let Some(time) = core.queue.not_before(self.name)
         {
             self.let_others_go_first(turn, time).await;
@@ -54,7 +54,7 @@ impl AcquireLoop<'_, '_> {
     /// Makes the next request known to the flow that asks after this one, if a hold is handed off to this one before the
     /// answer.
     pub(super) fn question(&self, turn: &Turn, hints: &Hints<'_>) -> Option<Arc<Question>> {
-        if self.once || !matches!(self.mode, Mode::Permits { .. }) {
+        if self.once || !self.mode.can_seek() {
             return None;
         }
         let question = Arc::new(Question::new());

@@ -2,7 +2,7 @@
 
 use super::super::heirs::Heirs;
 use super::super::timing::Timing;
-use super::{Cleanup, InFlight, Phase, Recorded, Renewal, State};
+use super::{Cleanup, InFlight, NextRenewal, Phase, Recorded, State};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
@@ -78,7 +78,7 @@ impl State {
         let joins = self.phase == Phase::Held
             && self.recorded == Recorded::One
             && !self.is_busy()
-            && now < self.granted + timing.longest_chain
+            && now < self.chain_began + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max);
         if joins {
@@ -169,9 +169,9 @@ impl State {
             && self.live == 1
             && self.recorded == Recorded::Known(1)
             && !self.is_busy()
-            && matches!(self.renewal, Renewal::Due(_))
+            && matches!(self.renewal, NextRenewal::Due(_))
             && self.handoffs < bound
-            && now < self.granted + timing.longest_chain
+            && now < self.chain_began + timing.longest_chain
             && !timing.stale(self.confirmed, now)
             && self.max_until.is_none_or(|max| now < max)
             && self.may_end_early(now)
@@ -189,12 +189,12 @@ impl State {
 
     /// Returns the time of the request that the store granted; hand-offs keep it.
     pub(in crate::engine) fn chain_began(&self) -> Instant {
-        self.granted
+        self.chain_began
     }
 
     /// Returns whether the chain of hand-offs is so short that it costs waiters elsewhere little.
     pub(in crate::engine) fn is_young(&self, now: Instant) -> bool {
-        now < self.granted + SHORTEST_CHAIN
+        now < self.chain_began + SHORTEST_CHAIN
     }
 
     /// Returns whether the next holder in a chain has its own fencing token, after a grant that
@@ -211,13 +211,13 @@ impl State {
     pub(in crate::engine) fn hand_off(&mut self, earliest: Instant) -> Self {
         let unsure_until = self.unsure_until.take();
         let renewal = match self.renewal {
-            Renewal::Due(at) => Renewal::Due(at.max(earliest)),
+            NextRenewal::Due(at) => NextRenewal::Due(at.max(earliest)),
             other => other,
         };
         let next = Self {
             renewal,
             offered: true,
-            granted: self.granted,
+            chain_began: self.chain_began,
             reached: self.reached,
             heirs: self.heirs,
             handoffs: self.handoffs + 1,
@@ -226,7 +226,7 @@ impl State {
         };
         self.live = 0;
         self.phase = Phase::Released;
-        self.renewal = Renewal::Stopped;
+        self.renewal = NextRenewal::Stopped;
         next
     }
 
@@ -250,7 +250,7 @@ impl State {
         self.live = 0;
         self.in_flight = InFlight::None;
         self.phase = Phase::Released;
-        self.renewal = Renewal::Stopped;
+        self.renewal = NextRenewal::Stopped;
         Some(next)
     }
 
@@ -276,7 +276,7 @@ impl State {
     fn close_if_left(&mut self) {
         if self.live == 0 && self.believed() && self.in_flight != InFlight::Nested {
             self.phase = Phase::Releasing;
-            self.renewal = Renewal::Stopped;
+            self.renewal = NextRenewal::Stopped;
         }
     }
 
@@ -286,7 +286,7 @@ impl State {
         if self.live == 0 && self.in_flight != InFlight::Nested {
             self.owed = None;
             self.unsure_until = None;
-            self.renewal = Renewal::Stopped;
+            self.renewal = NextRenewal::Stopped;
             if self.believed() {
                 self.phase = Phase::Released;
             }

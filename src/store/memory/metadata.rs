@@ -4,7 +4,7 @@ use super::State;
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::store::Annotate;
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 
 impl State {
     /// Writes what a holder reports, or deletes it. Returns whether it has the name.

@@ -2,7 +2,7 @@
 
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, HolderInfo, IDLE_SEMAPHORE, Inspection, Mode,
     Place, Released, Resize,

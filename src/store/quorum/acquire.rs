@@ -9,7 +9,7 @@ use super::tally::{Tally, absence, describe_acquired};
 use super::{Inner, node_limit};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{Absence, Acquire, Acquired, Mode, Place, Release, StoreFuture, failed, usable};
 use std::sync::Arc;
 use std::time::Duration;

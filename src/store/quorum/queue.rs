@@ -8,7 +8,7 @@ use super::load::{Load, Permit};
 use super::sides::either;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{
     Acquire, Acquired, HolderId, Keep, Mode, Name, Release, Released, Store, StoreFuture, Target,
 };

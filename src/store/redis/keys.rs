@@ -1,6 +1,6 @@
 //! Derives keys and channels from names, to the byte as Redisson does.
 
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{HolderId, Name, Target};
 use std::fmt;
 

@@ -42,9 +42,9 @@ mod url;
 
 pub(crate) use address::Address;
 
+use super::mode::Kind;
 use super::options::{Common, in_task};
 use super::remote::Replicas;
-use super::target::Kind;
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
     Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,

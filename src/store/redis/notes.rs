@@ -1,7 +1,7 @@
 //! Steals, wishes and notes. Each request is a call of its own. The hint to the old holder's manager is part of the script;
 //! in a cluster it follows, because its channel is in another slot.
 
-use super::super::target::Kind;
+use super::super::mode::Kind;
 use super::super::{
     Acquired, Act, ForceRelease, Inbox, Mode, Note, ReadNote, Reason, Steal, StoreFuture, Want,
     failed,

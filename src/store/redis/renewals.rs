@@ -7,7 +7,7 @@ use super::scripts::{RENEW, RW_RENEW, Script, Scripts, slot};
 use super::{permits, replies, requests, rw};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{Absence, RenewBatch, Renewal, Renewed};
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Names that several holders share. Each request is a call of its own: `rw.rs` and `permits.rs` have the words.
 
+use super::super::mode::Kind;
 use super::super::remote::Replicas;
-use super::super::target::Kind;
 use super::super::{Acquire, Acquired, Inspect, Inspection, Mode, Release, Resize};
 use super::keys::Keys;
 use super::replies::Element;

@@ -20,7 +20,7 @@ use super::session::Session;
 use super::size::claim_size;
 use crate::clock::Instant;
 use crate::error::{Error, Fate, Result};
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{Acquire, Acquired, Mode};
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::recipe::Recipe;
 use super::session::Session;
 use super::size::{forget_size, size_of};
 use crate::error::Result;
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{Absence, Acquired, ForceRelease, HolderInfo, Inspection, Mode, Steal, Target};
 
 /// A node that has a name.

@@ -15,7 +15,7 @@
 //! that of a waiter is empty. All nodes of a name are one queue, in the order of their numbers. A name shows all that is
 //! needed to decide who holds, so one list decides it.
 
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{HolderId, Mode, Name};
 use std::cmp::Ordering;
 use std::fmt::{self, Write};

@@ -12,7 +12,7 @@
 
 use super::names::{Child, NodeOwner, Role};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::target::Kind;
+use crate::store::mode::Kind;
 use crate::store::{Absence, Mode};
 
 /// The nodes in the directory of a name.

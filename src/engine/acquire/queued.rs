@@ -71,7 +71,7 @@ impl<'core> AcquireLoop<'_, 'core> {
 
     /// Waits in the queue until an offer comes, or fails once the store counts as silent: the first
     /// waiter may get no answer either.
-    pub(super) async fn wait_in_line(
+    pub(super) async fn wait_in_queue(
         &self,
         ticket: &mut Ticket,
         mut now: Instant,
@@ -104,7 +104,7 @@ impl<'core> AcquireLoop<'_, 'core> {
                 reported = self.report_own_hold(now);
             }
             // The wait is long enough to be worth a subscription, which reports a forced release.
-            let listens = gap > FIRST_GAP && core.announces && ticket.is_first_behind_a_hold(now);
+            let listens = gap > FIRST_GAP && core.announces() && ticket.is_first_behind_a_hold(now);
             let woken = timeout(pause, ticket.woken());
             let woken = if listens {
                 tokio::select! {
@@ -152,7 +152,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             // worth a renewal: a hold is not handed off during one.
             let holds = if subscribed { core.queue.holds_of(self.name) } else { Vec::new() };
             for hold in holds {
-                if hold.granted() + FIRST_GAP < core.now() {
+                if hold.chain_began() + FIRST_GAP < core.now() {
                     hold.renew_now(core).await;
                 }
             }

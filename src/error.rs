@@ -41,6 +41,8 @@ struct Inner {
 }
 
 /// The kind of an [`Error`], by what the caller can do about it.
+///
+/// [`errors`](crate::guide::errors) says for each kind what is known, and what a service should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -163,6 +165,13 @@ impl Error {
         Self::invalid(format!(
             "the semaphore has {has} permits and was asked for with {asked}; use one size in all processes, or \
              resize it"
+        ))
+    }
+
+    /// The error of an acquire that no semaphore of this size can grant.
+    pub(crate) fn not_so_many(take: u32, size: u32) -> Self {
+        Self::invalid(format!(
+            "{take} of {size} permits cannot be acquired; take at least 1, and at most as many as the semaphore has"
         ))
     }
 

@@ -516,9 +516,12 @@ impl Lease {
     ///
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before this call; another holder may have worked at the same
     ///   time.
-    /// - Any other kind: the store did not confirm within one or two
-    ///   [attempts](crate::guide::settings#what-follows-from-the-ttl). The engine retries in the background until the
-    ///   lease expires.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) and any other kind: the store did not confirm the release within
+    ///   one or two [attempts](crate::guide::settings#what-follows-from-the-ttl). The lease had not been lost when this
+    ///   call began, so the work before it was done under the lease; do not repeat it because of this error. The engine
+    ///   retries the release in the background until the lease expires. So the name is free after one
+    ///   [TTL](crate::Builder::ttl) at the latest, or after the TTL and the [`lock_delay`](crate::Lock::lock_delay) if
+    ///   the handle has one.
     ///
     /// # Panics
     ///

@@ -379,12 +379,19 @@ async fn change(
 }
 
 impl ReadLease {
-    /// Makes the reader the writer, if no other lease reads the name and no other handle waits to write it.
+    /// Makes the reader the writer, in one step, if it is the only reader and no other handle waits for the name.
     ///
-    /// It never waits, so two readers that try it at once cannot deadlock: at most one of them becomes the writer. The
-    /// lease stays as it is if another reader is there, if its handle has another lease of the name, or if another
-    /// handle waits. The new lease has a new [fencing token](Lease::fence) and a new cancellation token; the old
-    /// cancellation token fires.
+    /// Returns [`Write`](Upgraded::Write) if it worked: a write lease with a new [fencing token](Lease::fence) and a new
+    /// cancellation token. The old cancellation token fires.
+    ///
+    /// Returns [`Still`](Upgraded::Still) with the unchanged read lease in these cases:
+    ///
+    /// - Another holder reads the name.
+    /// - The handle of this lease has another lease of the name.
+    /// - Another handle waits for the name.
+    ///
+    /// It does not wait for other readers to leave. So two readers that try it at once cannot deadlock: at most one of
+    /// them becomes the writer.
     ///
     /// # Errors
     ///

@@ -63,7 +63,10 @@ async fn run(core: &Arc<Core>, hold: &Arc<Hold>, mode: Mode) -> Result<Converted
             Reentry::Count(count) => break count,
             Reentry::Busy => hold.until_idle().await,
             Reentry::Lost(loss) => return Err(Error::lost(loss)),
-            Reentry::Over => return Err(Error::new(ErrorKind::Invalid, "the lease has ended")),
+            Reentry::Over => {
+                let message = "the lease has ended, so its mode cannot be changed; lock again in the mode that you need";
+                return Err(Error::new(ErrorKind::Invalid, message));
+            }
         }
     };
     let mut nested = Nested::change(core, hold);

@@ -124,7 +124,7 @@ impl Hold {
             }
             if self.ends_before(core.now() + min) {
                 return Err(Error::invalid(format!(
-                    "max_hold ends this lease in less than {min:?}"
+                    "max_hold ends this lease in less than {min:?}; ask for less, or release it and lock again"
                 )));
             }
             // A renewal is in flight or due. The next check sees a change before this line; a later one wakes this task.

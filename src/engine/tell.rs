@@ -70,7 +70,7 @@ impl Core {
     pub(crate) fn health(&self) -> Health {
         let now = self.now();
         Health {
-            contact: self.counters.silence(now, self.timing.ttl),
+            store_silent_for: self.counters.silence(now, self.timing.ttl),
             at_risk: self.counters.at_risk_now(),
             losses_1m: self.counters.recent_losses(now),
             watchdog_lag: self.schedule.overdue(now),

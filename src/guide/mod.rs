@@ -3,7 +3,7 @@
 //! 1. Start: [`guarantees`], [`family`] (which object for what), [`stores`] (which store).
 //! 2. Correctness: [`fencing`], [`guarded_writes`], [`reentrancy`].
 //! 3. Tasks: [`jobs`], [`leader_election`], [`services`].
-//! 4. Running it: [`settings`], [`operations`], [`redis`], [`quorum`], [`zookeeper`].
+//! 4. Running it: [`settings`], [`operations`], [`errors`], [`redis`], [`quorum`], [`zookeeper`].
 //! 5. Evidence: [`testing`], [`faults`], [`performance`], [`comparison`].
 //!
 //! Before you lock something that must never be written twice, read [`fencing`].
@@ -60,6 +60,9 @@ pub mod faults {}
 
 #[doc = include_str!("operations.md")]
 pub mod operations {}
+
+#[doc = include_str!("errors.md")]
+pub mod errors {}
 
 #[doc = include_str!("leader-election.md")]
 pub mod leader_election {}

@@ -99,13 +99,15 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Sets the time to live of a lease (TTL): 100 ms to 365 days, 30 s by default.
+    /// Sets the time to live of a lease (TTL): 100 ms to 365 days.
     ///
     /// After a crash of the holder, others wait this long. Renewals are sent every third of it, or every 60 s if that
     /// is shorter. Below 2 s, a short stall of the network or the machine loses leases. To survive a failover of F
     /// seconds, choose a TTL of at least F / 0.4. With ZooKeeper it is the [session
     /// timeout](crate::guide::zookeeper#the-ttl-is-the-session-timeout), and all times that follow from the TTL
     /// follow from three quarters of it.
+    ///
+    /// Defaults to 30 s.
     #[doc(alias = "lease time")]
     #[doc(alias = "lockWatchdogTimeout")]
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -113,17 +115,18 @@ impl Builder {
         self
     }
 
-    /// Sets the longest time that a waiter sleeps without asking the store again: 1 ms to 60 s, by default 1 s or a third
-    /// of the [TTL](Builder::ttl), whichever is less.
+    /// Sets the longest time that a waiter sleeps without asking the store again: 1 ms to 60 s.
     ///
     /// Messages wake waiters; this setting bounds the wait when a message is lost.
+    ///
+    /// Defaults to 1 s or a third of the [TTL](Builder::ttl), whichever is less.
     pub fn max_poll_interval(mut self, interval: Duration) -> Self {
         self.max_poll_interval = Some(interval);
         self
     }
 
     /// Sets how many times in a row this manager hands a lock off to its own waiters without contacting the store: 0 to
-    /// 9999, 127 by default. With 0 it never does.
+    /// 9999. With 0 it never does.
     ///
     /// A hand-off costs no round trip. The chain ends after that many hand-offs, or a tenth of the [TTL](Builder::ttl)
     /// after the store's grant, whichever comes first. Then the lock is released in the store, and other managers get
@@ -133,62 +136,75 @@ impl Builder {
     /// [fairness](crate::guide::settings#fairness).
     ///
     /// A higher value gives more throughput; a lower one gives shorter waits elsewhere, also for the first waiter of
-    /// another manager, which a chain that has begun does not notice. Each grant reserves one fencing token more than
-    /// this value, on Redis 64 at most. Later holders of the chain get tokens from the microseconds that have passed
-    /// since the grant.
+    /// another manager, which a chain that has begun does not notice.
+    ///
+    /// On Redis, a value above 63 has a price if the server's clock is ever stepped back: see
+    /// [chains of hand-offs](crate::guide::fencing#chains-of-hand-offs).
+    ///
+    /// Defaults to 127.
     pub fn max_local_handoffs(mut self, count: u32) -> Self {
         self.max_local_handoffs = count;
         self
     }
 
-    /// Sets the longest time that one holder may hold a name: at least 10 ms, no limit by default. After it the lease is
-    /// lost, with [`Loss::MaxHold`].
+    /// Sets the longest time that one holder may hold a name: at least 10 ms. After it the lease is lost, with
+    /// [`Loss::MaxHold`].
     ///
     /// This protects against a hung worker, whose lease would be renewed forever. The limit applies to each holder
     /// separately.
+    ///
+    /// Defaults to no limit.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.max_hold = Some(max);
         self
     }
 
     /// Sets the grace: the time from the cancellation deadline, when a token fires, to the moment at which the store may let
-    /// the lease expire: 10 ms to a third of the [TTL](Builder::ttl), by default a tenth of it, from 10 ms to 2 s.
+    /// the lease expire: 10 ms to a third of the [TTL](Builder::ttl).
     ///
     /// In this time the work of the holder must stop. Choose a longer one for work that needs time to stop, such as a
     /// child process or a rollback. A longer grace leaves less time to retry a renewal. If two attempts would not fit,
     /// renewals are sent earlier. All leases of a manager have the same grace.
+    ///
+    /// Defaults to a tenth of the TTL, but at least 10 ms and at most 2 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = Some(grace);
         self
     }
 
-    /// Sets the longest time between two reports of [progress](crate::Lease::progress): at least 10 ms, no limit by default.
-    /// After it the lease is lost, with [`Loss::Stalled`].
+    /// Sets the longest time between two reports of [progress](crate::Lease::progress): at least 10 ms. After it the lease
+    /// is lost, with [`Loss::Stalled`].
     ///
     /// This protects against a hung worker, whose lease would be renewed forever, without a limit on how long the work
     /// may take. The first report is due that long after the grant. At the loss the token fires first, and the name is
     /// released when the lease is dropped, or after the [grace](Builder::grace). A handle can have [a limit of its
     /// own](crate::Lock::stall_after).
+    ///
+    /// Defaults to no limit.
     pub fn stall_after(mut self, limit: Duration) -> Self {
         self.stall_after = Some(limit);
         self
     }
 
-    /// Sets the age at which a lease is reported in the log, once; never by default. For a [`Lock`](crate::Lock), a
+    /// Sets the age at which a lease is reported in the log, once. For a [`Lock`](crate::Lock), a
     /// [`FairLock`](crate::FairLock) and a [`Job`](crate::Job) the report has the place of the call that acquired it.
     ///
     /// Use it to find leaked leases. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle
     /// can have [an age of its own](crate::Lock::warn_held).
+    ///
+    /// Defaults to no report.
     pub fn warn_held(mut self, age: Duration) -> Self {
         self.warn_held = Some(age);
         self
     }
 
-    /// Sets whether grants carry [fencing tokens](crate::Lease::fence); true by default.
+    /// Sets whether grants carry [fencing tokens](crate::Lease::fence).
     ///
     /// A store without fencing tokens, such as a [`Quorum`](crate::store::Quorum), grants without them;
     /// [`require_fencing`](Builder::require_fencing) refuses it. Without fencing tokens a grant costs a Redis server
     /// two fifths less time.
+    ///
+    /// Defaults to `true`.
     pub fn fencing(mut self, on: bool) -> Self {
         self.fencing = on;
         self
@@ -198,6 +214,8 @@ impl Builder {
     /// [`Unsupported`](ErrorKind::Unsupported) from [`connect`](Builder::connect) or [`build`](Builder::build).
     ///
     /// Every lease of the manager then has a fencing token.
+    ///
+    /// Defaults to off: a store without fencing tokens is accepted.
     ///
     /// ```
     /// use leasehold::{ErrorKind, LeaseManager};
@@ -215,8 +233,7 @@ impl Builder {
     }
 
     /// Sets how long the store remembers the last fencing token of a name after its last grant or renewal: from two
-    /// [TTLs](Builder::ttl) to 100 years, by default 24 h or two TTLs, whichever is longer. `None` means forever, which
-    /// leaves one key for each name in Redis.
+    /// [TTLs](Builder::ttl) to 100 years. `None` means forever, which leaves one key for each name in Redis.
     ///
     /// If the token is ahead of the store's clock, it is remembered for that much longer. On Redis it may be forgotten
     /// 1 % earlier. In memory and on ZooKeeper this setting has no effect, because tokens always grow there.
@@ -229,14 +246,18 @@ impl Builder {
     /// names. Otherwise the token of a name that leasehold has locked first is forgotten although Java still locks the
     /// name, and Java's tokens start again at 1. On names that leasehold locks too, Java's tokens are larger than an
     /// `int`: a counter that began at 1 continues from the server's time in microseconds.
+    ///
+    /// Defaults to 24 h or two TTLs, whichever is longer.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
         self.fence_retention = Some(retention);
         self
     }
 
-    /// Sets the text that precedes each name in its key: at most 256 bytes, empty by default. Redis and ZooKeeper only.
+    /// Sets the text that precedes each name in its key: at most 256 bytes. Redis and ZooKeeper only.
     ///
     /// Redisson calls it a name mapper.
+    ///
+    /// Defaults to an empty text.
     #[doc(alias = "namespace")]
     #[doc(alias = "NameMapper")]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -244,7 +265,7 @@ impl Builder {
         self
     }
 
-    /// Sets whether the watchdog and its connections run on threads of their own; true by default, except for `memory:`.
+    /// Sets whether the watchdog and its connections run on threads of their own.
     ///
     /// With `true`, blocked workers of your runtime cannot lose leases. One thread only watches the clock and fires
     /// tokens. Another serves the connections, so that even a store that hangs delays no token. A third writes the log
@@ -253,19 +274,19 @@ impl Builder {
     /// `tracing` are off on these threads.
     ///
     /// With `false`, the watchdog and the connections run on the runtime on which the manager is made, or, if it is
-    /// made outside of one, on that of the first call. This is the default in memory, where time is tokio's, which a
-    /// test can pause. When that runtime ends, the next caller on another runtime that locks, waits for a lock or runs
+    /// made outside of one, on that of the first call. When that runtime ends, the next caller on another runtime that locks, waits for a lock or runs
     /// work under a lease takes the work over, and leases live on. If no caller does so in time, a lease is lost; its
     /// token fires before the store can grant the name to another holder, as always. The connections of the runtime
     /// that has ended do not come back.
+    ///
+    /// Defaults to `true`; in memory to `false`, where time is tokio's, which a test can pause.
     pub fn dedicated_thread(mut self, on: bool) -> Self {
         self.dedicated_thread = Some(on);
         self
     }
 
     /// Makes each holder of an exclusive lock write its description beside the lock: service, version, host and process id.
-    /// [`inspect`](LeaseManager::inspect) reports it. By default only holders of [labelled](crate::Lock::label) locks and
-    /// [leaders](crate::Election) write one.
+    /// [`inspect`](LeaseManager::inspect) reports it.
     ///
     /// It adds no request to an acquire or a release. A hold writes its description at its first renewal, so a hold
     /// shorter than a third of the [TTL](Builder::ttl) writes none; [`Lease::describe_now`](crate::Lease::describe_now)
@@ -274,6 +295,9 @@ impl Builder {
     ///
     /// The description is as public as the name: everyone who may read the locks reads it. On Redis the user needs
     /// [permission](crate::guide::redis) for the keys `leasehold_meta:`.
+    ///
+    /// Defaults to off: only holders of [labelled](crate::Lock::label) locks and [leaders](crate::Election) write a
+    /// description.
     ///
     /// ```
     /// use leasehold::{LeaseManager, Owner};
@@ -304,7 +328,7 @@ impl Builder {
         self
     }
 
-    /// Counts a grant only if `count` replicas acknowledge it within `timeout`. Off by default. Redis only.
+    /// Counts a grant only if `count` replicas acknowledge it within `timeout`. Redis only.
     ///
     /// Otherwise the grant is released, and the attempt fails with [`Rejected`](ErrorKind::Rejected). This makes a loss
     /// in a failover rarer and is no guarantee: see [`redis`](crate::guide::redis#replicas). Only the
@@ -313,13 +337,14 @@ impl Builder {
     /// `count` is at least 1. `timeout` is at least 1 ms and at most half of an
     /// [attempt](crate::guide::settings#what-follows-from-the-ttl): 1.5 s with a TTL of 30 s. The user needs
     /// permission for `WAIT`.
+    ///
+    /// Defaults to off: a grant counts without replicas.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
         self
     }
 
-    /// Sets what connecting does about a server whose settings may cost leases: [`Warn`](Preflight::Warn) by default. Redis
-    /// only.
+    /// Sets what connecting does about a server whose settings may cost leases. Redis only.
     ///
     /// Connecting asks each server once with `INFO`, and looks for these:
     ///
@@ -345,6 +370,8 @@ impl Builder {
     /// `INFO` shows neither `appendfsync` nor `min-replicas-to-write`: a server without a finding can still lose
     /// leases. Memory and ZooKeeper have none of these settings; with them this setting is
     /// [`Unsupported`](ErrorKind::Unsupported).
+    ///
+    /// Defaults to [`Warn`](Preflight::Warn).
     ///
     /// ```no_run
     /// use leasehold::store::Unfit;
@@ -374,7 +401,7 @@ impl Builder {
     }
 
     /// Sets whether sharded pub/sub (`SPUBLISH`) wakes waiters in a Redis Cluster, so that a message stays with the
-    /// servers of its slot; true by default. Redis only; `true` is refused outside a cluster.
+    /// servers of its slot. Redis only; `true` is refused outside a cluster.
     ///
     /// Set it to false where Java services with Redisson share the names and wake their waiters by plain pub/sub: with
     /// `shardedSubscriptionMode` set to `OFF` (its default, `AUTO`, is sharded), or before Redisson 3.22. All processes
@@ -384,6 +411,8 @@ impl Builder {
     /// finds a name free that many waiters of another process want, because that process does not know of it and does
     /// not let it go first. A missing permission for the channel has the same effect; a warning in the log reports it,
     /// when connecting and at each release.
+    ///
+    /// Defaults to `true` in a cluster.
     pub fn sharded_pubsub(mut self, on: bool) -> Self {
         self.remote.sharded_pubsub = Some(on);
         self
@@ -391,6 +420,8 @@ impl Builder {
 
     /// Trusts the certificates in `pem` instead of those of the platform. For `rediss://` URLs, with the feature
     /// `rustls`.
+    ///
+    /// Defaults to the certificates of the platform.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.remote.ca = Some(pem.into());
         self
@@ -398,6 +429,8 @@ impl Builder {
 
     /// Presents a client certificate: a chain and its private key, in PEM. For `rediss://` URLs, with the feature
     /// `rustls`.
+    ///
+    /// Defaults to no certificate.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));
         self
@@ -407,16 +440,19 @@ impl Builder {
     ///
     /// Each observer has a thread of its own, which calls it. [`operations`](crate::guide::operations) says what to
     /// observe.
+    ///
+    /// Defaults to no observer.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.add(observer);
         self
     }
 
     /// Sets the function that returns the class of a name whose handle has no [class](crate::Lock::class) of its own.
-    /// By default the class of all names is `all`.
     ///
     /// A class is a word for all names of a kind, which [metrics](crate::guide::operations#metrics) and
     /// [events](crate::Event::class) show. There should be few classes. Each call that locks a name calls `classify`.
+    ///
+    /// Defaults to the class `all` for every name.
     ///
     /// ```
     /// # let _ =

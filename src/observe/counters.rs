@@ -205,7 +205,7 @@ impl Counters {
     }
 
     /// Returns the time for which the store has not answered; zero if no request has failed for as long as `recent`.
-    /// Otherwise a process to which no work comes, because it counts as out of contact, would never see that the store
+    /// Otherwise a process to which no work comes, because it does not count as ready, would never see that the store
     /// is back.
     pub(crate) fn silence(&self, now: Instant, recent: Duration) -> Duration {
         let passed = |since: &AtomicU64| {

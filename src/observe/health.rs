@@ -6,10 +6,10 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// The time for which the store has been *out of* contact: since the first request that failed without an answer.
-    /// Zero while the store answers, and if no request has failed for one time to live: then there is nothing to ask,
-    /// or it is time to try again.
-    pub contact: Duration,
+    /// How long the store has not answered: the time since the first request that failed without an answer. Zero while
+    /// the store answers, and if no request has failed for one time to live: then there is nothing to ask, or it is time
+    /// to try again.
+    pub store_silent_for: Duration,
     /// The number of holds that are at risk now.
     pub at_risk: usize,
     /// The number of losses in the last minute, without those of [`close`](crate::LeaseManager::close).
@@ -38,13 +38,13 @@ impl Health {
         !self.panicked && self.watchdog_lag <= self.ttl
     }
 
-    /// Returns whether leases can be acquired: false if the manager is closed, or the store has been out of contact for
-    /// longer than the time to live.
+    /// Returns whether leases can be acquired: false if the manager is closed, or the store has not answered for longer
+    /// than the time to live.
     ///
     /// For a readiness probe.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.closed && self.contact <= self.ttl
+        !self.closed && self.store_silent_for <= self.ttl
     }
 }
 

@@ -46,14 +46,18 @@ impl ConnectOptions {
         Self::default()
     }
 
-    /// Sets the longest time to live that is requested, that of the manager; 30 s by default.
+    /// Sets the longest time to live that is requested: that of the manager.
     ///
     /// How long connections and reconnects may take follows from it. The session with ZooKeeper is a third longer.
+    ///
+    /// Defaults to 30 s.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
     }
 
-    /// Sets what precedes each name in its key; empty by default.
+    /// Sets the text that precedes each name in its key.
+    ///
+    /// Defaults to an empty text.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.remote.prefix = prefix.into();
         self
@@ -64,26 +68,34 @@ impl ConnectOptions {
     ///
     /// `count` is at least 1. `timeout` is at least 1 ms and at most T/12, or 500 ms if that is longer: 2.5 s with a TTL of
     /// 30 s. That is more than the builder allows.
+    ///
+    /// Defaults to off: a grant counts without replicas.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.remote.replicas = Some(Replicas { count, timeout });
         self
     }
 
     /// Sets what connecting does about a server whose settings may cost leases, as
-    /// [`Builder::preflight`](crate::Builder::preflight); [`Warn`](Preflight::Warn) by default. Redis only.
+    /// [`Builder::preflight`](crate::Builder::preflight). Redis only.
+    ///
+    /// Defaults to [`Warn`](Preflight::Warn).
     pub fn preflight(mut self, preflight: Preflight) -> Self {
         self.remote.preflight = Some(preflight);
         self
     }
 
     /// Sets whether waiters in a Redis Cluster are woken by sharded pub/sub, as
-    /// [`Builder::sharded_pubsub`](crate::Builder::sharded_pubsub); true by default. Redis only.
+    /// [`Builder::sharded_pubsub`](crate::Builder::sharded_pubsub). Redis only.
+    ///
+    /// Defaults to `true` in a cluster.
     pub fn sharded_pubsub(mut self, on: bool) -> Self {
         self.remote.sharded_pubsub = Some(on);
         self
     }
 
     /// Trusts the certificates in `pem` instead of those of the platform. For `rediss` URLs, with the feature `rustls`.
+    ///
+    /// Defaults to the certificates of the platform.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.remote.ca = Some(pem.into());
         self
@@ -91,6 +103,8 @@ impl ConnectOptions {
 
     /// Presents a client certificate: a chain and its private key, in PEM. For `rediss` URLs, with the feature
     /// `rustls`.
+    ///
+    /// Defaults to no certificate.
     pub fn tls_identity(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.remote.identity = Some((chain.into(), key.into()));
         self

@@ -46,10 +46,13 @@ pub struct Acquire {
     pub fencing: Option<Fencing>,
     /// The time that the attempt may take.
     pub timeout: Duration,
-    /// True if the holder has the name in the other one of the modes [`Read`](super::Mode::Read) and
-    /// [`Write`](super::Mode::Write), and changes to this one. From read to write only the sole holder changes; for any
-    /// other it is held. Without it, an acquire never changes the mode of a holder: it may be a late copy of an earlier
-    /// request.
+    /// Whether this request changes the mode of a hold, between [`Read`](super::Mode::Read) and
+    /// [`Write`](super::Mode::Write).
+    ///
+    /// If true, the holder has the name in the other one of the two modes, and asks for the mode of the target. A writer
+    /// always becomes a reader. A reader becomes the writer only if it is the only holder; otherwise the store answers
+    /// [`Held`](Acquired::Held). If false, the store must not change the mode of a holder, because the request may be a
+    /// late copy of an earlier one.
     pub converts: bool,
     /// The place in the order of waiters; `None` for a request that takes no part in that order.
     pub place: Option<Place>,

@@ -209,7 +209,7 @@ async fn loss_is_told_once_with_its_cause() {
     lease.lost().await;
     let health = setup.leases.health();
     assert_eq!((health.at_risk, health.losses_1m), (0, 1));
-    assert!(health.contact > T / 4, "{health:?}");
+    assert!(health.store_silent_for > T / 4, "{health:?}");
     assert!(health.is_live() && health.is_ready());
     let told = words(&mut events).await;
     assert_eq!(told, ["granted by Store", "AtRisk", "lost: Expired"]);
@@ -220,16 +220,20 @@ async fn loss_is_told_once_with_its_cause() {
     sleep(2 * T).await;
     assert_eq!(words(&mut events).await, Vec::<String>::new());
     assert_eq!(setup.leases.health().losses_1m, 0);
-    assert_eq!(setup.leases.health().contact, Duration::ZERO, "nothing was asked for long");
+    assert_eq!(
+        setup.leases.health().store_silent_for,
+        Duration::ZERO,
+        "nothing was asked for long"
+    );
     let mut lock = setup.leases.lock("m");
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Acquire));
     lock.try_lock().await.unwrap_err();
     sleep(T / 2).await;
-    assert_eq!(setup.leases.health().contact, T / 2);
+    assert_eq!(setup.leases.health().store_silent_for, T / 2);
     setup.faults.heal();
     // An answer ends the silence.
     lock.lock().await.unwrap().unlock().await.unwrap();
-    assert_eq!(setup.leases.health().contact, Duration::ZERO);
+    assert_eq!(setup.leases.health().store_silent_for, Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

@@ -115,7 +115,7 @@ impl Shared {
         now: Instant,
     ) -> Result<()> {
         if take == 0 || take > size {
-            return Err(Error::invalid(format!("{take} of {size} permits cannot be acquired")));
+            return Err(Error::not_so_many(take, size));
         }
         if !self.is_in_use(now) {
             (self.size, self.old_sizes) = (size, Vec::new());

@@ -33,7 +33,7 @@ impl Recipe {
         if let Mode::Permits { size, take } = request.target.mode
             && !(1..=size).contains(&take)
         {
-            return Err(Error::invalid(format!("{take} of {size} permits cannot be acquired")));
+            return Err(Error::not_so_many(take, size));
         }
         request.require_no_line()?;
         self.check_ttl(request.ttl)?;

@@ -142,7 +142,7 @@ async fn renewal_that_passes_the_answer_to_a_downgrade_costs_no_lease() {
 
 /// Of a name that is free, the downgrade has made no reader.
 #[tokio::test(start_paused = true)]
-async fn renewal_that_finds_the_name_free_ends_a_lease_during_a_downgrade() {
+async fn renewal_that_finds_the_name_free_ends_a_downgrading_lease() {
     let setup = Setup::new();
     let edit = writes(&setup.leases).await.unwrap();
     let token = edit.cancellation_token();

@@ -49,7 +49,7 @@ pub struct Acquire {
     /// [`Write`](super::Mode::Write).
     ///
     /// If true, the holder has the name in the other one of the two modes, and asks for the mode of the target. A writer
-    /// always becomes a reader. A reader becomes the writer only if it is the only holder; otherwise the store answers
+    /// becomes a reader. A reader becomes the writer only if it is the only holder; otherwise the store answers
     /// [`Held`](Acquired::Held). If false, the store must not change the mode of a holder, because the request may be a
     /// late copy of an earlier one.
     pub converts: bool,

@@ -521,7 +521,7 @@ impl Lease {
     ///   call began, so the work before it was done under the lease; do not repeat it because of this error. The engine
     ///   retries the release in the background until the lease expires. So the name is free after one
     ///   [TTL](crate::Builder::ttl) at the latest, or after the TTL and the [`lock_delay`](crate::Lock::lock_delay) if
-    ///   the handle has one.
+    ///   the handle has one. A [`min_hold`](crate::Lock::min_hold) can keep it closed for longer.
     ///
     /// # Panics
     ///

@@ -379,7 +379,7 @@ async fn change(
 }
 
 impl ReadLease {
-    /// Makes the reader the writer, in one step, if it is the only reader and no other handle waits for the name.
+    /// Makes the reader the writer, in one step, if it is the only reader and no other handle waits to write.
     ///
     /// Returns [`Write`](Upgraded::Write) if it worked: a write lease with a new [fencing token](Lease::fence) and a new
     /// cancellation token. The old cancellation token fires.
@@ -388,7 +388,7 @@ impl ReadLease {
     ///
     /// - Another holder reads the name.
     /// - The handle of this lease has another lease of the name.
-    /// - Another handle waits for the name.
+    /// - Another handle waits to write the name; in this manager also one that waits to read it.
     ///
     /// It does not wait for other readers to leave. So two readers that try it at once cannot deadlock: at most one of
     /// them becomes the writer.

@@ -50,9 +50,9 @@ pub struct Acquire {
     /// [`Write`](super::Mode::Write).
     ///
     /// If true, the holder has the name in the other one of the two modes, and asks for the mode of the target. A writer
-    /// always becomes a reader. A reader becomes the writer only if it is the only holder; otherwise the store answers
-    /// [`Held`](Acquired::Held). If false, the store must not change the mode of a holder, because the request may be a
-    /// late copy of an earlier one.
+    /// becomes a reader. A reader becomes the writer only if it is the only holder and no writer waits, where the store
+    /// keeps an order of waiters; otherwise the store answers [`Held`](super::Acquired::Held). If false, the store must
+    /// not change the mode of a holder, because the request may be a late copy of an earlier one.
     pub converts: bool,
     /// The place in the order of waiters; `None` for a request that takes no part in that order.
     pub place: Option<Place>,

@@ -109,7 +109,7 @@ impl Renewed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Absence {
-    /// Nothing.
+    /// Nothing. Not for a holder that has the name in another mode by now: for it, that is [`Taken`](Absence::Taken).
     Gone,
     /// Another holder, with which the hold could not share the name.
     Taken,

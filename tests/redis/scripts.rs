@@ -804,3 +804,61 @@ fn permits_are_kept_and_left_without_their_counter() {
         ("2".into(), 1)
     );
 }
+
+/// The id of the first permit of the holder whose ids begin with this letter.
+fn first_permit(holder: &str) -> String {
+    format!("{}\0\u{1}", holder.repeat(14))
+}
+
+const PERMIT_KEYS: [&str; 3] = ["job", "{job}:timeout", "leasehold_sizes:{job}"];
+/// A time in ms that does not come.
+const NEVER: &str = "99999999999999";
+
+/// Two of four permits are left to take after a resize, once those that have expired are taken back.
+#[test]
+fn release_after_a_shrink_wakes_if_permits_have_expired() {
+    let mut bench = Bench::new(true);
+    let [one, two, three, four] = ["a", "b", "c", "d"].map(first_permit);
+    bench.command(&["SET", "job", "-2"]);
+    for (id, ends) in [(one, "1"), (two, "1"), (three, NEVER), (four, NEVER)] {
+        bench.command(&["ZADD", "{job}:timeout", ends, &id]);
+    }
+    let mut waiter = bench.server.connection();
+    waiter.subscribe("redisson_sc:{job}");
+    let reply = bench.run(PERMITS_RELEASE, &PERMIT_KEYS[..2], &["1", &"d".repeat(14)]);
+    assert_eq!(reply, Reply::Int(1), "one is woken");
+    assert_eq!(bench.command(&["GET", "job"]).text(), "-1");
+}
+
+#[test]
+fn late_copy_of_an_acquire_revives_no_permit_after_a_shrink() {
+    let mut bench = Bench::new(true);
+    let [own, other] = ["a", "b"].map(first_permit);
+    bench.command(&["SET", "job", "-1"]);
+    bench.command(&["HSET", PERMIT_KEYS[2], "2", "1"]);
+    bench.command(&["ZADD", "{job}:timeout", "1", &own, NEVER, &other]);
+    let args = ["2", "1", "30000", "60000", &"a".repeat(14)];
+    assert!(bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int() <= -3, "it is held");
+    assert_eq!(bench.command(&["ZSCORE", "{job}:timeout", &own]).text(), "1");
+    // While all fit, it is the same grant again.
+    bench.command(&["SET", "job", "0"]);
+    assert_eq!(bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int(), 0);
+}
+
+/// A user may extend only the permits that are out.
+#[test]
+fn acquire_that_may_not_keep_the_counter_takes_no_permit() {
+    let mut bench = Bench::new(true);
+    bench.command(&["SET", "job", "3", "PX", "5000"]);
+    let rules = ["on", ">secret", "~*", "&*", "+@all", "-pexpire", "(+pexpire ~*:timeout)"];
+    bench.command(&[&["ACL", "SETUSER", "limited"], &rules[..]].concat());
+    let mut limited = bench.server.connection();
+    limited.command(&["AUTH", "limited", "secret"]);
+    bench.connection = limited;
+    let args = ["3", "1", "30000", "60000", &"a".repeat(14)];
+    let reply = bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args);
+    assert!(matches!(&reply, Reply::Error(_)), "{reply:?}");
+    let mut all = bench.server.connection();
+    assert_eq!(all.command(&["GET", "job"]).text(), "3");
+    assert_eq!(all.command(&["EXISTS", "{job}:timeout"]).int(), 0);
+}

@@ -22,7 +22,8 @@ local has, there, own = left + used, 0, 0
 -- Otherwise ZADD finds out.
 if has ~= size or left < take then
   there, own = look_up(out, ids, now)
-  if there == take then
+  -- After a resize, others may need what has expired.
+  if there == take and (own == 0 or left >= 0) then
     put(out, ids, now + ttl)
     return 0
   end
@@ -51,16 +52,32 @@ if needed > 0 then
     return -4 - (ends - now)
   end
   swept = math.min(expired - own, math.max(needed, 1000))
-  need('ZREMRANGEBYRANK', out, '0', '0')
+  need('ZREMRANGEBYRANK', out, '1', '0')
 end
+-- How long the counter lasts; -1: forever. The permits that are out are kept for as long: it would miss them for good.
 local ms = kept == 0 and FOREVER or math.max(kept, ttl)
-local lasts = kept == 0 and -1 or ms
+local lasts, extends = kept == 0 and -1 or ms, false
+doing = 'PTTL'
 if not fresh then
-  doing = 'PTTL'
   lasts = call('PTTL', free)
+  extends = lasts >= 0 and lasts < ms
+  lasts = extends and ms or lasts
 end
-need('SET', free, '0', 'KEEPTTL')
-need('PEXPIRE', out, '1')
+local least, keeps = lasts == -1 and FOREVER or lasts, lasts >= 0
+if used > 0 then
+  local lives = call('PTTL', out)
+  keeps = lives >= 0 and lives < least
+end
+need('SET', free, format('%d', left), 'XX', 'KEEPTTL')
+if keeps then
+  need('PEXPIRE', out, '1', 'GT')
+end
+if extends then
+  need('PEXPIRE', free, '1', 'GT')
+end
+if former then
+  keep(sizes, ms)
+end
 
 local rest = format('%d', left + swept - put(out, ids, now + ttl))
 doing = 'SET'
@@ -76,16 +93,10 @@ if swept > 0 then
   call('ZREMRANGEBYRANK', out, 0, swept - 1)
 end
 doing = 'PEXPIRE'
-if lasts >= 0 and lasts < ms then
-  lasts = ms
+if keeps then
+  call('PEXPIRE', out, format('%d', least))
+end
+if extends then
   call('PEXPIRE', free, format('%d', ms))
-end
-if used > 0 then
-  keep_out(out, lasts)
-elseif lasts >= 0 then
-  call('PEXPIRE', out, format('%d', lasts))
-end
-if former then
-  keep(sizes, ms)
 end
 return 0

@@ -47,7 +47,7 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Raises the server's error if a command that comes later is not permitted.
+-- Raises the server's error if a command that comes later is not permitted. In a form that changes nothing, in case it is.
 local function need(command, ...)
   if not redis.acl_check_cmd(command, ...) then
     doing = command

@@ -23,14 +23,21 @@ end
 -- which the next acquire makes again.
 local function give_back(free, out, left, ids)
   if left then
-    need('SET', free, '0', 'KEEPTTL')
+    need('SET', free, format('%d', left), 'XX', 'KEEPTTL')
   end
   doing = 'ZREM'
   local there = call('ZREM', out, unpack(ids))
   if there == 0 or not left then
     return there == 0 and -1 or 0
   end
+  left = left + there
   doing = 'SET'
-  call('SET', free, format('%d', left + there), 'KEEPTTL')
-  return wake(free, left + there)
+  call('SET', free, format('%d', left), 'KEEPTTL')
+  if left <= 0 then
+    -- After a resize. The next acquire takes those that have expired.
+    local now = clock()
+    doing = 'ZCOUNT'
+    left = left + call('ZCOUNT', out, '-inf', now)
+  end
+  return wake(free, left)
 end

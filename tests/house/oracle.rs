@@ -115,6 +115,12 @@ fn step_that_began_with_a_check_has_the_grace_to_end() {
     finds("overlap", &expiry(920));
 }
 
+/// What a renewal confirmed too late is released as soon as the holder has unlocked.
+#[test]
+fn holder_that_was_told_and_has_unlocked_has_no_grace() {
+    accepts(&expiry(920).replace("expired", "expired\n951 p0.1 unreleased 0 lost-expired"));
+}
+
 #[test]
 fn check_after_the_next_grant_is_found_however_late_written() {
     let late = "10 p0.1 wanted 0 ash lock 0

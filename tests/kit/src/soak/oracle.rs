@@ -267,8 +267,10 @@ impl Case<'_> {
         let end = if lease.by_token {
             self.token_told(lease)?
         } else {
+            // A holder that was told and has unlocked needs no grace: a renewal that was confirmed too late is released then.
+            let unlocked = lease.unreleased.as_ref().map(|(at, _)| *at);
             let told = lease.last_ok + self.setting(&lease.name).grace();
-            lease.released.map_or(told, |released| released.min(told))
+            lease.released.into_iter().chain(unlocked).fold(told, u64::min)
         };
         let empty = end <= granted || (!lease.by_token && lease.last_ok < granted);
         (!empty).then_some((since, end))

@@ -15,7 +15,8 @@ mod outbox {
     type Send = Box<dyn FnOnce()>;
 
     thread_local! {
-        /// The requests of the calls that this thread polls, if they are several. A lease may be dropped once it is gone.
+        /// The requests of the calls that this thread polls, if they are several. Read with `try_with`: a lease may be
+        /// dropped after the locals of its thread.
         static OUTBOX: RefCell<Option<Vec<Send>>> = const { RefCell::new(None) };
     }
 

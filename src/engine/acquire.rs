@@ -48,13 +48,6 @@ pub(crate) enum WaitLimit {
     Forever,
 }
 
-impl WaitLimit {
-    /// Returns the limit of a caller that waits for `timeout`: one that has no time asks once.
-    fn of(timeout: Duration) -> Self {
-        if timeout.is_zero() { Self::Once } else { Self::For(timeout) }
-    }
-}
-
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
@@ -171,8 +164,9 @@ pub(crate) async fn acquire_as<'a>(
     // False while a nested request is unanswered.
     let answered = &AtomicBool::new(true);
     let limit = match limit {
-        WaitLimit::For(timeout) => WaitLimit::of(timeout),
-        WaitLimit::Once | WaitLimit::Forever => limit,
+        // It has no time to wait.
+        WaitLimit::For(Duration::ZERO) => WaitLimit::Once,
+        limit => limit,
     };
     let (once, longest_wait, longest_pause) = match limit {
         WaitLimit::Once => (true, Duration::ZERO, SHORT_PAUSE),

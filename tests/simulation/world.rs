@@ -541,12 +541,13 @@ impl Store for Client {
         let task = TASK.try_with(|task| *task).ok();
         let (limit, count, name) = (request.timeout, request.count, request.target.name.clone());
         let (mode, converts) = (request.target.mode, request.converts);
+        let downgrades = converts && mode == Mode::Read;
         {
             let (mut inner, now) = (self.world.lock(), self.world.now());
-            match (converts, mode) {
-                (false, _) => inner.judge.acquire_sent(now, hold, count, task),
-                (true, Mode::Read) => inner.judge.downgrade_sent(hold),
-                (true, _) => {}
+            if downgrades {
+                inner.judge.downgrade_sent(hold);
+            } else if !converts {
+                inner.judge.acquire_sent(now, hold, count, task);
             }
             if request.ttl != ms(self.world.plan.ttl) {
                 inner.judge.fail(now, format_args!("a TTL of {:?} is asked for", request.ttl));
@@ -592,7 +593,7 @@ impl Store for Client {
             verdict
         };
         self.call(what, sort, limit, run, move |inner, world, result| {
-            if converts && mode == Mode::Read {
+            if downgrades {
                 inner.judge.downgrade_answered(hold);
             }
             match result {
@@ -604,7 +605,7 @@ impl Store for Client {
                 Ok(_) => inner.judge.hears(world.now(), hold.0, &name),
                 Err(error) => {
                     let kind = error.kind();
-                    // If it was dropped, the engine hears of it, and nobody is told.
+                    // If the call was dropped, only the engine gets the answer.
                     let told =
                         task.filter(|task| TASK.try_with(|now| now == task).unwrap_or(false));
                     if let (true, Some(task)) = (kind != ErrorKind::Unavailable, told) {

@@ -92,15 +92,21 @@ impl Batcher {
     pub(super) fn send<R: Batched>(&self, request: R, here: bool) -> StoreFuture<R::Verdict> {
         let first = self.shared.pending.fetch_add(1, Ordering::AcqRel) == 0;
         // The first of several would leave alone, and the others only after it.
-        let lone = first && !is_one_of_several();
+        let several = is_one_of_several();
+        let lone = first && !several;
         let pending = Pending(Arc::clone(&self.shared));
         if (lone || request.is_apart()) && here {
             return in_place(|| run_alone(request, pending));
         }
         let (waiting, verdict) = Waiting::new(request, pending);
-        let (items, item) = (self.items.clone(), R::item(waiting));
+        let item = R::item(waiting);
         // If the task has ended, the item is dropped here, and with it the sender of its answer.
-        send_with_others(move || drop(items.send(item)));
+        if several {
+            let items = self.items.clone();
+            send_with_others(move || drop(items.send(item)));
+        } else {
+            drop(self.items.send(item));
+        }
         verdict
     }
 }

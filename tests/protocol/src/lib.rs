@@ -11,7 +11,7 @@
 //! | `Server::run` | the scripts in `store/redis/scripts`, each at one instant; `store/memory.rs` |
 //! | `Rules::{deadline, cancel, stale}` | `engine/timing.rs`: D and C count from `s`, before the send |
 //! | `Client::{acquire, ask_again}` | `engine/acquire.rs`, `ask_store`: one token for all requests of an acquire |
-//! | `Client::granted` | the same: a grant with less than T/2 left is given back |
+//! | `Client::granted` | the same: a grant with less than T/2 left is released |
 //! | `Client::{abandon, send_sweep}` | `engine/attempt.rs`, `Attempt`, and `engine/reaper.rs`, `Sweep`: released by its token until T after the last send |
 //! | `Client::{renew, confirmed}` | `engine/watchdog.rs`, `State::renewed`: only a confirmation moves D, by its own `s` |
 //! | `Client::nest` | `engine/state/count.rs`: one operation at a time, and the count is absolute |

@@ -1,7 +1,8 @@
 -- Acquires permits of a semaphore, or grants them again to the holder that has them. `permits_common.lua` comes before.
 --
 -- KEYS   free, out, sizes: see `permits_common.lua`
--- ARGV   the size, the number of permits, ttl in ms, the time in ms to keep an idle semaphore (0: forever), the ids
+-- ARGV   the size, the number of permits, ttl in ms, the time in ms to keep an idle semaphore (0: forever), what the
+--        ids begin with
 -- Reply  0 granted; -3 or less: not enough are free: -4 less the time in ms until the next one expires, or -3 if it does not;
 --        -2 and another number: the semaphore has that size
 --

@@ -7,8 +7,8 @@
 --
 -- The size of a semaphore is the number of free permits and of those that are out, expired or not, so it is kept nowhere
 -- else. Redis does not roll back, and a script that ends between the counter and the set changes the size. So each script reads
--- first. Then it checks that each command that it needs for its changes is permitted. The changes come last. Full memory
--- refuses only the first command that writes, and not one that only removes.
+-- first. Then it checks that each command that it needs for its changes is permitted, or calls it in a way that changes
+-- nothing. The changes come last. Full memory refuses only the first command that writes, and not one that only removes.
 --
 -- The ids of a holder begin with the same 14 bytes, which it sends. The number of the permit follows, in 2 bytes.
 
@@ -73,12 +73,10 @@ end
 -- none.
 local function put(out, ids, ends, how)
   doing = 'ZADD'
-  local words = {}
-  for i, id in ipairs(ids) do
-    words[i * 2 - 1], words[i * 2] = ends, id
-  end
-  if how then
-    return call('ZADD', out, how, unpack(words))
+  local words = { how }
+  for _, id in ipairs(ids) do
+    words[#words + 1] = ends
+    words[#words + 1] = id
   end
   return call('ZADD', out, unpack(words))
 end

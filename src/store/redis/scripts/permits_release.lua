@@ -2,7 +2,7 @@
 --
 -- KEYS   free, out: see `permits_common.lua`. Or out alone, if a cluster is moving the slot and the counter is elsewhere: the
 --        permits count as expired from then on, so that the next acquire that needs them gives them back
--- ARGV   the number of permits, the ids
+-- ARGV   the number of permits, what the ids begin with
 -- Reply  the number of subscribers that were woken   released
 --        -3                                          released, but the server refused to wake waiters
 --        -1                                          none of them was out

@@ -2,7 +2,8 @@
 --
 -- KEYS   for each item: free, out: see `permits_common.lua`. Or out alone for the only item, if a cluster is moving the slot and
 --        the counter is elsewhere: it can be left out for as long as it lives by itself, and is made again after that
--- ARGV   ttl in ms, the time in ms to keep an idle semaphore (0: as it is), for each item: the number of permits, the ids
+-- ARGV   ttl in ms, the time in ms to keep an idle semaphore (0: as it is), for each item: the number of permits,
+--        what the ids begin with
 -- Reply  for each item: 0 renewed; -1 some were gone, and the rest was released, or expires without the counter; or the text
 --        of an error
 --

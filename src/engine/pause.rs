@@ -13,8 +13,9 @@
 //!    is gone again before the pause ends: the pauses start again from the shortest.
 //! 2. **A cheap pause is not learned.** After this process held a name for long, a pause of a
 //!    fiftieth of that time is made in any case.
-//! 3. **About half of the time is ours.** A full pause is not longer than the time since the last
-//!    one; otherwise the pause is one round trip.
+//! 3. **About half of the time is ours.** A full pause comes when the time since the last one is a
+//!    third longer than itself, as short pauses are part of that time; otherwise the pause is one
+//!    round trip. A waiter elsewhere that listens gets a full pause within `LONGEST` and a third.
 //! 4. **A waiter that is away for a moment is not forgotten.** The learned length, and the limit on
 //!    chains of hand-offs, stay for a while after the last release that was heard.
 //! 5. **Bounded.** Names without recent listeners elsewhere have no entry, and old entries are
@@ -166,10 +167,13 @@ impl Pause {
             }
         }
         (self.seen, self.heard) = (false, now);
-        self.whole = now.saturating_duration_since(self.rested) >= self.length * 2;
-        self.until = jittered(if self.whole { self.length } else { shortest });
+        self.until = jittered(self.length);
+        let full = self.until.saturating_duration_since(now);
+        self.whole = now.saturating_duration_since(self.rested) >= full * 4 / 3;
         if self.whole {
             self.rested = self.until;
+        } else {
+            self.until = jittered(shortest);
         }
     }
 }
@@ -250,6 +254,16 @@ mod tests {
         let all = now.saturating_duration_since(Instant::ZERO);
         // The short pauses come on top.
         assert!(away < all * 3 / 5, "{away:?} of {all:?}");
+    }
+
+    #[test]
+    fn next_full_pause_comes_soon_after_the_longest_one() {
+        let (mut pauses, mut now) = (Pauses::new(KEEP), Instant::ZERO);
+        let longest = LONGEST.as_micros();
+        assert_eq!(lengths(&mut pauses, &mut now, 7).last(), Some(&longest));
+        let (end, between) = (now + LONGEST, LONGEST * 4 / 3);
+        assert_eq!(length(&mut pauses, end + between.mul_f64(0.99)), ROUND_TRIP);
+        assert_eq!(length(&mut pauses, end + between), LONGEST);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::store::{Mode, Name};
 use crate::together::{Call, all, first};
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -171,10 +172,10 @@ impl MultiLock {
     /// Safe. If it is dropped, this call loses its places in the queues, and leases that were there or on their way are
     /// released in the background.
     #[doc(alias = "acquire")]
-    pub async fn lock(&mut self) -> Result<MultiLease> {
-        runtime::need();
-        let lease = self.acquire(WaitLimit::Forever).await?;
-        lease.ok_or_else(Error::silent)
+    #[track_caller]
+    pub fn lock(&mut self) -> impl Future<Output = Result<MultiLease>> + use<'_> {
+        let caller = Location::caller();
+        async move { self.acquire(caller, WaitLimit::Forever).await?.ok_or_else(Error::silent) }
     }
 
     /// Locks all names if they are free now; returns `None` if one of them is not.
@@ -207,9 +208,9 @@ impl MultiLock {
     /// # }
     /// ```
     #[doc(alias = "try_acquire")]
-    pub async fn try_lock(&mut self) -> Result<Option<MultiLease>> {
-        runtime::need();
-        self.acquire(WaitLimit::Once).await
+    #[track_caller]
+    pub fn try_lock(&mut self) -> impl Future<Output = Result<Option<MultiLease>>> + use<'_> {
+        self.acquire(Location::caller(), WaitLimit::Once)
     }
 
     /// Waits until this handle holds all names, for at most `timeout` in all; returns `None` if other holders have one
@@ -230,9 +231,12 @@ impl MultiLock {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and leases that the store grants to it are
     /// released in the background.
-    pub async fn lock_timeout(&mut self, timeout: Duration) -> Result<Option<MultiLease>> {
-        runtime::need();
-        self.acquire(WaitLimit::For(timeout)).await
+    #[track_caller]
+    pub fn lock_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<MultiLease>>> + use<'_> {
+        self.acquire(Location::caller(), WaitLimit::For(timeout))
     }
 
     /// Locks all names, runs `body` while all of them are held, and releases them.
@@ -253,18 +257,29 @@ impl MultiLock {
     /// # Cancel safety
     ///
     /// If it is dropped, `body` is dropped at its current await, and all names are released in the background.
-    pub async fn with<R, F>(&mut self, body: F) -> Result<R>
+    #[track_caller]
+    pub fn with<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
         F: AsyncFnOnce(&mut MultiLock, &MultiLease) -> R,
     {
-        let lease = self.lock().await?;
-        let result = lease.run(body(self, &lease)).await;
-        let names = self.names().collect::<Vec<_>>().join(", ");
-        finish(result, lease.unlock().await, &names)
+        let caller = Location::caller();
+        async move {
+            let lease =
+                self.acquire(caller, WaitLimit::Forever).await?.ok_or_else(Error::silent)?;
+            let result = lease.run(body(self, &lease)).await;
+            let names = self.names().collect::<Vec<_>>().join(", ");
+            finish(result, lease.unlock().await, &names)
+        }
     }
 
-    async fn acquire(&mut self, limit: WaitLimit) -> Result<Option<MultiLease>> {
-        let engine = Arc::clone(&self.engine);
+    async fn acquire(
+        &mut self,
+        caller: &'static Location<'static>,
+        limit: WaitLimit,
+    ) -> Result<Option<MultiLease>> {
+        runtime::need();
+        let (engine, options) = (Arc::clone(&self.engine), self.options.clone());
+        let wanted = Wanted::from(Mode::Exclusive).with(&options).at(caller);
         let (core, start) = (&engine.core, engine.core.now());
         let passed = || core.now().saturating_duration_since(start);
         let left = || match limit {
@@ -283,7 +298,7 @@ impl MultiLock {
             |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
         loop {
             // Boxed: the future of a call for each name is large.
-            let round = Box::pin(self.ask_all(awaited.take()));
+            let round = Box::pin(self.ask_all(wanted, awaited.take()));
             let round = match left() {
                 WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
                 // A round ends soon, unless the store does not answer.
@@ -304,7 +319,7 @@ impl MultiLock {
                 Round::Refused(at) | Round::Unanswered(at, _) => {
                     refusals += 1;
                     if refusals > MOST_REFUSALS || passed() > core.timing.ttl / 3 {
-                        let Some(leases) = Box::pin(self.one_by_one(left)).await? else {
+                        let Some(leases) = Box::pin(self.one_by_one(wanted, left)).await? else {
                             return Ok(None);
                         };
                         match MultiLease::new(leases) {
@@ -314,7 +329,7 @@ impl MultiLock {
                         }
                     }
                     // This waits for one name, and also for an answer of the store, while nothing else is held.
-                    match self.entries[at].lock(&engine, &self.options, left()).await? {
+                    match self.entries[at].lock(&engine, wanted, left()).await? {
                         Some(lease) => {
                             heard = Some(core.now());
                             awaited = Some((at, lease));
@@ -327,12 +342,16 @@ impl MultiLock {
     }
 
     /// Asks once for all names at the same time, but for the one that is there. Releases all of them if one is refused.
-    async fn ask_all(&mut self, there: Option<(usize, Lease)>) -> Result<Round> {
-        let (engine, options) = (&self.engine, &self.options);
+    async fn ask_all(
+        &mut self,
+        wanted: Wanted<'_>,
+        there: Option<(usize, Lease)>,
+    ) -> Result<Round> {
+        let engine = &self.engine;
         let except = there.as_ref().map(|(at, _)| *at);
         let asked = self.entries.iter_mut().enumerate().filter(|(at, _)| Some(*at) != except);
         let calls = asked.map(|(at, entry)| {
-            Box::pin(async move { (at, entry.lock(engine, options, WaitLimit::Once).await) })
+            Box::pin(async move { (at, entry.lock(engine, wanted, WaitLimit::Once).await) })
                 as Call<'_, (_, Result<_>)>
         });
         let mut leases = Vec::from_iter(there);
@@ -357,10 +376,14 @@ impl MultiLock {
     }
 
     /// Takes the names one after the other, in their order.
-    async fn one_by_one(&mut self, left: impl Fn() -> WaitLimit) -> Result<Option<Vec<Lease>>> {
+    async fn one_by_one(
+        &mut self,
+        wanted: Wanted<'_>,
+        left: impl Fn() -> WaitLimit,
+    ) -> Result<Option<Vec<Lease>>> {
         let mut leases: Vec<Lease> = Vec::with_capacity(self.entries.len());
         for entry in &mut self.entries {
-            match entry.lock(&self.engine, &self.options, left()).await? {
+            match entry.lock(&self.engine, wanted, left()).await? {
                 Some(lease) => leases.push(lease),
                 None => return Ok(None),
             }
@@ -373,11 +396,10 @@ impl Entry {
     async fn lock(
         &mut self,
         engine: &Arc<Engine>,
-        options: &Options,
+        wanted: Wanted<'_>,
         limit: WaitLimit,
     ) -> Result<Option<Lease>> {
         let Self { name, current } = self;
-        let wanted = Wanted::from(Mode::Exclusive).with(options);
         let result = acquire(&engine.core, name, wanted, current, limit).await;
         let claim = result.map_err(|error| error.of_name(name.as_str()))?;
         Ok(claim.map(|claim| Lease::in_advance(engine, claim)))

@@ -12,6 +12,7 @@ use crate::store::{Mode, Name};
 use crate::sync::Mutex;
 use std::fmt;
 use std::ops::Deref;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -162,9 +163,10 @@ impl RwLock {
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
     /// released in the background.
     #[doc(alias = "readLock")]
-    pub async fn read(&mut self) -> Result<ReadLease> {
-        let lease = self.lease(Mode::Read, WaitLimit::Forever).await?;
-        lease.map(|lease| self.reading(lease)).ok_or_else(Error::silent)
+    #[track_caller]
+    pub fn read(&mut self) -> impl Future<Output = Result<ReadLease>> + use<'_> {
+        let caller = Location::caller();
+        async move { self.reader(WaitLimit::Forever, caller).await?.ok_or_else(Error::silent) }
     }
 
     /// Locks for reading if no writer holds the name now or waits for it; returns `None` otherwise.
@@ -184,9 +186,9 @@ impl RwLock {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
-    pub async fn try_read(&mut self) -> Result<Option<ReadLease>> {
-        let lease = self.lease(Mode::Read, WaitLimit::Once).await?;
-        Ok(lease.map(|lease| self.reading(lease)))
+    #[track_caller]
+    pub fn try_read(&mut self) -> impl Future<Output = Result<Option<ReadLease>>> + use<'_> {
+        self.reader(WaitLimit::Once, Location::caller())
     }
 
     /// Waits until this handle may read, for at most `timeout`; returns `None` if it cannot until then.
@@ -206,9 +208,12 @@ impl RwLock {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
     /// released in the background.
-    pub async fn read_timeout(&mut self, timeout: Duration) -> Result<Option<ReadLease>> {
-        let lease = self.lease(Mode::Read, WaitLimit::For(timeout)).await?;
-        Ok(lease.map(|lease| self.reading(lease)))
+    #[track_caller]
+    pub fn read_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<ReadLease>>> + use<'_> {
+        self.reader(WaitLimit::For(timeout), Location::caller())
     }
 
     /// Waits until this handle may write.
@@ -242,9 +247,10 @@ impl RwLock {
     /// # }
     /// ```
     #[doc(alias = "writeLock")]
-    pub async fn write(&mut self) -> Result<WriteLease> {
-        let lease = self.lease(Mode::Write, WaitLimit::Forever).await?;
-        lease.map(|lease| self.writing(lease)).ok_or_else(Error::silent)
+    #[track_caller]
+    pub fn write(&mut self) -> impl Future<Output = Result<WriteLease>> + use<'_> {
+        let caller = Location::caller();
+        async move { self.writer(WaitLimit::Forever, caller).await?.ok_or_else(Error::silent) }
     }
 
     /// Locks for writing if the name is free now, and no reader waits for it; returns `None` otherwise.
@@ -262,9 +268,9 @@ impl RwLock {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
-    pub async fn try_write(&mut self) -> Result<Option<WriteLease>> {
-        let lease = self.lease(Mode::Write, WaitLimit::Once).await?;
-        Ok(lease.map(|lease| self.writing(lease)))
+    #[track_caller]
+    pub fn try_write(&mut self) -> impl Future<Output = Result<Option<WriteLease>>> + use<'_> {
+        self.writer(WaitLimit::Once, Location::caller())
     }
 
     /// Waits until this handle may write, for at most `timeout`; returns `None` if it cannot until then.
@@ -284,9 +290,12 @@ impl RwLock {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
     /// released in the background.
-    pub async fn write_timeout(&mut self, timeout: Duration) -> Result<Option<WriteLease>> {
-        let lease = self.lease(Mode::Write, WaitLimit::For(timeout)).await?;
-        Ok(lease.map(|lease| self.writing(lease)))
+    #[track_caller]
+    pub fn write_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<WriteLease>>> + use<'_> {
+        self.writer(WaitLimit::For(timeout), Location::caller())
     }
 
     /// Locks for reading, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
@@ -303,13 +312,17 @@ impl RwLock {
     /// # Cancel safety
     ///
     /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
-    pub async fn with_read<R, F>(&mut self, body: F) -> Result<R>
+    #[track_caller]
+    pub fn with_read<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
         F: AsyncFnOnce(&mut RwLock, &ReadLease) -> R,
     {
-        let lease = self.read().await?;
-        let result = lease.run(body(self, &lease)).await;
-        finish(result, lease.unlock().await, self.name())
+        let caller = Location::caller();
+        async move {
+            let lease = self.reader(WaitLimit::Forever, caller).await?.ok_or_else(Error::silent)?;
+            let result = lease.run(body(self, &lease)).await;
+            finish(result, lease.unlock().await, self.name())
+        }
     }
 
     /// Locks for writing, runs `body` while the lease is held, and releases it, as [`Lock::with`](crate::Lock::with) does.
@@ -326,34 +339,53 @@ impl RwLock {
     /// # Cancel safety
     ///
     /// If it is dropped, `body` is dropped at its current await, and the lease is released in the background.
-    pub async fn with_write<R, F>(&mut self, body: F) -> Result<R>
+    #[track_caller]
+    pub fn with_write<R, F>(&mut self, body: F) -> impl Future<Output = Result<R>>
     where
         F: AsyncFnOnce(&mut RwLock, &WriteLease) -> R,
     {
-        let lease = self.write().await?;
-        let result = lease.run(body(self, &lease)).await;
-        finish(result, lease.unlock().await, self.name())
+        let caller = Location::caller();
+        async move {
+            let lease = self.writer(WaitLimit::Forever, caller).await?.ok_or_else(Error::silent)?;
+            let result = lease.run(body(self, &lease)).await;
+            finish(result, lease.unlock().await, self.name())
+        }
     }
 
-    async fn lease(&mut self, mode: Mode, limit: WaitLimit) -> Result<Option<Lease>> {
+    async fn reader(
+        &mut self,
+        limit: WaitLimit,
+        caller: &'static Location<'static>,
+    ) -> Result<Option<ReadLease>> {
+        let lease = self.lease(Mode::Read, limit, caller).await?;
+        Ok(lease.map(|lease| ReadLease { lease, current: Arc::clone(&self.current) }))
+    }
+
+    async fn writer(
+        &mut self,
+        limit: WaitLimit,
+        caller: &'static Location<'static>,
+    ) -> Result<Option<WriteLease>> {
+        let lease = self.lease(Mode::Write, limit, caller).await?;
+        Ok(lease.map(|lease| WriteLease { lease, current: Arc::clone(&self.current) }))
+    }
+
+    async fn lease(
+        &mut self,
+        mode: Mode,
+        limit: WaitLimit,
+        caller: &'static Location<'static>,
+    ) -> Result<Option<Lease>> {
         runtime::need();
         let name = self.name.as_ref().map_err(Error::clone)?;
         let current = self.current.lock().clone();
         let (mut hold, share) =
             current.map_or((None, Share::FIRST), |(hold, share)| (Some(hold), share));
-        let wanted = Wanted::from(mode).with(&self.options);
+        let wanted = Wanted::from(mode).with(&self.options).at(caller);
         let claim = acquire_as(&self.engine.core, name, wanted, (&mut hold, share), limit).await?;
         let Some(claim) = claim else { return Ok(None) };
         *self.current.lock() = hold.map(|hold| (hold, claim.share()));
         Ok(Some(Lease::new(&self.engine, claim)))
-    }
-
-    fn reading(&self, lease: Lease) -> ReadLease {
-        ReadLease { lease, current: Arc::clone(&self.current) }
-    }
-
-    fn writing(&self, lease: Lease) -> WriteLease {
-        WriteLease { lease, current: Arc::clone(&self.current) }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::runtime;
 use crate::store::{Mode, Name};
 use std::fmt;
 use std::ops::Deref;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -199,8 +200,9 @@ impl Semaphore {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
     /// released in the background.
-    pub async fn acquire(&self) -> Result<Permit> {
-        self.acquire_many(1).await
+    #[track_caller]
+    pub fn acquire(&self) -> impl Future<Output = Result<Permit>> + use<'_> {
+        self.acquire_many(1)
     }
 
     /// Waits until `count` permits are free, and acquires them in one step.
@@ -228,8 +230,10 @@ impl Semaphore {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn acquire_many(&self, count: u32) -> Result<Permit> {
-        self.permits(count, WaitLimit::Forever).await?.ok_or_else(Error::silent)
+    #[track_caller]
+    pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<Permit>> + use<'_> {
+        let caller = Location::caller();
+        async move { self.permits(count, WaitLimit::Forever, caller).await?.ok_or_else(Error::silent) }
     }
 
     /// Acquires a permit if one is free now; returns `None` if none is.
@@ -247,8 +251,9 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, a permit that the store grants to it is released in the background.
-    pub async fn try_acquire(&self) -> Result<Option<Permit>> {
-        self.try_acquire_many(1).await
+    #[track_caller]
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Permit>>> + use<'_> {
+        self.try_acquire_many(1)
     }
 
     /// Acquires `count` permits if they are free now; returns `None` if they are not.
@@ -264,8 +269,12 @@ impl Semaphore {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, permits that the store grants to it are released in the background.
-    pub async fn try_acquire_many(&self, count: u32) -> Result<Option<Permit>> {
-        self.permits(count, WaitLimit::Once).await
+    #[track_caller]
+    pub fn try_acquire_many(
+        &self,
+        count: u32,
+    ) -> impl Future<Output = Result<Option<Permit>>> + use<'_> {
+        self.permits(count, WaitLimit::Once, Location::caller())
     }
 
     /// Waits for a permit, for at most `timeout`; returns `None` if none is free until then.
@@ -285,8 +294,12 @@ impl Semaphore {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a permit that the store grants to it is
     /// released in the background.
-    pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Option<Permit>> {
-        self.acquire_many_timeout(1, timeout).await
+    #[track_caller]
+    pub fn acquire_timeout(
+        &self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Permit>>> + use<'_> {
+        self.acquire_many_timeout(1, timeout)
     }
 
     /// Waits for `count` permits, for at most `timeout`; returns `None` if that many are never free at one time until
@@ -304,12 +317,13 @@ impl Semaphore {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and permits that the store grants to it are
     /// released in the background.
-    pub async fn acquire_many_timeout(
+    #[track_caller]
+    pub fn acquire_many_timeout(
         &self,
         count: u32,
         timeout: Duration,
-    ) -> Result<Option<Permit>> {
-        self.permits(count, WaitLimit::For(timeout)).await
+    ) -> impl Future<Output = Result<Option<Permit>>> + use<'_> {
+        self.permits(count, WaitLimit::For(timeout), Location::caller())
     }
 
     /// Returns how many permits are in use, in all processes.
@@ -342,7 +356,12 @@ impl Semaphore {
         Ok(Usage { size, held, holders, waiting })
     }
 
-    async fn permits(&self, count: u32, limit: WaitLimit) -> Result<Option<Permit>> {
+    async fn permits(
+        &self,
+        count: u32,
+        limit: WaitLimit,
+        caller: &'static Location<'static>,
+    ) -> Result<Option<Permit>> {
         runtime::need();
         let name = self.name.as_ref().map_err(Error::clone)?;
         let size = self.size();
@@ -355,7 +374,7 @@ impl Semaphore {
             )));
         }
         let mode = Mode::Permits { size, take: count };
-        let wanted = Wanted::from(mode).with(&self.options);
+        let wanted = Wanted::from(mode).with(&self.options).at(caller);
         let claim = acquire(&self.engine.core, name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Permit { count, lease: Lease::new(&self.engine, claim) }))
     }

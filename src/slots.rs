@@ -9,6 +9,7 @@ use crate::store::{Mode, Name};
 use crate::together::{Call, first};
 use std::fmt;
 use std::ops::Deref;
+use std::panic::Location;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,9 +107,13 @@ impl Slots {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, slots that the store grants to it are released in the background.
-    pub async fn take(&self) -> Result<Slot> {
-        runtime::need();
-        self.wait(&AtomicBool::new(false)).await
+    #[track_caller]
+    pub fn take(&self) -> impl Future<Output = Result<Slot>> + use<'_> {
+        let wanted = self.wanted();
+        async move {
+            runtime::need();
+            self.wait(wanted, &AtomicBool::new(false)).await
+        }
     }
 
     /// Takes a slot if one is free now; returns `None` if it finds none.
@@ -127,9 +132,13 @@ impl Slots {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, a slot that the store grants to it is released in the background.
-    pub async fn try_take(&self) -> Result<Option<Slot>> {
-        runtime::need();
-        self.look(&AtomicBool::new(false)).await
+    #[track_caller]
+    pub fn try_take(&self) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
+        let wanted = self.wanted();
+        async move {
+            runtime::need();
+            self.look(wanted, &AtomicBool::new(false)).await
+        }
     }
 
     /// Waits for any free slot, for at most `timeout`; returns `None` if it finds none until then.
@@ -149,19 +158,26 @@ impl Slots {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a slot that the store grants to it is
     /// released in the background.
-    pub async fn take_timeout(&self, timeout: Duration) -> Result<Option<Slot>> {
-        runtime::need();
-        let answered = AtomicBool::new(false);
-        if timeout.is_zero() {
-            return self.look(&answered).await;
-        }
-        let start = self.engine.core.now();
-        // Asked about before it is dropped, with its requests.
-        let mut waiting = pin!(self.wait(&answered));
-        match tokio::time::timeout(timeout, waiting.as_mut()).await {
-            Ok(slot) => slot.map(Some),
-            Err(_) if answered.load(Ordering::Relaxed) || self.was_heard(start) => Ok(None),
-            Err(_) => Err(Error::silent()),
+    #[track_caller]
+    pub fn take_timeout(
+        &self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
+        let wanted = self.wanted();
+        async move {
+            runtime::need();
+            let answered = AtomicBool::new(false);
+            if timeout.is_zero() {
+                return self.look(wanted, &answered).await;
+            }
+            let start = self.engine.core.now();
+            // Asked about before it is dropped, with its requests.
+            let mut waiting = pin!(self.wait(wanted, &answered));
+            match tokio::time::timeout(timeout, waiting.as_mut()).await {
+                Ok(slot) => slot.map(Some),
+                Err(_) if answered.load(Ordering::Relaxed) || self.was_heard(start) => Ok(None),
+                Err(_) => Err(Error::silent()),
+            }
         }
     }
 
@@ -191,11 +207,15 @@ impl Slots {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn take_index(&self, index: u32) -> Result<Slot> {
-        runtime::need();
-        self.check_index(index)?;
-        let slot = self.slot(index, WaitLimit::Forever).await?;
-        slot.ok_or_else(Error::silent)
+    #[track_caller]
+    pub fn take_index(&self, index: u32) -> impl Future<Output = Result<Slot>> + use<'_> {
+        let wanted = self.wanted();
+        async move {
+            runtime::need();
+            self.check_index(index)?;
+            let slot = self.slot(wanted, index, WaitLimit::Forever).await?;
+            slot.ok_or_else(Error::silent)
+        }
     }
 
     /// Takes the slot of this index if it is free now; returns `None` if it is not.
@@ -211,10 +231,22 @@ impl Slots {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, a slot that the store grants to it is released in the background.
-    pub async fn try_take_index(&self, index: u32) -> Result<Option<Slot>> {
-        runtime::need();
-        self.check_index(index)?;
-        self.slot(index, WaitLimit::Once).await
+    #[track_caller]
+    pub fn try_take_index(
+        &self,
+        index: u32,
+    ) -> impl Future<Output = Result<Option<Slot>>> + use<'_> {
+        let wanted = self.wanted();
+        async move {
+            runtime::need();
+            self.check_index(index)?;
+            self.slot(wanted, index, WaitLimit::Once).await
+        }
+    }
+
+    #[track_caller]
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted::from(Mode::Exclusive).with(&self.options).at(Location::caller())
     }
 
     fn check_index(&self, index: u32) -> Result<()> {
@@ -227,19 +259,18 @@ impl Slots {
     }
 
     /// Asks for one slot.
-    async fn slot(&self, index: u32, limit: WaitLimit) -> Result<Option<Slot>> {
+    async fn slot(&self, wanted: Wanted<'_>, index: u32, limit: WaitLimit) -> Result<Option<Slot>> {
         let name = slot_name(self.name.as_ref().map_err(Error::clone)?, index)?;
-        let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
         let claim = acquire(&self.engine.core, &name, wanted, &mut None, limit).await?;
         Ok(claim.map(|claim| Slot { index, lease: Lease::new(&self.engine, claim) }))
     }
 
     /// Looks for a free slot.
-    async fn look(&self, answered: &AtomicBool) -> Result<Option<Slot>> {
+    async fn look(&self, wanted: Wanted<'_>, answered: &AtomicBool) -> Result<Option<Slot>> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let queue = &self.engine.core.queue;
         for index in self.order() {
-            let slot = self.slot(index, WaitLimit::Once).await?;
+            let slot = self.slot(wanted, index, WaitLimit::Once).await?;
             if slot.is_some() {
                 return Ok(slot);
             }
@@ -279,14 +310,14 @@ impl Slots {
     }
 
     /// Looks for a free slot and waits for one, in turns, until it has one.
-    async fn wait(&self, answered: &AtomicBool) -> Result<Slot> {
+    async fn wait(&self, wanted: Wanted<'_>, answered: &AtomicBool) -> Result<Slot> {
         self.name.as_ref().map_err(Error::clone)?;
         let core = &self.engine.core;
         let (mut failures, mut silent_since) = (0, None);
         loop {
             let started = core.now();
-            let found = match Box::pin(self.look(answered)).await {
-                Ok(None) => self.wait_for_any(answered).await,
+            let found = match Box::pin(self.look(wanted, answered)).await {
+                Ok(None) => self.wait_for_any(wanted, answered).await,
                 found => found,
             };
             match found {
@@ -306,7 +337,11 @@ impl Slots {
     }
 
     /// Waits until one of the slots is free: of all of them, or of some for the poll interval.
-    async fn wait_for_any(&self, answered: &AtomicBool) -> Result<Option<Slot>> {
+    async fn wait_for_any(
+        &self,
+        wanted: Wanted<'_>,
+        answered: &AtomicBool,
+    ) -> Result<Option<Slot>> {
         let (indexes, limit): (Vec<u32>, _) = if self.size <= WAITED_FOR {
             ((0..self.size).collect(), WaitLimit::Forever)
         } else {
@@ -317,8 +352,9 @@ impl Slots {
             drawn.dedup();
             (drawn, WaitLimit::For(self.engine.core.settings.poll_bound))
         };
-        let calls =
-            indexes.into_iter().map(|index| Box::pin(self.slot(index, limit)) as Call<'_, _>);
+        let calls = indexes
+            .into_iter()
+            .map(|index| Box::pin(self.slot(wanted, index, limit)) as Call<'_, _>);
         let mut failed = None;
         let slot = first(calls.collect(), |slot| match slot {
             Ok(slot) => {

@@ -186,8 +186,9 @@ impl Builder {
         self
     }
 
-    /// Sets the age at which a lease is reported in the log, once. For a [`Lock`](crate::Lock), a
-    /// [`FairLock`](crate::FairLock) and a [`Job`](crate::Job) the report has the place of the call that acquired it.
+    /// Sets the age at which a lease is reported in the log, once, with the place of the call that acquired it.
+    ///
+    /// Only the report of a leader, and of a lease that was stolen, has no place.
     ///
     /// Use it to find leaked leases. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle
     /// can have [an age of its own](crate::Lock::warn_held).

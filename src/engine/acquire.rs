@@ -272,7 +272,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         core.ensure_running();
         let mut now = self.start;
         let mut share = self.share;
-        // Most of the time the handle's last hold is over, or others alone read it on.
+        // Most of the time the handle's last hold is over.
+        drop(current.take_if(|hold| hold.is_past()));
         while let Some(hold) = current.clone() {
             let is_own =
                 if hold.mode.is_joined() { hold.count_of(share) > 0 } else { !hold.is_finished() };
@@ -381,7 +382,7 @@ impl<'core> AcquireLoop<'_, 'core> {
     }
 
     /// Returns a ticket for the queue of this process.
-    fn ticket(&self) -> Ticket {
+    fn ticket(&self) -> Ticket<'_> {
         self.core
             .queue
             .ticket(self.name, self.mode)

@@ -100,26 +100,25 @@ impl Hold {
 
     /// Hands the hold off to the first waiter. Otherwise it returns the hold's data, locked.
     fn hand_off(self: &Arc<Self>, core: &Arc<Core>, now: Instant) -> Option<MutexGuard<'_, Inner>> {
-        let (delivery, hold) = match self.prepare_handoff(core, now) {
+        let (delivery, hold, is_described) = match self.prepare_handoff(core, now) {
             Ok(next) => next,
             Err(inner) => return Some(inner),
         };
-        hold.start(core, now);
         delivery.complete();
-        if hold.lock().described.is_some() {
+        if is_described {
             // The description of the holder before it is out of date.
             core.tell_later(&hold);
         }
         None
     }
 
-    /// Ends the hold for its holder and installs the next one, if it may be handed off. Returns what wakes its waiter, and
-    /// the hold's data, still locked, if it may not.
+    /// Ends the hold for its holder and starts the next one, if it may be handed off. Returns what wakes its waiter, the next
+    /// hold, and whether the store describes the holder before it. If it may not, returns the hold's data, still locked.
     fn prepare_handoff(
         self: &Arc<Self>,
         core: &Arc<Core>,
         now: Instant,
-    ) -> Result<(Delivery, Arc<Self>), MutexGuard<'_, Inner>> {
+    ) -> Result<(Delivery, Arc<Self>, bool), MutexGuard<'_, Inner>> {
         let mut inner = self.lock();
         let Settings { handoff_bound, fencing, .. } = core.settings;
         let reserved = fencing.filter(|_| self.fence.is_some()).map(|fencing| fencing.block);
@@ -139,13 +138,17 @@ impl Hold {
         let heirs = inner.state.heirs();
         let (is_offered, delay) = (inner.state.is_offered(), inner.state.delay());
         let mut told = Told::default();
+        let mut is_described = false;
         let next = core.queue.hand_off((&self.name, seat), when, (heirs, delay), |options| {
             let state = inner.state.hand_off(now + core.timing.attempt);
             let seat = inner.seat.take();
             let fence = self.fence.map(|fence| fence + 1);
             let holder = (self.holder, fence);
             let hold = Self::new(self.target(), options, holder, now, state, seat);
-            hold.lock().described = Self::described_to(&inner);
+            if let Some(described) = Self::described_to(&inner) {
+                is_described = true;
+                hold.lock().described = Some(described);
+            }
             // Queued before the waiter can see the offer, and so before its grant.
             if !is_offered {
                 told = self.happened(core, now, EventKind::HandedOff { held: self.held(now) });
@@ -153,26 +156,31 @@ impl Hold {
             let offered = HandedOff { from: Arc::clone(core) as _, hold: Some(Arc::clone(&hold)) };
             (hold, offered)
         });
-        let Some(next) = next else { return Err(inner) };
+        let Some((delivery, next)) = next else { return Err(inner) };
         let (scheduled, watchers) = (inner.scheduled.take(), self.watchers(&inner));
         drop(inner);
         told.finish();
-        core.schedule.set(self, scheduled, None);
+        next.start_after(core, self, scheduled);
         if let Some(watchers) = watchers {
             run_wakers(|| watchers.notify_waiters());
         }
-        Ok(next)
+        Ok((delivery, next, is_described))
     }
 }
 
 impl HandedOff {
     /// Returns the hold, if it has enough time left: the runtime of the waiter may have been
     /// stopped meanwhile, or the hold may have been taken back.
-    pub(crate) fn accept(mut self, core: &Arc<Core>, asker: &Asker<'_>) -> Option<Arc<Hold>> {
+    pub(crate) fn accept(
+        mut self,
+        core: &Arc<Core>,
+        asker: &Asker<'_>,
+        now: Instant,
+    ) -> Option<Arc<Hold>> {
         let max_hold = core.settings.max_hold;
         let mut told = Told::default();
         let hold = self.hold.take_if(|hold| {
-            hold.update(core, |state, now| {
+            hold.update_at(core, now, |state, now| {
                 let accepted = state.accept(&core.timing, now, max_hold);
                 if accepted {
                     told = hold.happened(core, now, asker.granted(hold.fence, How::HandedOff, now));

@@ -178,6 +178,14 @@ impl Hold {
         inner.state.is_over() && inner.state.live() == 0
     }
 
+    /// Returns whether the next call of its handle does not depend on the hold: it is finished, is shared with no other
+    /// handle, and no hold of another mode was made of it.
+    pub(super) fn is_past(&self) -> bool {
+        let inner = self.lock();
+        let is_finished = inner.state.is_over() && inner.state.live() == 0;
+        is_finished && inner.latest.is_none() && !self.mode.is_joined()
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         self.lock().state.is_busy()
     }

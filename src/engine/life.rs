@@ -70,6 +70,26 @@ impl Hold {
     /// Puts the hold into the schedule. It is in the queue already.
     pub(super) fn start(self: &Arc<Self>, core: &Arc<Core>, now: Instant) {
         self.update_at(core, now, |_, _| ());
+        self.end_if_closed(core);
+    }
+
+    /// Puts the hold into the schedule, as [`start`](Self::start) does, in place of the hold that was handed off to it.
+    pub(super) fn start_after(
+        self: &Arc<Self>,
+        core: &Arc<Core>,
+        last: &Self,
+        was: Option<Instant>,
+    ) {
+        let mut inner = self.lock();
+        // Its waiter may have accepted it meanwhile, which puts it there.
+        let at = if inner.scheduled.is_none() { inner.state.wake_at(&core.timing) } else { None };
+        core.schedule.replace((last.number, was), (self, at));
+        inner.scheduled = inner.scheduled.or(at);
+        drop(inner);
+        self.end_if_closed(core);
+    }
+
+    fn end_if_closed(self: &Arc<Self>, core: &Arc<Core>) {
         // Race with `close`: it sets `is_closed` first and then scans the queue, so either it finds
         // this hold or this line sees that.
         if core.is_closed() {
@@ -413,24 +433,23 @@ mod tests {
             let ticket = |_| core.queue.ticket(&name, Mode::Exclusive);
             let mut tickets: Vec<Ticket> = (0..50).map(ticket).collect();
             tickets.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
-            let (handing, began) = (Arc::clone(&core), Arc::new(Barrier::new(2)));
-            let begins = Arc::clone(&began);
-            let thread = std::thread::spawn(move || {
-                begins.wait();
-                for mut ticket in tickets {
-                    hold.leave_in_background(&handing, Share::FIRST);
-                    let next = ticket.check_in(handing.now());
-                    let Ok(Admission::Hold(next)) = next else { return };
-                    let Some(next) = next.accept(&handing, &asker(&handing, &hold.name.clone()))
-                    else {
-                        return;
-                    };
-                    hold = next;
-                }
+            let began = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    began.wait();
+                    for mut ticket in tickets {
+                        hold.leave_in_background(&core, Share::FIRST);
+                        let now = core.now();
+                        let Ok(Admission::Hold(next)) = ticket.check_in(now) else { return };
+                        let Some(next) = next.accept(&core, &asker(&core, &name), now) else {
+                            return;
+                        };
+                        hold = next;
+                    }
+                });
+                began.wait();
+                lose_all(&core, &name, Loss::Revoked);
             });
-            began.wait();
-            lose_all(&core, &name, Loss::Revoked);
-            thread.join().unwrap();
             let held =
                 core.queue.holds_of(&name).iter().any(|hold| hold.phase(&core) == Phase::Held);
             assert!(!held);

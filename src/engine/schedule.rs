@@ -155,13 +155,21 @@ impl Schedule {
 
     /// Moves a hold from one time to another; `None` means not in the schedule.
     pub(super) fn set(&self, hold: &Arc<Hold>, from: Option<Instant>, to: Option<Instant>) {
-        let id = hold.number;
+        self.replace((hold.number, from), (hold, to));
+    }
+
+    /// Removes a hold from one time, and inserts another one at another time; `None` means not in the schedule.
+    pub(super) fn replace(
+        &self,
+        (last, from): (HoldNo, Option<Instant>),
+        (next, to): (&Arc<Hold>, Option<Instant>),
+    ) {
         let remove =
-            |entries: &mut Entries| from.and_then(|from| entries.holds.remove(&(from, id)));
+            |entries: &mut Entries| from.and_then(|from| entries.holds.remove(&(from, last)));
         let removed = match to {
             Some(to) => self.insert(to, |entries| {
                 let removed = remove(entries);
-                entries.holds.insert((to, id), Arc::clone(hold));
+                entries.holds.insert((to, next.number), Arc::clone(next));
                 removed
             }),
             None => remove(&mut self.lock()),

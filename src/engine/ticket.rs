@@ -4,7 +4,7 @@ use super::hold::Hold;
 use super::members::Member;
 use super::name_entry::NameEntry;
 use super::offers::{HandedOff, Offer, Waiter};
-use super::options::Options;
+use super::options::{NO_OPTIONS, Options};
 use super::queue::{Ended, Queue};
 use super::turn::Turn;
 use crate::clock::Instant;
@@ -32,11 +32,11 @@ pub(crate) struct Waits {
 }
 
 /// A place in the queue. Leaving is O(log n), but O(n) in the middle of n offers. Dropping it gives up its offer.
-pub(crate) struct Ticket {
-    queue: Arc<Queue>,
-    name: Name,
+pub(crate) struct Ticket<'a> {
+    queue: &'a Arc<Queue>,
+    name: &'a Name,
     mode: Mode,
-    options: Options,
+    options: &'a Options,
     number: Option<u64>,
     arrived: Instant,
     fair: bool,
@@ -48,12 +48,12 @@ pub(crate) struct Ticket {
 
 impl Queue {
     /// Returns a ticket for a name. It enters the queue at its first [`Ticket::check_in`].
-    pub(crate) fn ticket(self: &Arc<Self>, name: &Name, mode: Mode) -> Ticket {
+    pub(crate) fn ticket<'a>(self: &'a Arc<Self>, name: &'a Name, mode: Mode) -> Ticket<'a> {
         Ticket {
-            queue: Arc::clone(self),
-            name: name.clone(),
+            queue: self,
+            name,
             mode,
-            options: Options::default(),
+            options: &NO_OPTIONS,
             number: None,
             arrived: Instant::ZERO,
             fair: false,
@@ -63,7 +63,7 @@ impl Queue {
     }
 }
 
-impl Ticket {
+impl<'a> Ticket<'a> {
     /// Sets the time of its arrival, and whether it takes part in the line of the name.
     pub(crate) fn arrived(mut self, time: Instant, fair: bool) -> Self {
         (self.arrived, self.fair) = (time, fair);
@@ -74,8 +74,8 @@ impl Ticket {
     }
 
     /// Sets the options of the handle that waits.
-    pub(crate) fn with(mut self, options: &Options) -> Self {
-        self.options = options.clone();
+    pub(crate) fn with(mut self, options: &'a Options) -> Self {
+        self.options = options;
         self
     }
 
@@ -99,7 +99,7 @@ impl Ticket {
         let since = self.queue.checked_in_since(now);
         let state = self.queue.lock();
         let excludes = |hold: &Arc<Hold>| !hold.mode.can_share(self.mode);
-        let entry = state.names.get(&self.name);
+        let entry = state.names.get(self.name);
         let entry = entry.filter(|entry| entry.holds().next().is_some_and(excludes));
         let first = entry.and_then(|entry| entry.first_waiter(since));
         first.is_some_and(|(ticket, _)| Some(ticket) == self.number)
@@ -109,7 +109,7 @@ impl Ticket {
     /// [`woken`](Ticket::woken), each [`Timing::check_in_period`](super::timing::Timing::check_in_period), and after a
     /// turn or an offered hold that brought no hold: it keeps its place.
     pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
-        let (queue, name, mode) = (&self.queue, &self.name, self.mode);
+        let (queue, name, mode) = (self.queue, self.name, self.mode);
         let (arrived, fair) = (self.arrived, self.fair);
         let (mut replaced, mut removed, mut passed) = (None, None, Vec::new());
         let mut guard = queue.lock();
@@ -177,18 +177,18 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.number.filter(|_| self.queued) else { return };
         let mut state = self.queue.lock();
-        let Some(entry) = state.names.get_mut(&self.name) else { return };
+        let Some(entry) = state.names.get_mut(self.name) else { return };
         let Some(rivals) = entry.rivals_mut() else { return };
         let waiter = rivals.waiters.remove(&ticket);
         let offer = rivals.offers.take(ticket);
         drop(state);
         drop(waiter);
         match offer {
-            Some(Offer::Turn(number)) => self.queue.leave(&self.name, number),
+            Some(Offer::Turn(number)) => self.queue.leave(self.name, number),
             Some(Offer::Hold(offered)) => drop(offered),
             Some(Offer::Join(..)) | None => {}
         }
@@ -302,20 +302,23 @@ mod tests {
     }
 
     /// Returns three tickets behind a turn, and the time at which all have checked in.
-    fn three_in_line() -> (Arc<Queue>, Name, Turn, [Ticket; 3], Instant) {
-        let (queue, name) = queue();
-        let first = try_enter(&queue, &name).unwrap();
-        let mut places = [(); 3].map(|()| queue.ticket(&name, Mode::Exclusive));
+    fn three_in_line<'a>(
+        queue: &'a Arc<Queue>,
+        name: &'a Name,
+    ) -> (Turn, [Ticket<'a>; 3], Instant) {
+        let first = try_enter(queue, name).unwrap();
+        let mut places = [(); 3].map(|()| queue.ticket(name, Mode::Exclusive));
         let now = queue.clock.now();
         for place in &mut places {
             assert!(place.check_in(now).is_err());
         }
-        (queue, name, first, places, now)
+        (first, places, now)
     }
 
     #[test]
     fn turn_not_taken_up_goes_on_and_its_waiter_keeps_its_place() {
-        let (queue, _, first, [mut late, mut second, mut third], now) = three_in_line();
+        let (queue, name) = queue();
+        let (first, [mut late, mut second, mut third], now) = three_in_line(&queue, &name);
         drop(first);
         assert!(second.check_in(now).is_err());
         let due = queue.clock.now() + Timing::DEFAULT.attempt;
@@ -330,7 +333,8 @@ mod tests {
 
     #[test]
     fn turn_that_is_overdue_is_reclaimed() {
-        let (_, _, first, [mut second, mut third, _fourth], now) = three_in_line();
+        let (queue, name) = queue();
+        let (first, [mut second, mut third, _fourth], now) = three_in_line(&queue, &name);
         let due = now + Duration::from_secs(60);
         assert_eq!(first.asked(now, due), Some(now));
         assert!(second.check_in(due).is_err(), "it is not overdue yet");
@@ -368,7 +372,8 @@ mod tests {
 
     #[test]
     fn turn_comes_back_with_a_grant_unless_there_is_a_hold() {
-        let (queue, name, first, [mut second, mut third, _fourth], now) = three_in_line();
+        let (queue, name) = queue();
+        let (first, [mut second, mut third, _fourth], now) = three_in_line(&queue, &name);
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.check_in(late));
         assert_eq!(first.keep(late), Kept::Yes);
@@ -383,7 +388,8 @@ mod tests {
 
     #[test]
     fn grant_voids_the_offer_of_a_reclaimed_turn() {
-        let (_, _, first, [mut second, mut third, mut fourth], now) = three_in_line();
+        let (queue, name) = queue();
+        let (first, [mut second, mut third, mut fourth], now) = three_in_line(&queue, &name);
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.check_in(late));
         drop(second);
@@ -424,7 +430,8 @@ mod tests {
 
     #[test]
     fn name_is_free_when_no_waiter_of_it_checks_in() {
-        let (queue, name, first, mut places, now) = three_in_line();
+        let (queue, name) = queue();
+        let (first, mut places, now) = three_in_line(&queue, &name);
         drop(first);
         let late = now + Timing::DEFAULT.ttl;
         let taken = queue.try_turn(&name, Mode::Exclusive, late).unwrap();

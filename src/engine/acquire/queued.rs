@@ -32,14 +32,15 @@ impl<'core> AcquireLoop<'_, 'core> {
                 return Err(Error::silent());
             }
             if let Ok(admission) = ticket.check_in(now) {
-                return self.admitted(admission).await;
+                return self.admitted((admission, now)).await;
             }
             let pause = FIRST_GAP.min(until.saturating_duration_since(now));
             // The answer that ends the silence may also have let us ask.
-            if timeout(pause, ticket.woken()).await.is_ok()
-                && let Ok(admission) = ticket.check_in(core.now())
-            {
-                return self.admitted(admission).await;
+            if timeout(pause, ticket.woken()).await.is_ok() {
+                let now = core.now();
+                if let Ok(admission) = ticket.check_in(now) {
+                    return self.admitted((admission, now)).await;
+                }
             }
         }
     }
@@ -54,8 +55,11 @@ impl<'core> AcquireLoop<'_, 'core> {
         other.map_or(Ok(()), |(mode, _)| Err(mode.kind().wrong_type()))
     }
 
-    /// Takes what has come to a waiter, once.
-    pub(super) async fn admitted(&self, admission: Admission) -> Result<Option<Claim<'core>>> {
+    /// Takes what has come to a waiter at `now`, once.
+    pub(super) async fn admitted(
+        &self,
+        (admission, now): (Admission, Instant),
+    ) -> Result<Option<Claim<'core>>> {
         let core = self.core;
         match admission {
             Admission::Turn(turn) => self.begin(turn).await,
@@ -64,18 +68,18 @@ impl<'core> AcquireLoop<'_, 'core> {
                 Ok(share.map(|share| Claim::new(core, hold, share)))
             }
             Admission::Hold(offered) => {
-                Ok(offered.accept(core, self.asker).map(|hold| self.claim(hold)))
+                Ok(offered.accept(core, self.asker, now).map(|hold| self.claim(hold)))
             }
         }
     }
 
-    /// Waits in the queue until an offer comes, or fails once the store counts as silent: the first
+    /// Waits in the queue until an offer comes, at the time that it returns, or fails once the store counts as silent: the first
     /// waiter may get no answer either.
     pub(super) async fn wait_in_queue(
         &self,
-        ticket: &mut Ticket,
+        ticket: &mut Ticket<'_>,
         mut now: Instant,
-    ) -> Result<Admission> {
+    ) -> Result<(Admission, Instant)> {
         let core = self.core;
         let limit = self.silence_limit();
         let mut hints = Hints::NotSubscribed;
@@ -83,7 +87,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         let mut reported = false;
         loop {
             let Waits { silent_since, mixed } = match ticket.check_in(now) {
-                Ok(admission) => return Ok(admission),
+                Ok(admission) => return Ok((admission, now)),
                 Err(waits) => waits,
             };
             self.asker.waits(|| core.queue.ahead(self.name, ticket.number()));

@@ -58,7 +58,7 @@ pub enum ErrorKind {
     /// A setting of the server may cost leases, and [`Preflight::Refuse`](crate::Preflight::Refuse) is set; change the
     /// server. The [`source`](StdError::source) is [`Unfit`](crate::store::Unfit), which lists what was found.
     Unfit,
-    /// The key of this name holds something that is not a lock; it was left untouched.
+    /// The name is in use as another kind of lock, or its key holds something that is no lock; it was left untouched.
     WrongType,
     /// A name, duration, URL or setting is not valid, or does not fit the store; fix the call.
     Invalid,

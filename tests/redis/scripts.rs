@@ -3,6 +3,7 @@
 
 use kit::look::{channel, fence_key};
 use kit::{Reply, Resp, Server};
+use std::time::Duration;
 
 include!("../../src/store/redis/compose.rs");
 
@@ -707,10 +708,57 @@ fn mark_leaves_a_read_write_lock_alone() {
     assert_eq!(bench.command(&["HLEN", "job"]).int(), 2, "what is left is not ours");
 }
 
+/// Redisson grants a read-write lock over a lock. Once its own holders have left, its mode would keep the name closed for as
+/// long as the hash lives.
+#[test]
+fn mode_that_redisson_left_goes_with_the_lock_below() {
+    both_ways(|mut bench| {
+        let settings = ["30000", "60000", "me", "L"];
+        for (java, left) in [(Some("java:1:write"), 2), (None, 0)] {
+            for ends in ["release", "batch", "keep", "renewal"] {
+                bench.command(&["DEL", "job"]);
+                bench.command(&["HSET", "job", "me", "1", "mode", "write"]);
+                if let Some(java) = java {
+                    bench.command(&["HSET", "job", java, "1"]);
+                }
+                let reply = match ends {
+                    "release" => bench.run(RELEASE, &["job"], &["me"]),
+                    "batch" => bench.batch(&["job"], &["me", "R"]).remove(0),
+                    "keep" => bench.run(RELEASE_KEEP, &["job"], &["me", "leasehold:done", "1000"]),
+                    _ => bench.run(RENEW, &["job"], &settings).list().remove(0),
+                };
+                match ends {
+                    "renewal" => assert!(fails_with(&reply, "WRONGTYPE a read-write lock")),
+                    _ => assert_eq!(reply, Reply::Int(-2), "{ends} {java:?}"),
+                }
+                assert_eq!(bench.command(&["HLEN", "job"]).int(), left, "{ends} {java:?}");
+            }
+        }
+    });
+}
+
+/// For Redisson a semaphore has no permits until it is made, and its clients wait for a message.
+#[test]
+fn semaphore_that_is_made_wakes_those_who_came_before() {
+    let mut bench = Bench::new(true);
+    let mut waiter = bench.server.connection();
+    waiter.subscribe("redisson_sc:{job}");
+    let mut heard = || waiter.next_message(Duration::from_secs(30)).map(|(_, text)| text);
+    let acquire = |bench: &mut Bench, id: &str| {
+        let args = ["3", "1", "30000", "60000", &id.repeat(14)];
+        bench.run(PERMITS_ACQUIRE, &PERMIT_KEYS, &args).int()
+    };
+    assert_eq!(acquire(&mut bench, "a"), 0);
+    assert_eq!(heard().as_deref(), Some("2"));
+    assert_eq!(acquire(&mut bench, "b"), 0);
+    bench.command(&["PUBLISH", "redisson_sc:{job}", "end"]);
+    assert_eq!(heard().as_deref(), Some("end"), "only the first acquire makes it");
+}
+
 const RW_RENEW: &str = compose!("../../src/store/redis/scripts/", rw_renew);
 const RW_RELEASE: &str = compose!("../../src/store/redis/scripts/", rw, "rw_release", "publish");
 const PERMITS_ACQUIRE: &str =
-    compose!("../../src/store/redis/scripts/", permits, "permits_acquire");
+    compose!("../../src/store/redis/scripts/", permits, "permits_acquire", "publish");
 const PERMITS_RENEW: &str =
     compose!("../../src/store/redis/scripts/", permits, "permits_renew", "publish");
 const PERMITS_RELEASE: &str =

@@ -264,6 +264,65 @@ async fn full_memory_costs_no_reader_and_no_writer() {
     edit.unlock().await.expect("a release");
 }
 
+/// Redisson counts the reads of a thread that it has not unlocked, also those that have expired. Each has a time of its own.
+#[tokio::test]
+async fn reader_with_many_nested_reads_is_alive_by_the_last() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let reader = "5e1f3a54-5c1b-4b0e-9a39-0f5d1c0a7b11:1";
+    // The last count is more than is looked at.
+    for count in ["101", "5000", "1000000000"] {
+        let mut lock = leases.rw_lock("rw");
+        let page = lock.read().await.expect("a lease");
+        server.command(&["HSET", "rw", reader, count]);
+        let time = format!("{{rw}}:{reader}:rwlock_timeout:{count}");
+        server.command(&["SET", &time, "1", "PX", "60000"]);
+        let holders = leases.holders("rw").await.expect("an answer");
+        assert_eq!(holders.len(), 2, "{holders:?}");
+        let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+            panic!("{count}: another one reads")
+        };
+        page.unlock().await.expect("a release");
+        assert!(lock.try_write().await.expect("an answer").is_none(), "{count}: it reads on");
+        assert_eq!(server.command(&["HGET", "rw", reader]).text(), count);
+        server.command(&["DEL", "rw", &time]);
+    }
+}
+
+/// Without a time to live, the hash would outlive the last reader.
+#[tokio::test]
+async fn release_gives_the_hash_its_time_to_live_again() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    let page = leases.rw_lock("rw").read().await.expect("a lease");
+    for (reader, left) in [("java:1", "9000"), ("java:2", "20000"), ("java:3", "9000")] {
+        server.command(&["HSET", "rw", reader, "1"]);
+        server.command(&["SET", &format!("{{rw}}:{reader}:rwlock_timeout:1"), "1", "PX", left]);
+    }
+    server.command(&["PERSIST", "rw"]);
+    page.unlock().await.expect("a release");
+    let left = server.command(&["PTTL", "rw"]).int();
+    assert!((15_000..=20_000).contains(&left), "that of the last reader: {left}");
+}
+
+/// Redisson grants its read-write lock over a lock.
+#[tokio::test]
+async fn lock_that_redisson_writes_over_is_lost() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    for fair in [false, true] {
+        let lease = match fair {
+            true => leases.fair_lock("job").lock().await.expect("a lease"),
+            false => leases.lock("job").lock().await.expect("a lease"),
+        };
+        server.command(&["HSET", "job", "mode", "write", "java:1:write", "1"]);
+        let error = lease.unlock().await.expect_err("Java writes");
+        assert_eq!(error.loss(), Some(Loss::Taken), "{error}");
+        assert_eq!(server.command(&["HLEN", "job"]).int(), 2, "what is left is not ours");
+        server.command(&["DEL", "job"]);
+    }
+}
+
 /// Many readers are left: the release looks at few of them.
 #[tokio::test]
 async fn release_of_a_reader_looks_at_few_of_the_others() {

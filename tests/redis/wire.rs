@@ -474,10 +474,12 @@ async fn inspect_tells_what_the_server_has() {
     server.command(&["HSET", "endless", JAVA, "3"]);
     let holding = leases.inspect("endless").await.expect("an answer").expect("a holder");
     assert_eq!((holding.hold_count, holding.remaining), (3, None));
-    server.command(&["HSET", "rw", "mode", "read", JAVA, "1"]);
+    server.command(&["HSET", "rw", "mode", "read", JAVA, "1", "expired", "1"]);
+    server.command(&["SET", &format!("{{rw}}:{JAVA}:rwlock_timeout:1"), "1", "PX", "30000"]);
     server.command(&["SET", "text", "x"]);
     let holding = leases.inspect("rw").await.expect("an answer").expect("a reader");
     assert_eq!((holding.holder.as_str(), holding.mode), (JAVA, Mode::Read));
+    assert_eq!(leases.holders("rw").await.expect("an answer").len(), 1, "the other has expired");
     let error = leases.inspect("text").await.expect_err("it is no lock");
     assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
     assert!(exists(&server, "rw") && exists(&server, "text"));
@@ -828,7 +830,9 @@ async fn store_that_was_connected_without_a_manager_serves_one() {
 #[tokio::test]
 async fn set_of_names_is_acquired_in_one_call_and_released_in_one() {
     let server = Server::start();
-    let leases = connect(&server).await;
+    // Another thread, which sends them until this runtime has a connection of its own, could send the first too early.
+    let builder = LeaseManager::builder().dedicated_thread(false);
+    let leases = connect_with(&server, builder).await;
     let mut set = leases.multi_lock(["a", "b", "c", "d", "e", "f", "g", "h"]).expect("good names");
     // The server may not know the scripts before.
     set.lock().await.expect("a lease").unlock().await.expect("held");

@@ -176,7 +176,10 @@ pub(super) fn classify(text: &str) -> Error {
             WrongType,
             "the key under this name, or one beside it, has another type; it was left untouched",
         ),
-        "WRONGTYPE" => (WrongType, "the key under this name is not a lock; it was left untouched"),
+        "WRONGTYPE" => (
+            WrongType,
+            "the name is in use as another kind of lock, or its key holds something else; it was left untouched",
+        ),
         "CROSSSLOT" => (Invalid, "the name's keys fall into different cluster slots"),
         "LEASEHOLD" => (Invalid, "the lock script refused its arguments"),
         "ERR" if text.contains("max number of clients") => {

@@ -40,6 +40,7 @@ pub(super) struct Scripts {
     pub(super) rw_acquire: Script,
     pub(super) rw_release: Script,
     pub(super) rw_force: Script,
+    pub(super) permits_acquire: Script,
     pub(super) permits_release: Script,
     pub(super) permits_renew: Script,
     pub(super) permits_force: Script,
@@ -73,6 +74,7 @@ macro_rules! scripts {
             rw_acquire: script!(, rw_acquire, $publish),
             rw_release: script!(, rw, "rw_release", $publish),
             rw_force: script!(, rw_force, $publish),
+            permits_acquire: script!(, permits, "permits_acquire", $publish),
             permits_release: script!(, permits, "permits_release", $publish),
             permits_renew: script!(, permits, "permits_renew", $publish),
             permits_force: script!(, permits, "permits_force", $publish),
@@ -95,7 +97,6 @@ pub(super) static INSPECT: Script = script!(; "inspect");
 pub(super) static METADATA: Script = script!(; "metadata");
 pub(super) static RW_RENEW: Script = script!(, rw_renew);
 pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
-pub(super) static PERMITS_ACQUIRE: Script = script!(, permits, "permits_acquire");
 pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
 pub(super) static LINE_ACQUIRE: Script = script!(, line_acquire);
 pub(super) static NOTE_READ: Script = script!(; "note_read");

@@ -5,9 +5,7 @@ use super::super::remote::Replicas;
 use super::super::{Acquire, Acquired, Inspect, Inspection, Mode, Release, Resize};
 use super::keys::Keys;
 use super::replies::Element;
-use super::scripts::{
-    Call, INSPECT, PERMITS_ACQUIRE, PERMITS_INSPECT, RW_INSPECT, Script, Scripts,
-};
+use super::scripts::{Call, INSPECT, PERMITS_INSPECT, RW_INSPECT, Script, Scripts};
 use super::{RedisStore, permits, replies, rw};
 use crate::clock::Instant;
 use crate::error::Result;
@@ -21,7 +19,7 @@ pub(super) fn acquire(
 ) -> (&'static Script, Call) {
     let (script, mut call) = match request.target.mode {
         Mode::Permits { size, take } => {
-            (&PERMITS_ACQUIRE, permits::acquire(keys, request, size, take))
+            (&scripts.permits_acquire, permits::acquire(keys, request, size, take))
         }
         _ => (&scripts.rw_acquire, rw::acquire(keys, request)),
     };

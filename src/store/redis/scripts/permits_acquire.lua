@@ -1,4 +1,5 @@
--- Acquires permits of a semaphore, or grants them again to the holder that has them. `permits_common.lua` comes before.
+-- Acquires permits of a semaphore, or grants them again to the holder that has them. `permits_common.lua` and
+-- `permits_wake.lua` come before.
 --
 -- KEYS   free, out, sizes: see `permits_common.lua`
 -- ARGV   the size, the number of permits, ttl in ms, the time in ms to keep an idle semaphore (0: forever), what the
@@ -99,5 +100,9 @@ if keeps then
 end
 if extends then
   call('PEXPIRE', free, format('%d', ms))
+end
+if fresh then
+  -- Clients of Redisson that came before wait for this: for them there were no permits.
+  wake(free, tonumber(rest))
 end
 return 0

@@ -28,6 +28,10 @@ if call('HEXISTS', lock, 'mode') == 1 then
   -- Redisson grants a read-write lock over a lock. It is left to Redisson, as in `renew.lua`.
   doing = 'HDEL'
   call('HDEL', lock, holder)
+  if try('HLEN', lock) == 1 then
+    -- It has released its lock since, so none holds what is left.
+    try('DEL', lock)
+  end
   return -2
 end
 -- The key has a time to live all the time. PEXPIRE comes first: a full memory refuses HSET only as the first command that

@@ -53,6 +53,10 @@ local function run()
           -- writer's last unlock would wake no waiter.
           doing = 'HDEL'
           call('HDEL', lock, holder)
+          if try('HLEN', lock) == 1 then
+            -- It has released its lock since, so none holds what is left.
+            try('DEL', lock)
+          end
           error(refusal(READ_WRITE))
         end
         doing = 'PEXPIRE'

@@ -28,6 +28,27 @@ local function mode_of(lock)
   return nil
 end
 
+-- The most nested reads of a reader of which each is looked at: 4 ms of the server's time.
+local MOST_NESTED = 10000
+
+-- Returns the longest time to live in ms that a reader has, or the first one that is `enough`. Each of its reads has one, and
+-- the last ones mostly have the longest. A reader with too many counts as alive for as long as the hash.
+local function time_of(lock, field, count, enough)
+  local left, timeout = 0, tagged(lock) .. ':' .. field .. ':rwlock_timeout:'
+  doing = 'PTTL'
+  if count > MOST_NESTED then
+    left = call('PTTL', lock)
+    return left < 0 and LONGEST_TTL or left
+  end
+  for i = count, 1, -1 do
+    left = math.max(left, call('PTTL', timeout .. i))
+    if left >= enough then
+      return left
+    end
+  end
+  return left
+end
+
 -- Returns the longest time to live in ms of the readers but `except`, or the first one that is `enough`. Removes those that
 -- have none before that, if `prune` is set. Their keys follow from the fields, so they are not among KEYS: the layout leaves
 -- no other way. It fails if one may be on another server.
@@ -37,17 +58,12 @@ local function readers_left(lock, except, prune, enough)
   for _, field in ipairs(call('HKEYS', lock)) do
     if field ~= 'mode' and field ~= except and string.sub(field, -6) ~= ':write' then
       doing = 'HGET'
-      local count, left = tonumber(call('HGET', lock, field)) or 1, 0
-      local timeout = tagged(lock) .. ':' .. field .. ':rwlock_timeout:'
-      doing = 'PTTL'
-      for i = 1, math.min(count, 100) do
-        left = math.max(left, call('PTTL', timeout .. i))
-      end
+      local left = time_of(lock, field, tonumber(call('HGET', lock, field)) or 1, enough)
       if left == 0 then
         -- While a cluster moves the slot, a key that is missing here may be on the other server. Then a command on two keys
         -- is refused.
         doing = 'EXISTS'
-        call('EXISTS', lock, timeout .. 1)
+        call('EXISTS', lock, tagged(lock) .. ':' .. field .. ':rwlock_timeout:1')
       end
       if left == 0 and prune then
         doing = 'HDEL'

@@ -2,7 +2,7 @@
 --
 -- KEYS   lock
 -- ARGV   none
--- Reply  for each holder: its id, read or write, its count, its time to live in ms
+-- Reply  for each holder that has not expired: its id, read or write, its count, its time to live in ms
 --
 -- Twice is harmless: it writes nothing.
 
@@ -18,11 +18,11 @@ for i = 1, #fields, 2 do
   if string.sub(field, -6) == ':write' then
     reply[#reply + 1] = { string.sub(field, 1, -7), 'write', count, left }
   elseif field ~= 'mode' then
-    local own = 0
-    for nested = 1, math.min(tonumber(count) or 1, 100) do
-      own = math.max(own, call('PTTL', tagged(lock) .. ':' .. field .. ':rwlock_timeout:' .. nested))
+    local own = time_of(lock, field, tonumber(count) or 1, LONGEST_TTL)
+    -- One that has expired holds nothing. The next writer removes it.
+    if own > 0 then
+      reply[#reply + 1] = { field, 'read', count, own }
     end
-    reply[#reply + 1] = { field, 'read', count, own }
   end
 end
 local flat = {}

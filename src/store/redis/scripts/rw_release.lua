@@ -48,10 +48,14 @@ if fields - reads - wrote > 1 then
   -- The hash lives about as long as the readers that are left. Those without a time to live of their own go with it.
   doing = 'PTTL'
   local left = call('PTTL', lock)
+  if left < 0 then
+    -- Another client has removed the time to live.
+    left = LONGEST_TTL
+  end
   local known, best = pcall(readers_left, lock, '', false, math.max(left * 2 / 3, 1))
   if not known then
     -- The times of the others may be on another server. The hash keeps its own.
-    best = math.max(left, 1)
+    best = left
   end
   if best > 0 then
     doing = 'HSET'

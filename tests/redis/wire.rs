@@ -474,12 +474,10 @@ async fn inspect_tells_what_the_server_has() {
     server.command(&["HSET", "endless", JAVA, "3"]);
     let holding = leases.inspect("endless").await.expect("an answer").expect("a holder");
     assert_eq!((holding.hold_count, holding.remaining), (3, None));
-    server.command(&["HSET", "rw", "mode", "read", JAVA, "1", "expired", "1"]);
-    server.command(&["SET", &format!("{{rw}}:{JAVA}:rwlock_timeout:1"), "1", "PX", "30000"]);
+    server.command(&["HSET", "rw", "mode", "read", JAVA, "1"]);
     server.command(&["SET", "text", "x"]);
     let holding = leases.inspect("rw").await.expect("an answer").expect("a reader");
     assert_eq!((holding.holder.as_str(), holding.mode), (JAVA, Mode::Read));
-    assert_eq!(leases.holders("rw").await.expect("an answer").len(), 1, "the other has expired");
     let error = leases.inspect("text").await.expect_err("it is no lock");
     assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
     assert!(exists(&server, "rw") && exists(&server, "text"));

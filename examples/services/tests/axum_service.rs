@@ -32,6 +32,16 @@ impl Replica {
         Ok(http(&self.address, "GET", path).await?.0)
     }
 
+    /// Waits until it has read that it leads.
+    async fn until_it_is_known(&self) -> Result {
+        let start = Instant::now();
+        while !http(&self.address, "GET", "/leader").await?.1.contains(&self.address) {
+            assert!(start.elapsed() < LONG, "it never reads who leads");
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
     /// Waits until a path has this status, and returns how long that took.
     async fn until(&self, path: &str, status: u16) -> Result<Duration> {
         let start = Instant::now();
@@ -148,6 +158,7 @@ async fn store_that_is_away_is_no_reason_for_a_restart() -> Result {
     let mut replica = Replica::start(&redis).await?;
     replica.leads().await?;
     assert_eq!((replica.status("/livez").await?, replica.status("/readyz").await?), (200, 200));
+    replica.until_it_is_known().await?;
     redis.signal("STOP").await?;
     replica.until("/readyz", 503).await?;
     assert_eq!(replica.status("/livez").await?, 200);

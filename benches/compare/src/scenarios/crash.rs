@@ -42,7 +42,7 @@ async fn measure(server: &Server, round: u32) -> Result<f64> {
         lease.unlock().await.map(|()| granted)
     });
     // At another phase of the renewals each time.
-    tokio::time::sleep(T / 2 + T / 9 * round).await;
+    tokio::time::sleep(T / 2 + T / 10 * round).await;
     let killed = now();
     worker.kill()?;
     let granted = tokio::time::timeout(PATIENCE, waiter).await;

@@ -71,6 +71,12 @@ pub(super) struct Inner {
 /// The last hold of a chain of changes of the mode by one handle, which all of its holds share. It keeps none of them.
 type Latest = Arc<Mutex<Weak<Hold>>>;
 
+impl Inner {
+    fn is_finished(&self) -> bool {
+        self.state.is_over() && self.state.live() == 0
+    }
+}
+
 impl Hold {
     /// Creates a hold that is neither in the queue nor in the schedule yet.
     pub(super) fn new(
@@ -174,16 +180,14 @@ impl Hold {
 
     /// Returns whether the hold is over and has no live lease.
     pub(crate) fn is_finished(&self) -> bool {
-        let inner = self.lock();
-        inner.state.is_over() && inner.state.live() == 0
+        self.lock().is_finished()
     }
 
     /// Returns whether the next call of its handle does not depend on the hold: it is finished, is shared with no other
     /// handle, and no hold of another mode was made of it.
     pub(super) fn is_past(&self) -> bool {
         let inner = self.lock();
-        let is_finished = inner.state.is_over() && inner.state.live() == 0;
-        is_finished && inner.latest.is_none() && !self.mode.is_joined()
+        inner.is_finished() && inner.latest.is_none() && !self.mode.is_joined()
     }
 
     pub(crate) fn is_busy(&self) -> bool {

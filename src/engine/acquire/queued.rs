@@ -55,7 +55,7 @@ impl<'core> AcquireLoop<'_, 'core> {
         other.map_or(Ok(()), |(mode, _)| Err(mode.kind().wrong_type()))
     }
 
-    /// Takes what has come to a waiter at `now`, once.
+    /// Takes the offer that a check-in at `now` found, once.
     pub(super) async fn admitted(
         &self,
         (admission, now): (Admission, Instant),
@@ -73,8 +73,8 @@ impl<'core> AcquireLoop<'_, 'core> {
         }
     }
 
-    /// Waits in the queue until an offer comes, at the time that it returns, or fails once the store counts as silent: the first
-    /// waiter may get no answer either.
+    /// Waits in the queue until an offer comes, and returns it with the time of the check-in that found it. Fails once the
+    /// store counts as silent: the first waiter may get no answer either.
     pub(super) async fn wait_in_queue(
         &self,
         ticket: &mut Ticket<'_>,

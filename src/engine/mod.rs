@@ -89,6 +89,7 @@ mod thread;
 mod ticket;
 mod timing;
 mod turn;
+mod waiters;
 mod wakers;
 mod watchdog;
 mod worker;

@@ -3,15 +3,14 @@
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Members, Stage};
-use super::offers::{HandedOff, Offer, Offers, Waiter};
+use super::offers::{HandedOff, Offer, Offers, Wake};
 use super::options::Options;
 use super::seen::Seen;
-use super::wakers::{run_wakers, wake_waiter};
+use super::waiters::{Waiter, Waiters};
+use super::wakers::wake_waiter;
 use crate::clock::Instant;
 use crate::store::Mode;
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::oneshot;
 
 /// The times by which the queue acts.
 #[derive(Clone, Copy)]
@@ -46,8 +45,7 @@ pub(super) struct NameEntry {
 /// The waiters of a name, and facts that only matter with waiters or other holders.
 #[derive(Default)]
 pub(super) struct Rivals {
-    /// The waiters in FIFO order, by their tickets.
-    pub(super) waiters: BTreeMap<u64, Waiter>,
+    pub(super) waiters: Waiters,
     /// The offers that waiters find at their next check-in.
     pub(super) offers: Offers,
     /// While waiters elsewhere listen: the last number drawn before the store granted the name.
@@ -76,7 +74,7 @@ pub(super) struct Seeker {
     pub(super) options: Options,
     /// The number of its ticket, by which waiters are in order.
     pub(super) ticket: u64,
-    pub(super) pass: oneshot::Sender<HandedOff>,
+    pub(super) pass: Wake,
     pub(super) seen: Option<Seen>,
 }
 
@@ -90,9 +88,8 @@ pub(super) enum Recipient {
 /// A hold on its way to the recipient.
 #[derive(Default)]
 pub(crate) struct Delivery {
-    waiter: Option<oneshot::Sender<()>>,
-    passed: Option<(oneshot::Sender<HandedOff>, HandedOff)>,
-    woken: Vec<oneshot::Sender<()>>,
+    passed: Option<(Wake, HandedOff)>,
+    woken: Vec<Wake>,
     void: (Option<Waiter>, Option<Offer>),
     turn: Option<Member>,
     removed: Removed,
@@ -103,10 +100,9 @@ impl Delivery {
     pub(crate) fn complete(self) {
         drop((self.void, self.turn, self.removed));
         if let Some((pass, offered)) = self.passed {
-            // One that was dropped meanwhile does not take it.
-            run_wakers(|| drop(pass.send(offered)));
+            wake_waiter(pass, Some(offered));
         }
-        self.waiter.into_iter().chain(self.woken).for_each(wake_waiter);
+        self.woken.into_iter().for_each(|wake| wake_waiter(wake, None));
     }
 }
 
@@ -120,6 +116,17 @@ pub(super) enum Gone {
     Waiter { _gone: Waiter },
     Seeker { _gone: Seeker },
     Seen { _gone: Seen },
+}
+
+impl Rivals {
+    /// Takes a turn in this mode that was offered to a waiter behind this ticket, and not taken up yet: a waiter that comes
+    /// back is at its place again.
+    pub(super) fn take_turn_behind(&mut self, ticket: u64, mode: Mode) -> Option<Offer> {
+        let Self { waiters, offers, .. } = self;
+        let behind = offers.first_turn_behind(ticket)?;
+        let is_alike = waiters.get(behind).is_some_and(|waiter| waiter.mode == mode);
+        if is_alike { offers.take(behind) } else { None }
+    }
 }
 
 impl NameEntry {
@@ -155,7 +162,7 @@ impl NameEntry {
     }
 
     pub(super) fn has_fair_waiters(&self) -> bool {
-        self.rivals().is_some_and(|rivals| rivals.waiters.values().any(|waiter| waiter.fair))
+        self.rivals().is_some_and(|rivals| rivals.waiters.iter().any(|(_, waiter)| waiter.fair))
     }
 
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
@@ -166,7 +173,7 @@ impl NameEntry {
     pub(super) fn may_try(&self, mode: Mode) -> bool {
         // Those that wait for a hold to join are no contention.
         let excluded = |waiter: &Waiter| !(mode.is_joined() && mode.can_share(waiter.mode));
-        let waits = self.rivals().is_some_and(|rivals| rivals.waiters.values().any(excluded));
+        let waits = self.rivals().is_some_and(|rivals| rivals.waiters.iter().any(|(_, waiter)| excluded(waiter)));
         !waits && self.members.may_try(mode)
     }
 
@@ -188,23 +195,23 @@ impl NameEntry {
         &mut self,
         numbers: &mut u64,
         times: Times,
-    ) -> (Vec<oneshot::Sender<()>>, Removed) {
+    ) -> (Vec<Wake>, Removed) {
         let (mut woken, mut joining) = (Vec::new(), Vec::new());
         let cohort = self.joinable(times.now).cloned();
         let Some(rivals) = self.rivals.as_deref_mut() else { return Default::default() };
-        let polled = rivals.waiters.values().any(|waiter| waiter.checked_in >= times.since);
-        for (ticket, waiter) in &mut rivals.waiters {
+        let polled = rivals.waiters.iter().any(|(_, waiter)| waiter.checked_in >= times.since);
+        for (ticket, waiter) in rivals.waiters.iter_mut() {
             let passed_over = polled && waiter.checked_in < times.since;
-            if passed_over || rivals.offers.contains(*ticket) {
+            if passed_over || rivals.offers.contains(ticket) {
                 continue;
             }
             let joins = cohort.as_ref().filter(|_| self.members.can_all_share(waiter.mode));
             if let Some(hold) = joins {
-                joining.push((*ticket, Arc::clone(hold)));
+                joining.push((ticket, Arc::clone(hold)));
             } else if self.members.may_ask(waiter.mode) {
                 *numbers += 1;
                 self.members.push(Member::asking(*numbers, waiter.mode, times.due));
-                rivals.offers.insert(*ticket, Offer::Turn(*numbers));
+                rivals.offers.insert(ticket, Offer::Turn(*numbers));
             } else {
                 break;
             }
@@ -212,7 +219,7 @@ impl NameEntry {
         }
         for (ticket, hold) in joining {
             // It blocks no waiter behind it, unless the hold ends before it joins.
-            if let Some(waiter) = rivals.waiters.remove(&ticket) {
+            if let Some(waiter) = rivals.waiters.remove(ticket) {
                 rivals.offers.insert(ticket, Offer::Join(hold, waiter));
             }
         }
@@ -260,7 +267,7 @@ impl NameEntry {
             rivals.offers.tickets(|offer| matches!(offer, Offer::Join(hold, _) if has_ended(hold)))
         {
             if let Some(Offer::Join(_, waiter)) = rivals.offers.take(ticket) {
-                rivals.waiters.insert(ticket, waiter);
+                rivals.waiters.get_or_insert_with(ticket, || waiter);
             }
         }
         let offers = rivals.offers.take_all(|offer| match offer {
@@ -285,13 +292,13 @@ impl NameEntry {
                 let Offer::Turn(number) = offer else { return false };
                 members.get(*number).is_some_and(|member| member.is_overdue(now))
             });
-            waiters.extend(overdue.iter().filter_map(|ticket| rivals.waiters.remove(ticket)));
+            waiters.extend(overdue.iter().filter_map(|ticket| rivals.waiters.remove(*ticket)));
             // Remove all of them at once: otherwise each would be waited for in turn.
-            while let Some(first) = rivals.waiters.first_entry()
-                && first.get().checked_in < since
-                && !rivals.offers.contains(*first.key())
+            while let Some((first, waiter)) = rivals.waiters.first()
+                && waiter.checked_in < since
+                && !rivals.offers.contains(first)
             {
-                waiters.push(first.remove());
+                waiters.extend(rivals.waiters.remove(first));
             }
         }
         let mut removed = self.take_all(|member| member.is_overdue(now));
@@ -326,7 +333,7 @@ impl NameEntry {
                 let is_turn =
                     |offer: &Offer| matches!(offer, Offer::Turn(turn) if *turn == asks.number);
                 let ticket = rivals.offers.last(is_turn)?;
-                (ticket, rivals.waiters.get(&ticket)?)
+                (ticket, rivals.waiters.get(ticket)?)
             }
             _ => return None,
         };
@@ -337,7 +344,7 @@ impl NameEntry {
     /// Returns the options of the handle that a hold is handed off to.
     pub(super) fn options_of(&self, recipient: &Recipient) -> Options {
         let options = self.rivals().and_then(|rivals| match recipient {
-            Recipient::Waiter(ticket) => rivals.waiters.get(ticket).map(|waiter| &waiter.options),
+            Recipient::Waiter(ticket) => rivals.waiters.get(*ticket).map(|waiter| &waiter.options),
             Recipient::Seeker => rivals.seeker.as_ref().map(|seeker| &seeker.options),
         });
         options.cloned().unwrap_or_default()
@@ -358,16 +365,22 @@ impl NameEntry {
         let mut seen = None;
         let turn = match recipient {
             Recipient::Waiter(ticket) => {
-                let waiter = rivals.waiters.get_mut(&ticket);
-                delivery.waiter = waiter.and_then(|waiter| waiter.wake.take());
-                // Many holds may be on their way; their waiters would be looked at each time.
-                let shares = next.mode.is_shared();
-                let waiter = if shares { rivals.waiters.remove(&ticket) } else { None };
-                // An earlier offer to it is void.
-                delivery.void = (waiter, rivals.offers.insert(ticket, Offer::Hold(offered)));
-                match delivery.void.1 {
-                    Some(Offer::Turn(number)) => Some(number),
-                    _ => None,
+                let mut waiter = rivals.waiters.remove(ticket);
+                let wake = waiter.as_mut().and_then(|waiter| waiter.wake.take());
+                delivery.void.0 = waiter;
+                match wake {
+                    Some(wake) => {
+                        delivery.passed = Some((wake, offered));
+                        None
+                    }
+                    // It has been woken already, maybe for an offer that is void now.
+                    None => {
+                        delivery.void.1 = rivals.offers.insert(ticket, Offer::Hold(offered));
+                        match delivery.void.1 {
+                            Some(Offer::Turn(number)) => Some(number),
+                            _ => None,
+                        }
+                    }
                 }
             }
             Recipient::Seeker => rivals.seeker.take().map(|seeker| {
@@ -387,8 +400,6 @@ impl NameEntry {
 
     /// Returns the first waiter that has checked in since `since`, and its ticket.
     pub(super) fn first_waiter(&self, since: Instant) -> Option<(u64, &Waiter)> {
-        let mut waiters = self.rivals()?.waiters.iter();
-        let first = waiters.find(|(_, waiter)| waiter.checked_in >= since)?;
-        Some((*first.0, first.1))
+        self.rivals()?.waiters.iter().find(|(_, waiter)| waiter.checked_in >= since)
     }
 }

@@ -1,9 +1,7 @@
-//! The waiters of a name, and the offers that they find at their next check-in.
+//! The offers that waiters find at their next check-in.
 
 use super::hold::Hold;
-use super::options::Options;
-use crate::clock::Instant;
-use crate::store::Mode;
+use super::waiters::Waiter;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -36,19 +34,8 @@ impl Drop for HandedOff {
     }
 }
 
-/// A waiter in the queue.
-pub(super) struct Waiter {
-    pub(super) mode: Mode,
-    pub(super) options: Options,
-    /// Wakes it for an offer. `None` while it has not checked in since it was woken.
-    pub(super) wake: Option<oneshot::Sender<()>>,
-    /// The time of its last check-in.
-    pub(super) checked_in: Instant,
-    /// The time of its arrival.
-    pub(super) arrived: Instant,
-    /// Whether it takes part in the line of the name.
-    pub(super) fair: bool,
-}
+/// Wakes a waiter: with a hold that is handed off to it, or with `None` for a check-in.
+pub(super) type Wake = oneshot::Sender<Option<HandedOff>>;
 
 /// An offer to a waiter.
 pub(super) enum Offer {
@@ -56,6 +43,7 @@ pub(super) enum Offer {
     Turn(u64),
     /// A read hold that it may join.
     Join(Arc<Hold>, Waiter),
+    /// A hold that is handed off to a waiter that was woken for another reason just before.
     Hold(HandedOff),
 }
 
@@ -102,6 +90,12 @@ impl Offers {
         let tickets = self.tickets(matches);
         let taken = tickets.into_iter().filter_map(|ticket| Some((ticket, self.take(ticket)?)));
         taken.collect()
+    }
+
+    /// Returns the first ticket after this one with an offered turn.
+    pub(super) fn first_turn_behind(&self, ticket: u64) -> Option<u64> {
+        let mut turns = self.0.iter().filter(|(_, offer)| matches!(offer, Offer::Turn(_)));
+        turns.find(|(other, _)| *other > ticket).map(|(other, _)| *other)
     }
 
     /// Returns the last ticket whose offer matches.

@@ -18,7 +18,7 @@ use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Stage};
 use super::name_entry::{Cohort, Delivery, NameEntry, Removed, Silence, Times};
-use super::offers::{HandedOff, Offer};
+use super::offers::{HandedOff, Offer, Wake};
 use super::options::Options;
 use super::pause::{Heard, Pauses};
 use super::timing::Timing;
@@ -29,7 +29,6 @@ use crate::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 pub(crate) struct Queue {
     state: Mutex<QueueState>,
@@ -76,7 +75,7 @@ impl QueueState {
 /// held.
 #[derive(Default)]
 pub(super) struct Ended {
-    pub(super) woken: Vec<oneshot::Sender<()>>,
+    pub(super) woken: Vec<Wake>,
     _removed: Removed,
     _entry: Option<NameEntry>,
 }
@@ -89,9 +88,7 @@ impl Ended {
 
     /// Wakes the waiters. Call it with no lock held.
     pub(super) fn wake_all(self) {
-        if !self.woken.is_empty() {
-            self.woken.into_iter().for_each(wake_waiter);
-        }
+        self.woken.into_iter().for_each(|wake| wake_waiter(wake, None));
     }
 }
 
@@ -125,7 +122,7 @@ impl Queue {
         let state = self.lock();
         let rivals = state.names.get(name).and_then(NameEntry::rivals);
         rivals.map_or(0, |rivals| match number {
-            Some(number) => rivals.waiters.range(..number).count(),
+            Some(number) => rivals.waiters.iter().take_while(|(ticket, _)| *ticket < number).count(),
             None => rivals.waiters.len(),
         })
     }
@@ -173,10 +170,8 @@ impl Queue {
         let missed = rivals
             .offers
             .take_all(|offer| matches!(offer, Offer::Hold(offered) if offered.is(hold)));
-        let waiters: Vec<_> =
-            missed.iter().filter_map(|(ticket, _)| rivals.waiters.remove(ticket)).collect();
         drop(state);
-        drop((missed, waiters));
+        drop(missed);
     }
 
     /// Puts a hold into the seat of this number, by a request that was sent at `sent`. Returns whether the name was forced
@@ -363,10 +358,10 @@ impl Queue {
     pub(crate) fn wake_all(&self) {
         let mut state = self.lock();
         let rivals = state.names.values_mut().filter_map(NameEntry::rivals_mut);
-        let waiters = rivals.flat_map(|rivals| rivals.waiters.values_mut());
-        let woken: Vec<_> = waiters.filter_map(|waiter| waiter.wake.take()).collect();
+        let waiters = rivals.flat_map(|rivals| rivals.waiters.iter_mut());
+        let woken: Vec<_> = waiters.filter_map(|(_, waiter)| waiter.wake.take()).collect();
         drop(state);
-        woken.into_iter().for_each(wake_waiter);
+        woken.into_iter().for_each(|wake| wake_waiter(wake, None));
     }
 
     /// Ends the turn of this number, as [`leave_at`](Self::leave_at) does.

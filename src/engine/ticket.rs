@@ -3,10 +3,11 @@
 use super::hold::Hold;
 use super::members::Member;
 use super::name_entry::NameEntry;
-use super::offers::{HandedOff, Offer, Waiter};
+use super::offers::{HandedOff, Offer};
 use super::options::{NO_OPTIONS, Options};
 use super::queue::{Ended, Queue};
 use super::turn::Turn;
+use super::waiters::Waiter;
 use crate::clock::Instant;
 use crate::store::{Mode, Name};
 use std::sync::Arc;
@@ -43,7 +44,9 @@ pub(crate) struct Ticket<'a> {
     /// Whether it may be in the queue.
     queued: bool,
     /// Is sent to when an offer comes. Created when it has to wait.
-    woken: Option<oneshot::Receiver<()>>,
+    woken: Option<oneshot::Receiver<Option<HandedOff>>>,
+    /// A hold that came with the wake-up, for the next check-in.
+    handed_off: Option<HandedOff>,
 }
 
 impl Queue {
@@ -59,6 +62,7 @@ impl Queue {
             fair: false,
             queued: false,
             woken: None,
+            handed_off: None,
         }
     }
 }
@@ -88,7 +92,7 @@ impl<'a> Ticket<'a> {
     pub(crate) async fn woken(&mut self) {
         if let Some(woken) = &mut self.woken {
             // It is dropped without a message when the waiter is passed over. A check-in is due then as well.
-            let _ = woken.await;
+            self.handed_off = woken.await.ok().flatten();
             self.woken = None;
         }
     }
@@ -105,10 +109,23 @@ impl<'a> Ticket<'a> {
         first.is_some_and(|(ticket, _)| Some(ticket) == self.number)
     }
 
+    /// Takes the hold that came with the last wake-up, if one did.
+    fn take_handed_off(&mut self) -> Option<HandedOff> {
+        if let Some(Ok(offered)) = self.woken.as_mut().map(oneshot::Receiver::try_recv) {
+            (self.woken, self.handed_off) = (None, offered);
+        }
+        self.handed_off.take()
+    }
+
     /// Shows that the waiter is polled, and takes its offer, if there is one. A waiter calls this again whenever it is
     /// [`woken`](Ticket::woken), each [`Timing::check_in_period`](super::timing::Timing::check_in_period), and after a
     /// turn or an offered hold that brought no hold: it keeps its place.
     pub(crate) fn check_in(&mut self, now: Instant) -> Result<Admission, Waits> {
+        if let Some(offered) = self.take_handed_off() {
+            // The hand-off took it out of the queue.
+            self.queued = false;
+            return Ok(Admission::Hold(offered));
+        }
         let (queue, name, mode) = (self.queue, self.name, self.mode);
         let (arrived, fair) = (self.arrived, self.fair);
         let (mut replaced, mut removed, mut passed) = (None, None, Vec::new());
@@ -132,7 +149,7 @@ impl<'a> Ticket<'a> {
                     let options = self.options.clone();
                     Waiter { mode, options, wake: None, checked_in: now, arrived, fair }
                 };
-                let waiter = rivals.waiters.entry(ticket).or_insert_with(new);
+                let waiter = rivals.waiters.get_or_insert_with(ticket, new);
                 waiter.checked_in = now;
                 if waiter.wake.is_none() {
                     let (wake, woken) = oneshot::channel();
@@ -140,7 +157,8 @@ impl<'a> Ticket<'a> {
                     replaced = self.woken.replace(woken);
                 }
                 self.queued = true;
-                if entry.members.can_all_share(mode) {
+                offer = rivals.take_turn_behind(ticket, mode);
+                if offer.is_none() && entry.members.can_all_share(mode) {
                     let (woken, traces) = entry.advance(&mut state.numbers, queue.times(now));
                     ended.woken.extend(woken);
                     passed.push(traces);
@@ -149,7 +167,7 @@ impl<'a> Ticket<'a> {
             }
             if offer.is_some() {
                 // If the offer brings no hold, the next check-in is at the same place.
-                removed = entry.rivals_or_default().waiters.remove(&ticket);
+                removed = entry.rivals_or_default().waiters.remove(ticket);
                 self.queued = false;
             }
             match offer {
@@ -183,7 +201,7 @@ impl Drop for Ticket<'_> {
         let mut state = self.queue.lock();
         let Some(entry) = state.names.get_mut(self.name) else { return };
         let Some(rivals) = entry.rivals_mut() else { return };
-        let waiter = rivals.waiters.remove(&ticket);
+        let waiter = rivals.waiters.remove(ticket);
         let offer = rivals.offers.take(ticket);
         drop(state);
         drop(waiter);

@@ -188,7 +188,7 @@ impl Turn {
     }
 
     /// Lets holds be handed off to the flow that has this turn.
-    pub(super) fn seek(&self, options: &Options) -> oneshot::Receiver<HandedOff> {
+    pub(super) fn seek(&self, options: &Options) -> oneshot::Receiver<Option<HandedOff>> {
         let (pass, passed) = oneshot::channel();
         let Self { mode, ticket, .. } = *self;
         let replaced = self.with_entry(|entry, number| {

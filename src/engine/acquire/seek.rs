@@ -18,17 +18,17 @@ impl<'core> AcquireLoop<'_, 'core> {
                 biased;
                 asked = asking => asked,
                 // A request that is not answered yet is left to the engine.
-                Ok(offered) = &mut passed => return Ok(offered.accept(core, self.asker, core.now()).map(|hold| self.claim(hold))),
+                Ok(Some(offered)) = &mut passed => return Ok(offered.accept(core, self.asker, core.now()).map(|hold| self.claim(hold))),
             }
         };
         match asked {
             // A hold that was handed off as well goes to the next waiter.
             Ok(Some(grant)) => Ok(Some(self.claim(Hold::begin(core, grant, self.asker)))),
             other => match passed.try_recv() {
-                Ok(offered) => {
+                Ok(Some(offered)) => {
                     Ok(offered.accept(core, self.asker, core.now()).map(|hold| self.claim(hold)))
                 }
-                Err(_) => other.map(|_| None),
+                Ok(None) | Err(_) => other.map(|_| None),
             },
         }
     }

@@ -46,14 +46,12 @@ impl Ensemble {
         members.iter().for_each(|member| self.members.thaw(*member));
     }
 
-    /// Looks once, with a session of its own.
+    /// Looks once at any of them, with a session of its own.
     fn once<T, F: Future<Output = Result<T, Error>>>(
         &self,
         look: impl FnOnce(Look) -> F,
     ) -> Result<T, String> {
-        let runtime = runtime().map_err(|error| error.to_string())?;
-        let looked = runtime.block_on(async { look(Look::at(&self.members.hosts()).await).await });
-        looked.map_err(|error| error.to_string())
+        once_at(&self.members.hosts(), look)
     }
 }
 
@@ -134,15 +132,22 @@ impl Servers for Ensemble {
     }
 
     fn left_over(&self) -> Result<Vec<String>, String> {
-        self.once(async |look| {
-            let mut left = Vec::new();
-            for name in children(&look.0, "/leasehold/locks").await? {
-                for node in children(&look.0, &format!("/leasehold/locks/{name}")).await? {
-                    left.push(format!("the node {node} of {name}"));
+        // Each by itself: the tree of one server may differ from that of the others.
+        let mut left = Vec::new();
+        for member in 0..MEMBERS {
+            let host = format!("127.0.0.1:{}", self.members.port(member));
+            left.extend(once_at(&host, async |look| {
+                look.0.sync("/leasehold/locks").await?;
+                let mut left = Vec::new();
+                for name in children(&look.0, "/leasehold/locks").await? {
+                    for node in children(&look.0, &format!("/leasehold/locks/{name}")).await? {
+                        left.push(format!("the node {node} of {name}, on member {member}"));
+                    }
                 }
-            }
-            Ok(left)
-        })
+                Ok(left)
+            })?);
+        }
+        Ok(left)
     }
 
     fn counts(&self, name: &str) -> Vec<u64> {
@@ -156,6 +161,16 @@ impl Servers for Ensemble {
         });
         counts.unwrap_or_default()
     }
+}
+
+/// Looks once at one of these servers, with a session of its own.
+fn once_at<T, F: Future<Output = Result<T, Error>>>(
+    hosts: &str,
+    look: impl FnOnce(Look) -> F,
+) -> Result<T, String> {
+    let runtime = runtime().map_err(|error| error.to_string())?;
+    let looked = runtime.block_on(async { look(Look::at(hosts).await).await });
+    looked.map_err(|error| error.to_string())
 }
 
 fn runtime() -> io::Result<Runtime> {

@@ -370,12 +370,16 @@ pub(super) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hol
 #[cfg(test)]
 mod tests {
     use super::super::core::{Settings, core_in_memory};
+    use super::super::offers::HandedOff;
     use super::super::options::NO_OPTIONS;
-    use super::super::ticket::{Admission, Ticket};
+    use super::super::ticket::{Admission, Ticket, Waits};
     use super::super::timing::Timing;
     use super::*;
     use crate::store::{MemoryStore, Mode};
+    use std::future::Future;
+    use std::pin::pin;
     use std::sync::Barrier;
+    use std::task::{Context, Waker};
 
     /// Begins a hold of a name that nothing else has.
     fn begun(core: &Arc<Core>) -> Arc<Hold> {
@@ -419,6 +423,66 @@ mod tests {
         let hold = begun(&core);
         assert_eq!(hold.loss(), Some(Loss::Closed));
         assert!(!hold.is_over(), "its release is owed");
+    }
+
+    fn handed_off(admission: Result<Admission, Waits>) -> HandedOff {
+        let Ok(Admission::Hold(offered)) = admission else { panic!("no hold") };
+        offered
+    }
+
+    /// Returns a core, a hold, and tickets of waiters for it.
+    fn with_waiters<const N: usize>(test: impl FnOnce(&Arc<Core>, &Arc<Hold>, [Ticket<'_>; N])) {
+        let settings = Settings { handoff_bound: 100, ..Settings::PLAIN };
+        let core = Core::new(Arc::new(MemoryStore::new()), Timing::DEFAULT, settings, true);
+        let (hold, name) = (begun(&core), Name::new("n").unwrap());
+        let mut tickets = [(); N].map(|()| core.queue.ticket(&name, Mode::Exclusive));
+        tickets.iter_mut().for_each(|ticket| assert!(ticket.check_in(core.now()).is_err()));
+        test(&core, &hold, tickets);
+    }
+
+    /// Returns whether a waiter was woken.
+    fn is_woken(ticket: &mut Ticket<'_>) -> bool {
+        pin!(ticket.woken()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn hold_comes_with_the_wake_up_of_its_waiter() {
+        with_waiters(|core, hold, [mut first, mut second]| {
+            hold.leave_in_background(core, Share::FIRST);
+            assert!(is_woken(&mut first) && !is_woken(&mut second));
+            assert!(second.check_in(core.now()).is_err());
+            let offered = handed_off(first.check_in(core.now()));
+            let next = offered.accept(core, &asker(core, &hold.name), core.now()).unwrap();
+            assert_eq!((next.holder, next.number == hold.number), (hold.holder, false));
+            next.leave_in_background(core, Share::FIRST);
+            // Not polled since: it finds the message at its check-in.
+            drop(handed_off(second.check_in(core.now())));
+        });
+    }
+
+    #[test]
+    fn hold_of_a_waiter_that_is_dropped_goes_to_the_next() {
+        for is_awake in [false, true] {
+            with_waiters(|core, hold, [mut first, mut second]| {
+                hold.leave_in_background(core, Share::FIRST);
+                assert!(!is_awake || is_woken(&mut first));
+                drop(first);
+                assert!(is_woken(&mut second));
+                drop(handed_off(second.check_in(core.now())));
+            });
+        }
+    }
+
+    #[test]
+    fn waiter_that_was_just_woken_finds_its_hold_at_the_next_check_in() {
+        with_waiters(|core, hold, [mut first, mut second]| {
+            core.queue.wake_all();
+            hold.leave_in_background(core, Share::FIRST);
+            assert!(is_woken(&mut first) && is_woken(&mut second));
+            assert!(second.check_in(core.now()).is_err(), "it is the first one's");
+            let offered = handed_off(first.check_in(core.now()));
+            assert!(offered.accept(core, &asker(core, &hold.name), core.now()).is_some());
+        });
     }
 
     /// On another thread, which hands it off along a line.

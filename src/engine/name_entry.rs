@@ -173,7 +173,9 @@ impl NameEntry {
     pub(super) fn may_try(&self, mode: Mode) -> bool {
         // Those that wait for a hold to join are no contention.
         let excluded = |waiter: &Waiter| !(mode.is_joined() && mode.can_share(waiter.mode));
-        let waits = self.rivals().is_some_and(|rivals| rivals.waiters.iter().any(|(_, waiter)| excluded(waiter)));
+        let waits = self
+            .rivals()
+            .is_some_and(|rivals| rivals.waiters.iter().any(|(_, waiter)| excluded(waiter)));
         !waits && self.members.may_try(mode)
     }
 
@@ -191,11 +193,7 @@ impl NameEntry {
 
     /// Offers turns, and holds that can be joined, to waiters in FIFO order, up to the first that must wait. It passes
     /// over those that have not checked in lately, unless none has. Returns the waiters to wake.
-    pub(super) fn advance(
-        &mut self,
-        numbers: &mut u64,
-        times: Times,
-    ) -> (Vec<Wake>, Removed) {
+    pub(super) fn advance(&mut self, numbers: &mut u64, times: Times) -> (Vec<Wake>, Removed) {
         let (mut woken, mut joining) = (Vec::new(), Vec::new());
         let cohort = self.joinable(times.now).cloned();
         let Some(rivals) = self.rivals.as_deref_mut() else { return Default::default() };

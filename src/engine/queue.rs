@@ -122,7 +122,9 @@ impl Queue {
         let state = self.lock();
         let rivals = state.names.get(name).and_then(NameEntry::rivals);
         rivals.map_or(0, |rivals| match number {
-            Some(number) => rivals.waiters.iter().take_while(|(ticket, _)| *ticket < number).count(),
+            Some(number) => {
+                rivals.waiters.iter().take_while(|(ticket, _)| *ticket < number).count()
+            }
             None => rivals.waiters.len(),
         })
     }

@@ -350,6 +350,22 @@ mod tests {
     }
 
     #[test]
+    fn waiter_that_comes_back_is_before_one_that_has_not_taken_its_turn() {
+        let (queue, name) = queue();
+        let (first, [mut second, mut third, mut fourth], _) = three_in_line(&queue, &name);
+        drop(first);
+        let due = queue.clock.now() + Timing::DEFAULT.attempt + Duration::from_nanos(1);
+        assert!(fourth.check_in(due).is_err(), "the turn of the second is the third's now");
+        let taken = turn(second.check_in(due));
+        assert!(third.check_in(due).is_err());
+        assert!(fourth.check_in(due).is_err());
+        drop(taken);
+        assert!(fourth.check_in(due).is_err());
+        drop(turn(third.check_in(due)));
+        drop(turn(fourth.check_in(due)));
+    }
+
+    #[test]
     fn turn_that_is_overdue_is_reclaimed() {
         let (queue, name) = queue();
         let (first, [mut second, mut third, _fourth], now) = three_in_line(&queue, &name);

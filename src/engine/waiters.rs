@@ -23,8 +23,8 @@ pub(super) struct Waiter {
 /// The number of slots that are kept though no waiter is in them.
 const SPARE: usize = 64;
 
-/// The waiters of a name in FIFO order. Most enter at the end and leave at the front, which takes a sorted queue a quarter of
-/// the time that it takes a tree (hand-offs in memory, by instructions).
+/// The waiters of a name in FIFO order. Most enter at the end and leave at the front, which takes a sorted queue half of the
+/// instructions that it takes a tree.
 #[derive(Default)]
 pub(super) struct Waiters {
     /// Each with its ticket. One that left from the middle leaves an empty slot, so that leaving does not move all that are

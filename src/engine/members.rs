@@ -186,12 +186,14 @@ impl Members {
         }
     }
 
-    /// Records that the name was forced open: each request so far may have been granted before.
-    pub(super) fn mark_forced(&mut self) {
+    /// Records that the name was forced open, by this member if one is given: each request of the others so far may have
+    /// been granted before.
+    pub(super) fn mark_forced(&mut self, by: Option<u64>) {
+        let mark = |member: &mut Member| member.forced |= by != Some(member.number);
         match self {
             Self::None => {}
-            Self::One(member) => member.forced = true,
-            Self::Many(crowd) => crowd.members.values_mut().for_each(|member| member.forced = true),
+            Self::One(member) => mark(member),
+            Self::Many(crowd) => crowd.members.values_mut().for_each(mark),
         }
     }
 

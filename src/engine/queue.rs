@@ -265,13 +265,13 @@ impl Queue {
         ended.wake_all();
     }
 
-    /// Records that this process forced a name open, at the latest at `now`: each request so far may have been granted
-    /// before.
-    pub(crate) fn forced(&self, name: &Name, now: Instant) {
+    /// Records that this process forced a name open, at the latest at `now`, or took it from its holder for the turn of the
+    /// number `by`: each other request so far may have been granted before.
+    pub(crate) fn forced(&self, name: &Name, now: Instant, by: Option<u64>) {
         let mut state = self.lock();
         state.forced = Some(now);
         if let Some(entry) = state.names.get_mut(name) {
-            entry.members.mark_forced();
+            entry.members.mark_forced(by);
         }
     }
 

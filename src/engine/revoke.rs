@@ -15,7 +15,7 @@ impl Core {
         let mut revoked = Revoked::new(self, lose_all(self, name, Loss::Revoked));
         let held = self.force_release(name, reason).await;
         // A grant whose request was sent before this, and that arrives later, is released.
-        self.queue.forced(name, self.now());
+        self.queue.forced(name, self.now(), None);
         let before: HashSet<_> = revoked.holds.iter().map(|hold| hold.number).collect();
         if held.is_ok() {
             revoked.done();

@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. **From the holder that was seen, and from no other.** The request names it. If another came meanwhile, nothing is taken.
-//! 2. **Tokens first.** If the holder is of this manager, its token fires before the request leaves. If the request fails, the
-//!    release of that hold is owed to the store.
+//! 2. **Tokens first.** If the holder is of this manager, its token fires before the request leaves, and a grant that is still
+//!    on its way becomes no hold. If the request fails, the release of that hold is owed to the store.
 //! 3. **One act, one holder id.** A steal is an outermost acquire for the rest of the engine: its [`Attempt`] guards it, so a
 //!    dropped or unanswered one is released and swept like any other.
 //! 4. **It waits for no turn**: the holder it is meant for may never end. Other flows of this process that ask for the name
@@ -145,6 +145,8 @@ async fn run<'a>(
     if let Some(from) = from {
         let own = |hold: &Arc<Hold>| hold.holder.to_string() == from;
         let mut stolen = Revoked::new(core, lose_own(core, name, own));
+        // The grant of this holder may be on its way to another flow of this manager.
+        core.queue.forced(name, core.now(), Some(turn.number()));
         verdict = attempt.steal(Steal::new(request.clone(), from.clone(), reason.clone())).await?;
         is_free = matches!(verdict, Acquired::NotYours(_));
         if let Acquired::Granted { .. } = verdict {

@@ -281,6 +281,39 @@ async fn two_thieves_leave_one_holder() {
     }
 }
 
+/// The store has granted the name to a flow of the same manager, which does not know it yet.
+#[tokio::test(start_paused = true)]
+async fn grant_that_is_stolen_on_its_way_is_no_lease() {
+    for is_lock in [true, false] {
+        let setup = Setup::new();
+        let _old = if is_lock { None } else { Some(setup.held_elsewhere("n").await) };
+        let call = if is_lock { Call::Acquire } else { Call::Steal };
+        setup.faults.add(Rule::new(Fault::HoldReply).on(call).times(1));
+        let leases = setup.leases.clone();
+        let first = tokio::spawn(async move {
+            match is_lock {
+                true => leases.lock("n").lock().await.map(Some),
+                false => steal(&leases).await,
+            }
+        });
+        settle().await;
+        let second = steal(&setup.leases).await.unwrap().expect("nothing came between");
+        second.unlock().await.unwrap();
+        let rival = setup.held_elsewhere("n").await;
+        setup.faults.heal();
+        sleep(MOMENT).await;
+        assert_eq!(first.is_finished(), !is_lock, "a lock waits again");
+        rival.check().unwrap();
+        rival.unlock().await.unwrap();
+        let first = first.await.unwrap().unwrap();
+        assert_eq!(first.is_some(), is_lock);
+        if let Some(lease) = first {
+            lease.unlock().await.unwrap();
+        }
+        expect_free(&setup, "a stolen grant").await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn stolen_lease_can_be_stolen_again() {
     let (setup, mut leases) = (Setup::new(), Vec::new());

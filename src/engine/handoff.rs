@@ -30,10 +30,10 @@
 
 use super::asker::Asker;
 use super::core::{Core, Settings};
+use super::handed_off::{HandedOff, TakesBack};
 use super::hold::{Hold, Inner};
 use super::job::Job;
 use super::name_entry::Delivery;
-use super::offers::{HandedOff, TakesBack};
 use super::seat::Seat;
 use super::share::Share;
 use super::state::{Phase, State};

@@ -370,7 +370,7 @@ pub(super) fn lose_all(core: &Arc<Core>, name: &Name, loss: Loss) -> Vec<Arc<Hol
 #[cfg(test)]
 mod tests {
     use super::super::core::{Settings, core_in_memory};
-    use super::super::offers::HandedOff;
+    use super::super::handed_off::HandedOff;
     use super::super::options::NO_OPTIONS;
     use super::super::ticket::{Admission, Ticket, Waits};
     use super::super::timing::Timing;
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn waiter_that_was_just_woken_finds_its_hold_at_the_next_check_in() {
+    fn waiter_just_woken_finds_its_hold_at_the_next_check_in() {
         with_waiters(|core, hold, [mut first, mut second]| {
             core.queue.wake_all();
             hold.leave_in_background(core, Share::FIRST);

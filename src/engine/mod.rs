@@ -54,6 +54,7 @@ mod describer;
 mod description;
 #[expect(clippy::module_inception, reason = "it runs the engine")]
 mod engine;
+mod handed_off;
 mod handoff;
 mod heirs;
 mod hints;

@@ -1,13 +1,13 @@
 //! One name in the queue: its turns, its holds and its waiters.
 
+use super::handed_off::{HandedOff, Wake, wake_waiter};
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Members, Stage};
-use super::offers::{HandedOff, Offer, Offers, Wake};
+use super::offers::{Offer, Offers};
 use super::options::Options;
 use super::seen::Seen;
 use super::waiters::{Waiter, Waiters};
-use super::wakers::wake_waiter;
 use crate::clock::Instant;
 use crate::store::Mode;
 use std::sync::Arc;

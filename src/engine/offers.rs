@@ -1,41 +1,10 @@
 //! The offers that waiters find at their next check-in.
 
+use super::handed_off::HandedOff;
 use super::hold::Hold;
 use super::waiters::Waiter;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::sync::oneshot;
-
-/// The owner of hand-offs, which takes back a hold that its waiter did not accept.
-pub(super) trait TakesBack: Send + Sync {
-    /// Hands the hold off to the next waiter, or releases it.
-    fn take_back(self: Arc<Self>, hold: Arc<Hold>);
-}
-
-/// A hold on its way to a waiter. Dropping it hands the hold off to the next waiter, or releases
-/// it.
-pub(crate) struct HandedOff {
-    pub(super) from: Arc<dyn TakesBack>,
-    pub(super) hold: Option<Arc<Hold>>,
-}
-
-impl HandedOff {
-    /// Returns whether it carries this hold.
-    pub(super) fn is(&self, hold: &Arc<Hold>) -> bool {
-        self.hold.as_ref().is_some_and(|own| Arc::ptr_eq(own, hold))
-    }
-}
-
-impl Drop for HandedOff {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            Arc::clone(&self.from).take_back(hold);
-        }
-    }
-}
-
-/// Wakes a waiter: with a hold that is handed off to it, or with `None` for a check-in.
-pub(super) type Wake = oneshot::Sender<Option<HandedOff>>;
 
 /// An offer to a waiter.
 pub(super) enum Offer {

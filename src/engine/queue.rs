@@ -14,15 +14,15 @@
 //! 5. A waiter keeps its place until it has a hold. While it does not check in, it is out of the
 //!    queue; at its next check-in it is back at its place.
 
+use super::handed_off::{HandedOff, Wake, wake_waiter};
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::members::{Member, Stage};
 use super::name_entry::{Cohort, Delivery, NameEntry, Removed, Silence, Times};
-use super::offers::{HandedOff, Offer, Wake};
+use super::offers::Offer;
 use super::options::Options;
 use super::pause::{Heard, Pauses};
 use super::timing::Timing;
-use super::wakers::wake_waiter;
 use crate::clock::{Clock, Instant};
 use crate::store::{HolderId, Mode, Name, NameMap};
 use crate::sync::Mutex;

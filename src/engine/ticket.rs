@@ -1,9 +1,10 @@
 //! A place in the queue of a name, and the offers made to it.
 
+use super::handed_off::HandedOff;
 use super::hold::Hold;
 use super::members::Member;
 use super::name_entry::NameEntry;
-use super::offers::{HandedOff, Offer};
+use super::offers::Offer;
 use super::options::{NO_OPTIONS, Options};
 use super::queue::{Ended, Queue};
 use super::turn::Turn;
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn waiter_that_comes_back_is_before_one_that_has_not_taken_its_turn() {
+    fn waiter_that_comes_back_is_before_a_turn_not_taken_up() {
         let (queue, name) = queue();
         let (first, [mut second, mut third, mut fourth], _) = three_in_line(&queue, &name);
         drop(first);

@@ -1,8 +1,8 @@
 //! The permission to ask the store for a name.
 
+use super::handed_off::HandedOff;
 use super::members::{Member, Stage};
 use super::name_entry::{NameEntry, Seeker};
-use super::offers::HandedOff;
 use super::options::Options;
 use super::queue::{Queue, QueueState};
 use super::seat::Seat;

@@ -1,6 +1,6 @@
 //! The waiters of a name, in the order of their tickets.
 
-use super::offers::Wake;
+use super::handed_off::Wake;
 use super::options::Options;
 use crate::clock::Instant;
 use crate::store::Mode;

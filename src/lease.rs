@@ -232,6 +232,7 @@ impl Lease {
                 Some(core) => core.attend(pin!(hold.when_wanted())).await,
                 None => hold.when_wanted().await,
             }
+            consume_budget().await;
         }
     }
 

@@ -14,6 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::task::coop::consume_budget;
 use tokio::time::sleep;
 
 /// At most for so many slots a caller waits at once: each of them costs a place in a queue and a subscription.
@@ -212,6 +213,7 @@ impl Slots {
         let wanted = self.wanted();
         async move {
             runtime::need();
+            consume_budget().await;
             self.check_index(index)?;
             let slot = self.slot(wanted, index, WaitLimit::Forever).await?;
             slot.ok_or_else(Error::silent)
@@ -239,6 +241,7 @@ impl Slots {
         let wanted = self.wanted();
         async move {
             runtime::need();
+            consume_budget().await;
             self.check_index(index)?;
             self.slot(wanted, index, WaitLimit::Once).await
         }

@@ -13,6 +13,8 @@ pub(super) struct Member {
     pub(super) stage: Stage,
     /// Whether the name was forced open after its last request, which may have been granted before.
     pub(super) forced: bool,
+    /// Whether another manager said since then that it has taken the name.
+    pub(super) doubted: bool,
 }
 
 /// The stage of a member.
@@ -26,7 +28,8 @@ pub(super) enum Stage {
 
 impl Member {
     pub(super) fn asking(number: u64, mode: Mode, due: Instant) -> Self {
-        Self { number, mode, stage: Stage::Asking { due, refused: false }, forced: false }
+        let stage = Stage::Asking { due, refused: false };
+        Self { number, mode, stage, forced: false, doubted: false }
     }
 
     pub(super) fn hold(&self) -> Option<&Arc<Hold>> {
@@ -172,7 +175,7 @@ impl Members {
     /// Records that a turn sends a request now, and takes its next step by `due`. Returns `None` if there is no such turn.
     pub(super) fn asks(&mut self, number: u64, due: Instant) -> Option<()> {
         let member = self.get_mut(number)?;
-        member.forced = false;
+        (member.forced, member.doubted) = (false, false);
         if let Stage::Asking { due: step, .. } = &mut member.stage {
             *step = due;
         }
@@ -189,7 +192,15 @@ impl Members {
     /// Records that the name was forced open, by this member if one is given: each request of the others so far may have
     /// been granted before.
     pub(super) fn mark_forced(&mut self, by: Option<u64>) {
-        let mark = |member: &mut Member| member.forced |= by != Some(member.number);
+        self.mark(|member| member.forced |= by != Some(member.number));
+    }
+
+    /// Records that another manager says that it has taken the name.
+    pub(super) fn mark_doubted(&mut self) {
+        self.mark(|member| member.doubted = true);
+    }
+
+    fn mark(&mut self, mark: impl Fn(&mut Member)) {
         match self {
             Self::None => {}
             Self::One(member) => mark(member),

@@ -176,15 +176,15 @@ impl Queue {
         drop(missed);
     }
 
-    /// Puts a hold into the seat of this number, by a request that was sent at `sent`. Returns whether the name was forced
-    /// open after the request.
+    /// Puts a hold into the seat of this number, by a request that was sent at `sent`. Returns whether the name may have been
+    /// forced open or taken after the request.
     pub(crate) fn install(&self, hold: &Arc<Hold>, number: u64, sent: Instant) -> bool {
         let mut state = self.lock();
         let Some(entry) = state.names.get_mut(&hold.name) else { return false };
         let mut forced = false;
         entry.members.change(number, |member| {
             member.stage = Stage::Holding(Some(Arc::clone(hold)));
-            forced = member.forced;
+            forced = member.forced || member.doubted;
         });
         entry.answered(hold.began);
         self.gather(entry, hold.mode, (number, sent));
@@ -265,13 +265,21 @@ impl Queue {
         ended.wake_all();
     }
 
-    /// Records that this process forced a name open, at the latest at `now`, or took it from its holder for the turn of the
+    /// Records that this process forced a name open, at the latest at `now`, or takes it from its holder for the turn of the
     /// number `by`: each other request so far may have been granted before.
     pub(crate) fn forced(&self, name: &Name, now: Instant, by: Option<u64>) {
         let mut state = self.lock();
         state.forced = Some(now);
         if let Some(entry) = state.names.get_mut(name) {
             entry.members.mark_forced(by);
+        }
+    }
+
+    /// Records that another manager says that it has taken a name. A grant that is on its way is verified when it arrives:
+    /// it may have come before.
+    pub(super) fn doubted(&self, name: &Name) {
+        if let Some(entry) = self.lock().names.get_mut(name) {
+            entry.members.mark_doubted();
         }
     }
 

@@ -200,7 +200,7 @@ fn begin(
 ) -> Option<Arc<Hold>> {
     let Acquired::Granted { sent, fence, reached, oldest } = verdict else { return None };
     let now = core.now();
-    if core.timing.stale(sent, now) || turn.keep(sent) != Kept::Yes {
+    if core.timing.stale(sent, now) || turn.keep(sent, true) != Kept::Yes {
         attempt.undo(sent);
         return None;
     }

@@ -411,9 +411,9 @@ mod tests {
         let (first, [mut second, mut third, _fourth], now) = three_in_line(&queue, &name);
         let late = now + Timing::DEFAULT.attempt * 2;
         let taken = turn(second.check_in(late));
-        assert_eq!(first.keep(late), Kept::Yes);
+        assert_eq!(first.keep(late, true), Kept::Yes);
         assert_eq!(taken.asked(late, late), None);
-        assert_eq!(taken.keep(late), Kept::Excluded, "the first has a hold");
+        assert_eq!(taken.keep(late, true), Kept::Excluded, "the first has a hold");
         drop(taken);
         assert!(third.check_in(late + Timing::DEFAULT.ttl).is_err(), "a hold is never overdue");
         assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
@@ -429,7 +429,7 @@ mod tests {
         let taken = turn(second.check_in(late));
         drop(second);
         drop(taken);
-        assert_eq!(first.keep(late), Kept::Yes);
+        assert_eq!(first.keep(late, true), Kept::Yes);
         assert!(third.check_in(late).is_err());
         assert!(fourth.check_in(late).is_err());
         drop(first);
@@ -442,7 +442,7 @@ mod tests {
         let first = try_enter(&queue, &name).unwrap();
         let late = queue.clock.now() + Timing::DEFAULT.ttl;
         drop(queue.try_turn(&name, Mode::Exclusive, late).unwrap());
-        assert_eq!(first.keep(late), Kept::Yes);
+        assert_eq!(first.keep(late, true), Kept::Yes);
         assert!(queue.try_turn(&name, Mode::Exclusive, late + Timing::DEFAULT.ttl).is_none());
         drop(first);
         assert!(queue.lock().names.is_empty());

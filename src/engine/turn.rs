@@ -139,10 +139,10 @@ impl Turn {
         state.names.get_mut(&self.name).map(|entry| change(entry, self.number))
     }
 
-    /// Keeps the turn after a grant of the request sent at `sent`, even if the turn was reclaimed
-    /// meanwhile: the store cannot grant the name to the turns that replaced it and that exclude
+    /// Keeps the turn after a grant of the request sent at `sent`, by its own flow or by one before it. It keeps it even if
+    /// the turn was reclaimed meanwhile: the store cannot grant the name to the turns that replaced it and that exclude
     /// this mode.
-    pub(crate) fn keep(&self, sent: Instant) -> Kept {
+    pub(crate) fn keep(&self, sent: Instant, is_own: bool) -> Kept {
         let Self { name, number, .. } = self;
         let mut state = self.queue.lock();
         let heard = self.fair || state.pauses.is_heard(name);
@@ -152,6 +152,7 @@ impl Turn {
             mode: self.mode,
             stage: Stage::Holding(None),
             forced: false,
+            doubted: false,
         };
         let QueueState { names, forced, .. } = &mut *state;
         let was_forced = *forced >= Some(sent);
@@ -161,7 +162,8 @@ impl Turn {
             None => names.entry(name.clone()).or_insert_with(|| NameEntry::new(own())),
         };
         let member = entry.members.get(*number);
-        if member.is_none() && was_forced {
+        // A member does not know what came before its own request.
+        if (member.is_none() || !is_own) && was_forced {
             return Kept::Forced;
         }
         let forced = member.is_some_and(|member| member.forced);

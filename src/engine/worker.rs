@@ -64,6 +64,7 @@ async fn next(hints: Option<&mut store::Inbox>) -> Option<Hint> {
 fn follow(core: &Arc<Core>, tasks: &mut JoinSet<()>, hint: Hint) {
     match hint {
         Hint::Verify(name) => {
+            core.queue.doubted(&name);
             for hold in core.queue.holds_of(&name) {
                 let core = Arc::clone(core);
                 // A renewal that is in flight may have run before the act, so one more follows it.

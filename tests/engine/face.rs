@@ -183,3 +183,26 @@ async fn questions_to_a_store_that_hangs_end_in_two_attempts() {
     ends("note", Box::pin(async { lease.note().await.err() })).await;
     ends("force", Box::pin(async { leases.force_unlock("n", "test").await.err() })).await;
 }
+
+async fn others_run<'a>(what: &str, call: impl Fn() -> Pin<Box<dyn Future<Output = ()> + 'a>>) {
+    let other = tokio::spawn(async {});
+    for _ in 0..1000 {
+        call().await;
+    }
+    assert!(other.is_finished(), "{what}");
+}
+
+#[tokio::test]
+async fn calls_that_are_always_ready_let_other_tasks_run() {
+    let leases = LeaseManager::in_memory();
+    let leader = leases.election("scheduler").candidate("a").campaign().await.expect("elected");
+    let revoked = leases.lock("n").lock().await.expect("free");
+    leases.force_unlock("n", "test").await.expect("done");
+    let slots = leases.slots("gpu", 2);
+    let (leader, revoked, slots) = (&leader, &revoked, &slots);
+    others_run("wanted", || Box::pin(revoked.wanted())).await;
+    others_run("lost", || Box::pin(async { _ = revoked.lost().await })).await;
+    others_run("proclaim", || Box::pin(async { leader.proclaim("b").await.expect("leads") })).await;
+    others_run("take_index", || Box::pin(async { drop(slots.take_index(2).await) })).await;
+    others_run("try_take_index", || Box::pin(async { drop(slots.try_take_index(2).await) })).await;
+}

@@ -555,6 +555,24 @@ async fn loss_by_the_process_is_followed_by_the_delay() {
 }
 
 /// A lease that was never renewed, so that the store keeps the name for T and the delay from the grant.
+/// The waiter in between, which has the same delay, gives up.
+#[tokio::test(start_paused = true)]
+async fn hold_with_a_delay_is_not_passed_on_to_one_without() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("n").lock_delay(DELAY).lock().await.unwrap();
+    let (mut with, mut without) =
+        (setup.leases.lock("n").lock_delay(DELAY), setup.leases.lock("n"));
+    let mut between = Box::pin(with.lock());
+    let mut last = Box::pin(without.lock());
+    assert!(poll_once(between.as_mut()).await.is_pending());
+    assert!(poll_once(last.as_mut()).await.is_pending());
+    lease.unlock().await.unwrap();
+    drop(between);
+    last.await.unwrap().forget();
+    let left = setup.other().inspect("n").await.unwrap().unwrap().remaining;
+    assert!(left.unwrap() <= T, "{left:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn min_hold_and_lock_delay_do_not_shorten_each_other() {
     let lost_at = T / 10;

@@ -367,3 +367,30 @@ fn permits_are_never_more_than_there_are_on_many_threads() {
         assert!(memory.is_empty());
     });
 }
+
+/// The request of the first flow is granted before the force, and its answer comes to the flow that took it over.
+#[tokio::test(start_paused = true)]
+async fn request_taken_over_after_a_force_brings_no_permit() {
+    let setup = Setup::new();
+    let one = setup.leases.semaphore("n", 1);
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+    let acquire = || {
+        let one = one.clone();
+        tokio::spawn(async move { one.acquire().await.expect("granted") })
+    };
+    let first = acquire();
+    settle().await;
+    assert!(setup.leases.force_unlock("n", "test").await.expect("done"));
+    let third = one.try_acquire().await.expect("an answer").expect("free");
+    let second = acquire();
+    settle().await;
+    third.unlock().await.expect("held");
+    let permit = first.await.expect("no panic");
+    assert_eq!(setup.leases.stats().handed_off, 1);
+    setup.faults.heal();
+    sleep(MOMENT).await;
+    assert!(!second.is_finished(), "the grant of before the force is gone");
+    permit.check().expect("held");
+    permit.unlock().await.expect("held");
+    second.await.expect("no panic").unlock().await.expect("held");
+}

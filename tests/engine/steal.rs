@@ -315,6 +315,31 @@ async fn grant_that_is_stolen_on_its_way_is_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn grant_taken_elsewhere_on_its_way_is_verified_at_once() {
+    for by_force in [true, false] {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Acquire).times(1));
+        let leases = setup.leases.clone();
+        let first = tokio::spawn(async move { leases.lock("n").lock().await });
+        settle().await;
+        let other = setup.other();
+        let rival = if by_force {
+            assert!(other.force_unlock("n", WHY).await.unwrap());
+            other.lock("n").lock().await.unwrap()
+        } else {
+            steal(&other).await.unwrap().expect("nothing came between")
+        };
+        sleep(MOMENT).await;
+        setup.faults.heal();
+        let (took, loss) = timed(first.await.unwrap().unwrap().lost()).await;
+        assert_ne!(loss, Loss::Expired);
+        assert!(took < Duration::from_millis(5), "by force: {by_force}: {took:?}");
+        rival.unlock().await.unwrap();
+        expect_free(&setup, "a grant that was taken").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn stolen_lease_can_be_stolen_again() {
     let (setup, mut leases) = (Setup::new(), Vec::new());
     let others = [setup.other(), setup.other()];

@@ -42,7 +42,8 @@ impl AcquireLoop<'_, '_> {
             let Some(since) = turn.asked(now, core.timing.step_due(now)) else { return Ok(None) };
             let since = *unanswered.get_or_insert(since);
             let until = since.max(self.start) + self.silence_limit();
-            if !std::mem::take(&mut taken_over) {
+            let is_own = !std::mem::take(&mut taken_over);
+            if is_own {
                 let request = self.request(attempt.holder());
                 attempt.send(request, now, self.question(&turn, &hints));
             }
@@ -59,7 +60,7 @@ impl AcquireLoop<'_, '_> {
                     let now = core.now();
                     let kept = match core.timing.stale(sent, now) {
                         true => None,
-                        false => Some(turn.keep(sent)),
+                        false => Some(turn.keep(sent, is_own)),
                     };
                     let refused = match kept {
                         Some(Kept::Yes) => None,

@@ -2,7 +2,7 @@
 
 use super::super::heirs::Heirs;
 use super::super::timing::Timing;
-use super::{Cleanup, InFlight, NextRenewal, Phase, Recorded, State};
+use super::{Cleanup, InFlight, NextRenewal, Phase, Recorded, State, Terms};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Loss, Result};
 use crate::store::Absence;
@@ -214,8 +214,12 @@ impl State {
             NextRenewal::Due(at) => NextRenewal::Due(at.max(earliest)),
             other => other,
         };
+        // The store has it until a renewal of the next holder.
+        let delay = self.delay();
+        let terms = || Box::new(Terms { delay, ..Terms::default() });
         let next = Self {
             renewal,
+            terms: (!delay.is_zero()).then(terms),
             offered: true,
             chain_began: self.chain_began,
             reached: self.reached,

@@ -499,6 +499,35 @@ async fn follow_their_slot(sharded: bool) {
     waiting.close().await.expect("closed");
 }
 
+/// The server has dropped the subscriptions, and the map is as before.
+#[tokio::test]
+async fn wake_ups_come_again_when_a_slot_leaves_and_returns() {
+    let cluster = shared().await;
+    let builder = LeaseManager::builder().ttl(Duration::from_secs(6));
+    let leases = builder.connect(&cluster.url()).await.expect("a manager");
+    let name = cluster.name_on(2, "returned");
+    let (slot, channel) = (cluster.slot(&name), look::channel(&name));
+    let lease = lock(&leases, &name).await;
+    let waiting = connect(cluster, Duration::from_secs(6)).await;
+    let waiter = tokio::spawn({
+        let mut handle = waiting.lock(&name);
+        async move { handle.lock().await }
+    });
+    let listeners = || {
+        cluster.nodes[2].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
+    };
+    eventually(LONG, || listeners() == 1).await;
+    cluster.begin_move(slot, 2, 1);
+    cluster.end_move(slot, 2, 1);
+    cluster.begin_move(slot, 1, 2);
+    cluster.end_move(slot, 1, 2);
+    eventually(LONG, || listeners() == 1).await;
+    lease.unlock().await.expect("released");
+    within(LONG, waiter).await.expect("no panic").expect("a lease").unlock().await.expect("held");
+    leases.close().await.expect("closed");
+    waiting.close().await.expect("closed");
+}
+
 #[tokio::test]
 async fn subscription_nobody_needs_does_not_follow_its_slot() {
     let cluster = shared().await;

@@ -43,7 +43,7 @@ use tracing::Level;
 const LINGER: Duration = Duration::from_secs(1);
 /// The bounds of the time between two pings.
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// The most unsubscribes at a time, with one ping after them.
+/// The most subscriptions that are ended, or looked after, at a time, with one ping.
 const BATCH: usize = 100;
 /// The bounds of the time in which fred drops replies that are left over.
 const DRAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -122,6 +122,8 @@ pub(super) struct Subscriber {
     ping_interval: Duration,
     /// The number of pings so far.
     pings: u64,
+    /// The channel that was subscribed again last.
+    renewed: String,
     /// Whether there may be replies to commands for which fred expects none.
     in_doubt: bool,
 }
@@ -210,7 +212,9 @@ async fn process_commands(
                 }
             }
             () = sleep_until(alive + subscriber.ping_interval), if !subscriber.here.is_empty() => {
-                let _ = subscriber.probe().await;
+                if subscriber.probe().await.is_ok() {
+                    subscriber.subscribe_again().await;
+                }
                 alive = Instant::now();
             }
             event = reconnects.recv() => {
@@ -249,6 +253,7 @@ impl Subscriber {
             attempt,
             ping_interval,
             pings: 0,
+            renewed: String::new(),
             in_doubt: false,
         }
     }
@@ -345,6 +350,29 @@ impl Subscriber {
             results.push(self.subscribe(std::slice::from_ref(channel)).await);
         }
         results
+    }
+
+    /// Subscribes sharded channels with waiters again, in turn. A server drops those of a slot that leaves. If the slot comes
+    /// back before the next look at the map, nothing else reports it. So it is if the new server did not answer.
+    async fn subscribe_again(&mut self) {
+        if !self.sharded {
+            return;
+        }
+        let mut awaited: Vec<String> = {
+            let channels = self.channels.lock();
+            let ours = channels.iter().filter(|(_, entry)| entry.server == self.server);
+            ours.filter(|(_, entry)| entry.is_awaited()).map(|(name, _)| name.clone()).collect()
+        };
+        awaited.sort_unstable();
+        let next = awaited.partition_point(|channel| *channel <= self.renewed);
+        awaited.rotate_left(next);
+        for channel in awaited.into_iter().take(BATCH) {
+            let result = self.subscribe(std::slice::from_ref(&channel)).await;
+            self.renewed = channel;
+            if result.is_err_and(|error| error.is_unavailable()) {
+                break;
+            }
+        }
     }
 
     /// Subscribes channels, all or none as far as the client knows.

@@ -5,7 +5,8 @@
 //! 1. While a call waits for a name, it holds no other name of the set, or it takes the names in their order. So no two
 //!    calls wait for each other.
 //! 2. A call that ends without a lease leaves no lease: what it took is released in the background.
-//! 3. The `min_hold` of the names begins when the caller gets all of them, so that a round that fails closes none.
+//! 3. The `min_hold` of the names begins when the caller gets all of them, so that a round that fails closes none. So do
+//!    `stall_after` and `max_hold`, so that a wait for the others uses up neither.
 //! 4. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
@@ -38,7 +39,8 @@ const MOST_REFUSALS: u32 = 8;
 /// several things at once, such as a transfer between two accounts.
 ///
 /// Its options apply to each name separately: report [progress](Lease::progress) on each of [its
-/// leases](MultiLease::leases). A [`min_hold`](MultiLock::min_hold) counts from the lease of the set, for all names.
+/// leases](MultiLease::leases). [`min_hold`](MultiLock::min_hold), [`stall_after`](MultiLock::stall_after) and
+/// [`max_hold`](crate::Builder::max_hold) count from the lease of the set, for all names.
 ///
 /// Each name is an exclusive lock, the same as that of [`LeaseManager::lock`](crate::LeaseManager::lock). While a lease
 /// of this handle is alive, the same handle re-enters all names at once. Every other handle waits, also for one of the
@@ -144,7 +146,9 @@ impl MultiLock {
             )));
         }
         let entries = checked.into_iter().map(|name| Entry { name, current: None }).collect();
-        Ok(Self { engine, entries, options: Options::default() })
+        let mut options = Options::default();
+        options.set_begins_late();
+        Ok(Self { engine, entries, options })
     }
 
     /// Returns the names, in the order of their bytes.
@@ -311,9 +315,9 @@ impl MultiLock {
                 _ => round.await,
             };
             match round? {
-                Round::Granted(lease) => return Ok(Some(lease.begin())),
-                // Once is enough: no old hold is left.
-                Round::Torn => continue,
+                Round::Granted(lease) if lease.check().is_ok() => return Ok(Some(lease.begin())),
+                // A name was lost before the answer for another one, or an old hold was there, as none is now.
+                Round::Granted(_) | Round::Torn => continue,
                 Round::Refused(_) if is_once => return Ok(None),
                 Round::Unanswered(_, error) if is_once => return Err(error),
                 Round::Refused(at) | Round::Unanswered(at, _) => {
@@ -422,7 +426,7 @@ impl MultiLease {
         Some(Self { leases, lost, token: OnceLock::new() })
     }
 
-    /// Begins the `min_hold` of all names: the caller gets the lease.
+    /// Begins the `min_hold` and the limits of all names: the caller gets the lease.
     fn begin(self) -> Self {
         self.leases.iter().for_each(Lease::begin_min_hold);
         self

@@ -264,8 +264,13 @@ impl Hold {
         self.flush_if_needed(core);
     }
 
-    /// Begins the `min_hold` of its handle, if it has one: the caller has got the lease.
-    pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Core) {
+    /// Begins the `min_hold` of its handle, if it has one, and the limits that have not begun with the grant: the caller
+    /// has got the lease.
+    pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Arc<Core>) {
+        if self.options.begins_late() {
+            let (stall, max) = (core.stall_after(&self.options), core.settings.max_hold);
+            self.update(core, |state, now| state.begin_limits(now, stall, max));
+        }
         if let Some(min_hold) = self.options.min_hold() {
             self.lock().state.begin_min_hold(core.now() + min_hold, core.can.keeps);
         }

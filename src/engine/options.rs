@@ -21,6 +21,7 @@ struct Set {
     lock_delay: Duration,
     stall_after: Option<Duration>,
     warn_held: Option<Duration>,
+    begins_late: bool,
     label: Option<Arc<str>>,
     class: &'static str,
 }
@@ -32,6 +33,7 @@ impl Default for Set {
             lock_delay: Duration::ZERO,
             stall_after: None,
             warn_held: None,
+            begins_late: false,
             label: None,
             class: DEFAULT_CLASS,
         }
@@ -214,6 +216,15 @@ impl Options {
     /// Returns the age at which a lease is reported, if it is another than that of the manager.
     pub(super) fn warn_held(&self) -> Option<Duration> {
         self.0.as_ref()?.warn_held
+    }
+
+    /// Returns whether the caller may get its lease much later than the grant, because it waits for other names.
+    pub(super) fn begins_late(&self) -> bool {
+        self.0.as_ref().is_some_and(|set| set.begins_late)
+    }
+
+    pub(crate) fn set_begins_late(&mut self) {
+        self.set().begins_late = true;
     }
 
     pub(crate) fn set_stall_after(&mut self, limit: Duration) {

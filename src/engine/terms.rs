@@ -69,20 +69,30 @@ impl Core {
         self.timing.ttl.saturating_add(delay).min(LONGEST_TTL)
     }
 
-    /// Returns the terms of a hold that begins now; `None` for most. Its `min_hold` begins with the lease.
+    /// Returns the longest time between two reports of progress.
+    pub(super) fn stall_after(&self, options: &Options) -> Option<Duration> {
+        options.stall_after().or(self.settings.stall_after)
+    }
+
+    /// Returns the terms of a hold that begins now; `None` for most. Its `min_hold` begins with the lease, and so do its
+    /// limits if the lease [begins late](Options::begins_late).
     pub(super) fn terms(
         &self,
         options: &Options,
         now: Instant,
         caller: Caller,
     ) -> Option<Box<Terms>> {
-        let stall = options.stall_after().or(self.settings.stall_after);
+        let stall = self.stall_after(options);
+        let limited = stall.is_some() || self.settings.max_hold.is_some();
+        let awaits_lease = limited && options.begins_late();
+        let stall = stall.filter(|_| !awaits_lease);
         let warn = options.warn_held().or(self.settings.warn_held);
         let delay = options.lock_delay();
-        if stall.is_none() && warn.is_none() && delay.is_zero() {
+        if !awaits_lease && stall.is_none() && warn.is_none() && delay.is_zero() {
             return None;
         }
         Some(Box::new(Terms {
+            awaits_lease,
             delay,
             stall: stall.map(|longest| (longest, now)),
             warn_at: warn.map(|after| now + after),

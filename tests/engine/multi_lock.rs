@@ -438,3 +438,77 @@ async fn name_released_at_the_end_of_the_wait_is_no_silence() {
         assert!(result.expect("the store has answered").is_none(), "{before:?} before the end");
     }
 }
+
+/// Each of the names is asked for at once, and the answer for `a` comes last.
+#[tokio::test(start_paused = true)]
+async fn set_of_which_a_name_was_lost_meanwhile_is_taken_again() {
+    for limit in [None, Some(Duration::ZERO), Some(T)] {
+        let setup = Setup::new();
+        let slow = Rule::new(Fault::Delay(ATTEMPT / 2)).on(Call::Acquire).name("a").times(1);
+        setup.faults.add(slow);
+        let mut lock = both(&setup.leases);
+        let call = tokio::spawn(async move {
+            match limit {
+                None => lock.lock().await.unwrap(),
+                Some(limit) => lock.lock_timeout(limit).await.unwrap().expect("free"),
+            }
+        });
+        settle().await;
+        assert!(setup.leases.force_unlock("b", "test").await.unwrap());
+        let lease = timeout(T, call).await.expect("taken again").unwrap();
+        lease.check().unwrap();
+        assert!(!lease.cancellation_token().is_cancelled());
+        assert_eq!(held(&setup).await, [true; 2]);
+    }
+}
+
+/// The time after which a holder is lost, in two ways.
+const LIMIT: Duration = Duration::from_millis(200);
+
+/// A manager and a handle of it with a limit of its own, and the loss that it brings.
+fn limited() -> [(Setup, MultiLock, Loss); 2] {
+    let stalls = Setup::new();
+    let lock = both(&stalls.leases).stall_after(LIMIT);
+    let ends = Setup::with(LeaseManager::builder().ttl(T).max_hold(LIMIT));
+    let other = both(&ends.leases);
+    [(stalls, lock, Loss::Stalled), (ends, other, Loss::MaxHold)]
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_of_a_set_begin_when_the_caller_gets_it() {
+    for (setup, mut lock, loss) in limited() {
+        let slow = Rule::new(Fault::Delay(LIMIT * 2)).on(Call::Acquire).name("a").times(1);
+        setup.faults.add(slow);
+        let (took, lease) = timed(lock.lock()).await;
+        let lease = lease.unwrap();
+        assert!(took < LIMIT * 3, "{took:?}");
+        lease.check().unwrap();
+        // A nested lease does not begin them again.
+        sleep(LIMIT / 2).await;
+        let (until, lost) = match loss {
+            Loss::MaxHold => {
+                let _nested = lock.lock().await.unwrap();
+                timed(lease.lost()).await
+            }
+            _ => timed(lease.lost()).await,
+        };
+        assert_eq!(lost, loss);
+        assert!(until.abs_diff(LIMIT / 2) <= MOMENT * 2, "{until:?}");
+        assert_eq!(setup.leases.stats().lost, 2);
+    }
+}
+
+/// `b` is waited for while `a` is held, which a caller without a lease cannot report on.
+#[tokio::test(start_paused = true)]
+async fn limits_of_a_set_do_not_count_while_it_waits_in_order() {
+    for (setup, mut lock, loss) in limited() {
+        let elsewhere = setup.held_elsewhere("b").await;
+        let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
+        sleep(T / 2).await;
+        elsewhere.unlock().await.unwrap();
+        let lease = waiting.await.unwrap();
+        lease.check().unwrap();
+        assert_eq!(setup.leases.stats().lost, 0);
+        assert_eq!(lease.lost().await, loss);
+    }
+}

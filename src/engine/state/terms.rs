@@ -15,6 +15,8 @@ pub(crate) struct Terms {
     pub(crate) min_until: Option<Instant>,
     /// Whether the store can keep the name closed until then.
     pub(crate) keeps: bool,
+    /// True if `stall_after` and `max_hold` have not begun, because its caller has no lease yet.
+    pub(crate) awaits_lease: bool,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
     /// The longest time between two reports of progress, and the time of the last one.
@@ -31,7 +33,23 @@ pub(crate) struct Terms {
 
 impl State {
     pub(in crate::engine) fn set_terms(&mut self, terms: Option<Box<Terms>>) {
+        if terms.as_ref().is_some_and(|terms| terms.awaits_lease) {
+            self.max_until = None;
+        }
         self.terms = terms;
+    }
+
+    /// Begins `stall_after` and `max_hold`, if they have not begun with the hold.
+    pub(in crate::engine) fn begin_limits(
+        &mut self,
+        now: Instant,
+        stall_after: Option<Duration>,
+        max_hold: Option<Duration>,
+    ) {
+        let Some(terms) = self.terms.as_mut().filter(|terms| terms.awaits_lease) else { return };
+        terms.awaits_lease = false;
+        terms.stall = stall_after.map(|longest| (longest, now));
+        self.max_until = max_hold.map(|max| now + max);
     }
 
     /// Begins `min_hold`, which ends at `until`, unless an earlier lease of the hold has begun it.

@@ -513,9 +513,8 @@ async fn wake_ups_come_again_when_a_slot_leaves_and_returns() {
         let mut handle = waiting.lock(&name);
         async move { handle.lock().await }
     });
-    let listeners = || {
-        cluster.nodes[2].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int()
-    };
+    let listeners =
+        || cluster.nodes[2].command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int();
     eventually(LONG, || listeners() == 1).await;
     cluster.begin_move(slot, 2, 1);
     cluster.end_move(slot, 2, 1);

@@ -1,5 +1,6 @@
 //! More than one server: a primary with replicas and sentinels, and a cluster.
 
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -441,6 +442,9 @@ impl Cluster {
     /// Moves one key of a slot on its way.
     #[track_caller]
     pub fn move_key(&self, key: &str, from: usize, to: usize) {
+        /// A server does nothing else meanwhile, so two that send keys to each other would wait for each other.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let port = self.nodes[to].port().to_string();
         let words = ["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
         let reply = self.nodes[from].command(&words);

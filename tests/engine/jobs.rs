@@ -554,7 +554,6 @@ async fn loss_by_the_process_is_followed_by_the_delay() {
     assert!(opens(&setup).await);
 }
 
-/// A lease that was never renewed, so that the store keeps the name for T and the delay from the grant.
 /// The waiter in between, which has the same delay, gives up.
 #[tokio::test(start_paused = true)]
 async fn hold_with_a_delay_is_not_passed_on_to_one_without() {
@@ -573,6 +572,7 @@ async fn hold_with_a_delay_is_not_passed_on_to_one_without() {
     assert!(left.unwrap() <= T, "{left:?}");
 }
 
+/// A lease that was never renewed, so that the store keeps the name for T and the delay from the grant.
 #[tokio::test(start_paused = true)]
 async fn min_hold_and_lock_delay_do_not_shorten_each_other() {
     let lost_at = T / 10;

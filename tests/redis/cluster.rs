@@ -503,12 +503,13 @@ async fn follow_their_slot(sharded: bool) {
 #[tokio::test]
 async fn wake_ups_come_again_when_a_slot_leaves_and_returns() {
     let cluster = shared().await;
-    let builder = LeaseManager::builder().ttl(Duration::from_secs(6));
-    let leases = builder.connect(&cluster.url()).await.expect("a manager");
+    let (leases, waiting) = (
+        connect(cluster, Duration::from_secs(6)).await,
+        connect(cluster, Duration::from_secs(6)).await,
+    );
     let name = cluster.name_on(2, "returned");
     let (slot, channel) = (cluster.slot(&name), look::channel(&name));
     let lease = lock(&leases, &name).await;
-    let waiting = connect(cluster, Duration::from_secs(6)).await;
     let waiter = tokio::spawn({
         let mut handle = waiting.lock(&name);
         async move { handle.lock().await }

@@ -137,7 +137,7 @@ impl Servers for Ensemble {
         for member in 0..MEMBERS {
             let host = format!("127.0.0.1:{}", self.members.port(member));
             left.extend(once_at(&host, async |look| {
-                look.0.sync("/leasehold/locks").await?;
+                look.0.sync("/").await?;
                 let mut left = Vec::new();
                 for name in children(&look.0, "/leasehold/locks").await? {
                     for node in children(&look.0, &format!("/leasehold/locks/{name}")).await? {

@@ -35,11 +35,14 @@ if call('HEXISTS', lock, 'mode') == 1 then
   return -2
 end
 -- The key has a time to live all the time. PEXPIRE comes first: a full memory refuses HSET only as the first command that
--- writes.
+-- writes. It comes again because it takes the key away if the time is over when it ends, and then HSET makes a key that stays:
+-- with 1 ms, one of 8 000 did on Redis 7.0.
 doing = 'PEXPIRE'
 call('PEXPIRE', lock, ARGV[3])
 doing = 'HSET'
 call('HSET', lock, mark, ARGV[3] .. ' ' .. holder)
 doing = 'HDEL'
 call('HDEL', lock, holder)
+doing = 'PEXPIRE'
+call('PEXPIRE', lock, ARGV[3])
 return wake(lock)

@@ -275,12 +275,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Safe: it changes nothing.
     async fn line(&self, request: Inspect) -> Result<Vec<Waiting>>;
 
-    /// Gives up the place that a manager has in the [line](Store#lines) of a name, unless a holder id with a larger number
-    /// has taken it over. Does nothing if there is no place.
+    /// Gives up the [`Place`] that a manager has in the order of waiters, unless a holder id with a larger number has taken
+    /// it over. Wakes the waiters that may be granted the name now. Does nothing if there is no place.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) without [`Line::Places`].
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) in [`Mode::Exclusive`] without [`Line::Places`].
     ///
     /// # Cancel safety
     ///

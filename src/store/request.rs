@@ -123,10 +123,9 @@ impl Acquire {
         Self { place, ..self }
     }
 
-    /// Returns whether a refusal takes a place in the [line](super::Store#lines) of the name.
+    /// Returns whether a refusal takes a place in the order of waiters.
     pub(crate) fn takes_place(&self) -> bool {
-        let waits = self.place.is_some_and(|place| !place.kept.is_zero());
-        self.target.mode == Mode::Exclusive && self.count == 1 && waits
+        self.count == 1 && self.place.is_some_and(|place| !place.kept.is_zero())
     }
 
     /// Returns the name, for a store that has no mode but [`Mode::Exclusive`](super::Mode::Exclusive) and keeps no places.
@@ -202,11 +201,11 @@ impl Release {
     }
 }
 
-/// Asks to give up a place in the [line](super::Store#lines) of a name.
+/// Asks to give up a [`Place`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Leave {
-    /// The name.
+    /// The name, and the mode that the waiter asked for.
     pub target: Target,
     /// The holder id of the last request that may have taken the place.
     pub holder: HolderId,

@@ -110,6 +110,7 @@ macro_rules! conformance_suite {
             older_waiter_of_the_other_side_goes_first
             place_lapses_with_its_own_waiter
             one_of_two_waiters_always_goes_first
+            place_of_a_side_is_given_up_once
             readers_expire_one_by_one
             read_write_releases_wake_waiters
             permits_are_counted

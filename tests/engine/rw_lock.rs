@@ -473,7 +473,7 @@ async fn stream_of_writers_does_not_starve_a_reader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_that_is_gone_delays_the_other_side_a_little() {
+async fn waiter_that_is_gone_does_not_delay_the_other_side() {
     let setup = Setup::new();
     let other = setup.other();
     let page = reads(&setup.leases).await.unwrap();
@@ -481,12 +481,15 @@ async fn waiter_that_is_gone_delays_the_other_side_a_little() {
     let mut gone = lock(&other);
     let mut gone = Box::pin(gone.write());
     assert!(poll_once(gone.as_mut()).await.is_pending());
-    drop(gone);
     settle().await;
-    assert!(reads(&setup.leases).await.is_none(), "a writer waited a moment ago");
-    let (took, late) = timed(lock(&setup.leases).read()).await;
-    // Three polls of a second.
-    assert!(took <= Duration::from_millis(3_010), "{took:?}");
+    assert!(reads(&setup.leases).await.is_none(), "a writer waits");
+    let mut late = lock(&setup.leases);
+    let mut late = Box::pin(late.read());
+    assert!(poll_once(late.as_mut()).await.is_pending());
+    settle().await;
+    drop(gone);
+    let (took, late) = timed(late).await;
+    assert!(took < Duration::from_millis(10), "{took:?}");
     drop(late);
     // One with a limit leaves no longer a trace than it waits.
     assert!(lock(&other).write_timeout(T / 30).await.unwrap().is_none());

@@ -8,7 +8,6 @@ use crate::store::{
     Place, Released, Resize,
 };
 use std::time::Duration;
-use uuid::Uuid;
 
 /// A read-write lock or a semaphore.
 #[derive(Debug)]
@@ -45,10 +44,18 @@ impl Hold {
 /// A waiter in the order between readers and writers.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
-    manager: Uuid,
+    /// Who asked for the place last.
+    holder: HolderId,
     /// In nanoseconds of the clock, of which a waiter may have arrived before the start.
     arrived: i128,
     until: Instant,
+}
+
+impl Waiter {
+    /// Returns whether it is of the manager of this holder.
+    fn is_of(&self, holder: HolderId) -> bool {
+        self.holder.manager() == holder.manager()
+    }
 }
 
 /// The outcome of an acquire.
@@ -205,7 +212,7 @@ impl Shared {
             return Acquired::held(Some(left));
         }
         if let Some(own) = side(mode).map(|side| &mut self.line[side]) {
-            own.take_if(|waiter| waiter.manager == request.holder.manager());
+            own.take_if(|waiter| waiter.is_of(request.holder));
         }
         let fence = match mode {
             Mode::Read if !self.holds.is_empty() => {
@@ -249,8 +256,8 @@ impl Shared {
     /// Returns when the waiter arrived: as its manager said first, if it has the place of its side.
     fn arrival(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
         let arrived = arrived(request.place, now);
-        let own = self.line[side]
-            .filter(|waiter| waiter.until > now && waiter.manager == request.holder.manager());
+        let own =
+            self.line[side].filter(|waiter| waiter.until > now && waiter.is_of(request.holder));
         match own.filter(|_| request.place.is_some()) {
             Some(waiter) => waiter.arrived.min(arrived),
             None => arrived,
@@ -260,15 +267,30 @@ impl Shared {
     /// Takes or keeps the place of a side. That of another manager is left alone, unless it is younger.
     fn queue(&mut self, request: &Acquire, now: Instant) {
         let (Some(side), Some(place)) = (side(request.target.mode), request.place) else { return };
-        let (manager, arrived) = (request.holder.manager(), self.arrival(side, request, now));
+        let (mut holder, arrived) = (request.holder, self.arrival(side, request, now));
         let first = self.line[side].filter(|waiter| waiter.until > now);
         let mut until = now + place.kept;
         match first {
-            Some(first) if first.manager == manager => until = until.max(first.until),
+            Some(first) if first.is_of(holder) => {
+                until = until.max(first.until);
+                if first.holder.number() > holder.number() {
+                    holder = first.holder;
+                }
+            }
             Some(first) if first.arrived <= arrived => return,
             _ => {}
         }
-        self.line[side] = Some(Waiter { manager, arrived, until });
+        self.line[side] = Some(Waiter { holder, arrived, until });
+    }
+
+    /// Ends the place of a waiter, unless a later waiter of its manager has it. Returns whether others may be granted the
+    /// name now.
+    pub(super) fn leave(&mut self, holder: HolderId, mode: Mode) -> bool {
+        let Some(side) = side(mode) else { return false };
+        let is_its =
+            |waiter: &mut Waiter| waiter.is_of(holder) && waiter.holder.number() <= holder.number();
+        self.line[side].take_if(is_its).is_some()
+            && self.holds.iter().all(|hold| hold.mode == Mode::Read)
     }
 
     /// Returns what a holder finds that is not there.

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Closed, ForceRelease, HolderInfo, Inbox, Inspect,
     Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Resize, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -116,7 +116,17 @@ impl Store for MemoryStore {
 
     async fn leave(&self, request: Leave) -> Result<()> {
         self.at_once(|state, now| {
-            state.leave(&request.target.name, request.holder, now);
+            let Target { name, mode } = &request.target;
+            match mode {
+                Mode::Exclusive => state.leave(name, request.holder, now),
+                Mode::Read | Mode::Write => {
+                    let shared = state.of_kind(name, mode.kind(), now)?;
+                    if shared.is_some_and(|shared| shared.leave(request.holder, *mode)) {
+                        state.wake(name, None);
+                    }
+                }
+                Mode::Permits { .. } => {}
+            }
             Ok(())
         })
         .await

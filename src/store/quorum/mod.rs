@@ -298,8 +298,13 @@ impl Store for Quorum {
         Err(Place::unsupported())
     }
 
-    async fn leave(&self, _: Leave) -> Result<()> {
-        Err(Place::unsupported())
+    async fn leave(&self, request: Leave) -> Result<()> {
+        match request.target.mode {
+            Mode::Exclusive => Err(Place::unsupported()),
+            Mode::Write => self.inner.leave(request).await,
+            // Only writers have places at the nodes.
+            Mode::Read | Mode::Permits { .. } => Ok(()),
+        }
     }
 
     async fn subscribe(&self, request: Wait) -> Result<Option<Wakeups>> {

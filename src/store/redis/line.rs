@@ -1,20 +1,27 @@
-//! The line of a lock: the managers that wait for it in the order of arrival. Acquires and releases are in `requests.rs`.
+//! The places of waiters: the line of a lock has the managers that wait for it in the order of arrival, and a read-write lock
+//! has the oldest reader and the oldest writer. Acquires and releases are in `requests.rs` and `rw.rs`.
 
 use super::replies::{self, Element};
 use super::requests::call_in_line;
 use super::scripts::LINE_INSPECT;
 use super::{RedisStore, rw};
 use crate::error::Result;
-use crate::store::{Inspect, Leave, Waiting};
+use crate::store::{Inspect, Leave, Mode, Waiting};
 use std::time::Duration;
 
 impl RedisStore {
     /// Gives up a place.
     pub(super) async fn leave_line(&self, request: Leave) -> Result<()> {
-        request.target.require_exclusive()?;
-        let mut call = call_in_line(&self.keys, &request.target.name);
-        call.show(request.holder);
-        let reply = self.run_call(&self.scripts.line_leave, call, request.timeout).await?;
+        let (script, call) = match request.target.mode {
+            Mode::Exclusive => {
+                let mut call = call_in_line(&self.keys, &request.target.name);
+                call.show(request.holder);
+                (&self.scripts.line_leave, call)
+            }
+            Mode::Read | Mode::Write => (&self.scripts.rw_leave, rw::leave(&self.keys, &request)),
+            Mode::Permits { .. } => return Ok(()),
+        };
+        let reply = self.run_call(script, call, request.timeout).await?;
         rw::code(&reply).map(drop)
     }
 

@@ -5,7 +5,9 @@ use super::replies::{self, Code, Element};
 use super::scripts::{Call, millis};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Acquire, Acquired, HolderInfo, Inspection, Mode, Release, RenewBatch, Renewal};
+use crate::store::{
+    Acquire, Acquired, HolderInfo, Inspection, Leave, Mode, Release, RenewBatch, Renewal,
+};
 
 /// Builds the call of an acquire.
 pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
@@ -42,6 +44,17 @@ pub(super) fn acquired(request: &Acquire, sent: Instant, reply: &[Element]) -> R
         [reply] => replies::acquired(reply, request.fencing.is_some(), sent, None),
         _ => Err(replies::malformed_reply()),
     }
+}
+
+/// Builds the call that gives up a place.
+pub(super) fn leave(keys: &Keys, request: &Leave) -> Call {
+    let name = &request.target.name;
+    let [read, write] = keys.sides(name);
+    let mut call = Call::of(1);
+    call.key(&keys.lock(name));
+    call.key(if request.target.mode == Mode::Write { &write } else { &read });
+    call.show(request.holder);
+    call
 }
 
 /// Builds the call of a release.

@@ -276,8 +276,12 @@ impl Store for ZooKeeperStore {
         Err(Place::unsupported())
     }
 
-    async fn leave(&self, _: Leave) -> Result<()> {
-        Err(Place::unsupported())
+    /// Does nothing but refuse a line: a waiter leaves its place when it drops its wake-ups.
+    async fn leave(&self, request: Leave) -> Result<()> {
+        match request.target.mode {
+            Mode::Exclusive => Err(Place::unsupported()),
+            Mode::Read | Mode::Write | Mode::Permits { .. } => Ok(()),
+        }
     }
 
     /// Puts a waiter into the queue; a later acquire of this store takes its node over. A listener without a holder id

@@ -2,9 +2,7 @@
 
 use super::party::*;
 use crate::error::{ErrorKind, Fate, Result};
-use crate::store::{
-    Acquired, HolderId, Inspect, Leave, Line, Name, Place, Release, Released, Wait, Waiting,
-};
+use crate::store::{Acquired, Inspect, Leave, Line, Name, Place, Release, Released, Wait, Waiting};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -48,11 +46,6 @@ async fn three<'a>(harness: &'a dyn Harness, name: &Name) -> [Party<'a>; 3] {
         Party::new(harness, name).await,
         Party::new(harness, name).await,
     ]
-}
-
-/// Returns the same manager with its next holder id.
-fn next(party: &mut Party<'_>) {
-    party.holder = HolderId::new(party.holder.manager(), party.holder.number() + 1);
 }
 
 #[track_caller]
@@ -135,7 +128,7 @@ pub async fn requests_with_a_place_may_run_twice_and_late(harness: &dyn Harness)
     lined(&[&waiter, &other]).await;
     // The next waiter of the manager comes with its own age, and late copies for the one before change nothing.
     let before = waiter.holder;
-    next(&mut waiter);
+    waiter.next();
     held(asks(&waiter, waits(5)).await);
     lined(&[&other, &waiter]).await;
     let later = std::mem::replace(&mut waiter.holder, before);
@@ -178,7 +171,8 @@ pub async fn release_takes_the_place_of_the_next_waiter(harness: &dyn Harness) {
     held(asks(&other, waits(10)).await);
     // A late copy releases nothing and takes no place.
     let mut next_of = Party::new(harness, &name).await;
-    next_of.holder = HolderId::new(holder.holder.manager(), holder.holder.number() + 1);
+    next_of.holder = holder.holder;
+    next_of.next();
     granted(asks(&next_of, waits(20)).await);
     assert!(released(gives(waits(30)).await).is_some());
     lined(&[&other]).await;

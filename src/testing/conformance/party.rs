@@ -83,6 +83,11 @@ impl<'a> Party<'a> {
         self
     }
 
+    /// Becomes the next holder of its manager.
+    pub(super) fn next(&mut self) {
+        self.holder = HolderId::new(self.holder.manager(), self.holder.number() + 1);
+    }
+
     /// Returns a new holder in a mode.
     pub(super) async fn of(harness: &'a dyn Harness, name: &Name, mode: Mode) -> Self {
         Self::new(harness, name).await.to(mode)

@@ -2,7 +2,7 @@
 
 use super::party::*;
 use crate::error::Result;
-use crate::store::{Absence, Acquired, Mode, Place, Wait};
+use crate::store::{Absence, Acquired, Leave, Mode, Place, Wait};
 use crate::testing::Harness;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -249,6 +249,60 @@ pub async fn one_of_two_waiters_always_goes_first(harness: &dyn Harness) {
         granted(asks(&second, 0, LONG).await);
         assert_eq!(released(second.release(0).await), None);
     }
+}
+
+/// See [`Store::leave`](crate::store::Store::leave). A store that keeps no places has nothing to give up.
+pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
+    let name = unique("rw-leave");
+    let reads = Party::of(harness, &name, Mode::Read).await;
+    if !reads.supported() || !reads.store.capabilities().time_left {
+        return;
+    }
+    let leaves = async |party: &Party<'_>| {
+        let leave = Leave::new(party.target(), party.holder, PATIENCE);
+        party.store.leave(leave).await.expect("an answer");
+    };
+    granted(reads.acquire(1).await);
+    let mut writer = Party::of(harness, &name, Mode::Write).await;
+    let late = Party::of(harness, &name, Mode::Read).await;
+    held(asks(&writer, 500, LONG).await);
+    held(asks(&late, 100, LONG).await);
+    let earlier = writer.holder;
+    writer.next();
+    held(asks(&writer, 400, LONG).await);
+    let later = std::mem::replace(&mut writer.holder, earlier);
+    leaves(&writer).await;
+    // Its manager has a later waiter. A late copy of its own request is not the last one either.
+    held(asks(&writer, 500, LONG).await);
+    leaves(&writer).await;
+    held(asks(&late, 100, LONG).await);
+    let capabilities = late.store.capabilities();
+    let mut wakeups = None;
+    if capabilities.wakeups {
+        let wait = Wait::new(late.target(), Some(late.holder), PATIENCE);
+        let mut signals = late.store.subscribe(wait).await.expect("wake-ups").expect("some");
+        // A subscription may count as a hint.
+        while timeout(Duration::from_millis(300), signals.recv()).await.is_ok() {}
+        wakeups = Some(signals);
+    }
+    writer.holder = later;
+    for _ in 0..2 {
+        leaves(&writer).await;
+    }
+    if let Some(mut wakeups) = wakeups {
+        timeout(PATIENCE, wakeups.recv()).await.expect("a place that is given up wakes a reader");
+    }
+    granted(asks(&late, 100, LONG).await);
+    for reads in [reads, late] {
+        assert_eq!(released(reads.release(0).await), None);
+    }
+    // A reader gives its place up, too.
+    granted(writer.acquire(1).await);
+    let gone = Party::of(harness, &name, Mode::Read).await;
+    held(asks(&gone, 900, LONG).await);
+    leaves(&gone).await;
+    assert_eq!(released(writer.release(0).await), None);
+    granted(asks(&Party::of(harness, &name, Mode::Write).await, 0, LONG).await);
 }
 
 /// Clauses 3 and 7, for the modes that share a name.

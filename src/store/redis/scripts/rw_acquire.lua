@@ -3,7 +3,8 @@
 --
 -- KEYS   lock, and the timeout key of the holder as a reader: see `rw_common.lua`
 --        own side, other side   strings: when the oldest waiter among the readers or among the writers arrived, in
---                               microseconds of the server's clock, a space, and its manager
+--                               microseconds of the server's clock, a space, its manager, a colon, and the
+--                               number of the last holder id that asked for the place
 --        fence                  string: the last reserved fencing token; only if a block is requested
 -- ARGV   holder id, ttl in ms, read or write, hold count, 1 to change the mode (else 0), the time in microseconds that the
 --        caller has waited, the time in ms for which its place is kept (0: it does not wait); if there is a fence: block and
@@ -29,11 +30,12 @@ if fence then
   whole(retention, 0, 9007199254740991)
 end
 
--- Returns when the oldest waiter of a side arrived, and its manager; nil if there is none.
+-- Returns when the oldest waiter of a side arrived, its manager, and the number of the last holder id that asked for the
+-- place; nil if there is none.
 local function oldest(side)
   doing = 'GET'
-  local arrived, manager = string.match(call('GET', side) or '', '^(%-?%d+) (.+)$')
-  return tonumber(arrived), manager
+  local arrived, manager, number = string.match(call('GET', side) or '', '^(%-?%d+) (.+):(%d+)$')
+  return tonumber(arrived), manager, tonumber(number)
 end
 
 local mode, written = mode_of(lock), holder .. ':write'
@@ -79,8 +81,8 @@ else
     return (not mode or not writes and mode == 'read') and -1 or -2
   end
   local refused = mode and (writes or mode == 'write')
-  local manager, arrived = string.match(holder, '^(.*):'), now - waited
-  local own, by = oldest(own_side)
+  local manager, number = string.match(holder, '^(.*):(%d+)')
+  local arrived, own, by, latest = now - waited, oldest(own_side)
   if kept_place ~= '0' and by == manager then
     -- The first arrival that it reported: a later request took another time to arrive, or the clock was set.
     arrived = math.min(arrived, own)
@@ -100,7 +102,8 @@ else
       doing = 'PTTL'
       local kept = math.max(tonumber(kept_place), by == manager and call('PTTL', own_side) or 0)
       -- Refused in a full memory: it waits all the same.
-      try('SET', own_side, format('%d %s', arrived, manager), 'PX', format('%d', kept))
+      latest = math.max(tonumber(number), by == manager and latest or 0)
+      try('SET', own_side, format('%d %s:%d', arrived, manager, latest), 'PX', format('%d', kept))
     end
     return -4 - left
   end

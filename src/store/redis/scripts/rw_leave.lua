@@ -1,0 +1,24 @@
+-- Gives up the place of a waiter for a read-write lock, and wakes the other side if the lock may be granted to it.
+-- `rw_common.lua` and `rw_wake.lua` come before.
+--
+-- KEYS   lock
+--        own side   see `rw_acquire.lua`
+-- ARGV   holder id
+-- Reply  1 if there was a place, 0 if not
+--
+-- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone.
+
+local lock, side, holder = KEYS[1], KEYS[2], ARGV[1]
+local manager, number = string.match(holder, '^(.*):(%d+)')
+doing = 'GET'
+local by, latest = string.match(call('GET', side) or '', '^%-?%d+ (.+):(%d+)$')
+if not by or by ~= manager or tonumber(latest) > tonumber(number) then
+  return 0
+end
+doing = 'DEL'
+call('DEL', side)
+if mode_of(lock) ~= 'write' then
+  -- Redisson's clients do not wait for a place.
+  wake(lock, '0')
+end
+return 1

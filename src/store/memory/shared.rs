@@ -267,6 +267,9 @@ impl Shared {
     /// Takes or keeps the place of a side. That of another manager is left alone, unless it is younger.
     fn queue(&mut self, request: &Acquire, now: Instant) {
         let (Some(side), Some(place)) = (side(request.target.mode), request.place) else { return };
+        if place.kept.is_zero() {
+            return;
+        }
         let (mut holder, arrived) = (request.holder, self.arrival(side, request, now));
         let first = self.line[side].filter(|waiter| waiter.until > now);
         let mut until = now + place.kept;

@@ -276,6 +276,11 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
     held(asks(&writer, 500, LONG).await);
     leaves(&writer).await;
     held(asks(&late, 100, LONG).await);
+    // A call that does not wait takes nothing over.
+    writer.holder = later;
+    writer.next();
+    held(asks(&writer, 0, Duration::ZERO).await);
+    writer.holder = later;
     let capabilities = late.store.capabilities();
     let mut wakeups = None;
     if capabilities.wakeups {
@@ -285,7 +290,6 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
         while timeout(Duration::from_millis(300), signals.recv()).await.is_ok() {}
         wakeups = Some(signals);
     }
-    writer.holder = later;
     for _ in 0..2 {
         leaves(&writer).await;
     }

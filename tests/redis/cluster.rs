@@ -1,6 +1,6 @@
 //! A real cluster of three primaries and three replicas.
 
-use kit::{Cluster, Mode, Proxy, Server, Stub, eventually, look, rights, within};
+use kit::{Cluster, Mode, Proxy, Resp, Server, Stub, eventually, look, rights, within};
 use leasehold::store::{Name, Store};
 use leasehold::testing::Harness;
 use leasehold::{ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -525,6 +525,53 @@ async fn wake_ups_come_again_when_a_slot_leaves_and_returns() {
     lease.unlock().await.expect("released");
     within(LONG, waiter).await.expect("no panic").expect("a lease").unlock().await.expect("held");
     leases.close().await.expect("closed");
+    waiting.close().await.expect("closed");
+}
+
+/// For a moment the new owner takes no connection.
+#[tokio::test]
+async fn wake_ups_come_again_when_the_new_owner_takes_connections() {
+    let cluster = own().await;
+    let waiting = connect(&cluster, Duration::from_secs(6)).await;
+    let name = cluster.name_on(2, "crowded");
+    let channel = look::channel(&name);
+    let mut old = cluster.nodes[2].connection();
+    old.command(&["HSET", &name, "other:1", "1"]);
+    old.command(&["PEXPIRE", &name, "60000"]);
+    let waiter = tokio::spawn({
+        let mut handle = waiting.lock(&name);
+        async move { handle.lock().await }
+    });
+    let listens =
+        |node: &mut Resp| node.command(&["PUBSUB", "SHARDNUMSUB", &channel]).list()[1].int() == 1;
+    eventually(LONG, || listens(&mut old)).await;
+    // The manager has a connection for its inbox somewhere.
+    let inboxes = |node: usize| {
+        let words = ["PUBSUB", "SHARDCHANNELS", "leasehold_inbox:*"];
+        cluster.nodes[node].command(&words).list().len()
+    };
+    eventually(LONG, || (0..3).any(|node| inboxes(node) == 1)).await;
+    let owner = usize::from(inboxes(0) == 1);
+    let (target, slot) = (cluster.id(owner), cluster.slot(&name));
+    cluster.begin_move(slot, 2, owner);
+    cluster.move_key(&name, 2, owner);
+    let mut new = cluster.nodes[owner].connection();
+    let before = new.command(&["CONFIG", "GET", "maxclients"]).list().remove(1).text();
+    new.command(&["CONFIG", "SET", "maxclients", "1"]);
+    for node in [&mut new, &mut old] {
+        let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &target];
+        assert_eq!(node.command(&words).text(), "OK");
+    }
+    let refuses = |node: &mut Resp| {
+        !node.command(&["INFO", "stats"]).text().contains("rejected_connections:0")
+    };
+    eventually(LONG, || refuses(&mut new)).await;
+    assert!(!listens(&mut new));
+    new.command(&["CONFIG", "SET", "maxclients", &before]);
+    eventually(LONG, || listens(&mut new)).await;
+    new.command(&["DEL", &name]);
+    new.command(&["SPUBLISH", &channel, "0"]);
+    within(LONG, waiter).await.expect("no panic").expect("a lease").unlock().await.expect("held");
     waiting.close().await.expect("closed");
 }
 

@@ -13,9 +13,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Level;
+
+/// The pause before a channel that has moved is subscribed again, after that has failed.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Sends commands to the subscriber of a server.
 type SubscriberHandle = mpsc::UnboundedSender<Command>;
@@ -144,16 +147,14 @@ impl FleetSubscribers {
             .collect();
         drop(channels);
         for channel in moved {
-            let (done, subscribed) = oneshot::channel();
-            if self.send(Command::Subscribe(channel.clone(), done)) {
-                let channels = Arc::clone(&self.channels);
-                self.runtime.spawn(async move {
-                    let _ = subscribed.await;
-                    // Messages of the gap are lost.
-                    wake(&channels, Some(&channel));
-                });
-            }
+            self.runtime.spawn(subscribe_again(Arc::downgrade(self), channel));
         }
+    }
+
+    /// Returns whether a channel has waiters and is not subscribed.
+    fn is_missing(&self, channel: &str) -> bool {
+        let channels = self.channels.lock();
+        channels.get(channel).is_some_and(|entry| entry.is_awaited() && !entry.subscribed)
     }
 
     pub(super) async fn close(&self, limit: Duration) {
@@ -171,6 +172,25 @@ impl FleetSubscribers {
             }
         };
         let _ = timeout(limit, all).await;
+    }
+}
+
+/// Subscribes a channel whose slot has moved, again and again until it is subscribed or has no waiter.
+async fn subscribe_again(subscribers: Weak<FleetSubscribers>, channel: String) {
+    loop {
+        let Some(all) = subscribers.upgrade() else { return };
+        let (done, subscribed) = oneshot::channel();
+        all.send(Command::Subscribe(channel.clone(), done));
+        let channels = Arc::clone(&all.channels);
+        // The subscribers may end meanwhile.
+        drop(all);
+        let _ = subscribed.await;
+        // Messages of the gap are lost.
+        wake(&channels, Some(&channel));
+        sleep(RETRY).await;
+        if subscribers.upgrade().is_none_or(|all| !all.is_missing(&channel)) {
+            return;
+        }
     }
 }
 

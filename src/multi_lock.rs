@@ -185,7 +185,7 @@ impl MultiLock {
     /// Locks all names if they are free now; returns `None` if one of them is not.
     ///
     /// Makes one attempt for each name, as [`Lock::try_lock`](crate::Lock::try_lock) does, at the same time. After `None`,
-    /// the others are released in the background.
+    /// the others are released in the background. If a name is lost before the last answer, all are asked for again.
     ///
     /// # Errors
     ///

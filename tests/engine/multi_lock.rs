@@ -498,14 +498,23 @@ async fn limits_of_a_set_begin_when_the_caller_gets_it() {
     }
 }
 
-/// `b` is waited for while `a` is held, which a caller without a lease cannot report on.
+/// At last it waits for `b` while it holds `a`, on which a caller without a lease cannot report.
 #[tokio::test(start_paused = true)]
 async fn limits_of_a_set_do_not_count_while_it_waits_in_order() {
     for (setup, mut lock, loss) in limited() {
-        let elsewhere = setup.held_elsewhere("b").await;
+        let [a, b] = ["a", "b"];
+        let elsewhere = setup.held_elsewhere(b).await;
         let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
         sleep(T / 2).await;
+        let first = setup.held_elsewhere(a).await;
+        // It has waited for long: when it gets `b` without `a`, it takes them in their order.
         elsewhere.unlock().await.unwrap();
+        settle().await;
+        let second = setup.held_elsewhere(b).await;
+        first.unlock().await.unwrap();
+        sleep(LIMIT * 3).await;
+        assert_eq!(setup.leases.holdings().len(), 1, "it waits with the first");
+        second.unlock().await.unwrap();
         let lease = waiting.await.unwrap();
         lease.check().unwrap();
         assert_eq!(setup.leases.stats().lost, 0);

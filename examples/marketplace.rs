@@ -181,16 +181,21 @@ async fn run(url: &str) -> Result<()> {
     // The name of this run is not used again: a minute is enough to remember its fencing tokens.
     let leases =
         LeaseManager::builder().fence_retention(Some(Duration::from_secs(60))).connect(url).await?;
-    let redis = Builder::from_config(Config::from_url(url)?).build()?;
+    let mut redis = Builder::from_config(Config::from_url(url)?);
+    // Without a limit, a command waits for as long as the server is away.
+    redis.with_performance_config(|config| config.default_command_timeout = Duration::from_secs(5));
+    let redis = redis.build()?;
     redis.init().await?;
     let market =
         Market { name: format!("leasehold-example:market:{}", std::process::id()), leases, redis };
 
-    let result = trade_at_once(&market).await;
-    market.clear().await?;
+    let traded = trade_at_once(&market).await;
+    let cleared = market.clear().await;
+    // The first error is the reason of the others.
+    traded.and(cleared)?;
     market.leases.close().await?;
     market.redis.quit().await?;
-    result
+    Ok(())
 }
 
 #[tokio::main]

@@ -1,4 +1,4 @@
-//! Runs a nightly job on one of three replicas: once for each night, whichever of them is first, and on another one after a
+//! Runs a nightly job on one of three replicas: once for each night, whichever of them is first, and once more after a
 //! failure or a crash.
 //!
 //! ```sh
@@ -8,8 +8,8 @@
 //!
 //! Each replica has a manager of its own, as a process would have, and a clock that is off by some milliseconds. All of
 //! them wake for each night and ask with the same key: the night, not the time at which they woke. In the second night the
-//! first replica that runs the job fails, and in the third it "crashes": its future is dropped. Both times another one takes
-//! over. At the end each night has one report.
+//! first replica that runs the job fails, and in the third it "crashes": its future is dropped. Both times the
+//! replica that asks next runs it again. At the end each night has one report.
 
 use leasehold::store::MemoryStore;
 use leasehold::{LeaseManager, Once};

@@ -48,8 +48,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let mut offices = Vec::new();
     for _ in 0..3 {
         offices.push(match std::env::var("REDIS_URL") {
-            Ok(url) => LeaseManager::connect(&url).await?,
-            Err(_) => LeaseManager::builder().build(memory.clone())?,
+            Ok(url) if url != "memory:" => LeaseManager::connect(&url).await?,
+            _ => LeaseManager::builder().build(memory.clone())?,
         });
     }
     // A paper jam is cleared meanwhile.

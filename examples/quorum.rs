@@ -108,6 +108,9 @@ async fn work(leases: LeaseManager, desk: Arc<Desk>) -> Result<u32> {
 
 async fn run() -> Result {
     let given = std::env::var("REDIS_URL").ok();
+    if given.as_deref() == Some("memory:") {
+        return Err("memory: is a store for each manager; these are five managers".into());
+    }
     let mut servers = Vec::new();
     if given.is_none() {
         for _ in 0..5 {
@@ -119,7 +122,9 @@ async fn run() -> Result {
 
     let steady = connect(&urls).await?;
     let lease = lock_when_old_enough(&steady, "leasehold-example:steady").await?;
-    println!("One lease is held, and {WORKERS} workers, each a process of its own, take turns");
+    println!(
+        "One lease is held, and {WORKERS} workers, each with a manager of its own, take turns"
+    );
 
     let desk = Arc::new(Desk::default());
     let mut workers = tokio::task::JoinSet::new();

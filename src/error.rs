@@ -266,6 +266,11 @@ impl Error {
         Some(worst.rebuild(|inner| inner.message = message.into()))
     }
 
+    /// Returns the same error with another message.
+    pub(crate) fn with_message(self, message: String) -> Self {
+        self.rebuild(|inner| inner.message = message.into())
+    }
+
     /// Returns the message without the kind.
     pub(crate) fn message(&self) -> &str {
         &self.0.message

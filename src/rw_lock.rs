@@ -55,8 +55,8 @@ use std::time::Duration;
 ///
 /// Neither side starves, except for readers on a quorum. Among the handles of a manager, a reader that comes after a
 /// waiting writer waits behind it. Between managers, the store remembers how long the oldest reader and the oldest
-/// writer have waited, and refuses those of the other side that came later. A waiter that goes away without being
-/// granted the name delays them by three [poll intervals](crate::Builder::max_poll_interval) at most. On a
+/// writer have waited, and refuses those of the other side that came later. A waiter that goes away wakes them; if its
+/// process dies or stands still, it delays them by three [poll intervals](crate::Builder::max_poll_interval) at most. On a
 /// [`Quorum`](crate::store::Quorum) a waiting writer keeps out later readers in the same way, but a waiting reader
 /// keeps out no later writer: writers of other processes that never rest can starve it. Redisson's clients do not take
 /// part in this order.

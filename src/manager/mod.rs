@@ -1,15 +1,17 @@
 //! The manager, which creates locks. `builder.rs` has its settings, `connect.rs` the ways to make one.
 
 mod builder;
+mod close_error;
 mod connect;
 mod operations;
 
 pub use builder::Builder;
+pub use close_error::CloseError;
 pub use operations::Holding;
 
 use crate::election::Election;
 use crate::engine::{Closed, Engine};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fair_lock::FairLock;
 use crate::lock::{Holder, Lock};
 use crate::multi_lock::MultiLock;
@@ -338,7 +340,7 @@ impl LeaseManager {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn main() -> leasehold::Result<()> {
     /// # let leases = leasehold::LeaseManager::in_memory();
     /// leases.close().await?;
     /// let error = leases.lock("orders:42").lock().await.unwrap_err();
@@ -360,42 +362,5 @@ impl fmt::Debug for LeaseManager {
             .field("ttl", &core.timing.ttl)
             .field("settings", &core.settings)
             .finish_non_exhaustive()
-    }
-}
-
-/// The report of a [`LeaseManager::close`] that could not release every name.
-#[derive(Debug)]
-pub struct CloseError {
-    released: usize,
-    failed: Vec<(String, Error)>,
-}
-
-impl CloseError {
-    /// Returns the number of names that were released.
-    pub fn released(&self) -> usize {
-        self.released
-    }
-
-    /// Returns the names that were not released, each with the reason. They expire within one [TTL](Builder::ttl), or
-    /// after the TTL and the [`lock_delay`](crate::Lock::lock_delay) of their handle.
-    pub fn failed(&self) -> &[(String, Error)] {
-        &self.failed
-    }
-}
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { released, failed } = self;
-        write!(f, "{} of {} leases could not be released", failed.len(), released + failed.len())?;
-        if let Some((name, error)) = failed.first() {
-            write!(f, "; the first: {name:?}, {error}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for CloseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.failed.first().map(|(_, error)| error as _)
     }
 }

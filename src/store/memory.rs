@@ -20,6 +20,7 @@ use crate::sync::Mutex;
 use shared::Shared;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 /// Keeps leases in the memory of this process.
@@ -51,6 +52,8 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The microseconds from 1970 to the origin of the clock, so that fencing tokens also grow from process to process.
+    epoch: u64,
     /// The exclusive holds.
     holds: NameMap<Entry>,
     /// The names that several holders share. A name is in one of these maps at most, but for what has expired.
@@ -98,7 +101,11 @@ impl MemoryStore {
     /// Creates an empty store on tokio's clock.
     #[must_use]
     pub fn new() -> Self {
-        Self { clock: Clock::tokio(), state: Arc::default() }
+        let clock = Clock::tokio();
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let epoch = whole_micros(since_1970).saturating_sub(micros(clock.now()));
+        let state = State { epoch, ..State::default() };
+        Self { clock, state: Arc::new(Mutex::new(state)) }
     }
 
     /// Deletes what is under `name`, as an operator's `DEL` would, and wakes no waiter. Returns whether there was a hold.
@@ -254,9 +261,10 @@ impl State {
 
     /// Reserves a block of fencing tokens and returns the first.
     fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
+        let time = self.epoch + micros(now);
         let last = self.fences.entry(name.clone()).or_insert(self.forgotten);
         // Microseconds, as on a server: they grow even when the memory of the last is gone.
-        let first = (*last + 1).max(micros(now));
+        let first = (*last + 1).max(time);
         *last = first + u64::from(fencing.block) - 1;
         first
     }
@@ -271,8 +279,8 @@ impl State {
         self.lines.retain(|_, line| line.is_live(now));
         self.notes.retain(|_, note| note.is_live(now));
         // However long they are to be kept: from then on the clock does as well.
-        let now = micros(now);
-        self.fences.retain(|_, last| *last >= now);
+        let time = self.epoch + micros(now);
+        self.fences.retain(|_, last| *last >= time);
         self.sweep_at = 2 * self.names();
     }
 
@@ -286,8 +294,11 @@ impl State {
 }
 
 fn micros(now: Instant) -> u64 {
-    let since_origin = now.saturating_duration_since(Instant::ZERO);
-    u64::try_from(since_origin.as_micros()).unwrap_or(u64::MAX)
+    whole_micros(now.saturating_duration_since(Instant::ZERO))
+}
+
+fn whole_micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -295,7 +306,6 @@ mod tests {
     use super::*;
 
     use crate::store::{Release, Released, Store, Target, Wait};
-    use std::time::Duration;
     use uuid::Uuid;
 
     const TTL: Duration = Duration::from_secs(1);
@@ -328,6 +338,16 @@ mod tests {
         assert_eq!(take(&mut state, "n", at(1000)), 1_000_010, "after the block");
         state.holds.clear();
         assert_eq!(take(&mut state, "n", at(2000)), 2_000_000);
+    }
+
+    #[tokio::test]
+    async fn fences_are_larger_than_those_of_a_process_before() {
+        let since_1970 = || UNIX_EPOCH.elapsed().expect("a time after 1970");
+        let before = whole_micros(since_1970());
+        let store = MemoryStore::new();
+        let now = store.clock.now();
+        let fence = take(&mut store.lock(), "n", now);
+        assert!((before..=whole_micros(since_1970())).contains(&fence), "{before} {fence}");
     }
 
     #[test]

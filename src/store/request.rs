@@ -62,8 +62,9 @@ pub struct Acquire {
 ///
 /// A store remembers it when it refuses the request, unless [`kept`](Self::kept) is zero. In the modes
 /// [`Read`](super::Mode::Read) and [`Write`](super::Mode::Write) it then refuses a later reader while an older writer waits,
-/// and a later writer while an older reader waits, so that neither side starves. Only requests of its own manager keep a
-/// place: if others could, the places of a reader and a writer that are both gone would keep all others out.
+/// and a later writer while an older reader waits, so that neither side starves. Only requests of its own waiter keep a
+/// place: if others could, the places of a reader and a writer that are both gone would keep all others out. A holder id with a
+/// larger number of the same manager is a later waiter: it takes the place over, with the time of its own arrival.
 ///
 /// In [`Mode::Exclusive`](super::Mode::Exclusive) it is a place in the [line](super::Store#lines) of the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -177,6 +177,11 @@ async fn closing_tells_which_names_could_not_be_released() {
     assert!(took <= GRACE + 2 * ATTEMPT, "{took:?}");
     assert_eq!(setup.memory.len(), 3);
     drop(leases);
+    let first = report.failed()[0].0.clone();
+    let error = leasehold::Error::from(report);
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let said = format!("unavailable: 3 of 100 leases could not be released; the first: {first:?}");
+    assert!(error.to_string().starts_with(&said), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -190,12 +190,14 @@ pub async fn two_workers() -> Result<[usize; 2]> {
         processes.push(process);
     }
     let (mut ticks, mut ran) = (0, BTreeMap::<String, Vec<usize>>::new());
+    let mut failed = None;
     for (index, process) in processes.into_iter().enumerate() {
         for line in process.rest().await? {
             ticks += 1;
             if let Some(key) = line.strip_prefix("ran ") {
                 ran.entry(key.to_owned()).or_default().push(index + 1);
             }
+            failed = failed.or(line.strip_prefix("failed ").map(str::to_owned));
         }
     }
     let mut each = [0; 2];
@@ -205,6 +207,9 @@ pub async fn two_workers() -> Result<[usize; 2]> {
     }
     let twice = ran.values().filter(|processes| processes.len() > 1).count();
     println!("{ticks} ticks in two processes, {} jobs, {twice} of them ran twice", ran.len());
+    if let Some(failed) = failed {
+        return Err(format!("not every tick was served; the first that failed: {failed}").into());
+    }
     if twice > 0 || ran.is_empty() || ticks <= ran.len() {
         return Err("each job runs once, and both processes see its tick".into());
     }

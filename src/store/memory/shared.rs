@@ -7,6 +7,7 @@ use crate::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, HolderInfo, IDLE_SEMAPHORE, Inspection, Mode,
     Place, Released, Resize,
 };
+use std::cmp::Ordering;
 use std::time::Duration;
 
 /// A read-write lock or a semaphore.
@@ -256,8 +257,10 @@ impl Shared {
     /// Returns when the waiter arrived: as its manager said first, if it has the place of its side.
     fn arrival(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
         let arrived = arrived(request.place, now);
-        let own =
-            self.line[side].filter(|waiter| waiter.until > now && waiter.is_of(request.holder));
+        let is_its = |waiter: &Waiter| {
+            waiter.is_of(request.holder) && waiter.holder.number() == request.holder.number()
+        };
+        let own = self.line[side].filter(|waiter| waiter.until > now && is_its(waiter));
         match own.filter(|_| request.place.is_some()) {
             Some(waiter) => waiter.arrived.min(arrived),
             None => arrived,
@@ -270,14 +273,15 @@ impl Shared {
         if place.kept.is_zero() {
             return;
         }
-        let (mut holder, arrived) = (request.holder, self.arrival(side, request, now));
+        let (holder, arrived) = (request.holder, self.arrival(side, request, now));
         let first = self.line[side].filter(|waiter| waiter.until > now);
         let mut until = now + place.kept;
         match first {
             Some(first) if first.is_of(holder) => {
-                until = until.max(first.until);
-                if first.holder.number() > holder.number() {
-                    holder = first.holder;
+                match first.holder.number().cmp(&holder.number()) {
+                    Ordering::Greater => return,
+                    Ordering::Equal => until = until.max(first.until),
+                    Ordering::Less => {}
                 }
             }
             Some(first) if first.arrived <= arrived => return,
@@ -287,13 +291,19 @@ impl Shared {
     }
 
     /// Ends the place of a waiter, unless a later waiter of its manager has it. Returns whether others may be granted the
-    /// name now.
+    /// name now: a later waiter came after some of them.
     pub(super) fn leave(&mut self, holder: HolderId, mode: Mode) -> bool {
         let Some(side) = side(mode) else { return false };
-        let is_its =
-            |waiter: &mut Waiter| waiter.is_of(holder) && waiter.holder.number() <= holder.number();
-        self.line[side].take_if(is_its).is_some()
-            && self.holds.iter().all(|hold| hold.mode == Mode::Read)
+        let Some(place) = self.line[side].filter(|waiter| waiter.is_of(holder)) else {
+            return false;
+        };
+        if place.holder.number() <= holder.number() {
+            self.line[side] = None;
+        }
+        match side {
+            READERS => self.holds.is_empty(),
+            _ => self.holds.iter().all(|hold| hold.mode == Mode::Read),
+        }
     }
 
     /// Returns what a holder finds that is not there.

@@ -190,7 +190,10 @@ struct Place<'a>(&'a ServerConfig);
 impl fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            ServerConfig::Centralized { server } if server.host.contains(':') => {
+            // The host of a URL has its brackets, that of a redirection has none.
+            ServerConfig::Centralized { server }
+                if server.host.contains(':') && !server.host.starts_with('[') =>
+            {
                 write!(f, "[{}]:{}", server.host, server.port)
             }
             ServerConfig::Centralized { server } => write!(f, "{}:{}", server.host, server.port),

@@ -54,6 +54,7 @@ pub(super) fn leave(keys: &Keys, request: &Leave) -> Call {
     call.key(&keys.lock(name));
     call.key(if request.target.mode == Mode::Write { &write } else { &read });
     call.show(request.holder);
+    call.text(word(request.target.mode));
     call
 }
 

@@ -267,9 +267,14 @@ pub async fn place_of_a_side_is_given_up_once(harness: &dyn Harness) {
     let late = Party::of(harness, &name, Mode::Read).await;
     held(asks(&writer, 500, LONG).await);
     held(asks(&late, 100, LONG).await);
+    let between = Party::of(harness, &name, Mode::Read).await;
+    held(asks(&between, 400, LONG).await);
     let earlier = writer.holder;
     writer.next();
-    held(asks(&writer, 400, LONG).await);
+    // With its own arrival.
+    held(asks(&writer, 300, LONG).await);
+    granted(asks(&between, 400, LONG).await);
+    assert_eq!(released(between.release(0).await), None);
     let later = std::mem::replace(&mut writer.holder, earlier);
     leaves(&writer).await;
     // Its manager has a later waiter. A late copy of its own request is not the last one either.

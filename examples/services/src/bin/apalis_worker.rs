@@ -70,7 +70,10 @@ where
         // Kept for longer than a process can be late with a task.
         let job = self.once.leases.once(key).keep(Duration::from_secs(3600));
         Box::pin(async move {
-            match job.run(async |_lease| ready.call(task).await).await? {
+            let outcome = job.run(async |_lease| ready.call(task).await).await;
+            // apalis prints no errors.
+            let outcome = outcome.inspect_err(|error| println!("failed {scheduled}: {error}"))?;
+            match outcome {
                 Once::Ran(()) => println!("ran {scheduled}"),
                 Once::Elsewhere(_) | Once::Before(_) => println!("left {scheduled}"),
                 // The key is free, so that a retry, here or elsewhere, runs it.

@@ -47,7 +47,9 @@ async fn work() -> Result {
             match report(&leases, second).await {
                 Ok(ran) => ran_last.store(ran, Relaxed),
                 // The key is free, and the next tick has another one.
-                Err(error) if error.kind() != ErrorKind::Closed => eprintln!("{second}: {error}"),
+                Err(error) if error.kind() != ErrorKind::Closed => {
+                    println!("failed {second}: {error}");
+                }
                 Err(_) => {}
             }
         })

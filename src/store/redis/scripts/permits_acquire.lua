@@ -95,11 +95,12 @@ if swept > 0 then
   call('ZREMRANGEBYRANK', out, 0, swept - 1)
 end
 doing = 'PEXPIRE'
-if keeps then
-  call('PEXPIRE', out, format('%d', least))
-end
 if extends then
   call('PEXPIRE', free, format('%d', ms))
+end
+if keeps then
+  -- It must not end before the counter, not even by the time between two commands.
+  call('PEXPIRE', out, format('%d', least))
 end
 if fresh then
   -- Clients of Redisson that came before wait for this: for them there were no permits.

@@ -19,9 +19,9 @@ local ms = kept == 0 and FOREVER or kept
 -- Changes nothing.
 doing = 'SET'
 call('SET', free, format('%d', left or 0), 'XX', 'KEEPTTL')
-local expires = keep(sizes, ms) == -2 and kept > 0
-if expires then
-  doing = 'PEXPIRE'
+local lives = keep(sizes, ms)
+if lives == -2 and kept > 0 then
+  doing, lives = 'PEXPIRE', ms
   call('PEXPIRE', sizes, format('%d', ms))
 end
 local lasts = left and keep(free, ms) or ms
@@ -33,15 +33,20 @@ if not left then
 elseif before ~= size then
   doing = 'HSET'
   call('HSET', sizes, format('%d', before), '1')
-  if expires then
+  if lives >= 0 then
     doing = 'PEXPIRE'
-    call('PEXPIRE', sizes, format('%d', ms))
+    call('PEXPIRE', sizes, format('%d', lives))
   end
 end
 doing = 'SET'
 local rest = format('%d', size - used)
 if left then
   call('SET', free, rest, 'KEEPTTL')
+  if lasts >= 0 then
+    -- Again, as in `release_keep.lua`.
+    doing = 'PEXPIRE'
+    call('PEXPIRE', free, format('%d', lasts))
+  end
 elseif kept > 0 then
   call('SET', free, rest, 'PX', format('%d', kept))
 else

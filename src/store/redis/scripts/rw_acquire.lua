@@ -83,7 +83,8 @@ else
   local refused = mode and (writes or mode == 'write')
   local manager, number = string.match(holder, '^(.*):(%d+)')
   local arrived, own, by, latest = now - waited, oldest(own_side)
-  if kept_place ~= '0' and by == manager then
+  number = tonumber(number)
+  if kept_place ~= '0' and by == manager and latest == number then
     -- The first arrival that it reported: a later request took another time to arrive, or the clock was set.
     arrived = math.min(arrived, own)
   end
@@ -97,13 +98,18 @@ else
     end
   end
   if refused then
-    -- A place ends with its own waiter: that of another manager is left alone, unless it is younger.
-    if kept_place ~= '0' and (not own or by == manager or arrived < own) then
+    -- A place ends with its own waiter: that of another manager is left alone, unless it is younger, and a later waiter of
+    -- this manager has its own arrival.
+    local takes = not own or arrived < own
+    if by == manager then
+      takes = latest <= number
+    end
+    if kept_place ~= '0' and takes then
       doing = 'PTTL'
-      local kept = math.max(tonumber(kept_place), by == manager and call('PTTL', own_side) or 0)
+      local same = by == manager and latest == number
+      local kept = math.max(tonumber(kept_place), same and call('PTTL', own_side) or 0)
       -- Refused in a full memory: it waits all the same.
-      latest = math.max(tonumber(number), by == manager and latest or 0)
-      try('SET', own_side, format('%d %s:%d', arrived, manager, latest), 'PX', format('%d', kept))
+      try('SET', own_side, format('%d %s:%d', arrived, manager, number), 'PX', format('%d', kept))
     end
     return -4 - left
   end

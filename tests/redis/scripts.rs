@@ -906,6 +906,21 @@ fn release_after_a_shrink_wakes_if_permits_have_expired() {
     assert_eq!(bench.command(&["GET", "job"]).text(), "-1");
 }
 
+/// It is done, so it is no error.
+#[test]
+fn release_after_a_shrink_needs_no_right_to_count() {
+    let mut bench = Bench::new(true);
+    bench.command(&["SET", "job", "-2"]);
+    for (holder, ends) in [("a", "1"), ("b", NEVER)] {
+        bench.command(&["ZADD", "{job}:timeout", ends, &first_permit(holder)]);
+    }
+    bench.command(&["ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", "-zcount"]);
+    bench.command(&["AUTH", "limited", "any"]);
+    let reply = bench.run(PERMITS_RELEASE, &PERMIT_KEYS[..2], &["1", &"b".repeat(14)]);
+    assert_eq!(reply, Reply::Int(0), "none is woken");
+    assert_eq!(bench.command(&["GET", "job"]).text(), "-1");
+}
+
 #[test]
 fn late_copy_of_an_acquire_revives_no_permit_after_a_shrink() {
     let mut bench = Bench::new(true);

@@ -125,7 +125,7 @@ impl Mirror {
                     fields.insert(member, String::new());
                 }
             }
-            // When a reader or writer that waits arrived, and its manager.
+            // When a reader or writer that waits arrived, and its holder id.
             "string"
                 if ["leasehold_read:", "leasehold_write:"]
                     .iter()
@@ -134,9 +134,9 @@ impl Mirror {
                 let Reply::Text(value) = self.connection.command(&["GET", key]) else {
                     return None;
                 };
-                let (arrived, manager) = value.split_once(' ')?;
-                times.insert(manager.to_owned(), arrived.parse::<i64>().expect("a time") / 1000);
-                fields.insert(manager.to_owned(), String::new());
+                let (arrived, holder) = value.split_once(' ')?;
+                times.insert(holder.to_owned(), arrived.parse::<i64>().expect("a time") / 1000);
+                fields.insert(holder.to_owned(), String::new());
             }
             "string" => {
                 let Reply::Text(value) = self.connection.command(&["GET", key]) else {
@@ -391,9 +391,11 @@ async fn late_copies_of_every_mode_touch_no_later_holder() {
         if !reads {
             let waiter = connect(&third, T).await;
             wait_in_vain(&waiter).await;
-            // It gives its place in the line up.
-            let line = ["EXISTS", "leasehold_line:{fair}"];
-            eventually(LONG, || server.command(&line) == Reply::Int(0)).await;
+            // It gives its places up.
+            let places =
+                ["leasehold_line:{fair}", "leasehold_read:{read}", "leasehold_write:{write}"];
+            let places = [&["EXISTS"], &places[..]].concat();
+            eventually(LONG, || server.command(&places) == Reply::Int(0)).await;
             waits = captured(&server, &third).calls.len();
             wait_in_vain(&waiter).await;
         }
@@ -420,7 +422,10 @@ async fn late_copies_of_every_mode_touch_no_later_holder() {
         let (acquires, releases) = second.calls.split_at(acquires);
         acquires.iter().for_each(|call| drop(mirror.run(call)));
         // Those that wait, without what they send when they give up.
-        let leaves = |call: &&Call| scripts_of[&call.0].contains(".leave() then");
+        let leaves = |call: &&Call| {
+            let script = scripts_of[&call.0];
+            [".leave() then", "call('DEL', side)"].iter().any(|part| script.contains(part))
+        };
         let (earlier, later) = third.calls.split_at(waits);
         later.iter().filter(|call| !leaves(call)).for_each(|call| drop(mirror.run(call)));
         let before = mirror.look();

@@ -82,13 +82,15 @@ impl Queue {
         }
     }
 
-    /// Ends the place of a manager, unless a later waiter of it has taken it over. Returns whether it did.
+    /// Ends the place of a manager, unless a later waiter of it has taken it over. Returns whether there was one.
     pub(super) fn leave(&mut self, holder: HolderId) -> bool {
-        let before = self.0.len();
-        self.0.retain(|waiter| {
-            !waiter.is_of(holder.manager()) || waiter.holder.number() > holder.number()
-        });
-        self.0.len() < before
+        let its = self.0.iter().position(|waiter| waiter.is_of(holder.manager()));
+        if let Some(at) = its
+            && self.0[at].holder.number() <= holder.number()
+        {
+            self.0.swap_remove(at);
+        }
+        its.is_some()
     }
 
     /// Returns the managers in the line, the oldest first.

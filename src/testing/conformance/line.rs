@@ -207,21 +207,29 @@ pub async fn place_lapses_by_itself(harness: &dyn Harness) {
 
 /// See [`Store::leave`](crate::store::Store::leave).
 pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
-    let name = unique("line-leave");
-    let [holder, first, other] = three(harness, &name).await;
-    if !has_line(&holder) || !holder.store.capabilities().wakeups {
-        return;
+    // Its manager may have a later waiter, who came after the others.
+    for has_later in [false, true] {
+        let name = unique("line-leave");
+        let [holder, first, other] = three(harness, &name).await;
+        if !has_line(&holder) || !holder.store.capabilities().wakeups {
+            return;
+        }
+        granted(asks(&holder, waits(0)).await);
+        held(asks(&first, waits(20)).await);
+        assert_eq!(released(holder.release(0).await), None);
+        held(asks(&other, waits(10)).await);
+        if has_later {
+            let mut later = Party::new(harness, &name).await.same_as(&first);
+            later.next();
+            held(asks(&later, waits(5)).await);
+        }
+        let wait = Wait::new(other.target(), Some(other.holder), PATIENCE);
+        let mut wakeups = other.store.subscribe(wait).await.expect("wake-ups").expect("some");
+        // A subscription may count as a hint.
+        while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
+        leaves(&first).await.expect("an answer");
+        timeout(PATIENCE, wakeups.recv()).await.expect("it is woken");
+        granted(asks(&other, waits(10)).await);
+        assert_eq!(released(other.release(0).await), None);
     }
-    granted(asks(&holder, waits(0)).await);
-    held(asks(&first, waits(20)).await);
-    assert_eq!(released(holder.release(0).await), None);
-    held(asks(&other, waits(10)).await);
-    let wait = Wait::new(other.target(), Some(other.holder), PATIENCE);
-    let mut wakeups = other.store.subscribe(wait).await.expect("wake-ups").expect("some");
-    // A subscription may count as a hint.
-    while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
-    leaves(&first).await.expect("an answer");
-    timeout(PATIENCE, wakeups.recv()).await.expect("it is woken");
-    granted(asks(&other, waits(10)).await);
-    assert_eq!(released(other.release(0).await), None);
 }

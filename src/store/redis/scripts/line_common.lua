@@ -107,14 +107,13 @@ local function take(arrived, kept)
   end
 end
 
--- Ends the place of the manager, unless a later waiter has it. Returns whether it did.
+-- Ends the place of the manager, unless a later waiter has it. Returns whether there was one.
 local function leave()
   local by = place_of(manager)
-  if not by or by > number then
-    return false
+  if by and by <= number then
+    remove(manager)
   end
-  remove(manager)
-  return true
+  return by ~= nil
 end
 
 return { place_of = place_of, arrival = arrival, oldest = oldest, take = take, leave = leave }

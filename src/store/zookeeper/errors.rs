@@ -44,6 +44,10 @@ pub(super) fn classify(error: ZkError) -> Error {
             "no ZooKeeper server opens a session: it cannot be reached, does not serve, or takes no more connections \
                  from this address (maxClientCnxns)",
         ),
+        ZkError::Timeout => (
+            ErrorKind::Unavailable,
+            "ZooKeeper did not answer in time; is it up, and the port that of a ZooKeeper server?",
+        ),
         _ => (ErrorKind::Unavailable, "the connection to ZooKeeper failed"),
     };
     Error::new(kind, message).with_source(error)
@@ -93,7 +97,7 @@ mod tests {
             (ZkError::ClientClosed, ErrorKind::Unavailable, "session with ZooKeeper has ended"),
             (ZkError::NoHosts, ErrorKind::Unavailable, "maxClientCnxns"),
             (ZkError::ConnectionLoss, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
-            (ZkError::Timeout, ErrorKind::Unavailable, "connection to ZooKeeper failed"),
+            (ZkError::Timeout, ErrorKind::Unavailable, "that of a ZooKeeper server"),
         ] {
             let underneath = error.to_string();
             let error = classify(error);

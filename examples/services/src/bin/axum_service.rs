@@ -179,7 +179,9 @@ async fn demo() -> Result {
     }
     let [one, other] = &addresses[..] else { return Err("two replicas".into()) };
 
-    println!("two clients ship order 42 at once, each by another replica:");
+    println!(
+        "two clients ship order 42 at once, each by another replica; one waits for the other:"
+    );
     let (a, b) = tokio::try_join!(
         http(one, "POST", "/orders/42/ship"),
         http(other, "POST", "/orders/42/ship")

@@ -10,8 +10,8 @@
 //! - in PostgreSQL in a row with a column `fence`, and in a transaction whose first statement asks a table of tokens;
 //! - behind a web service with the layer [`FenceGuard`](leasehold::tower::FenceGuard), which answers 412.
 //!
-//! It starts servers of its own. With `REDIS_URL` or `DATABASE_URL` it uses those: it makes its tables in a schema
-//! `leasehold_example` and drops it.
+//! It starts servers of its own, and installs PostgreSQL with apt-get if that is missing. With `REDIS_URL` or `DATABASE_URL` it
+//! uses those: it makes its tables in a schema `leasehold_example` and drops it.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};

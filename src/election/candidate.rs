@@ -130,7 +130,8 @@ impl Candidate {
     ///
     /// `body` gets the leadership. [`ControlFlow::Continue`] resigns and stands again; [`ControlFlow::Break`] resigns
     /// and ends the call. When the leadership is lost, `body` is dropped at once, at its current await, and only then
-    /// does the candidate stand again. Put what must end with the leadership into values of the body, and give tasks
+    /// does the candidate stand again. The same goes for a body that returns after the loss: its output is ignored, and it
+    /// is called again in the next term. Put what must end with the leadership into values of the body, and give tasks
     /// that it spawns the [`cancellation_token`](crate::Lease::cancellation_token). Where `lead` itself runs in a
     /// spawned task, write `async move |me|`, and let the body capture owned values, such as a `String` or an `Arc`:
     /// the compiler accepts no body there that captures a reference, not even a `&'static str`.

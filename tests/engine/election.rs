@@ -268,6 +268,24 @@ async fn end_of_a_body_releases_at_once() {
     assert!(is_free().await, "dropped");
 }
 
+/// Its last stretch has no await, so it is not dropped. What it did may count for nothing, so its output does not either.
+#[tokio::test(start_paused = true)]
+async fn body_that_breaks_after_the_loss_is_called_again() {
+    let setup = Setup::new();
+    let (leases, mut calls) = (&setup.leases, 0);
+    let mut candidate = leases.election("n").candidate("a");
+    let leading = candidate.lead(async |_| {
+        calls += 1;
+        if calls == 1 {
+            let mut revoked = Box::pin(leases.force_unlock("n", "test"));
+            assert!(poll_once(revoked.as_mut()).await.is_ready());
+        }
+        Break(())
+    });
+    leading.await.unwrap();
+    assert_eq!(calls, 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn body_that_continues_lets_others_lead() {
     let setup = Setup::new();

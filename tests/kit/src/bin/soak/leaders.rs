@@ -115,7 +115,8 @@ async fn lead(
         if let Some(belief) = &mut term.belief {
             flow.works_as_leader(place, me, belief).await;
         }
-        terms -= 1;
+        // A body that ends after the loss counts as dropped, so it can be called once more after its last term.
+        terms = terms.saturating_sub(1);
         if terms == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }));
     let mut orders = process.orders.clone();

@@ -174,7 +174,8 @@ impl MultiLock {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, this call loses its places in the queues, and leases that were there or on their way are
-    /// released in the background.
+    /// released in the background. Do not keep it without polling it, as an arm of `select!` that takes long does: it keeps the
+    /// names that it has been granted so far, and they are renewed.
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock(&mut self) -> impl Future<Output = Result<MultiLease>> + use<'_> {

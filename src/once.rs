@@ -177,8 +177,9 @@ impl Job {
             match self.ask(name, caller).await {
                 Ok(entered) if entered.is_final() || polling.is_over() => return Ok(entered),
                 Ok(entered) => {
+                    let is_free = entered.is_free();
                     last = Some(entered);
-                    polling.refused().await?;
+                    polling.refused(is_free).await?;
                 }
                 Err(error) => {
                     if let Err(error) = polling.failed(error, asked).await {
@@ -213,6 +214,11 @@ enum Entered {
 }
 
 impl Entered {
+    /// Returns whether the store has no holder.
+    fn is_free(&self) -> bool {
+        matches!(self, Self::Held(inspection) if inspection.holders.is_empty())
+    }
+
     /// Returns whether there is nothing to wait for.
     fn is_final(&self) -> bool {
         match self {

@@ -312,7 +312,7 @@ impl<'core> AcquireLoop<'_, 'core> {
             return Ok(Some(Claim::new(core, hold, share)));
         }
         // Dropped after the ticket.
-        let _place = self.fair.then(|| OpenPlace { core, name: self.name });
+        let _place = self.fair.then(|| OpenPlace { core, name: self.name, arrived: self.start });
         if self.once {
             return match core.queue.try_turn(self.name, self.mode, now) {
                 Some(turn) => self.begin(turn).await,

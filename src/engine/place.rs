@@ -11,7 +11,7 @@
 //!    takes the place for the first of them in the same step, before a waiter elsewhere can ask.
 //! 3. **A place without a waiter is left.** The waiter that asked gives it up when it goes
 //!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request. A place that a release took is open
-//!    until the first waiter asks. If none is left to ask, the last one that goes gives it up ([`OpenPlace`]).
+//!    until the first waiter asks. If that one goes before, it gives it up ([`OpenPlace`]): the place of the next one is its own.
 //! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
 use super::core::Core;
@@ -26,15 +26,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Gives up an open place when it is dropped, if no waiter is left that will ask. Each waiter has one.
+/// Gives up an open place when it is dropped, unless a waiter is left that arrived before. Each waiter has one.
 pub(super) struct OpenPlace<'a> {
     pub(super) core: &'a Arc<Core>,
     pub(super) name: &'a Name,
+    pub(super) arrived: Instant,
 }
 
 impl Drop for OpenPlace<'_> {
     fn drop(&mut self) {
-        if let Some(holder) = self.core.queue.abandoned_place(self.name) {
+        let now = self.core.now();
+        if let Some(holder) = self.core.queue.abandoned_place(self.name, self.arrived, now) {
             self.core.leave_later(self.name, holder);
         }
     }
@@ -99,11 +101,15 @@ impl Queue {
         }
     }
 
-    /// Removes an open place that no waiter will take. Returns the holder id that took it.
-    fn abandoned_place(&self, name: &Name) -> Option<HolderId> {
+    /// Removes an open place when a waiter goes that no waiter which is left came before. Returns the holder id that took it.
+    fn abandoned_place(&self, name: &Name, arrived: Instant, now: Instant) -> Option<HolderId> {
+        let since = self.checked_in_since(now);
         let mut state = self.lock();
-        if state.places.is_empty() || state.names.get(name).is_some_and(NameEntry::has_fair_waiters)
-        {
+        if state.places.is_empty() {
+            return None;
+        }
+        let first = state.names.get(name).and_then(|entry| entry.first_waiter(since));
+        if first.is_some_and(|(_, first)| first.fair && first.arrived < arrived) {
             return None;
         }
         state.places.remove(name)

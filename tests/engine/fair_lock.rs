@@ -302,6 +302,28 @@ async fn place_that_is_left_wakes_the_next() {
     assert!(took < MOMENT * 5, "{took:?}");
 }
 
+/// The next waiter of the process came after one elsewhere, who was refused for the first one.
+#[tokio::test(start_paused = true)]
+async fn place_of_a_waiter_that_never_asked_is_not_the_next_ones() {
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
+    let (other, grants) = (setup.other(), Grants::default());
+    let lease = setup.leases.fair_lock("n").lock().await.unwrap();
+    let mut handle = setup.leases.fair_lock("n");
+    let mut first = Box::pin(handle.lock());
+    assert!(poll_once(first.as_mut()).await.is_pending());
+    sleep(MOMENT).await;
+    let elsewhere = grants.wait(&other, "elsewhere", MOMENT);
+    sleep(MOMENT).await;
+    let next = grants.wait(&setup.leases, "next", MOMENT);
+    sleep(MOMENT).await;
+    lease.unlock().await.unwrap();
+    settle().await;
+    drop(first);
+    let (took, ()) = timed(join([elsewhere, next])).await;
+    assert_eq!(grants.so_far(), ["elsewhere", "next"]);
+    assert!(took < MOMENT * 5, "{took:?}");
+}
+
 /// A release takes the place for a waiter that goes before it asks.
 #[tokio::test(start_paused = true)]
 async fn place_of_a_release_is_left_with_its_waiter() {

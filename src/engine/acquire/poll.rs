@@ -9,6 +9,9 @@ use crate::store::{Name, Target};
 use std::time::Duration;
 use tokio::time::sleep;
 
+/// Half of the first pause after a refusal for no holder that the store has.
+const SHORTEST_GAP: Duration = Duration::from_millis(1);
+
 /// The waits of a caller that asks again and again, at hints and by the clock.
 pub(crate) struct Polling<'a> {
     core: &'a Core,
@@ -17,6 +20,8 @@ pub(crate) struct Polling<'a> {
     /// The time at which it gives up; `None` for one that does not wait.
     until: Option<Instant>,
     failures: u32,
+    /// The number of refusals in a row at which the store had no holder.
+    free: u32,
     silent_since: Option<Instant>,
 }
 
@@ -25,7 +30,7 @@ impl<'a> Polling<'a> {
     pub(crate) fn new(core: &'a Core, name: &Name, limit: Duration) -> Self {
         let (target, hints) = (Target::exclusive(name.clone()), Hints::NotSubscribed);
         let until = (!limit.is_zero()).then(|| core.now() + limit);
-        Self { core, target, hints, until, failures: 0, silent_since: None }
+        Self { core, target, hints, until, failures: 0, free: 0, silent_since: None }
     }
 
     fn left(&self) -> Duration {
@@ -44,10 +49,17 @@ impl<'a> Polling<'a> {
         self.silent_since.is_some_and(|since| silence(since) >= self.core.timing.attempt)
     }
 
-    /// Waits after a refusal.
-    pub(crate) async fn refused(&mut self) -> Result<()> {
+    /// Waits after a refusal. If the store has no holder (`is_free`), this process is still releasing the name, or another
+    /// caller is about to get it. The hint may have come already, so it asks again soon.
+    pub(crate) async fn refused(&mut self, is_free: bool) -> Result<()> {
         (self.failures, self.silent_since) = (0, None);
-        let pause = self.core.settings.poll_bound.min(self.left().saturating_add(AFTER_EXPIRY));
+        self.free = if is_free { self.free.saturating_add(1) } else { 0 };
+        let bound = match self.free {
+            0 => self.core.settings.poll_bound,
+            times => SHORTEST_GAP * (1 << times.min(8)),
+        };
+        let bound = bound.min(self.core.settings.poll_bound);
+        let pause = bound.min(self.left().saturating_add(AFTER_EXPIRY));
         tokio::select! {
             biased;
             // Without a holder: it takes no place in a queue of the store.

@@ -92,7 +92,7 @@ impl Candidate {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, the candidate withdraws, and a leadership that the store grants to it is resigned in the
-    /// background.
+    /// background. Do not keep it without polling it: it keeps a leadership that it has been granted, which is renewed.
     pub async fn campaign(&mut self) -> Result<Leadership> {
         runtime::need();
         let core = &self.engine.core;

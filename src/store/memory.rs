@@ -7,6 +7,7 @@ mod notes;
 mod requests;
 mod shared;
 mod store;
+mod waiter;
 mod wake;
 
 use super::mode::Kind;
@@ -259,9 +260,14 @@ impl State {
         }
     }
 
+    /// Returns the microseconds since 1970.
+    fn time(&self, now: Instant) -> u64 {
+        self.epoch + micros(now)
+    }
+
     /// Reserves a block of fencing tokens and returns the first.
     fn fence(&mut self, name: &Name, fencing: Fencing, now: Instant) -> u64 {
-        let time = self.epoch + micros(now);
+        let time = self.time(now);
         let last = self.fences.entry(name.clone()).or_insert(self.forgotten);
         // Microseconds, as on a server: they grow even when the memory of the last is gone.
         let first = (*last + 1).max(time);
@@ -279,7 +285,7 @@ impl State {
         self.lines.retain(|_, line| line.is_live(now));
         self.notes.retain(|_, note| note.is_live(now));
         // However long they are to be kept: from then on the clock does as well.
-        let time = self.epoch + micros(now);
+        let time = self.time(now);
         self.fences.retain(|_, last| *last >= time);
         self.sweep_at = 2 * self.names();
     }

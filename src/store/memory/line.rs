@@ -1,30 +1,14 @@
 //! The line of a name: the managers that wait for an exclusive lock, in the order of arrival.
 
 use super::State;
-use super::shared::arrived;
+use super::waiter::{Waiter, arrived};
 use crate::clock::Instant;
 use crate::store::{Acquire, Acquired, HolderId, Name, Place, Release, Waiting};
 use std::time::Duration;
-use uuid::Uuid;
 
 /// The places in a line, in no order: there are as many as managers that wait.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Vec<Waiter>);
-
-#[derive(Clone, Copy, Debug)]
-struct Waiter {
-    /// Who took the place last.
-    holder: HolderId,
-    /// In nanoseconds of the clock.
-    arrived: i128,
-    until: Instant,
-}
-
-impl Waiter {
-    fn is_of(&self, manager: Uuid) -> bool {
-        self.holder.manager() == manager
-    }
-}
 
 impl Queue {
     pub(super) fn is_empty(&self) -> bool {
@@ -39,7 +23,7 @@ impl Queue {
 
     /// Returns the oldest waiter of other managers.
     fn first_but(&self, holder: HolderId, now: Instant) -> Option<&Waiter> {
-        let others = self.0.iter().filter(|waiter| !waiter.is_of(holder.manager()));
+        let others = self.0.iter().filter(|waiter| !waiter.is_of(holder));
         others.filter(|waiter| waiter.until > now).min_by_key(|waiter| waiter.arrived)
     }
 
@@ -75,7 +59,7 @@ impl Queue {
         }
         let (arrived, until) = (self.arrival(holder, place, now), now + place.kept);
         let entry = Waiter { holder, arrived, until };
-        match self.0.iter_mut().find(|waiter| waiter.is_of(holder.manager())) {
+        match self.0.iter_mut().find(|waiter| waiter.is_of(holder)) {
             None => self.0.push(entry),
             Some(own) if own.holder.number() > holder.number() => {}
             Some(own) => *own = entry,
@@ -84,7 +68,7 @@ impl Queue {
 
     /// Ends the place of a manager, unless a later waiter of it has taken it over. Returns whether there was one.
     pub(super) fn leave(&mut self, holder: HolderId) -> bool {
-        let its = self.0.iter().position(|waiter| waiter.is_of(holder.manager()));
+        let its = self.0.iter().position(|waiter| waiter.is_of(holder));
         if let Some(at) = its
             && self.0[at].holder.number() <= holder.number()
         {
@@ -99,13 +83,6 @@ impl Queue {
         live.sort_by_key(|waiter| waiter.arrived);
         let manager = |waiter: &Waiter| waiter.holder.manager().to_string();
         live.into_iter().map(|waiter| Waiting::new(manager(waiter), waiter.waited(now))).collect()
-    }
-}
-
-impl Waiter {
-    fn waited(&self, now: Instant) -> Duration {
-        let now = arrived(None, now);
-        Duration::from_nanos(u64::try_from(now - self.arrived).unwrap_or_default())
     }
 }
 

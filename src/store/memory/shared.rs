@@ -1,11 +1,12 @@
 //! Names that several holders share: read-write locks and semaphores.
 
+use super::waiter::{Waiter, arrived};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
 use crate::store::mode::Kind;
 use crate::store::{
     Absence, Acquire, Acquired, Fencing, HolderId, HolderInfo, IDLE_SEMAPHORE, Inspection, Mode,
-    Place, Released, Resize,
+    Released, Resize,
 };
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -39,23 +40,6 @@ impl Hold {
     /// Returns whether a renewal or a release in this mode finds it. One of a reader may come late, when it is the writer.
     fn is(&self, mode: Mode) -> bool {
         (mode, self.mode) != (Mode::Write, Mode::Read)
-    }
-}
-
-/// A waiter in the order between readers and writers.
-#[derive(Clone, Copy, Debug)]
-struct Waiter {
-    /// Who asked for the place last.
-    holder: HolderId,
-    /// In nanoseconds of the clock, of which a waiter may have arrived before the start.
-    arrived: i128,
-    until: Instant,
-}
-
-impl Waiter {
-    /// Returns whether it is of the manager of this holder.
-    fn is_of(&self, holder: HolderId) -> bool {
-        self.holder.manager() == holder.manager()
     }
 }
 
@@ -257,10 +241,11 @@ impl Shared {
     /// Returns when the waiter arrived: as its manager said first, if it has the place of its side.
     fn arrival(&self, side: usize, request: &Acquire, now: Instant) -> i128 {
         let arrived = arrived(request.place, now);
-        let is_its = |waiter: &Waiter| {
-            waiter.is_of(request.holder) && waiter.holder.number() == request.holder.number()
-        };
-        let own = self.line[side].filter(|waiter| waiter.until > now && is_its(waiter));
+        let own = self.line[side].filter(|waiter| {
+            waiter.until > now
+                && waiter.is_of(request.holder)
+                && waiter.holder.number() == request.holder.number()
+        });
         match own.filter(|_| request.place.is_some()) {
             Some(waiter) => waiter.arrived.min(arrived),
             None => arrived,
@@ -367,12 +352,6 @@ fn side(mode: Mode) -> Option<usize> {
         Mode::Write => Some(1),
         Mode::Exclusive | Mode::Permits { .. } => None,
     }
-}
-
-pub(super) fn arrived(place: Option<Place>, now: Instant) -> i128 {
-    let waited = place.map_or(Duration::ZERO, |place| place.waited);
-    let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
-    nanos(now.saturating_duration_since(Instant::ZERO)) - nanos(waited)
 }
 
 /// The outcome of a release.

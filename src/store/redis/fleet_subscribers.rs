@@ -147,7 +147,7 @@ impl FleetSubscribers {
             .collect();
         drop(channels);
         for channel in moved {
-            self.runtime.spawn(subscribe_again(Arc::downgrade(self), channel));
+            self.runtime.spawn(subscribe_moved(Arc::downgrade(self), channel));
         }
     }
 
@@ -176,7 +176,7 @@ impl FleetSubscribers {
 }
 
 /// Subscribes a channel whose slot has moved, again and again until it is subscribed or has no waiter.
-async fn subscribe_again(subscribers: Weak<FleetSubscribers>, channel: String) {
+async fn subscribe_moved(subscribers: Weak<FleetSubscribers>, channel: String) {
     loop {
         let Some(all) = subscribers.upgrade() else { return };
         let (done, subscribed) = oneshot::channel();
@@ -187,10 +187,10 @@ async fn subscribe_again(subscribers: Weak<FleetSubscribers>, channel: String) {
         let _ = subscribed.await;
         // Messages of the gap are lost.
         wake(&channels, Some(&channel));
-        sleep(RETRY).await;
         if subscribers.upgrade().is_none_or(|all| !all.is_missing(&channel)) {
             return;
         }
+        sleep(RETRY).await;
     }
 }
 

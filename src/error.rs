@@ -113,7 +113,8 @@ pub enum Loss {
     MaxHold,
     /// The manager was [closed](crate::LeaseManager::close).
     Closed,
-    /// The holder has not reported [progress](crate::Lease::progress) for [`stall_after`](crate::Builder::stall_after).
+    /// The holder has not reported [progress](crate::Lease::progress) for [`stall_after`](crate::Builder::stall_after); or,
+    /// in events and counters only, a call that had a part of its names, and no lease yet, was not polled for a TTL.
     Stalled,
 }
 

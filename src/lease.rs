@@ -117,7 +117,7 @@ impl Lease {
         Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), share, over: false }
     }
 
-    /// Begins `min_hold`, and the limits of a set that have not begun with the grant: the caller gets the lease.
+    /// Begins `min_hold`, and the limits that have not begun with the grant: the caller gets the lease.
     pub(crate) fn begin_min_hold(&self) {
         self.hold.begin_min_hold(self.core());
     }

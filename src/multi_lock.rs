@@ -6,12 +6,15 @@
 //!    calls wait for each other.
 //! 2. A call that ends without a lease leaves no lease: what it took is released in the background.
 //! 3. The `min_hold` of the names begins when the caller gets all of them, so that a round that fails closes none. So do
-//!    `stall_after` and `max_hold`, so that a wait for the others uses up neither.
+//!    `stall_after` and `max_hold`, so that a wait for the others uses up neither. Before that, a call that is not polled
+//!    for T loses what it took.
 //! 4. All holds of a set have one loss token, so that the loss of any fires it. A set of old and new holds has none: it is
 //!    given up, and all names are taken again.
 
 use crate::clock::Instant;
-use crate::engine::{Engine, Hold, Options, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{
+    Engine, Heartbeat, Hold, NeedsNone, Options, WaitLimit, Wanted, acquire, setters,
+};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
@@ -22,6 +25,7 @@ use crate::together::{Call, all, first};
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -73,6 +77,7 @@ pub struct MultiLock {
     entries: Vec<Entry>,
     /// Those of each name.
     options: Options,
+    heartbeat: Arc<Heartbeat>,
 }
 
 /// A name of the set, and the last hold of it.
@@ -110,6 +115,8 @@ pub struct MultiLease {
     lost: CancellationToken,
     /// Fires on loss, unlock and drop; made when first asked for.
     token: OnceLock<CancellationToken>,
+    /// Dropped after the leases.
+    needs_no_heartbeat: Option<NeedsNone>,
 }
 
 /// The outcome of asking once for all names.
@@ -147,8 +154,9 @@ impl MultiLock {
         }
         let entries = checked.into_iter().map(|name| Entry { name, current: None }).collect();
         let mut options = Options::default();
-        options.set_begins_late();
-        Ok(Self { engine, entries, options })
+        let heartbeat = Arc::default();
+        options.set_heartbeat(&heartbeat);
+        Ok(Self { engine, entries, options, heartbeat })
     }
 
     /// Returns the names, in the order of their bytes.
@@ -174,8 +182,8 @@ impl MultiLock {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, this call loses its places in the queues, and leases that were there or on their way are
-    /// released in the background. Do not keep it without polling it, as an arm of `select!` that takes long does: it keeps the
-    /// names that it has been granted so far, and they are renewed.
+    /// released in the background. If it is not polled for a [TTL](crate::Builder::ttl), as an arm of `select!` that takes
+    /// long does, it loses the names that it has been granted so far, and asks for them again when it is polled.
     #[doc(alias = "acquire")]
     #[track_caller]
     pub fn lock(&mut self) -> impl Future<Output = Result<MultiLease>> + use<'_> {
@@ -283,6 +291,18 @@ impl MultiLock {
         limit: WaitLimit,
     ) -> Result<Option<MultiLease>> {
         runtime::need();
+        let (engine, heartbeat) = (Arc::clone(&self.engine), Arc::clone(&self.heartbeat));
+        let call = pin!(self.take_all(caller, limit));
+        let lease = heartbeat.during(&engine.core, call).await?;
+        Ok(lease.map(|lease| lease.begin(&heartbeat)))
+    }
+
+    /// Takes all names, for a caller that has no lease yet.
+    async fn take_all(
+        &mut self,
+        caller: &'static Location<'static>,
+        limit: WaitLimit,
+    ) -> Result<Option<MultiLease>> {
         let (engine, options) = (Arc::clone(&self.engine), self.options.clone());
         let wanted = Wanted::from(Mode::Exclusive).with(&options).at(caller);
         let (core, start) = (&engine.core, engine.core.now());
@@ -316,7 +336,7 @@ impl MultiLock {
                 _ => round.await,
             };
             match round? {
-                Round::Granted(lease) if lease.check().is_ok() => return Ok(Some(lease.begin())),
+                Round::Granted(lease) if lease.check().is_ok() => return Ok(Some(lease)),
                 // A name was lost before the answer for another one, or an old hold was there, as none is now.
                 Round::Granted(_) | Round::Torn => continue,
                 Round::Refused(_) if is_once => return Ok(None),
@@ -328,7 +348,7 @@ impl MultiLock {
                             return Ok(None);
                         };
                         match MultiLease::new(leases) {
-                            Some(lease) if lease.check().is_ok() => return Ok(Some(lease.begin())),
+                            Some(lease) if lease.check().is_ok() => return Ok(Some(lease)),
                             // The first ones were lost during the wait for the last one.
                             _ => continue,
                         }
@@ -424,11 +444,12 @@ impl MultiLease {
         for lease in &leases {
             lost = lease.share_loss(&lost);
         }
-        Some(Self { leases, lost, token: OnceLock::new() })
+        Some(Self { leases, lost, token: OnceLock::new(), needs_no_heartbeat: None })
     }
 
     /// Begins the `min_hold` and the limits of all names: the caller gets the lease.
-    fn begin(self) -> Self {
+    fn begin(mut self, heartbeat: &Arc<Heartbeat>) -> Self {
+        self.needs_no_heartbeat = Some(heartbeat.stop());
         self.leases.iter().for_each(Lease::begin_min_hold);
         self
     }

@@ -7,7 +7,7 @@
 //! 3. **Nothing delays a loss.** The time to come to an end is that of a candidate that still leads.
 
 use super::leadership::Leadership;
-use crate::engine::{Engine, Options, WaitLimit, Wanted, acquire, setters};
+use crate::engine::{Engine, Heartbeat, Options, WaitLimit, Wanted, acquire, setters};
 use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::lease::Lease;
 use crate::runtime;
@@ -35,6 +35,7 @@ pub struct Candidate {
     name: Result<Name>,
     value: String,
     options: Options,
+    heartbeat: Arc<Heartbeat>,
     graceful: Duration,
     until: CancellationToken,
 }
@@ -52,8 +53,10 @@ enum End {
 impl Candidate {
     pub(super) fn new(engine: Arc<Engine>, name: Result<Name>, value: String) -> Self {
         let name = name.and_then(|name| check_value(&value).map(|()| name));
-        let (options, graceful, until) = Default::default();
-        Self { engine, name, value, options, graceful, until }
+        let (heartbeat, graceful, until) = Default::default();
+        let mut options = Options::default();
+        options.set_heartbeat(&heartbeat);
+        Self { engine, name, value, options, heartbeat, graceful, until }
     }
 
     /// Sets how long the work may go on after [`until`](Self::until) has fired; zero by default.
@@ -92,9 +95,14 @@ impl Candidate {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, the candidate withdraws, and a leadership that the store grants to it is resigned in the
-    /// background. Do not keep it without polling it: it keeps a leadership that it has been granted, which is renewed.
+    /// background. If it is not polled for a [TTL](crate::Builder::ttl), it loses a leadership that it has been granted, and
+    /// stands again when it is polled.
     pub async fn campaign(&mut self) -> Result<Leadership> {
         runtime::need();
+        self.heartbeat.during(&self.engine.core, pin!(self.stand())).await
+    }
+
+    async fn stand(&self) -> Result<Leadership> {
         let core = &self.engine.core;
         let name = self.name.as_ref().map_err(Error::clone)?;
         let wanted = Wanted::from(Mode::Exclusive).with(&self.options);
@@ -102,7 +110,7 @@ impl Candidate {
             // Without the hold of an earlier term: a candidate does not lead twice at once.
             let claim = acquire(core, name, wanted, &mut None, WaitLimit::Forever).await?;
             let Some(claim) = claim else { continue };
-            let me = Leadership::begin(Lease::new(&self.engine, claim));
+            let mut me = Leadership::of(Lease::in_advance(&self.engine, claim));
             let (_, hold) = me.parts();
             let leads = match hold.tell_value(core, &self.value).await {
                 Ok(true) => true,
@@ -119,6 +127,7 @@ impl Candidate {
             if leads {
                 // Observers hear of it now, so that they find its value.
                 hold.tell_leads(core);
+                me.begin(&self.heartbeat);
                 return Ok(me);
             }
             core.check_open()?;

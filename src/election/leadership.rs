@@ -1,12 +1,13 @@
 //! The guard of a leader.
 
-use crate::engine::LeaderEntry;
+use crate::engine::{Heartbeat, LeaderEntry, NeedsNone};
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::observe::LeadershipHealth;
 use crate::store::metadata::check_value;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 /// The guard of a leader: a [`Lease`], with the term and the value.
@@ -31,14 +32,22 @@ pub struct Leadership {
     /// Fires when the candidate is asked to stop.
     retiring: CancellationToken,
     entry: LeaderEntry,
+    /// Dropped after the lease.
+    needs_no_heartbeat: Option<NeedsNone>,
 }
 
 impl Leadership {
-    /// Takes over a lease that was just granted.
-    pub(super) fn begin(lease: Lease) -> Self {
+    /// Takes over a lease that was just granted, before the candidate gets it.
+    pub(super) fn of(lease: Lease) -> Self {
         let (engine, hold) = lease.parts();
         let entry = hold.leads(&engine.core);
-        Self { lease, retiring: CancellationToken::new(), entry }
+        Self { lease, retiring: CancellationToken::new(), entry, needs_no_heartbeat: None }
+    }
+
+    /// Begins the limits of the lease: the candidate gets it.
+    pub(super) fn begin(&mut self, heartbeat: &Arc<Heartbeat>) {
+        self.needs_no_heartbeat = Some(heartbeat.stop());
+        self.lease.begin_min_hold();
     }
 
     /// Returns the term: the [fencing token](Lease::fence), which is larger than that of each earlier leader.
@@ -91,7 +100,7 @@ impl Leadership {
     /// Safe. If it is dropped, the name is released in the background; only the answer is lost.
     #[doc(alias = "step down")]
     pub async fn resign(self) -> Result<()> {
-        let Self { lease, entry, .. } = self;
+        let Self { lease, entry, needs_no_heartbeat: _none, .. } = self;
         // It is gone with this call: what waits for the store is no work of the leader.
         drop(entry);
         lease.unlock().await

@@ -267,7 +267,7 @@ impl Hold {
     /// Begins the `min_hold` of its handle, if it has one, and the limits that have not begun with the grant: the caller
     /// has got the lease.
     pub(crate) fn begin_min_hold(self: &Arc<Self>, core: &Arc<Core>) {
-        if self.options.begins_late() {
+        if self.options.heartbeat().is_some() {
             let (stall, max) = (core.stall_after(&self.options), core.settings.max_hold);
             self.update(core, |state, now| state.begin_limits(now, stall, max));
         }

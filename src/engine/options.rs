@@ -1,5 +1,6 @@
 //! The options of a handle. They go with each of its acquires into the hold. [`setters`] gives a handle those that it has.
 
+use super::heartbeat::Heartbeat;
 use crate::observe::DEFAULT_CLASS;
 use std::panic::Location;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ struct Set {
     lock_delay: Duration,
     stall_after: Option<Duration>,
     warn_held: Option<Duration>,
-    begins_late: bool,
+    heartbeat: Option<Arc<Heartbeat>>,
     label: Option<Arc<str>>,
     class: &'static str,
 }
@@ -33,7 +34,7 @@ impl Default for Set {
             lock_delay: Duration::ZERO,
             stall_after: None,
             warn_held: None,
-            begins_late: false,
+            heartbeat: None,
             label: None,
             class: DEFAULT_CLASS,
         }
@@ -218,13 +219,14 @@ impl Options {
         self.0.as_ref()?.warn_held
     }
 
-    /// Returns whether the caller may get its lease much later than the grant, because it waits for other names.
-    pub(super) fn begins_late(&self) -> bool {
-        self.0.as_ref().is_some_and(|set| set.begins_late)
+    /// Returns the heartbeat of its calls, if a caller may get its lease much later than the grant.
+    pub(super) fn heartbeat(&self) -> Option<&Arc<Heartbeat>> {
+        self.0.as_ref()?.heartbeat.as_ref()
     }
 
-    pub(crate) fn set_begins_late(&mut self) {
-        self.set().begins_late = true;
+    /// Lets the limits of a hold begin when its caller gets the lease.
+    pub(crate) fn set_heartbeat(&mut self, heartbeat: &Arc<Heartbeat>) {
+        self.set().heartbeat = Some(Arc::clone(heartbeat));
     }
 
     pub(crate) fn set_stall_after(&mut self, limit: Duration) {

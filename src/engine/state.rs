@@ -266,7 +266,7 @@ impl State {
                 let at = match self.renewal {
                     NextRenewal::Due(at) if self.live > 0 => Some(at.min(end)),
                     // The batch is watched, but for this.
-                    NextRenewal::UnderWay { .. } => self.stalls_at(),
+                    NextRenewal::UnderWay { .. } => self.stalls_at(timing),
                     NextRenewal::Due(_) | NextRenewal::Stopped => Some(end),
                 };
                 at.into_iter().chain(self.warns_at()).min()
@@ -307,7 +307,10 @@ impl State {
             self.lose(Loss::Expired, None);
         } else if self.max_until.is_some_and(|max| now >= max) {
             self.lose(Loss::MaxHold, Some(now + timing.grace));
-        } else if self.stalls_at().is_some_and(|at| now >= at) {
+        } else if self.silent_at(timing).is_some_and(|at| now >= at) {
+            // No caller has a lease, so nobody needs the grace.
+            self.lose(Loss::Stalled, Some(now));
+        } else if self.stalls_at(timing).is_some_and(|at| now >= at) {
             self.lose(Loss::Stalled, Some(now + timing.grace));
         }
     }

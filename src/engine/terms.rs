@@ -8,6 +8,7 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::metadata::check_word;
 use crate::store::{Keep, Mode};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The longest `lock_delay`. Within it, what a holder has sent has arrived or never will.
@@ -75,7 +76,7 @@ impl Core {
     }
 
     /// Returns the terms of a hold that begins now; `None` for most. Its `min_hold` begins with the lease, and so do its
-    /// limits if the lease [begins late](Options::begins_late).
+    /// limits if its call has a [heartbeat](Options::heartbeat).
     pub(super) fn terms(
         &self,
         options: &Options,
@@ -84,15 +85,17 @@ impl Core {
     ) -> Option<Box<Terms>> {
         let stall = self.stall_after(options);
         let limited = stall.is_some() || self.settings.max_hold.is_some();
-        let awaits_lease = limited && options.begins_late();
+        let heartbeat = options.heartbeat().map(Arc::clone);
+        let awaits_lease = limited && heartbeat.is_some();
         let stall = stall.filter(|_| !awaits_lease);
         let warn = options.warn_held().or(self.settings.warn_held);
         let delay = options.lock_delay();
-        if !awaits_lease && stall.is_none() && warn.is_none() && delay.is_zero() {
+        if heartbeat.is_none() && stall.is_none() && warn.is_none() && delay.is_zero() {
             return None;
         }
         Some(Box::new(Terms {
             awaits_lease,
+            heartbeat,
             delay,
             stall: stall.map(|longest| (longest, now)),
             warn_at: warn.map(|after| now + after),

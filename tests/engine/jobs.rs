@@ -444,6 +444,19 @@ async fn process_keeps_a_min_hold_where_the_store_cannot() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn process_keeps_the_min_hold_of_a_set_where_the_store_cannot() {
+    let setup = Setup::new();
+    let (leases, _) = without_marks(&setup.memory);
+    let mut set = leases.multi_lock(["m", "n"]).unwrap().min_hold(MIN);
+    drop(set.lock().await.unwrap());
+    sleep(MIN - MOMENT).await;
+    assert!(!opens(&setup).await, "no caller has a lease, and it is renewed");
+    sleep(MOMENT * 2).await;
+    assert!(opens(&setup).await);
+    assert_eq!(leases.stats().lost, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn close_ends_a_min_hold_of_the_process() {
     let setup = Setup::new();
     let (leases, _) = without_marks(&setup.memory);

@@ -1,8 +1,10 @@
 //! Futures that are not polled: a hold that they were handed, or a call that they began, keeps a name for T at most.
 
 use super::*;
+use leasehold::MultiLock;
 use std::pin::Pin;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 /// Begins a call that takes a while, and puts it aside.
 macro_rules! put_aside {
@@ -364,4 +366,90 @@ async fn nested_lock_put_aside_keeps_those_behind_no_longer_than_ttl() {
         settle().await;
         next.check().expect("held");
     }
+}
+
+fn both(leases: &LeaseManager) -> MultiLock {
+    leases.multi_lock(["a", "b"]).expect("good names")
+}
+
+/// It has `b` when it is put aside, and the answer for `a` is on its way.
+#[tokio::test(start_paused = true)]
+async fn set_that_is_put_aside_keeps_no_name_longer_than_the_ttl() {
+    let setup = Setup::new();
+    let (mut lock, other) = (both(&setup.leases), setup.other());
+    setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Acquire).name("a").times(1));
+    let mut aside = Box::pin(lock.lock());
+    for _ in 0..2 {
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        settle().await;
+    }
+    let (a, b) = (gets_in(&other, "a").await, gets_in(&other, "b").await);
+    // It is not too late: it asks for all of them again.
+    drop((a, b));
+    let lease = timeout(T, aside).await.expect("both are free").expect("granted");
+    lease.check().expect("held");
+    sleep(3 * T).await;
+    lease.check().expect("renewed");
+    lease.unlock().await.expect("held");
+}
+
+/// It has waited for long, so it takes the names in their order: it has `a` when it is put aside.
+#[tokio::test(start_paused = true)]
+async fn set_that_waits_in_order_keeps_its_names_only_while_it_is_polled() {
+    let setup = Setup::new();
+    let (mut lock, other) = (both(&setup.leases), setup.other());
+    let b = setup.held_elsewhere("b").await;
+    let mut aside = Box::pin(lock.lock());
+    assert!(timeout(T / 2, aside.as_mut()).await.is_err());
+    let a = setup.held_elsewhere("a").await;
+    b.unlock().await.expect("held");
+    assert!(timeout(MOMENT, aside.as_mut()).await.is_err());
+    let b = setup.held_elsewhere("b").await;
+    a.unlock().await.expect("held");
+    // It is polled for long, and keeps `a` meanwhile.
+    assert!(timeout(4 * T, aside.as_mut()).await.is_err());
+    assert!(other.lock("a").try_lock().await.expect("an answer").is_none());
+    assert_eq!(setup.leases.stats().lost, 0);
+    drop(gets_in(&other, "a").await);
+    assert_eq!(setup.leases.stats().lost, 1);
+    drop(b);
+    let lease = timeout(T, aside).await.expect("both are free").expect("granted");
+    lease.check().expect("held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_set_put_aside_keeps_no_name_of_the_outer_one() {
+    let setup = Setup::new();
+    let mut lock = both(&setup.leases);
+    let outer = lock.lock().await.expect("free");
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
+    let mut aside = Box::pin(lock.lock());
+    for _ in 0..2 {
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        settle().await;
+    }
+    sleep(2 * T).await;
+    outer.check().expect("its holder has it");
+    drop(outer);
+    let (a, b) = (gets_in(&setup.other(), "a").await, gets_in(&setup.other(), "b").await);
+    drop((aside, a, b));
+}
+
+#[tokio::test(start_paused = true)]
+async fn campaign_put_aside_keeps_no_leadership_longer_than_the_ttl() {
+    let setup = Setup::new();
+    let election = setup.leases.election("n");
+    let mut candidate = election.candidate("me");
+    setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Annotate).times(1));
+    let mut aside = Box::pin(candidate.campaign());
+    while setup.calls(Call::Annotate) == 0 {
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        settle().await;
+    }
+    drop(gets_in(&setup.other(), "n").await);
+    assert!(setup.leases.holdings().is_empty());
+    let leader = timeout(T, aside).await.expect("free").expect("granted");
+    sleep(3 * T).await;
+    leader.check().expect("renewed");
+    leader.resign().await.expect("led");
 }

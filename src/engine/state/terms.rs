@@ -1,11 +1,13 @@
 //! What the handle, or the manager, asks of a hold beside the rest. Most holds have none of it.
 
+use super::super::heartbeat::Heartbeat;
 use super::super::options::Caller;
 use super::super::timing::Timing;
 use super::{Phase, State};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Loss};
 use crate::store::{Keep, Mark};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The terms of a hold.
@@ -17,6 +19,8 @@ pub(crate) struct Terms {
     pub(crate) keeps: bool,
     /// True if `stall_after` and `max_hold` have not begun, because its caller has no lease yet.
     pub(crate) awaits_lease: bool,
+    /// That of the call that it was granted to, if it may have to wait for its lease.
+    pub(crate) heartbeat: Option<Arc<Heartbeat>>,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
     /// The longest time between two reports of progress, and the time of the last one.
@@ -124,16 +128,23 @@ impl State {
         self.terms.as_ref().is_some_and(|terms| terms.lingers)
     }
 
-    /// Returns the time at which the hold is lost without a report of progress.
-    pub(super) fn stalls_at(&self) -> Option<Instant> {
+    /// Returns the time at which the hold is lost without a report of progress, or a heartbeat.
+    pub(super) fn stalls_at(&self, timing: &Timing) -> Option<Instant> {
+        let terms = self.terms.as_ref().filter(|terms| !terms.lingers);
+        let stalls = terms.and_then(|terms| terms.stall).map(|(longest, last)| last + longest);
+        stalls.into_iter().chain(self.silent_at(timing)).min()
+    }
+
+    /// Returns the time at which the hold is lost without a heartbeat of the call that it was granted to.
+    pub(super) fn silent_at(&self, timing: &Timing) -> Option<Instant> {
         let terms = self.terms.as_ref().filter(|terms| !terms.lingers)?;
-        terms.stall.map(|(longest, last)| last + longest)
+        terms.heartbeat.as_ref()?.ends_at(timing.ttl)
     }
 
     /// Returns the time at which the hold is lost if nothing happens before.
     pub(in crate::engine) fn ends_at(&self, timing: &Timing) -> Instant {
         let until = self.believed_until(timing);
-        self.stalls_at().map_or(until, |stalls| stalls.min(until))
+        self.stalls_at(timing).map_or(until, |stalls| stalls.min(until))
     }
 
     /// Records progress.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 include!("../../src/store/redis/compose.rs");
 
-const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", line_acquire);
+const ACQUIRE: &str = compose!("../../src/store/redis/scripts/", line_acquire, "publish");
 const RELEASE: &str = compose!("../../src/store/redis/scripts/", line_release, "publish");
 const LEAVE: &str = compose!("../../src/store/redis/scripts/", line_leave, "publish");
 

@@ -52,18 +52,27 @@ impl Queue {
         own.map_or(arrived, |own| own.arrived.min(arrived))
     }
 
-    /// Takes the place of a manager, or refreshes it.
-    pub(super) fn enter(&mut self, holder: HolderId, place: Place, now: Instant) {
+    /// Takes the place of a manager, or refreshes it. Returns the arrival of an earlier waiter of it that had the place.
+    fn enter(&mut self, holder: HolderId, place: Place, now: Instant) -> Option<i128> {
         if place.kept.is_zero() {
-            return;
+            return None;
         }
         let (arrived, until) = (self.arrival(holder, place, now), now + place.kept);
         let entry = Waiter { holder, arrived, until };
         match self.0.iter_mut().find(|waiter| waiter.is_of(holder)) {
             None => self.0.push(entry),
             Some(own) if own.holder.number() > holder.number() => {}
-            Some(own) => *own = entry,
+            Some(own) => {
+                let before = std::mem::replace(own, entry);
+                return (before.holder != holder).then_some(before.arrived);
+            }
         }
+        None
+    }
+
+    /// Returns whether the oldest waiter of other managers came after `before`.
+    fn is_first_after(&self, before: i128, holder: HolderId, now: Instant) -> bool {
+        self.first_but(holder, now).is_some_and(|first| before < first.arrived)
     }
 
     /// Ends the place of a manager, unless a later waiter of it has taken it over. Returns whether there was one.
@@ -97,6 +106,7 @@ impl State {
         let (name, holder) = (&request.target.name, request.holder);
         let is_free = self.entry(name, now).is_none();
         let mut line = self.lines.remove(name).unwrap_or_default();
+        let mut wakes = false;
         let verdict = match line.ahead_of(holder, place, now).filter(|_| is_free) {
             Some(left) => Acquired::held(Some(left)),
             None => self.acquire_exclusive(request, now),
@@ -107,11 +117,16 @@ impl State {
                 verdict.with_oldest(line.oldest_but(holder, now))
             }
             Acquired::Held { .. } | Acquired::NotYours(_) => {
-                line.enter(holder, place, now);
+                let before = line.enter(holder, place, now);
+                // The first may have been refused by that place, which is behind it now.
+                wakes = is_free && before.is_some_and(|it| line.is_first_after(it, holder, now));
                 verdict
             }
         };
         self.keep_line(name, line);
+        if wakes {
+            self.wake(name, None);
+        }
         verdict
     }
 
@@ -136,7 +151,7 @@ impl State {
         let Some(place) = request.place else { return false };
         let name = &request.target.name;
         let mut line = self.lines.remove(name).unwrap_or_default();
-        line.enter(request.holder, place, now);
+        _ = line.enter(request.holder, place, now);
         let others = line.oldest_but(request.holder, now).is_some();
         self.keep_line(name, line);
         others

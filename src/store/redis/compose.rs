@@ -63,13 +63,15 @@ macro_rules! compose {
     ($dir:literal, permits, $body:literal) => {
         compose!($dir, run, ["permits_common"], [$body])
     };
-    ($dir:literal, line_acquire) => {
+    ($dir:literal, line_acquire, $publish:literal) => {
         compose!(
-            $dir, run, [], ["line_acquire"],
+            $dir, run, [$publish], ["line_acquire"],
             // `acquire.lua` says what these are.
             "local ttl, count, block, retention, now, newest\n",
             "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire", "fence", "grant"),
+            "end\nlocal function wake(lock)\n",
+            compose!($dir; "wake"),
             "end\n",
             compose!($dir, line_of)
         )

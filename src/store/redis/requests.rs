@@ -2,7 +2,7 @@
 
 use super::keys::Keys;
 use super::replies::{self, Code, Element};
-use super::scripts::{ACQUIRE, Call, LINE_ACQUIRE, Script, Scripts, millis};
+use super::scripts::{ACQUIRE, Call, Script, Scripts, millis};
 use super::shared;
 use super::subscriptions::Subscriptions;
 use crate::clock::Instant;
@@ -207,7 +207,7 @@ impl Request for Acquire {
             write_place(&mut call, place);
             self.write_fence(&codec.keys, &mut call);
             call.wait = codec.replicas;
-            return Some((&LINE_ACQUIRE, call));
+            return Some((&codec.scripts.line_acquire, call));
         }
         let mut call = Call::of(1);
         call.key(&codec.keys.lock(&self.target.name));

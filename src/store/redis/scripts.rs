@@ -47,6 +47,7 @@ pub(super) struct Scripts {
     pub(super) permits_force: Script,
     pub(super) permits_resize: Script,
     pub(super) release_keep: Script,
+    pub(super) line_acquire: Script,
     pub(super) line_release: Script,
     pub(super) line_leave: Script,
     pub(super) annotate: Script,
@@ -82,6 +83,7 @@ macro_rules! scripts {
             permits_force: script!(, permits, "permits_force", $publish),
             permits_resize: script!(, permits, "permits_resize", $publish),
             release_keep: script!(, release_keep, $publish),
+            line_acquire: script!(, line_acquire, $publish),
             line_release: script!(, line_release, $publish),
             line_leave: script!(, line_leave, $publish),
             steal: script!(, steal, $publish),
@@ -100,7 +102,6 @@ pub(super) static METADATA: Script = script!(; "metadata");
 pub(super) static RW_RENEW: Script = script!(, rw_renew);
 pub(super) static RW_INSPECT: Script = script!(, rw, "rw_inspect");
 pub(super) static PERMITS_INSPECT: Script = script!(, permits, "permits_inspect");
-pub(super) static LINE_ACQUIRE: Script = script!(, line_acquire);
 pub(super) static NOTE_READ: Script = script!(; "note_read");
 pub(super) static TELL: Script = script!(; "tell");
 pub(super) static LINE_INSPECT: Script = script!(, line_inspect);

@@ -205,6 +205,29 @@ pub async fn place_lapses_by_itself(harness: &dyn Harness) {
     assert_eq!(released(other.release(0).await), None);
 }
 
+/// The first in the line may have been refused by that place.
+pub async fn place_that_moves_back_wakes_the_first(harness: &dyn Harness) {
+    let name = unique("line-back");
+    let [holder, gone, first] = three(harness, &name).await;
+    if !has_line(&holder) || !holder.store.capabilities().wakeups {
+        return;
+    }
+    granted(asks(&holder, waits(0)).await);
+    held(asks(&gone, waits(20)).await);
+    assert_eq!(released(holder.release(0).await), None);
+    held(asks(&first, waits(10)).await);
+    let wait = Wait::new(first.target(), Some(first.holder), PATIENCE);
+    let mut wakeups = first.store.subscribe(wait).await.expect("wake-ups").expect("some");
+    // A subscription may count as a hint.
+    while timeout(Duration::from_millis(300), wakeups.recv()).await.is_ok() {}
+    let mut later = Party::new(harness, &name).await.same_as(&gone);
+    later.next();
+    held(asks(&later, waits(5)).await);
+    timeout(PATIENCE, wakeups.recv()).await.expect("it is woken");
+    granted(asks(&first, waits(10)).await);
+    assert_eq!(released(first.release(0).await), None);
+}
+
 /// See [`Store::leave`](crate::store::Store::leave).
 pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
     // Its manager may have a later waiter, who came after the others.

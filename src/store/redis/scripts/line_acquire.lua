@@ -30,7 +30,11 @@ if call('EXISTS', KEYS[2]) == 1 then
   if first and first < arrived then
     doing = 'EXISTS'
     if call('EXISTS', lock) == 0 then
-      waits.take(arrived, kept)
+      local before = waits.take(arrived, kept)
+      if before and before < first then
+        -- The first may have been refused by that place, which is behind it now.
+        wake(lock)
+      end
       return -4 - math.ceil((lapse - now) / 1000)
     end
   end

@@ -87,11 +87,17 @@ local function write(arrived, kept)
   live(lapses, kept * 2)
 end
 
--- Takes the place of the manager for kept ms, or refreshes it, unless a later waiter has it.
+-- Takes the place of the manager for kept ms, or refreshes it, unless a later waiter has it. Returns when an earlier waiter
+-- arrived that had it; nil if none had.
 local function take(arrived, kept)
   local by = place_of(manager)
   if kept == 0 or by and by > number then
-    return
+    return nil
+  end
+  local before = nil
+  if by and by < number then
+    doing = 'ZSCORE'
+    before = tonumber(call('ZSCORE', line, manager)) or nil
   end
   local done, caught = pcall(write, arrived, kept)
   if not done then
@@ -105,6 +111,7 @@ local function take(arrived, kept)
       error(caught, 0)
     end
   end
+  return before
 end
 
 -- Ends the place of the manager, unless a later waiter has it. Returns whether there was one.

@@ -293,7 +293,8 @@ impl MultiLock {
         runtime::need();
         let (engine, heartbeat) = (Arc::clone(&self.engine), Arc::clone(&self.heartbeat));
         let call = pin!(self.take_all(caller, limit));
-        let lease = heartbeat.during(&engine.core, call).await?;
+        let core = &engine.core;
+        let lease = heartbeat.during(core.clock(), core.timing.ttl, call).await?;
         Ok(lease.map(|lease| lease.begin(&heartbeat)))
     }
 

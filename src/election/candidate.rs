@@ -99,7 +99,8 @@ impl Candidate {
     /// stands again when it is polled.
     pub async fn campaign(&mut self) -> Result<Leadership> {
         runtime::need();
-        self.heartbeat.during(&self.engine.core, pin!(self.stand())).await
+        let core = &self.engine.core;
+        self.heartbeat.during(core.clock(), core.timing.ttl, pin!(self.stand())).await
     }
 
     async fn stand(&self) -> Result<Leadership> {

@@ -1,7 +1,6 @@
 //! Shows that a call which keeps names before its caller gets them is still polled.
 
-use super::core::Core;
-use crate::clock::Instant;
+use crate::clock::{Clock, Instant};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,14 +26,19 @@ pub(crate) struct NeedsNone(Arc<Heartbeat>);
 
 impl Heartbeat {
     /// Runs `call`, and beats while it is polled.
-    pub(crate) async fn during<F: Future>(&self, core: &Core, call: F) -> F::Output {
-        let gap = core.timing.ttl / 3;
-        self.beat(core.now());
+    pub(crate) async fn during<F: Future>(
+        &self,
+        clock: &Clock,
+        ttl: Duration,
+        call: F,
+    ) -> F::Output {
+        let gap = ttl / 3;
+        self.beat(clock.now());
         let (mut call, mut next) = (pin!(call), pin!(sleep(gap)));
         poll_fn(|cx| {
             // First, because a call that was not polled for long may get a hold now.
             while next.as_mut().poll(cx).is_ready() {
-                self.beat(core.now());
+                self.beat(clock.now());
                 next.set(sleep(gap));
             }
             call.as_mut().poll(cx)

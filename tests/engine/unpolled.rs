@@ -395,7 +395,7 @@ async fn set_that_is_put_aside_keeps_no_name_longer_than_the_ttl() {
 
 /// It has waited for long, so it takes the names in their order: it has `a` when it is put aside.
 #[tokio::test(start_paused = true)]
-async fn set_that_waits_in_order_keeps_its_names_only_while_it_is_polled() {
+async fn set_that_waits_in_order_keeps_its_names_while_it_is_polled() {
     let setup = Setup::new();
     let (mut lock, other) = (both(&setup.leases), setup.other());
     let b = setup.held_elsewhere("b").await;

@@ -565,7 +565,10 @@ fn grant_of_a_replaced_primary_after_a_standstill_is_excused() {
     // It stood still when the failover was over.
     finds("overlap", &format!("{}\n3100 soak fault 3200ms p1.1 Freeze", history(3210)));
     // Of a primary that is gone, nothing is granted.
-    finds("overlap", &frozen(4100).replace("succeeded", "replaced"));
+    let replaced = frozen(4100).replace("succeeded", "replaced");
+    accepts(&replaced);
+    let crash = "1 soak name ash sentinel 1000\n2000 soak fault 3000ms sentinel CrashPrimary(0)";
+    finds("overlap", &format!("{replaced}\n{crash}"));
 }
 
 /// Of two who wait until then for a name that another process has, one hears nothing.
@@ -932,6 +935,19 @@ fn quorum_may_open_a_job_after_a_crash_of_a_node() {
     finds("job", &format!("{run}{twice}"));
     accepts(&format!("{run}{twice}\n100 soak fault 150ms kept Crash(1)"));
     finds("job", &format!("{run}{twice}\n100 soak fault 150ms kept Freeze(1)"));
+}
+
+/// The mark of the first run is on a primary that was replaced, or the second run was granted by one.
+#[test]
+fn job_of_a_process_that_missed_a_failover_may_run_twice() {
+    let twice = job(&again(400));
+    let failover = "0 soak run 1 10 sentinel\n1 soak replaced 5ms job-ash";
+    let history = |frozen: &str| format!("{failover}\n{frozen}\n{twice}");
+    for who in ["p0.1", "p1.1"] {
+        accepts(&history(&format!("2 soak fault 9ms {who} Freeze")));
+        finds("job", &history(&format!("6 soak fault 9ms {who} Freeze")));
+    }
+    finds("job", &history("2 soak fault 9ms p2.1 Freeze"));
 }
 
 #[test]

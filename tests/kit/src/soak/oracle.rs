@@ -65,7 +65,8 @@
 //! to T/3 early; a holder that is awake verifies that at once, and only one that stands still after the failover is
 //! excused. Where one *succeeded* another that goes on
 //! granting, because the sentinels do not agree, all that are awake are told soon: for those, that is the end of it. A
-//! process that stood still meanwhile may be granted a name by the old primary until a second after it wakes.
+//! primary that has not crashed serves until the sentinels make it a replica, up to ten seconds later, so a process that
+//! stood still meanwhile may be granted a name by it until a second after it wakes.
 //!
 //! In a quorum there are no fencing tokens, so *fence* and *update* are not judged. And no wipe: that a node forgets
 //! costs no exclusion. But if it was one of the only two that had a lease, its holder is told that it is gone, and
@@ -371,10 +372,19 @@ impl Case<'_> {
         (from < span.1).then_some((from, span.1))
     }
 
+    /// Returns whether the primary that was replaced is gone, so that it grants nothing any more.
+    fn has_crashed(&self, wipe: &Wipe) -> bool {
+        let server = self.setting(&wipe.name).server;
+        let mut faults = self.faults_on(&server);
+        faults.any(|(kind, fault)| {
+            kind.starts_with("CrashPrimary") && overlap(fault, wipe.span).is_some()
+        })
+    }
+
     /// Returns the span in which a living primary that was replaced may have granted this lease, because its process
     /// stood still and has not heard of the new one.
     fn misled(&self, wipe: &Wipe, lease: &Lease) -> Option<Span> {
-        if !wipe.told || wipe.name != lease.name {
+        if wipe.why != Excuse::Replaced || wipe.name != lease.name || self.has_crashed(wipe) {
             return None;
         }
         let asleep = self.standstills(lease).filter(|part| overlap(*part, wipe.span).is_some());

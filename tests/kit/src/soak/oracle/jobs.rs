@@ -17,7 +17,7 @@ impl Case<'_> {
             let again = runs.iter().filter(|other| other.name == run.name);
             let again = again.filter_map(|other| Some((other, other.granted?)));
             for (other, granted) in again.filter(|(_, at)| closed.0 < *at && *at < closed.1) {
-                if let Some(why) = self.opened(run, granted) {
+                if let Some(why) = self.opened(run, other, granted) {
                     excused.push(Excused { why, nanos: closed.1 - granted });
                     continue;
                 }
@@ -46,7 +46,7 @@ impl Case<'_> {
     }
 
     /// Why the key of a job that was done may have been open again at some time.
-    fn opened(&self, run: &Lease, at: u64) -> Option<Excuse> {
+    fn opened(&self, run: &Lease, other: &Lease, at: u64) -> Option<Excuse> {
         let span: Span = (run.granted?, at);
         let wipes = self.wipes.iter().filter(|wipe| wipe.name == run.name);
         let mut wipes = wipes.filter(|wipe| {
@@ -55,6 +55,11 @@ impl Case<'_> {
         });
         if let Some(wipe) = wipes.next() {
             return Some(wipe.why);
+        }
+        let misled =
+            |lease: &Lease| lease.granted.is_some_and(|at| self.is_misled(lease, (at, at)));
+        if misled(run) || misled(other) {
+            return Some(Excuse::Replaced);
         }
         // A node of a quorum that starts again has forgotten the mark, and one of two may be the only one that had it.
         let server = self.setting(&run.name).server;

@@ -73,7 +73,7 @@ async fn replica(
                 () = crash.notified() => println!("night {night}: replica {number} is gone"),
                 outcome = work => match outcome? {
                     Once::Ran(()) => println!("night {night}: replica {number} has the report"),
-                    Once::Before(_) => {}
+                    Once::AlreadyDone(_) => {}
                     Once::Failed(error) => {
                         println!("night {night}: replica {number} failed: {error}");
                         continue;

@@ -51,7 +51,7 @@ async fn serve(leases: &LeaseManager, list: &List, wanted: u32) -> leasehold::Re
     }
     let edit = match page.try_upgrade().await? {
         Upgraded::Write(edit) => edit,
-        Upgraded::Still(page) => {
+        Upgraded::Read(page) => {
             page.unlock().await?;
             lock.write().await?
         }

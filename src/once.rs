@@ -40,11 +40,11 @@ const LONGEST_KEEP: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// match job().run(async |_lease| backup().await).await? {
 ///     Once::Ran(files) => println!("{files} files"),
 ///     Once::Failed(error) => println!("to be tried again: {error}"),
-///     Once::Elsewhere(_) => println!("another replica is at it"),
-///     Once::Before(closed) => println!("done {:?} ago", closed.ago),
+///     Once::Running(_) => println!("another replica is at it"),
+///     Once::AlreadyDone(closed) => println!("done {:?} ago", closed.ago),
 ///     other => println!("{other:?}"),
 /// }
-/// assert!(matches!(job().run(async |_lease| backup().await).await?, Once::Before(_)));
+/// assert!(matches!(job().run(async |_lease| backup().await).await?, Once::AlreadyDone(_)));
 /// # Ok(())
 /// # }
 /// ```
@@ -73,10 +73,10 @@ pub enum Once<T, E> {
     Unconfirmed(T, Error),
     /// The body returned `Err` here. The key is free.
     Failed(E),
-    /// Another holder has the key: the value describes it. `None` if that holder no longer has the key.
-    Elsewhere(Option<HolderInfo>),
-    /// The job was done before.
-    Before(Closed),
+    /// Another holder has the key, and runs the job: the value describes it. `None` if that holder no longer has the key.
+    Running(Option<HolderInfo>),
+    /// The job was done before: the key is closed.
+    AlreadyDone(Closed),
 }
 
 impl Job {
@@ -95,7 +95,7 @@ impl Job {
 
     /// Sets how long [`run`](Job::run) waits while another replica runs the job; it does not wait by default.
     ///
-    /// Use it at start-up, where all replicas need the result of a migration: the call ends with [`Once::Before`] as soon as
+    /// Use it at start-up, where all replicas need the result of a migration: the call ends with [`Once::AlreadyDone`] as soon as
     /// the other replica is done, and runs the body if the other one fails.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
@@ -236,8 +236,8 @@ fn done(inspection: &Inspection) -> Option<&Closed> {
 /// Returns the outcome of a job that did not run here.
 fn refused<T, E>(inspection: Inspection) -> Once<T, E> {
     match done(&inspection) {
-        Some(closed) => Once::Before(closed.clone()),
-        None => Once::Elsewhere(inspection.into_holder()),
+        Some(closed) => Once::AlreadyDone(closed.clone()),
+        None => Once::Running(inspection.into_holder()),
     }
 }
 

@@ -128,7 +128,7 @@ pub enum Upgraded {
     /// The reader is the writer now.
     Write(WriteLease),
     /// Another lease reads, or another handle waits; the lease is as before.
-    Still(ReadLease),
+    Read(ReadLease),
 }
 
 impl RwLock {
@@ -416,7 +416,7 @@ impl ReadLease {
     /// Returns [`Write`](Upgraded::Write) if it worked: a write lease with a new [fencing token](Lease::fence) and a new
     /// cancellation token. The old cancellation token fires.
     ///
-    /// Returns [`Still`](Upgraded::Still) with the unchanged read lease in these cases:
+    /// Returns [`Read`](Upgraded::Read) with the unchanged read lease in these cases:
     ///
     /// - Another holder reads the name.
     /// - The handle of this lease has another lease of the name.
@@ -448,7 +448,7 @@ impl ReadLease {
     /// let page = leases.rw_lock("prices").read().await?;
     /// match page.try_upgrade().await? {
     ///     Upgraded::Write(edit) => edit.unlock().await,
-    ///     Upgraded::Still(page) => page.unlock().await,
+    ///     Upgraded::Read(page) => page.unlock().await,
     /// }
     /// # }
     /// ```
@@ -456,11 +456,11 @@ impl ReadLease {
         let Self { lease, current } = self;
         if lease.parts().1.mode == Mode::Write {
             // Nested in a write lease.
-            return Ok(Upgraded::Still(Self { lease, current }));
+            return Ok(Upgraded::Read(Self { lease, current }));
         }
         Ok(match change(lease, &current, Mode::Write).await? {
             Ok(lease) => Upgraded::Write(WriteLease { lease, current }),
-            Err(lease) => Upgraded::Still(Self { lease, current }),
+            Err(lease) => Upgraded::Read(Self { lease, current }),
         })
     }
 
@@ -495,7 +495,7 @@ impl WriteLease {
     /// cancellation token, and the old one fires. If the handle has other leases of the name, the mode stays: the lease
     /// and its tokens are as they were, and the name stays locked for writing until all of these leases have ended. The
     /// returned lease is then a read lease only by its type, and [`try_upgrade`](ReadLease::try_upgrade) returns it as
-    /// [`Still`](Upgraded::Still). To avoid that, end the other leases first.
+    /// [`Read`](Upgraded::Read). To avoid that, end the other leases first.
     ///
     /// # Errors
     ///

@@ -126,7 +126,7 @@ impl Hold {
             Phase::Releasing => return Told::default(),
             _ if state.is_offered() => return Told::default(),
             Phase::Released => not_released(None),
-            Phase::Held => EventKind::HeldAgain,
+            Phase::Held => EventKind::Recovered,
             Phase::AtRisk => EventKind::AtRisk { left },
             Phase::Lost(cause) => EventKind::Lost { cause, held },
         };

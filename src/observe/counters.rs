@@ -49,7 +49,7 @@ pub struct Stats {
     /// How often a lease came to be at risk.
     pub at_risk: u64,
     /// How often a lease at risk was renewed in time.
-    pub held_again: u64,
+    pub recovered: u64,
     /// Reconnects of the store.
     pub reconnects: u64,
     /// Calls that are waiting now.
@@ -76,7 +76,7 @@ pub(crate) struct Counters {
     losses: [AtomicU64; CAUSES],
     held: AtomicU64,
     at_risk: AtomicU64,
-    held_again: AtomicU64,
+    recovered: AtomicU64,
     reconnects: AtomicU64,
     waiters: AtomicUsize,
     at_risk_now: AtomicUsize,
@@ -152,7 +152,7 @@ impl Counters {
                 self.ends_wait(*was_waiting);
             }
             EventKind::AtRisk { .. } => add(&self.at_risk, 1),
-            EventKind::HeldAgain => add(&self.held_again, 1),
+            EventKind::Recovered => add(&self.recovered, 1),
             EventKind::Lost { cause, held, .. } => {
                 add(&self.losses[(*cause as usize).min(CAUSES - 1)], 1);
                 add(&self.held, nanos(*held));
@@ -246,7 +246,7 @@ impl Counters {
             lost: losses.iter().sum(),
             held: Duration::from_nanos(read(&self.held)),
             at_risk: read(&self.at_risk),
-            held_again: read(&self.held_again),
+            recovered: read(&self.recovered),
             reconnects: read(&self.reconnects),
             waiters: self.waiters.load(Ordering::Relaxed),
             losses,

@@ -92,7 +92,7 @@ pub enum EventKind {
         left: Duration,
     },
     /// A lease that was at risk has been renewed.
-    HeldAgain,
+    Recovered,
     /// The lease is lost.
     #[non_exhaustive]
     Lost {

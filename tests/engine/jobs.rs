@@ -27,12 +27,14 @@ async fn success_closes_the_key_for_as_long_as_it_is_kept() {
     assert!(matches!(good(&setup.leases).await.unwrap(), Once::Ran(7)));
     sleep(MOMENT * 10).await;
     for leases in [setup.leases.clone(), setup.other()] {
-        let Once::Before(closed) = good(&leases).await.unwrap() else { panic!("it ran again") };
+        let Once::AlreadyDone(closed) = good(&leases).await.unwrap() else {
+            panic!("it ran again")
+        };
         assert_eq!((closed.mark, closed.ago), (Mark::Done, MOMENT * 10));
     }
     assert!(setup.other().lock("job").try_lock().await.unwrap().is_none());
     sleep(KEEP - MOMENT * 11).await;
-    assert!(matches!(good(&setup.leases).await.unwrap(), Once::Before(_)));
+    assert!(matches!(good(&setup.leases).await.unwrap(), Once::AlreadyDone(_)));
     sleep(MOMENT * 2).await;
     assert!(matches!(good(&setup.other()).await.unwrap(), Once::Ran(7)));
     assert_eq!(setup.calls(Call::Renew), 0, "the mark is not renewed");
@@ -67,7 +69,7 @@ async fn job_of_another_replica_is_reported_without_waiting() {
     let setup = Setup::new();
     let theirs = setup.held_elsewhere("job").await;
     let (took, outcome) = timed(good(&setup.leases)).await;
-    let Ok(Once::Elsewhere(Some(holder))) = outcome else { panic!("{outcome:?}") };
+    let Ok(Once::Running(Some(holder))) = outcome else { panic!("{outcome:?}") };
     assert_eq!(holder.holder, theirs.holder_id().to_string());
     assert!(took < MOMENT * 5, "{took:?}");
 }
@@ -88,7 +90,7 @@ async fn waiting_job_ends_with_the_end_of_the_other() {
         let waiting = job(&setup.leases).wait(Duration::from_secs(60));
         let (took, outcome) = timed(waiting.run(async |_| Ok::<u32, ()>(7))).await;
         match outcome.unwrap() {
-            Once::Before(closed) => assert!(succeeds && closed.mark == Mark::Done),
+            Once::AlreadyDone(closed) => assert!(succeeds && closed.mark == Mark::Done),
             Once::Ran(7) => assert!(!succeeds),
             other => panic!("{other:?}"),
         }
@@ -104,7 +106,7 @@ async fn waiting_job_gives_up_in_time() {
     let wait = Duration::from_secs(10);
     let run = job(&setup.leases).wait(wait).run(async |_| Ok::<u32, ()>(7));
     let (took, outcome) = timed(run).await;
-    assert!(matches!(outcome.unwrap(), Once::Elsewhere(Some(_))));
+    assert!(matches!(outcome.unwrap(), Once::Running(Some(_))));
     assert!(took >= wait && took < wait + MOMENT * 50, "{took:?}");
 }
 
@@ -149,7 +151,7 @@ async fn success_at_the_moment_of_the_loss_is_a_loss() {
         Ok::<u32, ()>(7)
     };
     assert!(matches!(job(&setup.leases).run(body).await.unwrap(), Once::Ran(7)));
-    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::AlreadyDone(_)));
 }
 
 /// The store has lost the hold, or another holder has it, and only the release finds out.
@@ -199,7 +201,7 @@ async fn success_whose_answer_is_lost_closes_the_key() {
         "the store tells that it is done"
     );
     assert_eq!(setup.calls(Call::Release), 2);
-    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::AlreadyDone(_)));
 }
 
 /// The hold is gone at the second release. The first one has not left a mark, or it would be there.
@@ -228,7 +230,7 @@ async fn success_that_the_store_does_not_confirm_is_told_apart() {
     // The engine goes on in the background.
     setup.faults.heal();
     sleep(ATTEMPT).await;
-    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::AlreadyDone(_)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -242,7 +244,7 @@ async fn success_closes_the_key_though_its_future_is_dropped() {
     }
     drop(running);
     sleep(ATTEMPT).await;
-    assert!(matches!(good(&setup.other()).await.unwrap(), Once::Before(_)));
+    assert!(matches!(good(&setup.other()).await.unwrap(), Once::AlreadyDone(_)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -855,7 +857,7 @@ async fn waited_until_a_fault(wait: Duration, left: Duration, fault: Fault) -> R
 async fn last_answer_lost_is_no_silence() {
     let (wait, left) = (Duration::from_secs(3), Duration::from_millis(20));
     let outcome = waited_until_a_fault(wait, left, Fault::Fail(unavailable())).await;
-    assert!(matches!(outcome.expect("the store has answered"), Once::Elsewhere(_)));
+    assert!(matches!(outcome.expect("the store has answered"), Once::Running(_)));
 }
 
 #[tokio::test(start_paused = true)]

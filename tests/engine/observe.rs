@@ -59,7 +59,7 @@ async fn events_tell_the_life_of_a_lease_in_order() {
     setup.faults.add(Rule::new(Fault::Fail(unavailable())).on(Call::Renew).times(1));
     setup.faults.until_calls(Call::Renew, 2).await;
     settle().await;
-    assert_eq!(words(&mut events).await, ["AtRisk", "HeldAgain"]);
+    assert_eq!(words(&mut events).await, ["AtRisk", "Recovered"]);
     lease.unlock().await.unwrap();
     assert_eq!(words(&mut events).await, ["Released"]);
 }

@@ -272,10 +272,10 @@ async fn upgrade_needs_the_only_lease_of_the_cohort() {
         let (one, two) = (reads(&setup.leases).await, reads(&setup.leases).await);
         let (upgrades, other) = if first_upgrades { (one, two) } else { (two, one) };
         let before = sent(&setup);
-        let Upgraded::Still(page) = upgrades.try_upgrade().await.unwrap() else {
+        let Upgraded::Read(page) = upgrades.try_upgrade().await.unwrap() else {
             panic!("two read")
         };
-        let Upgraded::Still(other) = other.try_upgrade().await.unwrap() else { panic!("two read") };
+        let Upgraded::Read(other) = other.try_upgrade().await.unwrap() else { panic!("two read") };
         assert_eq!(sent(&setup), before);
         other.check().unwrap();
         other.unlock().await.unwrap();

@@ -87,7 +87,7 @@ async fn handle_reenters_what_it_has() {
     drop(inner);
     settle().await;
     assert!(reads(&setup.other()).await.is_none(), "the name stays locked for writing");
-    let Upgraded::Still(page) = page.try_upgrade().await.unwrap() else { panic!("a read lease") };
+    let Upgraded::Read(page) = page.try_upgrade().await.unwrap() else { panic!("a read lease") };
     page.unlock().await.unwrap();
     assert!(setup.memory.is_empty());
 }
@@ -169,7 +169,7 @@ async fn handle_knows_its_lease_after_a_downgrade() {
     assert_eq!(failed(handle.write().await), ErrorKind::Invalid);
     let again = handle.read().await.unwrap();
     assert_eq!((again.hold_count(), holders(&setup).await), (2, 1));
-    let Upgraded::Still(page) = page.try_upgrade().await.unwrap() else { panic!("two leases") };
+    let Upgraded::Read(page) = page.try_upgrade().await.unwrap() else { panic!("two leases") };
     drop(again);
     let Upgraded::Write(edit) = page.try_upgrade().await.unwrap() else { panic!("alone") };
     let inner = handle.write().await.unwrap();
@@ -180,7 +180,7 @@ async fn handle_knows_its_lease_after_a_downgrade() {
     assert!(!token.is_cancelled() && reads(&setup.other()).await.is_none());
     inner.unlock().await.unwrap();
     assert!(!token.is_cancelled() && reads(&setup.other()).await.is_none());
-    let Upgraded::Still(page) = page.try_upgrade().await.unwrap() else { panic!("a read lease") };
+    let Upgraded::Read(page) = page.try_upgrade().await.unwrap() else { panic!("a read lease") };
     page.unlock().await.unwrap();
     assert!(token.is_cancelled() && reads(&setup.other()).await.is_some());
 }
@@ -203,7 +203,7 @@ async fn handle_does_not_wait_for_itself_during_a_change() {
         };
         let again = again.expect("at once").unwrap();
         assert_eq!(again.hold_count(), 2);
-        assert_eq!(matches!(upgraded.unwrap(), Upgraded::Still(_)), entry_first);
+        assert_eq!(matches!(upgraded.unwrap(), Upgraded::Read(_)), entry_first);
         drop(again);
         settle().await;
         assert!(setup.memory.is_empty());
@@ -301,7 +301,7 @@ async fn upgrade_is_refused_while_others_read_or_wait() {
     let page = reads(&setup.leases).await.unwrap();
     for manager in [&setup.leases, &other] {
         let beside = reads(manager).await.unwrap();
-        let Upgraded::Still(still) = reads(&other).await.unwrap().try_upgrade().await.unwrap()
+        let Upgraded::Read(still) = reads(&other).await.unwrap().try_upgrade().await.unwrap()
         else {
             panic!("others read");
         };
@@ -315,7 +315,7 @@ async fn upgrade_is_refused_while_others_read_or_wait() {
         let waits = tokio::spawn(async move { writer.write_timeout(T / 10).await });
         settle().await;
         page = match page.try_upgrade().await.unwrap() {
-            Upgraded::Still(page) => page,
+            Upgraded::Read(page) => page,
             Upgraded::Write(_) => panic!("one waits to write"),
         };
         assert!(waits.await.unwrap().unwrap().is_none());

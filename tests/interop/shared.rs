@@ -122,7 +122,7 @@ async fn modes_that_change_are_known_to_java(world: &World) {
     done.ok();
     let other = java.on("b");
     assert!(!other.call("readWrite", &[name, "write", "tryLock"]).await.truth());
-    let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+    let Upgraded::Read(page) = page.try_upgrade().await.expect("an answer") else {
         panic!("Java reads");
     };
     thread.call("readWrite", &[name, "read", "unlock"]).await.ok();

@@ -59,7 +59,7 @@ async fn upgraded(page: ReadLease) -> WriteLease {
             settle().await;
             edit
         }
-        Upgraded::Still(_) => panic!("somebody else reads"),
+        Upgraded::Read(_) => panic!("somebody else reads"),
     }
 }
 
@@ -118,7 +118,7 @@ async fn upgrade_by_a_minority_is_undone_and_the_hold_reads_on() {
     let other = there.rw_lock("job").read().await.expect("two of three");
     let page = here.rw_lock("job").read().await.expect("granted");
     assert_eq!(sides(&nodes).await, [(2, 0), (2, 0), (1, 0)]);
-    let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+    let Upgraded::Read(page) = page.try_upgrade().await.expect("an answer") else {
         panic!("somebody else reads");
     };
     settle().await;
@@ -191,7 +191,7 @@ async fn late_downgrade_takes_no_node_from_a_writer() {
             assert!(!matches!(second, Ok(Some(_))) || edit.check().is_err(), "both");
             panic!("a node that may change back counted");
         }
-        Ok(Upgraded::Still(page)) => assert_eq!(page.state(), LeaseState::Held),
+        Ok(Upgraded::Read(page)) => assert_eq!(page.state(), LeaseState::Held),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable),
     }
 }
@@ -306,7 +306,7 @@ fn run(up: [Fate; 3], back: [Fate; 3]) {
                 meet(up);
                 let edit = match page.try_upgrade().await {
                     Err(_) => break,
-                    Ok(Upgraded::Still(still)) => {
+                    Ok(Upgraded::Read(still)) => {
                         page = still;
                         sleep(TTL / 2).await;
                         continue;

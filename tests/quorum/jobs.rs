@@ -33,14 +33,14 @@ async fn job_that_is_done_is_closed_at_each_node() {
     })
     .await;
     let job = other.once("job").run(async |_: &Lease| Ok::<_, ()>(7));
-    let Once::Before(closed) = within(LONG, job).await.expect("an outcome") else {
+    let Once::AlreadyDone(closed) = within(LONG, job).await.expect("an outcome") else {
         panic!("it ran again")
     };
     assert_eq!(closed.mark, Mark::Done);
     // One node forgets it, and the others keep it closed.
     servers.0[0].command(&["DEL", "job"]);
     let job = other.once("job").run(async |_: &Lease| Ok::<_, ()>(7));
-    assert!(matches!(within(LONG, job).await.expect("an outcome"), Once::Before(_)));
+    assert!(matches!(within(LONG, job).await.expect("an outcome"), Once::AlreadyDone(_)));
 }
 
 /// The body ends when only one node still has the hold, and another one is away.

@@ -122,7 +122,7 @@ async fn mode_is_changed_while_a_server_is_stopped() {
         let other = read(&there, "job").await;
         assert!(!matches!(there.rw_lock("job").try_write().await, Ok(Some(_))));
         let page = match page.try_upgrade().await {
-            Ok(Upgraded::Still(page)) => page,
+            Ok(Upgraded::Read(page)) => page,
             Ok(Upgraded::Write(_)) => panic!("another reads"),
             Err(_) => {
                 servers.0[stopped].resume();
@@ -139,7 +139,7 @@ async fn mode_is_changed_while_a_server_is_stopped() {
                 held_for(&edit, T).await;
                 edit.unlock().await.expect("held");
             }
-            Ok(Upgraded::Still(page)) => page.unlock().await.expect("held"),
+            Ok(Upgraded::Read(page)) => page.unlock().await.expect("held"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
         }
         eventually(LONG, || (0..3).all(|node| !servers.holds(node, "job"))).await;

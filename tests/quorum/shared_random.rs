@@ -95,7 +95,7 @@ async fn live(me: usize, leases: LeaseManager, board: Board, mut chance: Chance)
                 },
                 Some(Guard::Reads(page)) => match page.try_upgrade().await {
                     Ok(Upgraded::Write(edit)) => board.put(me, Guard::Writes(edit), 3),
-                    Ok(Upgraded::Still(page)) => board.put(me, Guard::Reads(page), 4),
+                    Ok(Upgraded::Read(page)) => board.put(me, Guard::Reads(page), 4),
                     Err(_) => break,
                 },
                 None => break,

@@ -34,7 +34,7 @@ async fn job_that_is_done_leaves_one_field_and_a_time_to_live() {
     assert!(field == "leasehold:done" && value.starts_with("600000 "), "{fields:?}");
     assert!(left(&server, "job") > KEEP - LONG, "the time is that of the mark");
     for leases in [&leases, &other] {
-        let Once::Before(closed) = run(leases, "job").await else { panic!("it ran again") };
+        let Once::AlreadyDone(closed) = run(leases, "job").await else { panic!("it ran again") };
         assert_eq!(closed.mark, Mark::Done);
         assert!(closed.ago < LONG && value.ends_with(&closed.by), "{closed:?}");
     }
@@ -50,7 +50,7 @@ async fn permissions_of_the_guide_are_enough_for_jobs() {
     let leases = app().ttl(T).connect(&lease_url(&server)).await.expect("a manager");
     server.command(&["ACL", "LOG", "RESET"]);
     assert!(matches!(run(&leases, "app:job").await, Once::Ran(7)));
-    assert!(matches!(run(&leases, "app:job").await, Once::Before(_)));
+    assert!(matches!(run(&leases, "app:job").await, Once::AlreadyDone(_)));
     let mut lock = leases.lock("app:kept").min_hold(KEEP);
     lock.lock().await.expect("a lease").unlock().await.expect("a release");
     assert!(lock.try_lock().await.expect("an answer").is_none());
@@ -127,7 +127,7 @@ async fn waiting_job_hears_of_the_end_of_the_other() {
     .await;
     finish.send(()).expect("it listens");
     let outcome = within(Duration::from_secs(10), waits).await.expect("no panic");
-    assert!(matches!(outcome.expect("an outcome"), Once::Before(_)));
+    assert!(matches!(outcome.expect("an outcome"), Once::AlreadyDone(_)));
     assert!(matches!(theirs.await.expect("no panic").expect("an outcome"), Once::Ran(())));
 }
 

@@ -151,7 +151,7 @@ async fn dead_reader_blocks_neither_upgrade_nor_writer() {
     let page = leases.rw_lock("rw").read().await.expect("a lease");
     other.rw_lock("rw").read().await.expect("a lease").into_lease().forget();
     assert_eq!(server.command(&["HLEN", "rw"]).int(), 3);
-    let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+    let Upgraded::Read(page) = page.try_upgrade().await.expect("an answer") else {
         panic!("the other may still read");
     };
     tokio::time::sleep(T * 4 / 3).await;
@@ -279,7 +279,7 @@ async fn reader_with_many_nested_reads_is_alive_by_the_last() {
         server.command(&["SET", &time, "1", "PX", "60000"]);
         let holders = leases.holders("rw").await.expect("an answer");
         assert_eq!(holders.len(), 2, "{holders:?}");
-        let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+        let Upgraded::Read(page) = page.try_upgrade().await.expect("an answer") else {
             panic!("{count}: another one reads")
         };
         page.unlock().await.expect("a release");

@@ -224,8 +224,8 @@ impl Flow {
         match ran {
             Ok(Once::Ran(())) => by.into_iter().for_each(|hold| judge.job_ran(now, hold)),
             Ok(Once::Failed(())) => judge.saw(Sometimes::JobFailed),
-            Ok(Once::Before(_)) => judge.job_was_before(&world.plan, now, since),
-            Ok(Once::Elsewhere(_)) => judge.saw(Sometimes::JobElsewhere),
+            Ok(Once::AlreadyDone(_)) => judge.job_was_before(&world.plan, now, since),
+            Ok(Once::Running(_)) => judge.saw(Sometimes::JobElsewhere),
             Err(error) if calm && by.is_none() && error.kind() != ErrorKind::Closed => {
                 judge.fail(now, format_args!("a job failed in fair weather: {error}"));
             }

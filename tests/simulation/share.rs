@@ -239,7 +239,7 @@ impl Flow {
                 let Some(Side::Read(lease)) = hand.side.take() else { return None };
                 lease.try_upgrade().await.map(|upgraded| match upgraded {
                     Upgraded::Write(lease) => Side::Write(lease),
-                    Upgraded::Still(lease) => Side::Read(lease),
+                    Upgraded::Read(lease) => Side::Read(lease),
                 })
             }
             _ => {

@@ -59,7 +59,7 @@ async fn writers_are_alone_and_readers_share(pair: Pair) {
                     page.check().expect("held");
                     inside.fetch_sub(1, Ordering::SeqCst);
                     match page.try_upgrade().await.expect("an answer") {
-                        Upgraded::Still(page) => page.unlock().await.expect("released"),
+                        Upgraded::Read(page) => page.unlock().await.expect("released"),
                         Upgraded::Write(edit) => {
                             assert_eq!(inside.swap(-1, Ordering::SeqCst), 0, "an upgrade");
                             changed.fetch_add(1, Ordering::SeqCst);

@@ -235,13 +235,13 @@ async fn upgrade_is_for_a_reader_that_is_alone_in_the_queue() {
     let fence = page.fence();
     line.add("r0").await;
     assert_eq!(line.next().await, ("r0", fence));
-    let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+    let Upgraded::Read(page) = page.try_upgrade().await.expect("an answer") else {
         panic!("another reads");
     };
     line.leave(0).await;
     line.look.until_nodes("job", 1).await;
     line.add("w1").await;
-    let Upgraded::Still(page) = page.try_upgrade().await.expect("an answer") else {
+    let Upgraded::Read(page) = page.try_upgrade().await.expect("an answer") else {
         panic!("another waits to write");
     };
     page.unlock().await.expect("released");

@@ -75,7 +75,7 @@ where
             let outcome = outcome.inspect_err(|error| println!("failed {scheduled}: {error}"))?;
             match outcome {
                 Once::Ran(()) => println!("ran {scheduled}"),
-                Once::Elsewhere(_) | Once::Before(_) => println!("left {scheduled}"),
+                Once::Running(_) | Once::AlreadyDone(_) => println!("left {scheduled}"),
                 // The key is free, so that a retry, here or elsewhere, runs it.
                 Once::Failed(error) => return Err(error),
                 other => eprintln!("{scheduled}: not known to be closed: {other:?}"),

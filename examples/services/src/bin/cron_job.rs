@@ -76,7 +76,7 @@ async fn report(leases: &LeaseManager, second: u64) -> leasehold::Result<bool> {
     let ran = matches!(outcome, Once::Ran(()));
     match outcome {
         Once::Ran(()) => println!("ran {second}"),
-        Once::Elsewhere(_) | Once::Before(_) => println!("left {second}"),
+        Once::Running(_) | Once::AlreadyDone(_) => println!("left {second}"),
         // The key is free, and the next process that asks runs it.
         failed => println!("failed {second}: {failed:?}"),
     }

@@ -56,7 +56,7 @@ impl Flow {
             Ok(Once::Unconfirmed((), error)) => {
                 return diary.write(What::Unreleased { ask: number, why: error_word(&error) });
             }
-            Ok(Once::Before(_)) => "before".to_owned(),
+            Ok(Once::AlreadyDone(_)) => "before".to_owned(),
             Ok(_) => "elsewhere".to_owned(),
             Err(error) => error_word(&error),
         };

@@ -241,7 +241,7 @@ impl Flow {
         if self.random.once_in(4) {
             // The name stays as it is, because the handle has two leases.
             match inner.try_upgrade().await {
-                Ok(Upgraded::Still(inner)) => drop(inner),
+                Ok(Upgraded::Read(inner)) => drop(inner),
                 Ok(Upgraded::Write(_)) => {
                     self.process.broken("a nested read was upgraded".to_owned())
                 }
@@ -275,7 +275,7 @@ impl Flow {
                     Ok(Upgraded::Write(lease)) => {
                         self.taken(ask, Ok(Some(Side::Write(lease))), false).await
                     }
-                    Ok(Upgraded::Still(lease)) => {
+                    Ok(Upgraded::Read(lease)) => {
                         let ask = ask.in_mode("read", 0);
                         self.taken(ask, Ok(Some(Side::Read(lease))), false).await
                     }

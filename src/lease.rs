@@ -63,6 +63,8 @@ pub struct Lease {
     share: Share,
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
+    /// No caller has it yet, and its call has a heartbeat.
+    ahead: bool,
 }
 
 /// Reports progress of a lease, as long as it is there.
@@ -104,22 +106,30 @@ impl LeaseState {
 impl Lease {
     /// Creates the lease that a caller gets.
     pub(crate) fn new(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
-        let lease = Self::in_advance(engine, claim);
-        lease.begin_min_hold();
+        let mut lease = Self::in_advance(engine, claim);
+        lease.begin();
         lease
     }
 
-    /// Creates a lease that no caller may ever get. Its [`min_hold`](Self::begin_min_hold) has not begun, so that it
+    /// Creates a lease that no caller may ever get. Its [`min_hold`](Self::begin) has not begun, so that it
     /// leaves no mark when it is given up.
     pub(crate) fn in_advance(engine: &Arc<Engine>, claim: Claim<'_>) -> Self {
         let share = claim.share();
         let hold = claim.into_hold();
-        Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), share, over: false }
+        let (ahead, over) = (hold.begin_ahead(), false);
+        Self { engine: Arc::clone(engine), hold, token: OnceLock::new(), share, over, ahead }
     }
 
     /// Begins `min_hold`, and the limits that have not begun with the grant: the caller gets the lease.
-    pub(crate) fn begin_min_hold(&self) {
+    pub(crate) fn begin(&mut self) {
+        self.end_ahead();
         self.hold.begin_min_hold(self.core());
+    }
+
+    fn end_ahead(&mut self) {
+        if std::mem::take(&mut self.ahead) {
+            self.hold.end_ahead();
+        }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -629,7 +639,7 @@ impl Lease {
     pub(crate) fn replaced(mut self, hold: Arc<Hold>) -> Self {
         self.end();
         let (engine, token) = (Arc::clone(&self.engine), OnceLock::new());
-        Self { engine, hold, token, share: Share::FIRST, over: false }
+        Self { engine, hold, token, share: Share::FIRST, over: false, ahead: false }
     }
 
     /// Returns whether the loss fires a token.
@@ -650,6 +660,8 @@ impl Lease {
     /// Belief ends before anything is sent.
     fn end(&mut self) {
         self.over = true;
+        // Before it leaves the hold, of which a caller may have another lease.
+        self.end_ahead();
         if let Some(token) = self.token.get() {
             token.cancel();
         }

@@ -12,9 +12,7 @@
 //!    given up, and all names are taken again.
 
 use crate::clock::Instant;
-use crate::engine::{
-    Engine, Heartbeat, Hold, NeedsNone, Options, WaitLimit, Wanted, acquire, setters,
-};
+use crate::engine::{Engine, Heartbeat, Hold, Options, WaitLimit, Wanted, acquire, setters};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Loss, Result};
@@ -115,8 +113,6 @@ pub struct MultiLease {
     lost: CancellationToken,
     /// Fires on loss, unlock and drop; made when first asked for.
     token: OnceLock<CancellationToken>,
-    /// Dropped after the leases.
-    needs_no_heartbeat: Option<NeedsNone>,
 }
 
 /// The outcome of asking once for all names.
@@ -295,7 +291,7 @@ impl MultiLock {
         let call = pin!(self.take_all(caller, limit));
         let core = &engine.core;
         let lease = heartbeat.during(core.clock(), core.timing.ttl, call).await?;
-        Ok(lease.map(|lease| lease.begin(&heartbeat)))
+        Ok(lease.map(MultiLease::begin))
     }
 
     /// Takes all names, for a caller that has no lease yet.
@@ -445,13 +441,12 @@ impl MultiLease {
         for lease in &leases {
             lost = lease.share_loss(&lost);
         }
-        Some(Self { leases, lost, token: OnceLock::new(), needs_no_heartbeat: None })
+        Some(Self { leases, lost, token: OnceLock::new() })
     }
 
     /// Begins the `min_hold` and the limits of all names: the caller gets the lease.
-    fn begin(mut self, heartbeat: &Arc<Heartbeat>) -> Self {
-        self.needs_no_heartbeat = Some(heartbeat.stop());
-        self.leases.iter().for_each(Lease::begin_min_hold);
+    fn begin(mut self) -> Self {
+        self.leases.iter_mut().for_each(Lease::begin);
         self
     }
 

@@ -114,7 +114,8 @@ impl Candidate {
             let mut me = Leadership::of(Lease::in_advance(&self.engine, claim));
             let (_, hold) = me.parts();
             let leads = match hold.tell_value(core, &self.value).await {
-                Ok(true) => true,
+                // The call may have been put aside after that, for so long that it has lost it.
+                Ok(true) => me.check().is_ok(),
                 // The store has lost it already.
                 Ok(false) => {
                     drop(hold.denied(core).await);
@@ -128,7 +129,7 @@ impl Candidate {
             if leads {
                 // Observers hear of it now, so that they find its value.
                 hold.tell_leads(core);
-                me.begin(&self.heartbeat);
+                me.begin();
                 return Ok(me);
             }
             core.check_open()?;

@@ -1,13 +1,12 @@
 //! The guard of a leader.
 
-use crate::engine::{Heartbeat, LeaderEntry, NeedsNone};
+use crate::engine::LeaderEntry;
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::observe::LeadershipHealth;
 use crate::store::metadata::check_value;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 /// The guard of a leader: a [`Lease`], with the term and the value.
@@ -32,8 +31,6 @@ pub struct Leadership {
     /// Fires when the candidate is asked to stop.
     retiring: CancellationToken,
     entry: LeaderEntry,
-    /// Dropped after the lease.
-    needs_no_heartbeat: Option<NeedsNone>,
 }
 
 impl Leadership {
@@ -41,13 +38,12 @@ impl Leadership {
     pub(super) fn of(lease: Lease) -> Self {
         let (engine, hold) = lease.parts();
         let entry = hold.leads(&engine.core);
-        Self { lease, retiring: CancellationToken::new(), entry, needs_no_heartbeat: None }
+        Self { lease, retiring: CancellationToken::new(), entry }
     }
 
     /// Begins the limits of the lease: the candidate gets it.
-    pub(super) fn begin(&mut self, heartbeat: &Arc<Heartbeat>) {
-        self.needs_no_heartbeat = Some(heartbeat.stop());
-        self.lease.begin_min_hold();
+    pub(super) fn begin(&mut self) {
+        self.lease.begin();
     }
 
     /// Returns the term: the [fencing token](Lease::fence), which is larger than that of each earlier leader.
@@ -100,7 +96,7 @@ impl Leadership {
     /// Safe. If it is dropped, the name is released in the background; only the answer is lost.
     #[doc(alias = "step down")]
     pub async fn resign(self) -> Result<()> {
-        let Self { lease, entry, needs_no_heartbeat: _none, .. } = self;
+        let Self { lease, entry, .. } = self;
         // It is gone with this call: what waits for the store is no work of the leader.
         drop(entry);
         lease.unlock().await

@@ -276,6 +276,17 @@ impl Hold {
         }
     }
 
+    /// Records that no caller has a new lease of it yet. Returns whether such a lease needs a heartbeat; otherwise
+    /// [`end_ahead`](Self::end_ahead) need not follow.
+    pub(crate) fn begin_ahead(&self) -> bool {
+        self.options.heartbeat().is_some() && self.lock().state.begin_ahead()
+    }
+
+    /// Records that a caller has got such a lease, or that it ends next.
+    pub(crate) fn end_ahead(&self) {
+        self.lock().state.end_ahead();
+    }
+
     /// Records that the holder makes progress. It moves no time in the schedule: the watchdog looks once too early.
     pub(crate) fn report(self: &Arc<Self>, core: &Arc<Core>) {
         // Applies the clock: after the loss it is too late.

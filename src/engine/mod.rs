@@ -101,7 +101,7 @@ pub(crate) use close::Closed;
 pub(crate) use convert::{Converted, convert};
 pub(crate) use core::{Core, Settings};
 pub(crate) use engine::Engine;
-pub(crate) use heartbeat::{Heartbeat, NeedsNone};
+pub(crate) use heartbeat::Heartbeat;
 pub(crate) use hold::Hold;
 pub(crate) use metadata::LeaderEntry;
 pub(crate) use options::{Options, setters};

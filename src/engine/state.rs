@@ -308,8 +308,7 @@ impl State {
         } else if self.max_until.is_some_and(|max| now >= max) {
             self.lose(Loss::MaxHold, Some(now + timing.grace));
         } else if self.silent_at(timing).is_some_and(|at| now >= at) {
-            // No caller has a lease, so no holder needs the grace.
-            self.lose(Loss::Stalled, Some(now));
+            self.lose_silent(now);
         } else if self.stalls_at(timing).is_some_and(|at| now >= at) {
             self.lose(Loss::Stalled, Some(now + timing.grace));
         }

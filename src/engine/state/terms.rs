@@ -21,6 +21,8 @@ pub(crate) struct Terms {
     pub(crate) awaits_lease: bool,
     /// That of the call that it was granted to, if it may have to wait for its lease.
     pub(crate) heartbeat: Option<Arc<Heartbeat>>,
+    /// The leases that no caller has yet.
+    pub(crate) ahead: u32,
     /// The time for which the store keeps the name closed beyond T.
     pub(crate) delay: Duration,
     /// The longest time between two reports of progress, and the time of the last one.
@@ -54,6 +56,28 @@ impl State {
         terms.awaits_lease = false;
         terms.stall = stall_after.map(|longest| (longest, now));
         self.max_until = max_hold.map(|max| now + max);
+    }
+
+    /// Records that no caller has a new lease yet, if its call has a heartbeat. Returns whether it has.
+    pub(in crate::engine) fn begin_ahead(&mut self) -> bool {
+        let terms = self.terms.as_mut().filter(|terms| terms.heartbeat.is_some());
+        terms.map(|terms| terms.ahead += 1).is_some()
+    }
+
+    /// Records that a caller has got such a lease, or that it ends next.
+    pub(in crate::engine) fn end_ahead(&mut self) {
+        if let Some(terms) = self.terms.as_mut() {
+            terms.ahead = terms.ahead.saturating_sub(1);
+        }
+    }
+
+    /// Loses the hold for want of a heartbeat.
+    pub(super) fn lose_silent(&mut self, now: Instant) {
+        if let Some(terms) = self.terms.as_mut() {
+            // No caller has a lease, so there is no use that the delay would wait for.
+            terms.delay = Duration::ZERO;
+        }
+        self.lose(Loss::Stalled, Some(now));
     }
 
     /// Begins `min_hold`, which ends at `until`, unless an earlier lease of the hold has begun it.
@@ -137,8 +161,9 @@ impl State {
 
     /// Returns the time at which the hold is lost without a heartbeat of the call that it was granted to.
     pub(super) fn silent_at(&self, timing: &Timing) -> Option<Instant> {
-        let terms = self.terms.as_ref().filter(|terms| !terms.lingers)?;
-        terms.heartbeat.as_ref()?.ends_at(timing.ttl)
+        let terms =
+            self.terms.as_ref().filter(|terms| terms.ahead > 0 && terms.ahead == self.live)?;
+        Some(terms.heartbeat.as_ref()?.ends_at(timing.ttl))
     }
 
     /// Returns the time at which the hold is lost if nothing happens before.

@@ -122,7 +122,7 @@ impl Candidate {
                     false
                 }
                 // It leads; the value follows at a renewal.
-                Err(error) if error.is_unavailable() && me.check().is_ok() => true,
+                Err(error) if error.is_unavailable() => me.check().is_ok(),
                 Err(error) if error.kind() == ErrorKind::Lost => false,
                 Err(error) => return Err(error),
             };

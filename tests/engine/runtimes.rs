@@ -168,6 +168,30 @@ async fn waker_that_panics_strikes_nobody_else() {
     }
 }
 
+/// The runtime of its first poll stands still from then on, and so do the timers that were made there.
+#[test]
+fn campaign_that_moves_to_another_runtime_leads() {
+    let ttl = T / 4;
+    let (first, second) = (runtime(), runtime());
+    let builder = LeaseManager::builder().ttl(ttl);
+    let setup = first.block_on(async { Setup::with(builder) });
+    let held = first.block_on(setup.held_elsewhere("n"));
+    let election = setup.leases.election("n");
+    let mut campaign = Box::pin(async move {
+        let leader = election.candidate("me").campaign().await.expect("free");
+        leader.check().expect("held");
+    });
+    let still = Runtimes::new_current_thread().enable_all().build().expect("a runtime");
+    assert!(still.block_on(async { poll_once(campaign.as_mut()).await.is_pending() }));
+    let leads = second.spawn(campaign);
+    second.block_on(async {
+        sleep(2 * ttl).await;
+        held.unlock().await.expect("held");
+        timeout(LONG, leads).await.expect("in time").expect("no panic");
+    });
+    assert_eq!(setup.leases.stats().lost, 0);
+}
+
 #[test]
 fn stream_of_a_view_goes_on_at_another_runtime() {
     let (_first, second, setup) = setup();

@@ -409,6 +409,11 @@ async fn set_that_waits_in_order_keeps_its_names_while_it_is_polled() {
     // It is polled for long, and keeps `a` meanwhile.
     assert!(timeout(4 * T, aside.as_mut()).await.is_err());
     assert!(other.lock("a").try_lock().await.expect("an answer").is_none());
+    // The time counts from its last poll.
+    for pause in [T / 2, T / 5, T - MOMENT * 10] {
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        sleep(pause).await;
+    }
     assert_eq!(setup.leases.stats().lost, 0);
     drop(gets_in(&other, "a").await);
     assert_eq!(setup.leases.stats().lost, 1);
@@ -452,4 +457,74 @@ async fn campaign_put_aside_keeps_no_leadership_longer_than_the_ttl() {
     sleep(3 * T).await;
     leader.check().expect("renewed");
     leader.resign().await.expect("led");
+}
+
+/// Polls it until this is met, and puts it aside.
+async fn aside_when<F: Future>(mut call: Pin<&mut F>, met: impl Fn() -> bool) {
+    while !met() {
+        assert!(poll_once(call.as_mut()).await.is_pending());
+        settle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn campaign_put_aside_after_a_lost_leadership_keeps_none() {
+    let setup = Setup::new();
+    let election = setup.leases.election("n");
+    let mut candidate = election.candidate("me");
+    let lost = candidate.campaign().await.expect("free");
+    setup.leases.force_unlock("n", "test").await.expect("an answer");
+    setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Annotate).times(1));
+    let mut aside = Box::pin(candidate.campaign());
+    aside_when(aside.as_mut(), || setup.calls(Call::Annotate) == 2).await;
+    drop(gets_in(&setup.other(), "n").await);
+    drop((aside, lost));
+}
+
+/// The answer that it has written its value comes while it is put aside.
+#[tokio::test(start_paused = true)]
+async fn campaign_put_aside_for_long_returns_no_lost_leadership() {
+    let setup = Setup::new();
+    let election = setup.leases.election("n");
+    let mut candidate = election.candidate("me");
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Annotate).times(1));
+    let mut aside = Box::pin(candidate.campaign());
+    aside_when(aside.as_mut(), || setup.calls(Call::Annotate) == 1).await;
+    setup.faults.heal();
+    sleep(2 * T).await;
+    aside.await.expect("granted again").check().expect("held");
+    assert_eq!(setup.leases.stats().lost, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_put_aside_behind_its_unlock_keeps_no_name() {
+    let setup = Setup::new();
+    let mut lock = both(&setup.leases);
+    let lease = lock.lock().await.expect("free");
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Release).name("a").times(1));
+    let mut unlock = Box::pin(lease.unlock());
+    assert!(poll_once(unlock.as_mut()).await.is_pending());
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
+    let mut aside = Box::pin(lock.lock());
+    for _ in 0..3 {
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        settle().await;
+    }
+    drop(gets_in(&setup.other(), "b").await);
+    drop((aside, unlock));
+}
+
+/// No caller had it, so no use of it has to end.
+#[tokio::test(start_paused = true)]
+async fn set_put_aside_leaves_no_lock_delay() {
+    let setup = Setup::new();
+    let mut lock = both(&setup.leases).lock_delay(T);
+    setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
+    let mut aside = Box::pin(lock.lock());
+    for _ in 0..2 {
+        assert!(poll_once(aside.as_mut()).await.is_pending());
+        settle().await;
+    }
+    drop(gets_in(&setup.other(), "b").await);
+    drop(aside);
 }

@@ -21,8 +21,6 @@ use std::time::Duration;
 /// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter reports to the
 ///   store for how long it has waited, so no wall clock of a client counts. Two waiters that arrive within the time of
 ///   one request can be served in either order.
-/// - A waiter that goes at about the time at which the lock becomes free takes its place along: those behind it in its
-///   process can be overtaken by all that wait elsewhere then.
 /// - A process whose waiters stall or die delays the others by a few seconds at most: three
 ///   [poll intervals](crate::Builder::max_poll_interval), or two
 ///   [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer. A waiter that stalled keeps the time of

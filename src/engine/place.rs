@@ -10,8 +10,8 @@
 //! 2. **No gap at a release.** Waiters behind a hold of this process do not ask, so they are not in the line. The release
 //!    takes the place for the first of them in the same step, before a waiter elsewhere can ask.
 //! 3. **A place without a waiter is left.** The waiter that asked gives it up when it goes
-//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request. A place that a release took is open
-//!    until the first waiter asks. If that one goes before, it gives it up ([`OpenPlace`]): the place of the next one is its own.
+//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request. The request to give it up passes it on to
+//!    the next waiter, if there is one. A place that a release took, or that was passed on, is open until the first waiter asks. If that one goes before, it gives it up ([`OpenPlace`]): the place of the next one is its own.
 //! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
 use super::core::Core;
@@ -21,10 +21,9 @@ use super::job::Job;
 use super::name_entry::NameEntry;
 use super::queue::Queue;
 use crate::clock::Instant;
-use crate::store::{HolderId, Name, Place, Target};
+use crate::store::{HolderId, Mode, Name, Place, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Gives up an open place when it is dropped, unless a waiter is left that arrived before. Each waiter has one.
 pub(super) struct OpenPlace<'a> {
@@ -48,19 +47,24 @@ impl Core {
         if !self.queue.is_fair() || !hold.mode.has_line() {
             return None;
         }
-        let now = self.now();
-        let waited = |arrived| now.saturating_duration_since(arrived);
-        match self.queue.next_arrival(&hold.name, now) {
-            Some(arrived) => Some(Place::new(waited(arrived), self.place_kept(hold.mode))),
+        match self.place_of_next(&hold.name) {
             None if hold.heirs() == Heirs::Plain => None,
-            None => Some(Place::new(Duration::ZERO, Duration::ZERO)),
+            next => Some(next.unwrap_or_default()),
         }
     }
 
-    /// Keeps the place that the release of a hold took open for the next waiter, or gives it up if there is none any more.
-    pub(super) fn keep_place(&self, hold: &Hold) {
-        if !self.queue.open_place(&hold.name, hold.holder) {
-            self.leave_later(&hold.name, hold.holder);
+    /// Returns the place of the waiter that asks next, if it takes part in the line.
+    pub(super) fn place_of_next(&self, name: &Name) -> Option<Place> {
+        let now = self.now();
+        let arrived = self.queue.next_arrival(name, now)?;
+        let waited = now.saturating_duration_since(arrived);
+        Some(Place::new(waited, self.place_kept(Mode::Exclusive)))
+    }
+
+    /// Keeps a place that a request of `holder` took open for the next waiter, or gives it up if there is none any more.
+    pub(super) fn keep_place(&self, name: &Name, holder: HolderId) {
+        if !self.queue.open_place(name, holder) {
+            self.leave_later(name, holder);
         }
     }
 

@@ -67,7 +67,7 @@ pub struct Acquire {
 /// larger number of the same manager is a later waiter: it takes the place over, with the time of its own arrival.
 ///
 /// In [`Mode::Exclusive`](super::Mode::Exclusive) it is a place in the [line](super::Store#lines) of the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {
     /// How long the waiter has waited.
@@ -202,7 +202,7 @@ impl Release {
     }
 }
 
-/// Asks to give up a [`Place`].
+/// Asks to give up a [`Place`], or to pass it on.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Leave {
@@ -210,6 +210,8 @@ pub struct Leave {
     pub target: Target,
     /// The holder id of the last request that may have taken the place.
     pub holder: HolderId,
+    /// The place of the next waiter of the same manager, which replaces this one in a line; `None` if there is none.
+    pub next: Option<Place>,
     /// The time that the attempt may take.
     pub timeout: Duration,
 }
@@ -218,7 +220,13 @@ impl Leave {
     /// Creates the request.
     #[must_use]
     pub fn new(target: Target, holder: HolderId, timeout: Duration) -> Self {
-        Self { target, holder, timeout }
+        Self { target, holder, next: None, timeout }
+    }
+
+    /// Passes the place on to the next waiter of the same manager, if there is one.
+    #[must_use]
+    pub fn with_next(self, next: Option<Place>) -> Self {
+        Self { next, ..self }
     }
 }
 

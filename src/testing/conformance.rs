@@ -103,6 +103,7 @@ macro_rules! conformance_suite {
             release_takes_the_place_of_the_next_waiter
             place_lapses_by_itself
             place_that_is_left_wakes_the_others
+            place_that_is_left_goes_to_the_next_waiter
             place_that_moves_back_wakes_the_first
             readers_share_a_name_and_exclude_a_writer
             readers_share_a_fence_between_those_of_writers

@@ -324,6 +324,25 @@ async fn place_of_a_waiter_that_never_asked_is_not_the_next_ones() {
     assert!(took < MOMENT * 5, "{took:?}");
 }
 
+/// The name becomes free, its first waiter goes, and the request of the next one is slower than the one that gives the place up.
+#[tokio::test(start_paused = true)]
+async fn place_of_a_waiter_that_goes_is_passed_on_to_the_next() {
+    let setup = Setup::with(LeaseManager::builder().max_local_handoffs(0));
+    let (other, grants) = (setup.other(), Grants::default());
+    let lease = setup.held_elsewhere("n").await;
+    let first = grants.wait(&setup.leases, "first", MOMENT);
+    sleep(MOMENT).await;
+    let next = grants.wait(&setup.leases, "next", MOMENT);
+    sleep(MOMENT).await;
+    let elsewhere = grants.wait(&other, "elsewhere", MOMENT);
+    sleep(MOMENT).await;
+    setup.faults.add(Rule::new(Fault::Delay(MOMENT * 5)).on(Call::Acquire));
+    first.abort();
+    lease.unlock().await.unwrap();
+    join([next, elsewhere]).await;
+    assert_eq!(grants.so_far(), ["next", "elsewhere"]);
+}
+
 /// A release takes the place for a waiter that goes before it asks.
 #[tokio::test(start_paused = true)]
 async fn place_of_a_release_is_left_with_its_waiter() {

@@ -94,7 +94,9 @@ fn line_scripts_with_a_bad_argument_write_nothing() {
         assert!(run(&server, RELEASE, &KEYS, &args).error().is_some(), "{args:?}");
         assert_eq!(server.command(&["EXISTS", "n"]).int(), 1, "checked first");
     }
-    assert!(run(&server, LEAVE, &KEYS, &["m"]).error().is_some());
+    for args in [["m", "0", "0"], ["m:1", "x", "1"], ["m:1", "1", "-1"]] {
+        assert!(run(&server, LEAVE, &KEYS, &args).error().is_some(), "{args:?}");
+    }
 }
 
 /// A place that cannot be kept for a while is none: no key stays without a time to live.

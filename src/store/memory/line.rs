@@ -75,13 +75,17 @@ impl Queue {
         self.first_but(holder, now).is_some_and(|first| before < first.arrived)
     }
 
-    /// Ends the place of a manager, unless a later waiter of it has taken it over. Returns whether there was one.
-    pub(super) fn leave(&mut self, holder: HolderId) -> bool {
+    /// Ends the place of a manager, or passes it on to its next waiter, unless a later waiter of it has taken it over. Returns
+    /// whether there was one.
+    fn leave(&mut self, holder: HolderId, next: Option<Place>, now: Instant) -> bool {
         let its = self.0.iter().position(|waiter| waiter.is_of(holder));
         if let Some(at) = its
             && self.0[at].holder.number() <= holder.number()
         {
             self.0.swap_remove(at);
+            if let Some(next) = next {
+                _ = self.enter(holder, next, now);
+            }
         }
         its.is_some()
     }
@@ -113,7 +117,7 @@ impl State {
         };
         let verdict = match verdict {
             Acquired::Granted { .. } => {
-                line.leave(holder);
+                line.leave(holder, None, now);
                 verdict.with_oldest(line.oldest_but(holder, now))
             }
             Acquired::Held { .. } | Acquired::NotYours(_) => {
@@ -136,10 +140,16 @@ impl State {
         }
     }
 
-    /// Gives up a place. The others may have waited for it to lapse.
-    pub(super) fn leave(&mut self, name: &Name, holder: HolderId, now: Instant) {
+    /// Gives up a place, or passes it on. The others may have waited for it to lapse.
+    pub(super) fn leave(
+        &mut self,
+        name: &Name,
+        holder: HolderId,
+        next: Option<Place>,
+        now: Instant,
+    ) {
         let Some(mut line) = self.lines.remove(name) else { return };
-        let left = line.leave(holder);
+        let left = line.leave(holder, next, now);
         self.keep_line(name, line);
         if left && self.entry(name, now).is_none() {
             self.wake(name, None);

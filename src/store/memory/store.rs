@@ -118,7 +118,7 @@ impl Store for MemoryStore {
         self.at_once(|state, now| {
             let Target { name, mode } = &request.target;
             match mode {
-                Mode::Exclusive => state.leave(name, request.holder, now),
+                Mode::Exclusive => state.leave(name, request.holder, request.next, now),
                 Mode::Read | Mode::Write => {
                     let shared = state.of_kind(name, mode.kind(), now)?;
                     if shared.is_some_and(|shared| shared.leave(request.holder, *mode)) {

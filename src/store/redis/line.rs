@@ -2,7 +2,7 @@
 //! has the oldest reader and the oldest writer. Acquires and releases are in `requests.rs` and `rw.rs`.
 
 use super::replies::{self, Element};
-use super::requests::call_in_line;
+use super::requests::{call_in_line, write_place};
 use super::scripts::LINE_INSPECT;
 use super::{RedisStore, rw};
 use crate::error::Result;
@@ -16,6 +16,7 @@ impl RedisStore {
             Mode::Exclusive => {
                 let mut call = call_in_line(&self.keys, &request.target.name);
                 call.show(request.holder);
+                write_place(&mut call, request.next.unwrap_or_default());
                 (&self.scripts.line_leave, call)
             }
             Mode::Read | Mode::Write => (&self.scripts.rw_leave, rw::leave(&self.keys, &request)),

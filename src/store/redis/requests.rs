@@ -353,7 +353,7 @@ pub(super) fn call_in_line(keys: &Keys, name: &Name) -> Call {
     call
 }
 
-fn write_place(call: &mut Call, place: Place) {
+pub(super) fn write_place(call: &mut Call, place: Place) {
     call.number(u64::try_from(place.waited.as_micros()).unwrap_or(u64::MAX));
     call.number(millis(place.kept));
 }

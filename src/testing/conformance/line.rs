@@ -228,6 +228,40 @@ pub async fn place_that_moves_back_wakes_the_first(harness: &dyn Harness) {
     assert_eq!(released(first.release(0).await), None);
 }
 
+/// See [`Leave::next`].
+pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
+    let name = unique("line-next");
+    let [holder, gone, younger] = three(harness, &name).await;
+    if !has_line(&holder) {
+        return;
+    }
+    granted(asks(&holder, waits(0)).await);
+    held(asks(&gone, waits(900)).await);
+    held(asks(&younger, waits(300)).await);
+    assert_eq!(released(holder.release(0).await), None);
+    for _ in 0..2 {
+        // Also twice.
+        let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
+        gone.store.leave(leave.with_next(Some(waits(600)))).await.expect("an answer");
+        lined(&[&gone, &younger]).await;
+        held(asks(&younger, waits(300)).await);
+    }
+    let mut next = Party::new(harness, &name).await.same_as(&gone);
+    next.next();
+    granted(asks(&next, waits(600)).await);
+    // A late copy leaves no place.
+    let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
+    gone.store.leave(leave.with_next(Some(waits(600)))).await.expect("an answer");
+    lined(&[&younger]).await;
+    assert_eq!(released(next.release(0).await), None);
+    // One that came after the younger one is behind it.
+    held(asks(&gone, waits(900)).await);
+    let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
+    gone.store.leave(leave.with_next(Some(waits(100)))).await.expect("an answer");
+    granted(asks(&younger, waits(300)).await);
+    assert_eq!(released(younger.release(0).await), None);
+}
+
 /// See [`Store::leave`](crate::store::Store::leave).
 pub async fn place_that_is_left_wakes_the_others(harness: &dyn Harness) {
     // Its manager may have a later waiter, who came after the others.

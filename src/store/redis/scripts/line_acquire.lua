@@ -48,7 +48,7 @@ if reply < 0 then
   return reply
 end
 if waits then
-  waits.leave()
+  waits.leave(0, 0)
   if first then
     return { reply, math.max(now - first, 0) }
   end

@@ -114,11 +114,16 @@ local function take(arrived, kept)
   return before
 end
 
--- Ends the place of the manager, unless a later waiter has it. Returns whether there was one.
-local function leave()
+-- Ends the place of the manager, or passes it on for kept ms to a waiter that has arrived then, unless a later waiter has
+-- it. Returns whether there was one.
+local function leave(arrived, kept)
   local by = place_of(manager)
   if by and by <= number then
-    remove(manager)
+    if kept > 0 then
+      take(arrived, kept)
+    else
+      remove(manager)
+    end
   end
   return by ~= nil
 end

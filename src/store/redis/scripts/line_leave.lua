@@ -1,13 +1,17 @@
--- Gives up the place of a manager in the line of a lock, and wakes the other waiters if the lock is free: they may have been
--- refused until the place lapses. `line_common.lua` is the function `line_of`.
+-- Gives up the place of a manager in the line of a lock, or passes it on to its next waiter, and wakes the waiters if the lock
+-- is free: they may have been refused until the place lapses. `line_common.lua` is the function `line_of`.
 --
 -- KEYS   lock, line, lapses: see `line_common.lua`
--- ARGV   holder id
+-- ARGV   holder id, the time in microseconds that the next waiter has waited, the time in ms for which its place is kept (0:
+--        there is none)
 -- Reply  1 if its manager had a place, 0 if not
 --
--- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone.
+-- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone, or it passes the place
+-- on once more.
 
-if not line_of(KEYS[2], KEYS[3], ARGV[1]).leave() then
+local waited, kept = whole(ARGV[2], 0, 9007199254740991), whole(ARGV[3], 0, LONGEST_TTL)
+local waits = line_of(KEYS[2], KEYS[3], ARGV[1])
+if not waits.leave(now - waited, kept) then
   return 0
 end
 -- Also if a later waiter has the place: it came after waiters who can go now.

@@ -141,16 +141,12 @@ impl Core {
         self.in_time(|| self.store.line(request)).await
     }
 
-    /// Has the store give up a place, or pass it on to the next waiter of this process, before a waiter elsewhere can ask. A
-    /// place that is not given up lapses.
-    pub(super) async fn leave(&self, target: Target, holder: HolderId) {
-        let (name, mode) = (target.name.clone(), target.mode);
-        let next = if mode == Mode::Exclusive { self.place_of_next(&name) } else { None };
+    /// Has the store give up a place, or pass it on to the waiter that arrived at `next`. A place that is not given up lapses.
+    pub(super) async fn leave(&self, target: Target, holder: HolderId, next: Option<Instant>) {
+        let name = target.name.clone();
+        let next = next.map(|arrived| self.place_of(arrived));
         let request = Leave::new(target, holder, self.timing.attempt).with_next(next);
         let left = self.in_time(|| self.store.leave(request)).await;
-        if next.is_some() {
-            self.keep_place(&name, holder);
-        }
         if let Err(error) = left {
             trace::later(
                 Level::DEBUG,

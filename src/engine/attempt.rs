@@ -148,8 +148,7 @@ impl Drop for Attempt<'_> {
             }
             None if sweep.until.is_some() => self.core.submit(Job::Sweep(sweep)),
             None if sweep.placed => {
-                let Sweep { target, holder, .. } = sweep;
-                self.core.submit(Job::Leave { target, holder });
+                self.core.leave_later(sweep.target, sweep.holder);
             }
             None => {}
         }

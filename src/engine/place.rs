@@ -10,8 +10,9 @@
 //! 2. **No gap at a release.** Waiters behind a hold of this process do not ask, so they are not in the line. The release
 //!    takes the place for the first of them in the same step, before a waiter elsewhere can ask.
 //! 3. **A place without a waiter is left.** The waiter that asked gives it up when it goes
-//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request. The request to give it up passes it on to
-//!    the next waiter, if there is one. A place that a release took, or that was passed on, is open until the first waiter asks. If that one goes before, it gives it up ([`OpenPlace`]): the place of the next one is its own.
+//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request, and passes it on to the next waiter,
+//!    if there is one. A place that a release took, or that was passed on, is open until the first waiter asks. If that one
+//!    goes before, it does the same ([`OpenPlace`]). Each waiter has the place with its own arrival.
 //! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
 use super::core::Core;
@@ -36,7 +37,7 @@ impl Drop for OpenPlace<'_> {
     fn drop(&mut self) {
         let now = self.core.now();
         if let Some(holder) = self.core.queue.abandoned_place(self.name, self.arrived, now) {
-            self.core.leave_later(self.name, holder);
+            self.core.leave_later(Target::exclusive(self.name.clone()), holder);
         }
     }
 }
@@ -47,29 +48,37 @@ impl Core {
         if !self.queue.is_fair() || !hold.mode.has_line() {
             return None;
         }
-        match self.place_of_next(&hold.name) {
+        match self.queue.next_arrival(&hold.name, self.now()) {
+            Some(arrived) => Some(self.place_of(arrived)),
             None if hold.heirs() == Heirs::Plain => None,
-            next => Some(next.unwrap_or_default()),
+            None => Some(Place::default()),
         }
     }
 
-    /// Returns the place of the waiter that asks next, if it takes part in the line.
-    pub(super) fn place_of_next(&self, name: &Name) -> Option<Place> {
-        let now = self.now();
-        let arrived = self.queue.next_arrival(name, now)?;
-        let waited = now.saturating_duration_since(arrived);
-        Some(Place::new(waited, self.place_kept(Mode::Exclusive)))
+    /// Returns the place of a waiter of a fair lock.
+    pub(super) fn place_of(&self, arrived: Instant) -> Place {
+        let waited = self.now().saturating_duration_since(arrived);
+        Place::new(waited, self.place_kept(Mode::Exclusive))
     }
 
-    /// Keeps a place that a request of `holder` took open for the next waiter, or gives it up if there is none any more.
-    pub(super) fn keep_place(&self, name: &Name, holder: HolderId) {
-        if !self.queue.open_place(name, holder) {
-            self.leave_later(name, holder);
+    /// Keeps the place that the release of a hold took open for the next waiter, or gives it up if there is none any more.
+    pub(super) fn keep_place(&self, hold: &Hold) {
+        if !self.queue.open_place(&hold.name, hold.holder) {
+            self.leave_later(hold.target(), hold.holder);
         }
     }
 
-    fn leave_later(&self, name: &Name, holder: HolderId) {
-        self.submit(Job::Leave { target: Target::exclusive(name.clone()), holder });
+    /// Gives up a place in the background. In a line it is passed on to the next waiter, for whom it is open then: otherwise
+    /// a waiter elsewhere that came later could be granted the name before that one asks.
+    pub(super) fn leave_later(&self, target: Target, holder: HolderId) {
+        let mut next = None;
+        if self.queue.is_fair() && target.mode.has_line() {
+            next = self.queue.next_arrival(&target.name, self.now());
+        }
+        if next.is_some() {
+            self.queue.open_place(&target.name, holder);
+        }
+        self.submit(Job::Leave { target, holder, next });
     }
 }
 

@@ -66,7 +66,7 @@ impl Work {
                 }
             }
             Some(Job::Sweep(sweep)) => Sweeping::new(core, sweep).run().await,
-            Some(Job::Leave { target, holder }) => core.leave(target, holder).await,
+            Some(Job::Leave { target, holder, next }) => core.leave(target, holder, next).await,
             Some(Job::Tell) => core.tell_all().await,
             Some(Job::Untell { target, holder }) => core.untell(target, holder).await,
         }
@@ -154,7 +154,7 @@ impl Sweep {
             }
         }
         if self.placed {
-            core.leave(self.target.clone(), self.holder).await;
+            core.leave(self.target.clone(), self.holder, None).await;
         }
         loop {
             let mut reconnected = std::pin::pin!(core.reconnected.notified());

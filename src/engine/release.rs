@@ -78,7 +78,7 @@ impl Flush<'_> {
         if op == Op::Release {
             self.note_silence(&verdict);
             if self.placed && verdict.is_ok() {
-                core.keep_place(&self.hold.name, self.hold.holder);
+                core.keep_place(self.hold);
             }
         }
         let sent = std::mem::replace(&mut self.now, self.core.now());

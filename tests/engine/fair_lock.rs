@@ -331,11 +331,12 @@ async fn place_of_a_waiter_that_goes_is_passed_on_to_the_next() {
     let (other, grants) = (setup.other(), Grants::default());
     let lease = setup.held_elsewhere("n").await;
     let first = grants.wait(&setup.leases, "first", MOMENT);
-    sleep(MOMENT).await;
+    sleep(MOMENT * 10).await;
     let next = grants.wait(&setup.leases, "next", MOMENT);
-    sleep(MOMENT).await;
+    sleep(MOMENT * 10).await;
     let elsewhere = grants.wait(&other, "elsewhere", MOMENT);
-    sleep(MOMENT).await;
+    sleep(MOMENT * 10).await;
+    // By less than the others are apart.
     setup.faults.add(Rule::new(Fault::Delay(MOMENT * 5)).on(Call::Acquire));
     first.abort();
     lease.unlock().await.unwrap();

@@ -253,11 +253,12 @@ pub async fn place_that_is_left_goes_to_the_next_waiter(harness: &dyn Harness) {
     let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
     gone.store.leave(leave.with_next(Some(waits(600)))).await.expect("an answer");
     lined(&[&younger]).await;
-    assert_eq!(released(next.release(0).await), None);
     // One that came after the younger one is behind it.
     held(asks(&gone, waits(900)).await);
     let leave = Leave::new(gone.target(), gone.holder, PATIENCE);
     gone.store.leave(leave.with_next(Some(waits(100)))).await.expect("an answer");
+    lined(&[&younger, &gone]).await;
+    assert_eq!(released(next.release(0).await), None);
     granted(asks(&younger, waits(300)).await);
     assert_eq!(released(younger.release(0).await), None);
 }

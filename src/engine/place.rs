@@ -10,8 +10,8 @@
 //! 2. **No gap at a release.** Waiters behind a hold of this process do not ask, so they are not in the line. The release
 //!    takes the place for the first of them in the same step, before a waiter elsewhere can ask.
 //! 3. **A place without a waiter is left.** The waiter that asked gives it up when it goes
-//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request, and passes it on to the next waiter,
-//!    if there is one. A place that a release took, or that was passed on, is open until the first waiter asks. If that one
+//!    ([`Attempt`](super::attempt::Attempt)), after the answer to its last request, and gives it to the next waiter,
+//!    if there is one. A place that a release took, or that was given to it, is open until the first waiter asks. If that one
 //!    goes before, it does the same ([`OpenPlace`]). Each waiter has the place with its own arrival.
 //! 4. **All of that may fail.** Then the place lapses, which delays other processes, and breaks no promise.
 
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Gives up a place in the background. In a line it is passed on to the next waiter, for whom it is open then: otherwise
+    /// Gives up a place in the background. In a line the next waiter gets it, for whom it is open then: otherwise
     /// a waiter elsewhere that came later could be granted the name before that one asks.
     pub(super) fn leave_later(&self, target: Target, holder: HolderId) {
         let mut next = None;

@@ -33,9 +33,10 @@ impl Heartbeat {
             // First, because the call may get a hold now.
             self.beat(clock.now());
             // A timer is polled for by the runtime that it was made on.
-            let here = Handle::current().id();
-            if here != runtime {
-                runtime = here;
+            if let Ok(here) = Handle::try_current()
+                && here.id() != runtime
+            {
+                runtime = here.id();
                 next.set(sleep(gap));
             }
             while next.as_mut().poll(cx).is_ready() {

@@ -161,10 +161,6 @@ impl NameEntry {
         self.rivals().is_some_and(|rivals| !rivals.waiters.is_empty())
     }
 
-    pub(super) fn has_fair_waiters(&self) -> bool {
-        self.rivals().is_some_and(|rivals| rivals.waiters.iter().any(|(_, waiter)| waiter.fair))
-    }
-
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.members.is_overdue(now)
     }

@@ -19,14 +19,13 @@ use super::core::Core;
 use super::heirs::Heirs;
 use super::hold::Hold;
 use super::job::Job;
-use super::name_entry::NameEntry;
-use super::queue::Queue;
+use super::queue::{Queue, QueueState};
 use crate::clock::Instant;
 use crate::store::{HolderId, Mode, Name, Place, Target};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Gives up an open place when it is dropped, unless a waiter is left that arrived before. Each waiter has one.
+/// Gives up the place that is open for a waiter when that one goes. Each waiter has one.
 pub(super) struct OpenPlace<'a> {
     pub(super) core: &'a Arc<Core>,
     pub(super) name: &'a Name,
@@ -35,8 +34,7 @@ pub(super) struct OpenPlace<'a> {
 
 impl Drop for OpenPlace<'_> {
     fn drop(&mut self) {
-        let now = self.core.now();
-        if let Some(holder) = self.core.queue.abandoned_place(self.name, self.arrived, now) {
+        if let Some(holder) = self.core.queue.abandoned_place(self.name, self.arrived) {
             self.core.leave_later(Target::exclusive(self.name.clone()), holder);
         }
     }
@@ -63,21 +61,25 @@ impl Core {
 
     /// Keeps the place that the release of a hold took open for the next waiter, or gives it up if there is none any more.
     pub(super) fn keep_place(&self, hold: &Hold) {
-        if !self.queue.open_place(&hold.name, hold.holder) {
-            self.leave_later(hold.target(), hold.holder);
+        let target = hold.target();
+        if self.open_place(&target, hold.holder).is_none() {
+            self.submit(Job::Leave { target, holder: hold.holder, next: None });
         }
+    }
+
+    /// Opens a place that a request of `holder` has taken for the next waiter, if it takes part in the line. Returns its
+    /// arrival.
+    pub(super) fn open_place(&self, target: &Target, holder: HolderId) -> Option<Instant> {
+        if !self.queue.is_fair() || !target.mode.has_line() || self.is_closed() {
+            return None;
+        }
+        self.queue.open_place(&target.name, holder, self.now())
     }
 
     /// Gives up a place in the background. In a line the next waiter gets it, for whom it is open then: otherwise
     /// a waiter elsewhere that came later could be granted the name before that one asks.
     pub(super) fn leave_later(&self, target: Target, holder: HolderId) {
-        let mut next = None;
-        if self.queue.is_fair() && target.mode.has_line() {
-            next = self.queue.next_arrival(&target.name, self.now());
-        }
-        if next.is_some() {
-            self.queue.open_place(&target.name, holder);
-        }
+        let next = self.open_place(&target, holder);
         self.submit(Job::Leave { target, holder, next });
     }
 }
@@ -91,19 +93,16 @@ impl Queue {
     /// Returns the arrival of the waiter that asks next, if it takes part in the line.
     fn next_arrival(&self, name: &Name, now: Instant) -> Option<Instant> {
         let since = self.checked_in_since(now);
-        let state = self.lock();
-        let (_, first) = state.names.get(name)?.first_waiter(since)?;
-        first.fair.then_some(first.arrived)
+        next_arrival(&self.lock(), name, since)
     }
 
-    /// Opens a place that a request of `holder` has taken. Returns false if there is no waiter for it.
-    fn open_place(&self, name: &Name, holder: HolderId) -> bool {
+    /// Opens a place that a request of `holder` has taken for the waiter that asks next. Returns its arrival.
+    fn open_place(&self, name: &Name, holder: HolderId, now: Instant) -> Option<Instant> {
+        let since = self.checked_in_since(now);
         let mut state = self.lock();
-        let waits = state.names.get(name).is_some_and(NameEntry::has_fair_waiters);
-        if waits {
-            state.places.insert(name.clone(), holder);
-        }
-        waits
+        let arrived = next_arrival(&state, name, since)?;
+        state.places.insert(name.clone(), (holder, arrived));
+        Some(arrived)
     }
 
     /// Takes an open place over: the request of a waiter refreshes it.
@@ -114,17 +113,17 @@ impl Queue {
         }
     }
 
-    /// Removes an open place when a waiter goes that no waiter which is left came before. Returns the holder id that took it.
-    fn abandoned_place(&self, name: &Name, arrived: Instant, now: Instant) -> Option<HolderId> {
-        let since = self.checked_in_since(now);
+    /// Removes the place that is open for a waiter which goes. Returns the holder id that took it.
+    fn abandoned_place(&self, name: &Name, arrived: Instant) -> Option<HolderId> {
         let mut state = self.lock();
-        if state.places.is_empty() {
+        if state.places.is_empty() || state.places.get(name)?.1 != arrived {
             return None;
         }
-        let first = state.names.get(name).and_then(|entry| entry.first_waiter(since));
-        if first.is_some_and(|(_, first)| first.fair && first.arrived < arrived) {
-            return None;
-        }
-        state.places.remove(name)
+        state.places.remove(name).map(|(holder, _)| holder)
     }
+}
+
+fn next_arrival(state: &QueueState, name: &Name, since: Instant) -> Option<Instant> {
+    let (_, first) = state.names.get(name)?.first_waiter(since)?;
+    first.fair.then_some(first.arrived)
 }

@@ -51,8 +51,9 @@ pub(super) struct QueueState {
     /// The last time that this process forced a name open, whichever it was: a turn that was reclaimed has no place
     /// where its own name could be remembered.
     pub(super) forced: Option<Instant>,
-    /// The places that releases took for the first local waiter, until that one asks: see [`place`](super::place).
-    pub(super) places: NameMap<HolderId>,
+    /// The open places: the holder ids that took them, and the arrival of the first local waiter, until that one asks. See
+    /// [`place`](super::place).
+    pub(super) places: NameMap<(HolderId, Instant)>,
 }
 
 impl QueueState {

@@ -154,7 +154,8 @@ impl Sweep {
             }
         }
         if self.placed {
-            core.leave(self.target.clone(), self.holder, None).await;
+            let next = core.open_place(&self.target, self.holder);
+            core.leave(self.target.clone(), self.holder, next).await;
         }
         loop {
             let mut reconnected = std::pin::pin!(core.reconnected.notified());

@@ -276,7 +276,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn line(&self, request: Inspect) -> Result<Vec<Waiting>>;
 
     /// Gives up the [`Place`] that a manager has in the order of waiters, unless a holder id with a larger number has taken
-    /// it over. In a line, the [next](Leave::next) waiter of the manager gets it, with its own arrival. Wakes the waiters that may be granted the name now. Does nothing if there is no place.
+    /// it over. In a line, the [next](Leave::next) waiter of the manager gets it, with its own arrival. Wakes the waiters that
+    /// may be granted the name now. Does nothing if there is no place.
     ///
     /// # Errors
     ///

@@ -73,7 +73,9 @@ impl State {
 
     /// Loses the hold for want of a heartbeat.
     pub(super) fn lose_silent(&mut self, now: Instant) {
-        if let Some(terms) = self.terms.as_mut() {
+        if let Some(terms) =
+            self.terms.as_mut().filter(|_| matches!(self.phase, Phase::Held | Phase::AtRisk))
+        {
             // No caller has a lease, so there is no use that the delay would wait for.
             terms.delay = Duration::ZERO;
         }

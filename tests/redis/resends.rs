@@ -424,7 +424,9 @@ async fn late_copies_of_every_mode_touch_no_later_holder() {
         // Those that wait, without what they send when they give up.
         let leaves = |call: &&Call| {
             let script = scripts_of[&call.0];
-            [".leave() then", "call('DEL', side)"].iter().any(|part| script.contains(part))
+            ["waits.leave(now - waited, kept) then", "call('DEL', side)"]
+                .iter()
+                .any(|part| script.contains(part))
         };
         let (earlier, later) = third.calls.split_at(waits);
         later.iter().filter(|call| !leaves(call)).for_each(|call| drop(mirror.run(call)));

@@ -141,7 +141,7 @@ impl Core {
         self.in_time(|| self.store.line(request)).await
     }
 
-    /// Has the store give up a place, or pass it on to the waiter that arrived at `next`. A place that is not given up lapses.
+    /// Has the store give up a place, or give it to the waiter that arrived at `next`. A place that is not given up lapses.
     pub(super) async fn leave(&self, target: Target, holder: HolderId, next: Option<Instant>) {
         let name = target.name.clone();
         let next = next.map(|arrived| self.place_of(arrived));

@@ -32,7 +32,7 @@ impl Heartbeat {
         poll_fn(|cx| {
             // First, because the call may get a hold now.
             self.beat(clock.now());
-            // A timer is polled for by the runtime that it was made on.
+            // A timer fires only while the runtime that it was made on runs.
             if let Ok(here) = Handle::try_current()
                 && here.id() != runtime
             {

@@ -21,7 +21,7 @@ pub(crate) enum Job {
     Abandon { sweep: Sweep, verdict: StoreFuture<Acquired> },
     /// Release a holder id that may have been granted, or may still be.
     Sweep(Sweep),
-    /// Give up the place that a request of this holder id may have taken, or pass it on to the waiter that arrived at `next`.
+    /// Give up the place that a request of this holder id may have taken, or give it to the waiter that arrived at `next`.
     Leave { target: Target, holder: HolderId, next: Option<Instant> },
     /// Have the holds tell about themselves that are to.
     Tell,

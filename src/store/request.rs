@@ -202,7 +202,7 @@ impl Release {
     }
 }
 
-/// Asks to give up a [`Place`], or to pass it on.
+/// Asks to give up a [`Place`], or to give it to the next waiter.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Leave {
@@ -223,7 +223,7 @@ impl Leave {
         Self { target, holder, next: None, timeout }
     }
 
-    /// Passes the place on to the next waiter of the same manager, if there is one.
+    /// Gives the place to the next waiter of the same manager, if there is one.
     #[must_use]
     pub fn with_next(self, next: Option<Place>) -> Self {
         Self { next, ..self }

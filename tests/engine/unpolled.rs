@@ -368,6 +368,14 @@ async fn nested_lock_put_aside_keeps_those_behind_no_longer_than_ttl() {
     }
 }
 
+/// Polls it so many times, and puts it aside.
+async fn aside_after<F: Future>(polls: usize, mut call: Pin<&mut F>) {
+    for _ in 0..polls {
+        assert!(poll_once(call.as_mut()).await.is_pending());
+        settle().await;
+    }
+}
+
 fn both(leases: &LeaseManager) -> MultiLock {
     leases.multi_lock(["a", "b"]).expect("good names")
 }
@@ -379,10 +387,7 @@ async fn set_that_is_put_aside_keeps_no_name_longer_than_the_ttl() {
     let (mut lock, other) = (both(&setup.leases), setup.other());
     setup.faults.add(Rule::new(Fault::Delay(5 * MOMENT)).on(Call::Acquire).name("a").times(1));
     let mut aside = Box::pin(lock.lock());
-    for _ in 0..2 {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        settle().await;
-    }
+    aside_after(2, aside.as_mut()).await;
     let (a, b) = (gets_in(&other, "a").await, gets_in(&other, "b").await);
     // It is not too late: it asks for all of them again.
     drop((a, b));
@@ -429,10 +434,7 @@ async fn nested_set_put_aside_keeps_no_name_of_the_outer_one() {
     let outer = lock.lock().await.expect("free");
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
     let mut aside = Box::pin(lock.lock());
-    for _ in 0..2 {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        settle().await;
-    }
+    aside_after(2, aside.as_mut()).await;
     sleep(2 * T).await;
     outer.check().expect("its holder has it");
     drop(outer);
@@ -506,10 +508,7 @@ async fn set_put_aside_behind_its_unlock_keeps_no_name() {
     assert!(poll_once(unlock.as_mut()).await.is_pending());
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
     let mut aside = Box::pin(lock.lock());
-    for _ in 0..3 {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        settle().await;
-    }
+    aside_after(3, aside.as_mut()).await;
     drop(gets_in(&setup.other(), "b").await);
     drop((aside, unlock));
 }
@@ -521,10 +520,7 @@ async fn set_put_aside_leaves_no_lock_delay() {
     let mut lock = both(&setup.leases).lock_delay(T);
     setup.faults.add(Rule::new(Fault::Hang).on(Call::Acquire).name("a").times(1));
     let mut aside = Box::pin(lock.lock());
-    for _ in 0..2 {
-        assert!(poll_once(aside.as_mut()).await.is_pending());
-        settle().await;
-    }
+    aside_after(2, aside.as_mut()).await;
     drop(gets_in(&setup.other(), "b").await);
     drop(aside);
 }

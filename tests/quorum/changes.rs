@@ -59,7 +59,7 @@ async fn upgraded(page: ReadLease) -> WriteLease {
             settle().await;
             edit
         }
-        Upgraded::Read(_) => panic!("somebody else reads"),
+        Upgraded::Read(_) => panic!("another lease reads"),
     }
 }
 

@@ -73,8 +73,8 @@ impl State {
 
     /// Loses the hold for want of a heartbeat.
     pub(super) fn lose_silent(&mut self, now: Instant) {
-        if let Some(terms) =
-            self.terms.as_mut().filter(|_| matches!(self.phase, Phase::Held | Phase::AtRisk))
+        if self.believed()
+            && let Some(terms) = self.terms.as_mut()
         {
             // No caller has a lease, so there is no use that the delay would wait for.
             terms.delay = Duration::ZERO;

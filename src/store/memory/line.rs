@@ -75,7 +75,7 @@ impl Queue {
         self.first_but(holder, now).is_some_and(|first| before < first.arrived)
     }
 
-    /// Ends the place of a manager, or passes it on to its next waiter, unless a later waiter of it has taken it over. Returns
+    /// Ends the place of a manager, or gives it to its next waiter, unless a later waiter of it has taken it over. Returns
     /// whether there was one.
     fn leave(&mut self, holder: HolderId, next: Option<Place>, now: Instant) -> bool {
         let its = self.0.iter().position(|waiter| waiter.is_of(holder));
@@ -140,7 +140,7 @@ impl State {
         }
     }
 
-    /// Gives up a place, or passes it on. The others may have waited for it to lapse.
+    /// Gives up a place, or gives it to the next waiter. The others may have waited for it to lapse.
     pub(super) fn leave(
         &mut self,
         name: &Name,

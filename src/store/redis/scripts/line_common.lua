@@ -114,8 +114,7 @@ local function take(arrived, kept)
   return before
 end
 
--- Ends the place of the manager, or passes it on for kept ms to a waiter that has arrived then, unless a later waiter has
--- it. Returns whether there was one.
+-- Ends the place of the manager, or gives it for kept ms to a waiter that arrived then, unless a later waiter has it. Returns whether there was one.
 local function leave(arrived, kept)
   local by = place_of(manager)
   if by and by <= number then

@@ -1,4 +1,4 @@
--- Gives up the place of a manager in the line of a lock, or passes it on to its next waiter, and wakes the waiters if the lock
+-- Gives up the place of a manager in the line of a lock, or gives it to its next waiter, and wakes the waiters if the lock
 -- is free: they may have been refused until the place lapses. `line_common.lua` is the function `line_of`.
 --
 -- KEYS   lock, line, lapses: see `line_common.lua`
@@ -6,8 +6,8 @@
 --        there is none)
 -- Reply  1 if its manager had a place, 0 if not
 --
--- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone, or it passes the place
--- on once more.
+-- Twice is harmless: the second run finds no place, or one of a later waiter, which it leaves alone, or it gives the place
+-- to the next waiter once more.
 
 local waited, kept = whole(ARGV[2], 0, 9007199254740991), whole(ARGV[3], 0, LONGEST_TTL)
 local waits = line_of(KEYS[2], KEYS[3], ARGV[1])

@@ -21,6 +21,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -160,6 +161,16 @@ async fn elections(url: &str) -> Result {
     Ok(())
 }
 
+/// Waits for SIGTERM or ctrl-C, so that the server and the candidates end with this program then, too.
+async fn stopped() -> Result {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+    }
+    Err("stopped by a signal".into())
+}
+
 async fn run() -> Result {
     let mut arguments = std::env::args().skip(1);
     if let (Some("candidate"), Some(url), Some(ledger)) =
@@ -167,6 +178,13 @@ async fn run() -> Result {
     {
         return candidate(&url, &ledger).await;
     }
+    tokio::select! {
+        done = demo() => done,
+        stopped = stopped() => stopped,
+    }
+}
+
+async fn demo() -> Result {
     if let Ok(url) = std::env::var("LEASES_URL").or_else(|_| std::env::var("REDIS_URL")) {
         if url == "memory:" {
             return Err("memory: works within one process; these are three".into());

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -172,9 +173,23 @@ async fn run() -> Result {
     Ok(())
 }
 
+/// Waits for SIGTERM or ctrl-C, so that the servers end with this program then, too.
+async fn stopped() -> Result {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+    }
+    Err("stopped by a signal".into())
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run().await {
+    let done = tokio::select! {
+        done = run() => done,
+        stopped = stopped() => stopped,
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("quorum: {error}");

@@ -169,6 +169,17 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub, clippy::unwrap_used)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+// Docs that are built without a feature name its items without a link.
+#![cfg_attr(
+    not(all(
+        feature = "metrics",
+        feature = "redis",
+        feature = "testing",
+        feature = "tower",
+        feature = "zookeeper"
+    )),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 pub mod clock;
 mod election;

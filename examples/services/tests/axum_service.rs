@@ -24,8 +24,8 @@ impl Replica {
         Ok(self.process.line("leads").await?.parse()?)
     }
 
-    async fn ship(&self, order: u32) -> Result<(u16, String)> {
-        http(&self.address, "POST", &format!("/orders/{order}/ship")).await
+    async fn price(&self, order: u32) -> Result<(u16, String)> {
+        http(&self.address, "POST", &format!("/orders/{order}/price")).await
     }
 
     async fn status(&self, path: &str) -> Result<u16> {
@@ -59,11 +59,11 @@ fn fence(text: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn order_is_shipped_by_one_replica_at_a_time() -> Result {
+async fn order_is_priced_by_one_replica_at_a_time() -> Result {
     let redis = Redis::start().await?;
     let (one, other) = (Replica::start(&redis).await?, Replica::start(&redis).await?);
     let start = Instant::now();
-    let (a, b) = tokio::try_join!(one.ship(42), other.ship(42))?;
+    let (a, b) = tokio::try_join!(one.price(42), other.price(42))?;
     assert_eq!((a.0, b.0), (200, 200), "{a:?} {b:?}");
     assert!(start.elapsed() >= Duration::from_millis(200), "{a:?} beside {b:?}");
     assert_ne!(fence(&a.1), fence(&b.1));
@@ -71,24 +71,24 @@ async fn order_is_shipped_by_one_replica_at_a_time() -> Result {
     let mut crowd = tokio::task::JoinSet::new();
     for _ in 0..20 {
         let address = one.address.clone();
-        crowd.spawn(async move { http(&address, "POST", "/orders/7/ship").await });
+        crowd.spawn(async move { http(&address, "POST", "/orders/7/price").await });
     }
-    let (mut shipped, mut busy) = (Vec::new(), 0);
+    let (mut priced, mut busy) = (Vec::new(), 0);
     while let Some(answer) = crowd.join_next().await {
         match answer?? {
-            (200, text) => shipped.push(fence(&text)),
-            (409, text) => busy += usize::from(text.contains("order:7 is being shipped")),
+            (200, text) => priced.push(fence(&text)),
+            (409, text) => busy += usize::from(text.contains("order:7 is being priced")),
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!((shipped.len() + busy, shipped.is_empty(), busy > 0), (20, false, true));
-    shipped.sort_unstable();
-    shipped.dedup();
-    assert_eq!(shipped.len() + busy, 20, "each has a fence of its own");
+    assert_eq!((priced.len() + busy, priced.is_empty(), busy > 0), (20, false, true));
+    priced.sort_unstable();
+    priced.dedup();
+    assert_eq!(priced.len() + busy, 20, "each has a fence of its own");
     // Such a name is no order, and reaches no other lock.
-    assert_eq!(http(&one.address, "POST", "/orders/{/ship").await?.0, 400);
+    assert_eq!(http(&one.address, "POST", "/orders/{/price").await?.0, 400);
     for spelling in ["007", "+7", "%37"] {
-        let path = format!("/orders/{spelling}/ship");
+        let path = format!("/orders/{spelling}/price");
         assert_eq!(http(&one.address, "POST", &path).await?.0, 404, "{path} has another lock");
     }
     Ok(())
@@ -111,7 +111,7 @@ async fn killed_replica_is_replaced_within_the_ttl_and_serves() -> Result {
         }
         // It is killed while it works on an order.
         let address = leader.address.clone();
-        let cut = tokio::spawn(async move { http(&address, "POST", "/orders/9/ship").await });
+        let cut = tokio::spawn(async move { http(&address, "POST", "/orders/9/price").await });
         sleep(Duration::from_millis(50)).await;
         leader.process.kill().await?;
         let killed = Instant::now();
@@ -119,7 +119,7 @@ async fn killed_replica_is_replaced_within_the_ttl_and_serves() -> Result {
         assert!(after > term, "term {after} after {term}");
         assert!(cut.await?.is_err(), "its client sees no answer");
         let (status, text) = loop {
-            match next.ship(9).await? {
+            match next.price(9).await? {
                 (409, _) => assert!(killed.elapsed() < LONG, "the order is never free"),
                 answer => break answer,
             }
@@ -140,7 +140,7 @@ async fn replica_that_ends_leaves_nothing_to_wait_for() -> Result {
     first.leads().await?;
     let mut next = Replica::start(&redis).await?;
     let address = first.address.clone();
-    let last = tokio::spawn(async move { http(&address, "POST", "/orders/5/ship").await });
+    let last = tokio::spawn(async move { http(&address, "POST", "/orders/5/price").await });
     sleep(Duration::from_millis(30)).await;
     let asked = Instant::now();
     let end = tokio::spawn(first.process.terminate());
@@ -148,7 +148,7 @@ async fn replica_that_ends_leaves_nothing_to_wait_for() -> Result {
     assert!(asked.elapsed() < TTL, "it has resigned: {:?}", asked.elapsed());
     assert_eq!(last.await??.0, 200, "the last request was served");
     assert_eq!(end.await??.last().map(String::as_str), Some("closed"));
-    assert_eq!(next.ship(5).await?.0, 200);
+    assert_eq!(next.price(5).await?.0, 200);
     Ok(())
 }
 
@@ -164,11 +164,11 @@ async fn store_that_is_away_is_no_reason_for_a_restart() -> Result {
     assert_eq!(replica.status("/livez").await?, 200);
     let (_, leader) = http(&replica.address, "GET", "/leader").await?;
     assert!(leader.contains(" ago; "), "it claims to know who leads: {leader}");
-    assert_eq!(replica.ship(1).await?.0, 503);
+    assert_eq!(replica.price(1).await?.0, 503);
     redis.signal("CONT").await?;
     replica.until("/readyz", 200).await?;
     assert!(replica.leads().await? > 0, "it leads again by itself");
-    assert_eq!(replica.ship(1).await?.0, 200);
+    assert_eq!(replica.price(1).await?.0, 200);
     let (_, metrics) = http(&replica.address, "GET", "/metrics").await?;
     for line in ["leasehold_hold_duration", "leasehold_losses"] {
         assert!(metrics.contains(line), "no {line} in {metrics}");

@@ -1,12 +1,12 @@
-//! A web service in two replicas: orders are shipped one at a time by id, and one replica runs the scheduler.
+//! A web service in two replicas: orders are priced one at a time by id, and one replica runs the scheduler.
 //!
 //! ```sh
 //! cargo run -p leasehold-services --bin axum_service                        # two replicas, of which one is killed
 //! cargo run -p leasehold-services --bin axum_service serve 127.0.0.1:8080   # one, with REDIS_URL or redis://127.0.0.1
-//! curl -X POST http://127.0.0.1:8080/orders/42/ship
+//! curl -X POST http://127.0.0.1:8080/orders/42/price
 //! ```
 //!
-//! - `POST /orders/{id}/ship` works under the lease of the order, whichever replica gets the request. The work has the
+//! - `POST /orders/{id}/price` works under the lease of the order, whichever replica gets the request. The work has the
 //!   fencing token, for its writes.
 //! - `GET /leader` says which replica runs the scheduler, and how old that is while the store does not answer.
 //! - `/livez` fails only if this process cannot go on: a replica that does not lead, or whose store is away, is not
@@ -52,10 +52,10 @@ fn router(app: App) -> Router {
     })
     .wait(Duration::from_secs(1))
     .on_busy(|order, _| {
-        (StatusCode::CONFLICT, format!("{order} is being shipped\n")).into_response()
+        (StatusCode::CONFLICT, format!("{order} is being priced\n")).into_response()
     });
     Router::new()
-        .route("/orders/{id}/ship", post(ship))
+        .route("/orders/{id}/price", post(price))
         .layer(one_at_a_time) // for the routes above, not for those below
         .route("/leader", get(leader))
         .route("/livez", get(livez))
@@ -64,8 +64,8 @@ fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Ships an order. If the lease is lost, this future is dropped at its await, and the client gets 503.
-async fn ship(
+/// Computes the price of an order. If the lease is lost, this future is dropped at its await, and the client gets 503.
+async fn price(
     Path(id): Path<u64>,
     Extension(lease): Extension<RequestLease>,
 ) -> std::result::Result<String, StatusCode> {
@@ -74,10 +74,10 @@ async fn ship(
         return Err(StatusCode::NOT_FOUND);
     }
     let began = Instant::now();
-    sleep(Duration::from_millis(100)).await; // the carrier takes its time
-    // UPDATE orders SET shipped = true, fence = $fence WHERE id = $id AND fence <= $fence
+    sleep(Duration::from_millis(100)).await; // the tax office takes its time
+    // UPDATE orders SET price = $price, fence = $fence WHERE id = $id AND fence <= $fence
     let fence = lease.fence().ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;
-    Ok(format!("order {id} shipped in {:.0?}, fencing token {fence}\n", began.elapsed()))
+    Ok(format!("order {id} priced in {:.0?}, fencing token {fence}\n", began.elapsed()))
 }
 
 async fn leader(State(app): State<App>) -> String {
@@ -180,11 +180,11 @@ async fn demo() -> Result {
     let [one, other] = &addresses[..] else { return Err("two replicas".into()) };
 
     println!(
-        "two clients ship order 42 at once, each by another replica; one waits for the other:"
+        "two clients price order 42 at once, each by another replica; one waits for the other:"
     );
     let (a, b) = tokio::try_join!(
-        http(one, "POST", "/orders/42/ship"),
-        http(other, "POST", "/orders/42/ship")
+        http(one, "POST", "/orders/42/price"),
+        http(other, "POST", "/orders/42/price")
     )?;
     print!("  {} {}  {} {}", a.0, a.1, b.0, b.1);
 
@@ -194,7 +194,7 @@ async fn demo() -> Result {
     let killed = Instant::now();
     let term = replicas[0].line("leads").await?;
     println!("{other} leads in term {term}, {:.2?} after the kill", killed.elapsed());
-    let (status, text) = http(other, "POST", "/orders/42/ship").await?;
+    let (status, text) = http(other, "POST", "/orders/42/price").await?;
     print!("  {status} {text}");
     for path in ["/livez", "/readyz"] {
         println!("  {path} {}", http(other, "GET", path).await?.0);

@@ -45,13 +45,23 @@ struct Stock {
     service: String,
 }
 
+/// Connects to the database of `url`.
+async fn open(url: &str) -> Result<tokio_postgres::Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(|error| {
+        // Without the URL, which can have a password.
+        let hosts = url.parse::<tokio_postgres::Config>().map(|config| config.get_hosts().to_vec());
+        format!("PostgreSQL at {:?}: {error}", hosts.unwrap_or_default())
+    })?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
 impl Stock {
     async fn connect(redis: &str, database: &str, service: &str) -> Result<Self> {
         let config = fred::types::config::Config::from_url(redis)?;
         let redis = fred::types::Builder::from_config(config).build()?;
         redis.init().await?;
-        let (database, connection) = tokio_postgres::connect(database, NoTls).await?;
-        tokio::spawn(connection);
+        let database = open(database).await?;
         database.batch_execute("SET search_path TO leasehold_example").await?;
         let script = Script::new("return redis.call('SET', KEYS[1], ARGV[1])")?;
         Ok(Self { redis, script, database, service: service.to_owned() })
@@ -159,8 +169,7 @@ async fn work(redis: &str, database: &str, service: &str) -> Result {
 async fn demo() -> Result {
     let (redis, database) = (Redis::start().await?, Postgres::start().await?);
     let service = service().await?;
-    let (client, connection) = tokio_postgres::connect(&database.url, NoTls).await?;
-    tokio::spawn(connection);
+    let client = open(&database.url).await?;
     let tables = "DROP SCHEMA IF EXISTS leasehold_example CASCADE; CREATE SCHEMA leasehold_example; \
         SET search_path TO leasehold_example; \
         CREATE TABLE stock (id INT PRIMARY KEY, level INT NOT NULL, fence BIGINT NOT NULL DEFAULT 0); \

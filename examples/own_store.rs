@@ -11,8 +11,8 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, HolderInfo, Inbox,
     Inspect, Inspection, Keep, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Release,
-    Released, RenewBatch, Renewal, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait,
-    Waiting, Wakeups, Want,
+    Released, RenewBatch, Renewal, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture,
+    Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, LeaseManager, Result};
 use serde::{Deserialize, Serialize};
@@ -145,6 +145,14 @@ impl Store for FileStore {
             (entry.count, entry.expires) = (count, now + ttl);
             Acquired::granted(sent, entry.fence)
         })
+    }
+
+    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        Acquire::all_unsupported()
+    }
+
+    fn is_atomic(&self, _: &[&Name]) -> bool {
+        false
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

@@ -12,14 +12,14 @@
 //!    given up, and all names are taken again.
 
 use crate::clock::Instant;
-use crate::engine::{Engine, Heartbeat, Hold, Options, WaitLimit, Wanted, acquire, setters};
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::{Error, Loss, Result};
+use crate::engine::{
+    Engine, Heartbeat, Hold, Options, SetCall, WaitLimit, Wanted, acquire, setters,
+};
+use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::lease::{Lease, finish, run_while_held};
 use crate::runtime;
 use crate::store::{Mode, Name};
-use crate::together::{Call, all, first};
+use crate::together::{Call, Next, all, all_but, first};
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -50,11 +50,10 @@ const MOST_REFUSALS: u32 = 8;
 ///
 /// # How it locks
 ///
-/// It asks for all names at once. If one of them is held, it releases the others, waits for that one while it holds
-/// nothing, and asks for the others again. After 8 refusals, or a third of the [TTL](crate::Builder::ttl), it takes the
-/// names one after the other in the order of their bytes, so that it gets them even if they are seldom free together.
-/// An attempt that fails holds the names that were free, until the store has released them in the background, about a
-/// round trip later. Meanwhile a [`try_lock`](crate::Lock::try_lock) of one of them can return `None`.
+/// It asks for all names at once, in [one step](MultiLock::is_atomic) where the store can. If one of them is held, it has
+/// none of them. It waits for that one, and asks for the others again. After 8 refusals, or a third of the
+/// [TTL](crate::Builder::ttl), it takes the names one after the other in the order of their bytes, so that it gets them
+/// even if they are seldom free together.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -76,6 +75,7 @@ pub struct MultiLock {
     /// Those of each name.
     options: Options,
     heartbeat: Arc<Heartbeat>,
+    atomic: bool,
 }
 
 /// A name of the set, and the last hold of it.
@@ -148,11 +148,34 @@ impl MultiLock {
                 checked.len()
             )));
         }
-        let entries = checked.into_iter().map(|name| Entry { name, current: None }).collect();
+        let entry = |name| Entry { name, current: None };
+        let entries: Vec<_> = checked.into_iter().map(entry).collect();
         let mut options = Options::default();
         let heartbeat = Arc::default();
         options.set_heartbeat(&heartbeat);
-        Ok(Self { engine, entries, options, heartbeat })
+        let names: Vec<_> = entries.iter().map(|entry| &entry.name).collect();
+        let atomic = engine.core.is_atomic(&names);
+        Ok(Self { engine, entries, options, heartbeat, atomic })
+    }
+
+    /// Returns whether the store takes all names in one step.
+    ///
+    /// A Redis server and the memory store do. A Redis Cluster does if the names have one hash tag, as `{cart:7}:items` and
+    /// `{cart:7}:total`. Quorums and ZooKeeper do not: an attempt that fails holds the names that were free until
+    /// the store has released them, about a round trip later, and meanwhile a [`try_lock`](crate::Lock::try_lock) of one
+    /// of them can return `None`. All or none of the names are locked in either case.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// assert!(leases.multi_lock(["account:7", "account:3"])?.is_atomic());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_atomic(&self) -> bool {
+        self.atomic
     }
 
     /// Returns the names, in the order of their bytes.
@@ -313,6 +336,7 @@ impl MultiLock {
             WaitLimit::For(limit) => limit.is_zero(),
             WaitLimit::Forever => false,
         };
+        let mut atomic = self.atomic;
         let mut awaited = None;
         let mut refusals = 0;
         let mut heard = None;
@@ -320,7 +344,7 @@ impl MultiLock {
             |heard: Instant| core.now().saturating_duration_since(heard) < core.timing.attempt;
         loop {
             // Boxed: the future of a call for each name is large.
-            let round = Box::pin(self.ask_all(wanted, awaited.take()));
+            let round = Box::pin(self.ask_all(wanted, awaited.take(), atomic));
             let round = match left() {
                 WaitLimit::For(left) if refusals > 0 && left.is_zero() => return Ok(None),
                 // A round ends soon, unless the store does not answer.
@@ -332,7 +356,15 @@ impl MultiLock {
                 },
                 _ => round.await,
             };
-            match round? {
+            let round = match round {
+                // A user may lack the permission for one of the keys, which the server does not name: ask for each alone.
+                Err(error) if atomic && error.kind() == ErrorKind::Denied => {
+                    atomic = false;
+                    continue;
+                }
+                round => round?,
+            };
+            match round {
                 Round::Granted(lease) if lease.check().is_ok() => return Ok(Some(lease)),
                 // A name was lost before the answer for another one, or an old hold was there, as none is now.
                 Round::Granted(_) | Round::Torn => continue,
@@ -368,19 +400,26 @@ impl MultiLock {
         &mut self,
         wanted: Wanted<'_>,
         there: Option<(usize, Lease)>,
+        atomic: bool,
     ) -> Result<Round> {
         let engine = &self.engine;
         let except = there.as_ref().map(|(at, _)| *at);
+        let set = &SetCall::new(atomic);
         let asked = self.entries.iter_mut().enumerate().filter(|(at, _)| Some(*at) != except);
         let calls = asked.map(|(at, entry)| {
-            Box::pin(async move { (at, entry.lock(engine, wanted, WaitLimit::Once).await) })
-                as Call<'_, (_, Result<_>)>
+            Box::pin(async move {
+                let answer = entry.lock(engine, wanted.of_set(set), WaitLimit::Once).await;
+                let spared = matches!(answer, Ok(None)) && set.has_spared(&entry.name);
+                (at, answer, spared)
+            }) as Call<'_, Answer>
         });
+        let answers = all_but(calls.collect(), |answers| send_when_complete(engine, set, answers));
         let mut leases = Vec::from_iter(there);
         let (mut refused, mut unanswered, mut failed) = (None, None, None);
-        for (at, answer) in all(calls.collect()).await {
+        for (at, answer, spared) in answers.await.into_iter().flatten() {
             match answer {
                 Ok(Some(lease)) => leases.push((at, lease)),
+                Ok(None) if spared => {}
                 Ok(None) => refused = refused.or(Some(at)),
                 Err(error) if error.is_unavailable() => unanswered = Some((at, error)),
                 Err(error) => failed = failed.or(Some(error)),
@@ -412,6 +451,25 @@ impl MultiLock {
         }
         Ok(Some(leases))
     }
+}
+
+/// Which name it is, what came of it, and whether the store left it free because of another one.
+type Answer = (usize, Result<Option<Lease>>, bool);
+
+/// Sends the requests of a set when all that have no answer have come. Sends none if a name cannot be had in this process.
+fn send_when_complete(engine: &Engine, set: &SetCall, answers: &[Option<Answer>]) -> Next {
+    let waiting = set.waiting();
+    if waiting == 0 {
+        return Next::Wait;
+    }
+    if answers.iter().flatten().any(|(_, answer, _)| !matches!(answer, Ok(Some(_)))) {
+        return Next::Stop;
+    }
+    if waiting < answers.iter().filter(|answer| answer.is_none()).count() {
+        return Next::Wait;
+    }
+    set.send(&engine.core);
+    Next::PollAgain
 }
 
 impl Entry {

@@ -53,28 +53,54 @@ mod outbox {
 /// A future of a call, on the heap because there are several.
 pub(crate) type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// What to do when each call that has not ended was polled.
+pub(crate) enum Next {
+    Wait,
+    PollAgain,
+    Stop,
+}
+
 /// Waits until all calls have ended. Returns their outputs in the order of the calls.
 pub(crate) async fn all<T>(calls: Vec<Call<'_, T>>) -> Vec<T> {
+    let outputs = all_but(calls, |_| Next::Wait).await;
+    outputs.into_iter().flatten().collect()
+}
+
+/// Waits until all calls have ended, or until `next`, which gets their outputs after each round of polls, stops it. Calls
+/// that have not ended are dropped then, and have no output.
+pub(crate) async fn all_but<T>(
+    calls: Vec<Call<'_, T>>,
+    mut next: impl FnMut(&[Option<T>]) -> Next,
+) -> Vec<Option<T>> {
     #[cfg(feature = "redis")]
     let several = calls.len() > 1;
-    let mut places: Vec<_> = calls.into_iter().map(|call| (Some(call), None)).collect();
+    let mut outputs: Vec<_> = calls.iter().map(|_| None).collect();
+    let mut calls: Vec<_> = calls.into_iter().map(Some).collect();
     poll_fn(|cx| {
-        #[cfg(feature = "redis")]
-        let _outbox = several.then(Outbox::open);
-        for (place, output) in &mut places {
-            if let Some(call) = place
-                && let Poll::Ready(ready) = call.as_mut().poll(cx)
-            {
-                (*place, *output) = (None, Some(ready));
+        loop {
+            #[cfg(feature = "redis")]
+            let outbox = several.then(Outbox::open);
+            for (place, output) in calls.iter_mut().zip(&mut outputs) {
+                if let Some(call) = place
+                    && let Poll::Ready(ready) = call.as_mut().poll(cx)
+                {
+                    (*place, *output) = (None, Some(ready));
+                }
             }
-        }
-        match places.iter().all(|(call, _)| call.is_none()) {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
+            #[cfg(feature = "redis")]
+            drop(outbox);
+            if outputs.iter().all(Option::is_some) {
+                return Poll::Ready(());
+            }
+            match next(&outputs) {
+                Next::Wait => return Poll::Pending,
+                Next::PollAgain => {}
+                Next::Stop => return Poll::Ready(()),
+            }
         }
     })
     .await;
-    places.into_iter().filter_map(|(_, output)| output).collect()
+    outputs
 }
 
 /// Waits until `pick` returns a value for the output of a call, and drops the other calls. Returns `None` if all calls

@@ -10,6 +10,8 @@
 
 #[path = "../compare/src/aligned.rs"]
 mod aligned;
+#[path = "../bare/mod.rs"]
+mod bare;
 mod fair;
 mod permits;
 mod readers;

@@ -15,6 +15,7 @@ use super::hold::Hold;
 use super::name_entry::Silence;
 use super::options::{Caller, NO_OPTIONS, Options};
 use super::place::OpenPlace;
+use super::set_call::SetCall;
 use super::share::Share;
 use super::ticket::Ticket;
 use super::turn::Turn;
@@ -57,6 +58,8 @@ pub(crate) struct Wanted<'a> {
     /// The options of the handle.
     options: &'a Options,
     caller: Caller,
+    /// The call for several names that it is a part of.
+    set: Option<&'a SetCall>,
 }
 
 impl<'a> Wanted<'a> {
@@ -74,11 +77,16 @@ impl<'a> Wanted<'a> {
     pub(crate) fn at(self, caller: &'static Location<'static>) -> Self {
         Self { caller: Some(caller), ..self }
     }
+
+    /// Makes it a part of a call for several names.
+    pub(crate) fn of_set(self, set: &'a SetCall) -> Self {
+        Self { set: Some(set), ..self }
+    }
 }
 
 impl From<Mode> for Wanted<'_> {
     fn from(mode: Mode) -> Self {
-        Self { mode, fair: false, options: &NO_OPTIONS, caller: None }
+        Self { mode, fair: false, options: &NO_OPTIONS, caller: None, set: None }
     }
 }
 
@@ -141,7 +149,7 @@ pub(crate) fn acquire<'a>(
 pub(crate) async fn acquire_as<'a>(
     core: &'a Arc<Core>,
     name: &Name,
-    Wanted { mode, fair, options, caller }: Wanted<'_>,
+    Wanted { mode, fair, options, caller, set }: Wanted<'_>,
     (current, share): (&mut Option<Arc<Hold>>, Share),
     limit: WaitLimit,
 ) -> Result<Option<Claim<'a>>> {
@@ -192,6 +200,7 @@ pub(crate) async fn acquire_as<'a>(
         start,
         answered,
         asker,
+        set,
     };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
@@ -263,6 +272,7 @@ struct AcquireLoop<'a, 'core> {
     start: Instant,
     answered: &'a AtomicBool,
     asker: &'a Asker<'a>,
+    set: Option<&'a SetCall>,
 }
 
 impl<'core> AcquireLoop<'_, 'core> {

@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// Refuses a mode that the store does not support. A release or a renewal follows an acquire.
-    fn check(&self, mode: Mode) -> Result<()> {
+    pub(super) fn check(&self, mode: Mode) -> Result<()> {
         if self.can.supports(mode) { Ok(()) } else { Err(self.can.unsupported(mode)) }
     }
 

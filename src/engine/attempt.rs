@@ -9,6 +9,7 @@ use super::core::Core;
 use super::hold::Hold;
 use super::job::{Job, Sweep};
 use super::seen::{Left, Question, Refusal};
+use super::set_call::SetCall;
 use super::state::NestedVerdict;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Fate, Result};
@@ -63,14 +64,23 @@ impl<'a> Attempt<'a> {
     }
 
     /// Asks the store once; [`land`](Self::land) waits for the answer. If this is dropped before, another flow can take the
-    /// request over by `question`.
-    pub(super) fn send(&mut self, request: Acquire, now: Instant, question: Option<Arc<Question>>) {
+    /// request over by `question`. A part of a `set` is sent with the others.
+    pub(super) fn send(
+        &mut self,
+        request: Acquire,
+        set: Option<&SetCall>,
+        now: Instant,
+        question: Option<Arc<Question>>,
+    ) {
         if request.takes_place() {
             self.sweep.placed = true;
             self.core.queue.take_place(&request.target.name);
         }
         self.sweep.delay = request.ttl.saturating_sub(self.core.timing.ttl);
-        self.flight = Some(self.core.acquire(request));
+        self.flight = Some(match set {
+            Some(set) => set.add(request),
+            None => self.core.acquire(request),
+        });
         (self.since, self.question) = (now, question);
     }
 

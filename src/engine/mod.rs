@@ -79,6 +79,7 @@ mod revoke;
 mod schedule;
 mod seat;
 mod seen;
+mod set_call;
 mod share;
 #[cfg(test)]
 mod shared_mode_tests;
@@ -105,6 +106,7 @@ pub(crate) use heartbeat::Heartbeat;
 pub(crate) use hold::Hold;
 pub(crate) use metadata::LeaderEntry;
 pub(crate) use options::{Options, setters};
+pub(crate) use set_call::SetCall;
 pub(crate) use share::Share;
 pub(crate) use state::Phase;
 pub(crate) use steal::{steal, want};

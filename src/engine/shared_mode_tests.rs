@@ -12,7 +12,8 @@ use crate::error::{ErrorKind, Loss, Result};
 use crate::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
     Inspection, Leave, Metadata, Mode, Name, Note, Place, ReadNote, Reason, Release, Released,
-    RenewBatch, Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting,
+    Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::collections::HashMap;
@@ -81,6 +82,14 @@ impl Store for SharedStore {
             Acquired::held(None)
         };
         Box::pin(async move { Ok(verdict) })
+    }
+
+    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        Acquire::all_unsupported()
+    }
+
+    fn is_atomic(&self, _: &[&Name]) -> bool {
+        false
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

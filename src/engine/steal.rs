@@ -156,7 +156,7 @@ async fn run<'a>(
     }
     if is_free {
         turn.set_due(core.timing.step_due(core.now()));
-        attempt.send(request, core.now(), None);
+        attempt.send(request, None, core.now(), None);
         verdict = attempt.land().await?;
     }
     if let Acquired::Granted { sent, .. } = verdict {

@@ -13,7 +13,7 @@ mod wake;
 use super::mode::Kind;
 use super::{
     Absence, Acquire, Acquired, Fencing, HolderId, InboxSender, Mark, Metadata, Mode, Name,
-    NameMap, Signal, StoreFuture,
+    NameMap, SetVerdicts, Signal, StoreFuture,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Result;
@@ -232,6 +232,25 @@ impl State {
         }
     }
 
+    /// Grants all or none.
+    fn acquire_all(&mut self, requests: &[Acquire], now: Instant) -> SetVerdicts {
+        let refusals: Vec<_> = requests.iter().map(|one| self.refusal(one, now)).collect();
+        if refusals.iter().any(|refusal| !matches!(refusal, Ok(None))) {
+            return refusals;
+        }
+        requests.iter().map(|request| self.acquire(request, now).map(Some)).collect()
+    }
+
+    /// Returns the verdict on a name that cannot be granted.
+    fn refusal(&mut self, request: &Acquire, now: Instant) -> Result<Option<Acquired>> {
+        let name = &request.target.name;
+        self.of_kind(name, request.target.mode.kind(), now)?;
+        match self.own(name, request.holder, now) {
+            Ok(_) | Err(Absence::Gone) => Ok(None),
+            Err(_) => Ok(Some(self.held(name, now))),
+        }
+    }
+
     fn acquire_exclusive(&mut self, request: &Acquire, now: Instant) -> Acquired {
         let expires = now + request.ttl;
         let name = &request.target.name;
@@ -242,11 +261,7 @@ impl State {
                 Acquired::granted(now, entry.fence)
             }
             Err(absence) if request.count > 1 => Acquired::NotYours(absence),
-            Err(Absence::Taken | Absence::Stolen | Absence::Forced) => {
-                let remaining =
-                    self.entry(name, now).map(|entry| entry.expires.saturating_duration_since(now));
-                Acquired::held(remaining)
-            }
+            Err(Absence::Taken | Absence::Stolen | Absence::Forced) => self.held(name, now),
             Err(Absence::Gone) => {
                 self.sweep(now);
                 let fence = request.fencing.map(|fencing| self.fence(name, fencing, now));
@@ -258,6 +273,11 @@ impl State {
                 Acquired::granted(now, fence)
             }
         }
+    }
+
+    fn held(&mut self, name: &Name, now: Instant) -> Acquired {
+        let holder = self.entry(name, now);
+        Acquired::held(holder.map(|entry| entry.expires.saturating_duration_since(now)))
     }
 
     /// Returns the microseconds since 1970.

@@ -53,7 +53,9 @@ pub use request::{
 };
 pub use signal::{Signal, Wakeups};
 pub use target::Target;
-pub use verdict::{Absence, Acquired, HolderInfo, Inspection, Released, Renewed, Waiting};
+pub use verdict::{
+    Absence, Acquired, HolderInfo, Inspection, Released, Renewed, SetVerdicts, Waiting,
+};
 #[cfg(feature = "zookeeper")]
 pub use zookeeper::ZooKeeperStore;
 
@@ -181,6 +183,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Grants a name, a re-entry, or once more what the holder already has.
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired>;
+
+    /// Grants several names in [`Mode::Exclusive`] in one step: all of them or none. The requests are outermost and have no
+    /// place. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict for
+    /// each, in their order.
+    ///
+    /// If a name has another holder or cannot be granted, it gets that verdict, and nothing changes: the names that were
+    /// free, and those that the holder has already, get `None`. Otherwise all are granted, as by
+    /// [`acquire`](Store::acquire).
+    ///
+    /// The engine calls it only for names of which [`is_atomic`](Store::is_atomic) returns true. Any other store returns
+    /// [`Acquire::all_unsupported`].
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts>;
+
+    /// Returns whether the store can grant these names in one step, by [`acquire_all`](Store::acquire_all).
+    fn is_atomic(&self, names: &[&Name]) -> bool;
 
     /// Lowers the hold count, or at zero releases the name and wakes waiters. With a [`keep`](Release::keep), the name stays
     /// closed.
@@ -412,6 +429,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         (**self).acquire(request)
+    }
+
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        (**self).acquire_all(requests)
+    }
+
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        (**self).is_atomic(names)
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

@@ -8,6 +8,7 @@ use super::mode::Mode;
 use super::name::{HolderId, Name};
 use super::reason::{Act, Reason};
 use super::target::Target;
+use super::{SetVerdicts, StoreFuture, failed};
 use crate::error::{Error, ErrorKind, Result};
 use std::time::Duration;
 
@@ -138,6 +139,12 @@ impl Acquire {
         self.target.require_exclusive()?;
         self.require_no_line()?;
         Ok(self.target.name.clone())
+    }
+
+    /// Returns the answer of a store that cannot grant several names in one step.
+    #[must_use]
+    pub fn all_unsupported() -> StoreFuture<SetVerdicts> {
+        failed(Error::new(ErrorKind::Unsupported, "this store grants each name by itself"))
     }
 
     /// Refuses a place in the [line](super::Store#lines) of a name, for a store that keeps none.

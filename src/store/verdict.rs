@@ -35,6 +35,10 @@ pub enum Acquired {
     NotYours(Absence),
 }
 
+/// The store's verdicts on the requests of [`acquire_all`](super::Store::acquire_all), in their order. `None` for a name
+/// that stays as it is because another one was not granted.
+pub type SetVerdicts = Vec<Result<Option<Acquired>>>;
+
 impl Acquired {
     /// Creates the grant of a request that left at `sent`, with the first reserved fencing token.
     #[must_use]

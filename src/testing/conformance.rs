@@ -17,6 +17,7 @@ mod modes;
 mod party;
 mod permits;
 mod read_write;
+mod sets;
 mod steals;
 
 pub use ends::*;
@@ -28,6 +29,7 @@ pub use metadata::*;
 pub use modes::*;
 pub use permits::*;
 pub use read_write::*;
+pub use sets::*;
 pub use steals::*;
 
 /// Makes a test of each function in [`testing::conformance`](crate::testing::conformance).
@@ -135,6 +137,11 @@ macro_rules! conformance_suite {
             renewal_sets_a_time_to_live_of_its_own
             verdicts_say_when_the_request_left
             closing_one_handle_leaves_the_leases
+            set_of_free_names_is_granted
+            set_with_a_held_name_takes_no_name
+            set_is_granted_again_with_the_same_fences
+            late_copy_of_a_set_changes_nothing
+            set_with_what_is_not_a_lock_takes_no_name
             stolen_name_has_the_new_holder_only
             steal_may_run_twice_and_late
             late_steal_leaves_an_old_holder_that_is_back

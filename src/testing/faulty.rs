@@ -5,8 +5,8 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
-    StoreFuture, Wait, Waiting, Wakeups, Want,
+    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use crate::sync::Mutex;
 use async_trait::async_trait;
@@ -47,6 +47,8 @@ use uuid::Uuid;
 pub struct FaultyStore<S: ?Sized> {
     faults: Faults,
     capabilities: Capabilities,
+    /// False if it grants each name by itself, whatever the store does.
+    atomic: bool,
     inner: Arc<S>,
 }
 
@@ -201,7 +203,17 @@ impl<S: Store + ?Sized> FaultyStore<S> {
             calls: watch::Sender::default(),
         }));
         let capabilities = store.capabilities();
-        (Self { faults: faults.clone(), capabilities, inner: store }, faults)
+        (Self { faults: faults.clone(), capabilities, atomic: true, inner: store }, faults)
+    }
+
+    /// Grants each name by itself, so that [`is_atomic`](Store::is_atomic) returns false.
+    #[must_use]
+    pub fn one_by_one(mut self) -> Self
+    where
+        S: Sized,
+    {
+        self.atomic = false;
+        self
     }
 
     /// Reports other abilities than those of the store that it wraps. A mode that they lack is not asked for.
@@ -281,6 +293,16 @@ impl<S: Store + ?Sized> FaultyStore<S> {
     }
 }
 
+/// Makes a grant that left no later than `before`.
+fn backdated(reply: Acquired, before: Instant) -> Acquired {
+    match reply {
+        Acquired::Granted { sent, fence, reached, oldest } => {
+            Acquired::Granted { sent: sent.min(before), fence, reached, oldest }
+        }
+        Acquired::Held { .. } | Acquired::NotYours(_) => reply,
+    }
+}
+
 fn lost() -> Error {
     Error::new(ErrorKind::Unavailable, "the reply was lost")
 }
@@ -302,13 +324,21 @@ impl<S: Store + ?Sized> Store for FaultyStore<S> {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         let fault = self.faults.meet(Call::Acquire, &[&request.target.name]);
-        let backdate = |reply, before: Instant| match reply {
-            Acquired::Granted { sent, fence, reached, oldest } => {
-                Acquired::Granted { sent: sent.min(before), fence, reached, oldest }
-            }
-            Acquired::Held { .. } | Acquired::NotYours(_) => reply,
+        self.call_backdated(fault, |inner| inner.acquire(request), backdated)
+    }
+
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        let names: Vec<&Name> = requests.iter().map(|request| &request.target.name).collect();
+        let fault = self.faults.meet(Call::Acquire, &names);
+        let backdate = |verdicts: SetVerdicts, before| {
+            let backdated = |verdict: Option<_>| verdict.map(|verdict| backdated(verdict, before));
+            verdicts.into_iter().map(|verdict| verdict.map(backdated)).collect()
         };
-        self.call_backdated(fault, |inner| inner.acquire(request), backdate)
+        self.call_backdated(fault, |inner| inner.acquire_all(requests), backdate)
+    }
+
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        self.atomic && self.inner.is_atomic(names)
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
-    StoreFuture, Wait, Waiting, Wakeups, Want,
+    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Fate, LeaseState};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -64,6 +64,12 @@ impl Store for Broken {
             }
             _ => self.store.acquire(request),
         }
+    }
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        self.store.acquire_all(requests)
+    }
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        self.store.is_atomic(names)
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         match &self.breaks {

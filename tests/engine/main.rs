@@ -71,6 +71,14 @@ impl Setup {
         Self { leases, faults, memory }
     }
 
+    /// A store that grants each name of a set by itself.
+    fn one_by_one() -> Self {
+        let memory = MemoryStore::new();
+        let (store, faults) = FaultyStore::new(memory.clone());
+        let leases = LeaseManager::builder().build(store.one_by_one()).expect("good settings");
+        Self { leases, faults, memory }
+    }
+
     /// Another process on the same store, whose own way to it is sound.
     fn other(&self) -> LeaseManager {
         let leases = LeaseManager::builder().build(self.memory.clone());

@@ -65,6 +65,70 @@ async fn nothing_stays_held_when_one_name_is_refused() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn refused_set_takes_no_name_even_for_a_moment() {
+    let setup = Setup::new();
+    let elsewhere = setup.held_elsewhere("b").await;
+    let mut lock = both(&setup.leases);
+    assert!(lock.is_atomic());
+    assert!(lock.try_lock().await.unwrap().is_none());
+    settle().await;
+    assert_eq!(setup.calls(Call::Acquire), 1, "one call for both");
+    assert_eq!(setup.calls(Call::Release), 0, "nothing to give back");
+    elsewhere.unlock().await.unwrap();
+    lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_with_a_name_that_is_held_in_this_process_asks_for_none() {
+    for setup in [Setup::new(), Setup::one_by_one()] {
+        let lease = setup.leases.lock("b").lock().await.unwrap();
+        let before = setup.calls(Call::Acquire);
+        assert!(both(&setup.leases).try_lock().await.unwrap().is_none());
+        settle().await;
+        assert_eq!(setup.calls(Call::Acquire), before);
+        lease.unlock().await.unwrap();
+        both(&setup.leases).try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    }
+}
+
+/// Each name has a request of its own, and all of them wait for one answer.
+#[tokio::test(start_paused = true)]
+async fn set_that_is_dropped_before_its_answer_leaves_no_name() {
+    for fault in [Fault::HoldReply, Fault::Hang] {
+        let setup = Setup::new();
+        setup.faults.add(Rule::new(fault).on(Call::Acquire).times(1));
+        let mut lock = both(&setup.leases);
+        let mut call = Box::pin(lock.lock());
+        assert!(poll_once(call.as_mut()).await.is_pending());
+        settle().await;
+        drop(call);
+        settle().await;
+        setup.faults.heal();
+        settle().await;
+        assert_eq!(held(&setup).await, [false; 2]);
+        timeout(T, lock.lock()).await.expect("free").unwrap().unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_that_is_dropped_before_it_is_sent_asks_for_none() {
+    let setup = Setup::new();
+    let lease = setup.leases.lock("b").lock().await.unwrap();
+    let before = setup.calls(Call::Acquire);
+    // The release of `b` is on its way, which the set awaits: `a` has its turn already.
+    setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Release).times(1));
+    drop(lease);
+    let mut lock = both(&setup.leases);
+    let mut call = Box::pin(lock.lock());
+    assert!(poll_once(call.as_mut()).await.is_pending());
+    drop(call);
+    setup.faults.heal();
+    settle().await;
+    assert_eq!(setup.calls(Call::Acquire), before);
+    assert_eq!(held(&setup).await, [false; 2]);
+}
+
 /// While it waits for one name, it holds none of the others.
 #[tokio::test(start_paused = true)]
 async fn wait_for_one_name_leaves_the_others_free() {
@@ -443,7 +507,7 @@ async fn name_released_at_the_end_of_the_wait_is_no_silence() {
 #[tokio::test(start_paused = true)]
 async fn set_of_which_a_name_was_lost_meanwhile_is_taken_again() {
     for limit in [None, Some(Duration::ZERO), Some(T)] {
-        let setup = Setup::new();
+        let setup = Setup::one_by_one();
         let slow = Rule::new(Fault::Delay(ATTEMPT / 2)).on(Call::Acquire).name("a").times(1);
         setup.faults.add(slow);
         let mut lock = both(&setup.leases);

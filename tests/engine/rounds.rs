@@ -5,8 +5,8 @@ use leasehold::LeaseState;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, Store,
-    StoreFuture, Wait, Waiting, Wakeups, Want,
+    Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal,
+    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -153,6 +153,12 @@ impl Store for Counting {
     }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.store.acquire(request)
+    }
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        self.store.acquire_all(requests)
+    }
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        self.store.is_atomic(names)
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.store.release(request)

@@ -4,8 +4,8 @@ use super::*;
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal, StoreFuture,
-    Wait, Waiting, Wakeups, Want,
+    Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts, Signal, Steal,
+    StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Lease, Result};
 use std::cell::RefCell;
@@ -90,6 +90,12 @@ impl Store for Fated {
     }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.run(request.timeout, move |node| node.acquire(request))
+    }
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        self.run(Duration::from_secs(1), move |node| node.acquire_all(requests))
+    }
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        self.node.is_atomic(names)
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.run(request.timeout, move |node| node.release(request))

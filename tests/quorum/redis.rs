@@ -5,8 +5,8 @@ use kit::{Mode, Proxy, Reply, Server, connect_in_the_end, eventually, within};
 use leasehold::clock::Clock;
 use leasehold::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Name, Note, Quorum, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal,
-    Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Name, Note, Quorum, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::testing::Harness;
 use leasehold::{Error, ErrorKind, Lease, LeaseManager, LeaseState, Loss};
@@ -78,6 +78,12 @@ impl Store for Steady {
     }
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.0.acquire(request)
+    }
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        self.0.acquire_all(requests)
+    }
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        self.0.is_atomic(names)
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         self.0.release(request)

@@ -10,7 +10,7 @@ use leasehold::clock::Clock;
 use leasehold::store::{
     Absence, Acquire, Acquired, Annotate, Capabilities, ForceRelease, HolderId, Inbox, Inspect,
     Inspection, Leave, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewal,
-    Renewed, Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want,
 };
 use leasehold::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -617,6 +617,14 @@ impl Store for Client {
                 }
             }
         })
+    }
+
+    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        Acquire::all_unsupported()
+    }
+
+    fn is_atomic(&self, _: &[&Name]) -> bool {
+        false
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

@@ -45,7 +45,7 @@ impl AcquireLoop<'_, '_> {
             let is_own = !std::mem::take(&mut taken_over);
             if is_own {
                 let request = self.request(attempt.holder());
-                attempt.send(request, now, self.question(&turn, &hints));
+                attempt.send(request, self.set, now, self.question(&turn, &hints));
             }
             let verdict = self.answer(&turn, pin!(attempt.land()), (now, until)).await;
             let Some(verdict) = verdict else {

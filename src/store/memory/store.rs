@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, Closed, ForceRelease, HolderInfo, Inbox, Inspect,
     Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting, Wakeups, Want,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting, Wakeups, Want,
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -38,6 +38,14 @@ impl Store for MemoryStore {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.at_once(|state, now| state.acquire(&request, now))
+    }
+
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        self.at_once(|state, now| Ok(state.acquire_all(&requests, now)))
+    }
+
+    fn is_atomic(&self, _: &[&Name]) -> bool {
+        true
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

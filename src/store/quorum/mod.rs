@@ -27,8 +27,8 @@ pub use tally::{NoMajority, NodeVerdict};
 
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal,
-    Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, steal_by_force,
+    Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, steal_by_force,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -252,6 +252,14 @@ impl Store for Quorum {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         Arc::clone(&self.inner).acquire(request)
+    }
+
+    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        Acquire::all_unsupported()
+    }
+
+    fn is_atomic(&self, _: &[&Name]) -> bool {
+        false
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

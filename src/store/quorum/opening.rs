@@ -10,8 +10,8 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::preflight::Unfit;
 use crate::store::{
     Acquire, Acquired, Annotate, Capabilities, ForceRelease, Inbox, Inspect, Inspection, Leave,
-    Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, Signal, Steal,
-    Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
+    Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed, Resize, SetVerdicts,
+    Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::sync::Mutex;
 use crate::trace;
@@ -311,6 +311,14 @@ impl Store for PendingNode {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         forward(self, |store| store.acquire(request))
+    }
+
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        forward(self, |store| store.acquire_all(requests))
+    }
+
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        self.get().is_ok_and(|store| store.is_atomic(names))
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

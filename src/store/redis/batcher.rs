@@ -98,7 +98,7 @@ impl Batcher {
         if (lone || request.is_apart()) && here {
             return in_place(|| run_alone(request, pending));
         }
-        let (waiting, verdict) = Waiting::new(request, pending);
+        let (waiting, verdict) = Waiting::new(request, pending, several);
         let item = R::item(waiting);
         // If the task has ended, the item is dropped here, and with it the sender of its answer.
         if several {

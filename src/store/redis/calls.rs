@@ -5,7 +5,7 @@ use super::defer::defer_to_driver;
 use super::errors::is_unsent;
 use super::keys::Keys;
 use super::replies::{self, Element};
-use super::requests::{Batch, Codec, Request, confirmed};
+use super::requests::{AcquireAll, Batch, Codec, Request, confirmed};
 use super::scripts::{Call, Script};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, Fate, Result};
@@ -38,6 +38,7 @@ impl CallContext {
 /// A request that waits for the batcher's task. `P` counts it as pending for as long as it lives.
 pub(super) enum Item<P> {
     Acquire(Waiting<Acquire, P>),
+    AcquireAll(Waiting<AcquireAll, P>),
     Release(Waiting<Release, P>),
 }
 
@@ -52,6 +53,12 @@ impl Batched for Acquire {
     }
 }
 
+impl Batched for AcquireAll {
+    fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
+        Item::AcquireAll(waiting)
+    }
+}
+
 impl Batched for Release {
     fn item<P>(waiting: Waiting<Self, P>) -> Item<P> {
         Item::Release(waiting)
@@ -61,6 +68,8 @@ impl Batched for Release {
 /// A request, and where its verdict goes.
 pub(super) struct Waiting<R: Request, P> {
     request: R,
+    /// Whether its task waits for other requests that were sent with it.
+    of_several: bool,
     reply_tx: oneshot::Sender<Result<R::Verdict>>,
     verdict: Option<Result<R::Verdict>>,
     pending: P,
@@ -187,7 +196,12 @@ impl CallContext {
             let elements = part_of(&reply, index, count);
             item.read(self, ItemReply { sent, elements, confirmed: &confirmed });
         }
-        defer_to_driver(|| items.into_iter().for_each(Item::answer));
+        // Requests of one task wake only that task.
+        if items.iter().all(Item::is_of_several) {
+            items.into_iter().for_each(Item::answer);
+        } else {
+            defer_to_driver(|| items.into_iter().for_each(Item::answer));
+        }
         failure
     }
 
@@ -223,13 +237,13 @@ impl CallContext {
 
 impl<R: Request, P> Waiting<R, P> {
     /// Returns a waiting request, and the future of its verdict.
-    pub(super) fn new(request: R, pending: P) -> (Self, StoreFuture<R::Verdict>) {
+    pub(super) fn new(request: R, pending: P, of_several: bool) -> (Self, StoreFuture<R::Verdict>) {
         let (reply_tx, verdict) = oneshot::channel();
         let verdict =
             Box::pin(
                 async move { verdict.await.unwrap_or_else(|_| Err(replies::connection_closed())) },
             );
-        (Self { request, reply_tx, verdict: None, pending }, verdict)
+        (Self { request, of_several, reply_tx, verdict: None, pending }, verdict)
     }
 
     fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
@@ -265,6 +279,7 @@ impl<P: AsRef<CallContext> + Send + Sync + 'static> Item<P> {
     fn go_alone(self) {
         match self {
             Item::Acquire(one) => drop(tokio::spawn(one.alone())),
+            Item::AcquireAll(one) => drop(tokio::spawn(one.alone())),
             Item::Release(one) => drop(tokio::spawn(one.alone())),
         }
     }
@@ -275,6 +290,7 @@ impl<P> Item<P> {
     fn is_given_up(&self) -> bool {
         match self {
             Item::Acquire(one) => one.reply_tx.is_closed(),
+            Item::AcquireAll(one) => one.reply_tx.is_closed(),
             Item::Release(one) => one.reply_tx.is_closed(),
         }
     }
@@ -283,6 +299,7 @@ impl<P> Item<P> {
     pub(super) fn refuse(self, error: &Error) {
         match self {
             Item::Acquire(one) => one.refuse(error),
+            Item::AcquireAll(one) => one.refuse(error),
             Item::Release(one) => one.refuse(error),
         }
     }
@@ -290,13 +307,23 @@ impl<P> Item<P> {
     fn is_apart(&self) -> bool {
         match self {
             Item::Acquire(one) => one.request.is_apart(),
+            Item::AcquireAll(one) => one.request.is_apart(),
             Item::Release(one) => one.request.is_apart(),
+        }
+    }
+
+    fn is_of_several(&self) -> bool {
+        match self {
+            Item::Acquire(one) => one.of_several,
+            Item::AcquireAll(one) => one.of_several,
+            Item::Release(one) => one.of_several,
         }
     }
 
     fn timeout(&self) -> Duration {
         match self {
             Item::Acquire(one) => one.request.timeout(),
+            Item::AcquireAll(one) => one.request.timeout(),
             Item::Release(one) => one.request.timeout(),
         }
     }
@@ -304,6 +331,7 @@ impl<P> Item<P> {
     fn lone_call(&self, codec: &Codec) -> (&'static Script, Call) {
         match self {
             Item::Acquire(one) => codec.lone_call(&one.request),
+            Item::AcquireAll(one) => codec.lone_call(&one.request),
             Item::Release(one) => codec.lone_call(&one.request),
         }
     }
@@ -311,6 +339,7 @@ impl<P> Item<P> {
     fn write(&self, keys: &Keys, batch: &mut Batch) {
         match self {
             Item::Acquire(one) => one.request.write(keys, batch),
+            Item::AcquireAll(one) => one.request.write(keys, batch),
             Item::Release(one) => one.request.write(keys, batch),
         }
     }
@@ -318,6 +347,7 @@ impl<P> Item<P> {
     fn read(&mut self, context: &CallContext, reply: ItemReply<'_>) {
         match self {
             Item::Acquire(one) => one.read(context, reply),
+            Item::AcquireAll(one) => one.read(context, reply),
             Item::Release(one) => one.read(context, reply),
         }
     }
@@ -325,6 +355,7 @@ impl<P> Item<P> {
     fn answer(self) {
         match self {
             Item::Acquire(one) => one.answer(),
+            Item::AcquireAll(one) => one.answer(),
             Item::Release(one) => one.answer(),
         }
     }

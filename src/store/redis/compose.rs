@@ -12,13 +12,23 @@ macro_rules! compose {
         concat!(
             compose!($dir; "common", "check", $publish),
             // All acquires of a call share these: see `acquire.lua`.
-            "local ttl, count, block, retention, now, newest\n",
+            "local ttl, count, block, retention, now, newest, vacant\n",
             "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire", "fence", "grant"),
             "end\nlocal function release(lock, holder)\n",
             compose!($dir; "release", "wake"),
             "end\n",
             compose!($dir; "batch"),
+        )
+    };
+    ($dir:literal, acquire_all) => {
+        concat!(
+            compose!($dir; "common", "check"),
+            "local ttl, count, block, retention, now, newest, vacant\n",
+            "local function acquire(lock, fence, holder)\n",
+            compose!($dir; "acquire", "fence", "grant"),
+            "end\n",
+            compose!($dir; "acquire_all"),
         )
     };
     ($dir:literal, force, $publish:literal) => {
@@ -67,7 +77,7 @@ macro_rules! compose {
         compose!(
             $dir, run, [$publish], ["line_acquire"],
             // `acquire.lua` says what these are.
-            "local ttl, count, block, retention, now, newest\n",
+            "local ttl, count, block, retention, now, newest, vacant\n",
             "local function acquire(lock, fence, holder)\n",
             compose!($dir; "acquire", "fence", "grant"),
             "end\nlocal function wake(lock)\n",

@@ -48,7 +48,7 @@ use super::remote::Replicas;
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
     Inspection, Leave, Line, Mode, Name, Note, ReadNote, Release, Released, RenewBatch, Renewed,
-    Resize, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
+    Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -59,7 +59,7 @@ use connection::{Connection, Connector};
 use keys::Keys;
 use renewals::Caller;
 use replies::Element;
-use requests::Codec;
+use requests::{AcquireAll, Codec};
 use routes::Routes;
 use runtime_batchers::RuntimeBatchers;
 use scripts::{AGE, Call, PLAIN, SHARDED, Script, Scripts, slot};
@@ -308,6 +308,20 @@ impl Store for RedisStore {
             Ok(()) => self.batchers.send(request),
             Err(error) => failed(error),
         }
+    }
+
+    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        match AcquireAll::new(requests) {
+            Some(Ok(request)) => self.batchers.send(request),
+            Some(Err(error)) => failed(error),
+            None => Box::pin(std::future::ready(Ok(Vec::new()))),
+        }
+    }
+
+    fn is_atomic(&self, names: &[&Name]) -> bool {
+        let slot_of = |name: &&Name| slot(self.keys.lock(name).concat().as_bytes());
+        !self.renewals.is_cluster()
+            || names.windows(2).all(|pair| slot_of(&pair[0]) == slot_of(&pair[1]))
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

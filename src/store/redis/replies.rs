@@ -73,6 +73,11 @@ pub(super) fn acquired(
     }
 }
 
+/// Returns whether `acquire_all.lua` left a lock as it is, because another one was not granted.
+pub(super) fn is_spared(reply: &Element) -> bool {
+    matches!(reply, Element::Text(text) if text == "SPARED")
+}
+
 /// The error of a request after its connection was closed.
 pub(super) fn connection_closed() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection to the server has been closed")

@@ -96,6 +96,7 @@ pub(super) static PLAIN: Scripts = scripts!("publish", false);
 /// For a cluster, where a message stays among the servers of its slot.
 pub(super) static SHARDED: Scripts = scripts!("publish_shard", true);
 pub(super) static ACQUIRE: Script = script!(, acquire);
+pub(super) static ACQUIRE_ALL: Script = script!(, acquire_all);
 pub(super) static RENEW: Script = script!(, renew);
 pub(super) static INSPECT: Script = script!(; "inspect");
 pub(super) static METADATA: Script = script!(; "metadata");

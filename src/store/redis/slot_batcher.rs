@@ -108,7 +108,7 @@ impl SlotBatcher {
             drop(slots);
             return in_place(|| run_alone(request, pending));
         }
-        let (waiting, verdict) = Waiting::new(request, pending);
+        let (waiting, verdict) = Waiting::new(request, pending, false);
         entry.waiting.push_back(R::item(waiting));
         let idle = !std::mem::replace(&mut entry.driven, true);
         drop(slots);

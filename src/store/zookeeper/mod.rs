@@ -35,7 +35,8 @@ use super::options::in_task;
 use super::{
     Acquire, Acquired, Annotate, Capabilities, ConnectOptions, ForceRelease, Inbox, Inspect,
     Inspection, Leave, Line, Mode, Name, Note, Place, ReadNote, Release, Released, RenewBatch,
-    Renewed, Resize, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting, Wakeups, Want,
+    Renewed, Resize, SetVerdicts, Signal, Steal, Store, StoreFuture, Target, Wait, Waiting,
+    Wakeups, Want,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -215,6 +216,14 @@ impl Store for ZooKeeperStore {
 
     fn acquire(&self, request: Acquire) -> StoreFuture<Acquired> {
         self.run(|recipe| async move { recipe.acquire(request).await })
+    }
+
+    fn acquire_all(&self, _: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        Acquire::all_unsupported()
+    }
+
+    fn is_atomic(&self, _: &[&Name]) -> bool {
+        false
     }
 
     fn release(&self, request: Release) -> StoreFuture<Released> {

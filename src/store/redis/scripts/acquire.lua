@@ -1,11 +1,11 @@
 -- Acquires a lock, re-enters it, or grants it again to the holder that has it. `fence.lua` and `grant.lua` follow.
 --
--- The body of a function of `batch.lua`, and the end of `acquire_alone.lua`. Both define its arguments: lock, a hash of one
--- field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
+-- The body of a function of `batch.lua` and `acquire_all.lua`, and the end of `acquire_alone.lua`. They define its arguments:
+-- lock, a hash of one field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
 -- id; ttl in ms; count, the new hold count; block, the number of fencing tokens to reserve; retention, the time in ms to
 -- remember the last of them (0: forever) once the clock has passed it; up to a hundredth less, and forever if the key has
--- no time to live. Both also define two values that all acquires of a call share: now, the server's time in microseconds; and
--- newest, as text, the last fencing token of a block that begins there.
+-- no time to live. They also define three values that all acquires of a call share: now, the server's time in microseconds;
+-- newest, as text, the last fencing token of a block that begins there; and vacant: no key of a lock is there.
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock
 --        -1 or -2                            nested only: gone, or taken
@@ -16,7 +16,7 @@
 -- token that the first has reserved.
 
 doing = 'PTTL'
-local left, first, text, last = call('PTTL', lock), 0, nil, nil
+local left, first, text, last = vacant and -2 or call('PTTL', lock), 0, nil, nil
 local free = left == -2
 if free then
   if count ~= '1' then

@@ -8,7 +8,7 @@
 --
 -- Twice is harmless, because `acquire.lua` is.
 
-local lock, fence, holder, count, now, newest = KEYS[1], KEYS[2], ARGV[1], '1', nil, nil
+local lock, fence, holder, count, now, newest, vacant = KEYS[1], KEYS[2], ARGV[1], '1', nil, nil, false
 local ttl, block, retention = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local number, kept = tonumber(ttl), tonumber(retention)
 if not (number and number % 1 == 0 and number >= 1 and number <= LONGEST_TTL)

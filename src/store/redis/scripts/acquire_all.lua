@@ -1,0 +1,85 @@
+-- Acquires several locks: all of them or none. `acquire.lua`, `fence.lua` and `grant.lua` are the function `acquire`.
+--
+-- KEYS   for each lock: the lock, and if a block is requested, its fence; see `acquire.lua`
+-- ARGV   ttl in ms, block (0: no fencing tokens), retention, the prefix of the holder ids, the rest of each of them, separated
+--        by commas
+-- Reply  for each lock, the reply of `acquire.lua`, or the text of an error, or a status:
+--        SPARED    not taken, because another lock was not granted
+--
+-- Twice is harmless: `acquire.lua` is, and a copy that finds another holder changes nothing.
+
+local fenced = ARGV[2] ~= '0'
+ttl, count, block, retention = ARGV[1], '1', 1, ARGV[3]
+whole(ttl, 1, LONGEST_TTL)
+whole(retention, 0, 9007199254740991)
+if fenced then
+  block = whole(ARGV[2], 1, 1000000)
+end
+
+local locks, fences, holders, reply = {}, {}, {}, {}
+for rest in string.gmatch(ARGV[5], '[^,]+') do
+  holders[#holders + 1] = ARGV[4] .. rest
+end
+for at = 1, #holders do
+  locks[at], fences[at] = KEYS[at], nil
+  if fenced then
+    locks[at], fences[at] = KEYS[2 * at - 1], KEYS[2 * at]
+  end
+end
+
+-- Returns whether a lock can be granted because it is free, and otherwise the reply, if it is another holder's.
+local function look(lock, holder)
+  doing = 'PTTL'
+  local left = call('PTTL', lock)
+  if left == -2 then
+    return true, nil
+  end
+  doing = 'HEXISTS'
+  if call('HEXISTS', lock, 'mode') == 1 then
+    error(refusal(READ_WRITE))
+  end
+  if call('HEXISTS', lock, holder) == 1 then
+    return false, nil
+  end
+  return false, -4 - left
+end
+
+local spared, free, refused = { ok = 'SPARED' }, {}, false
+doing = 'EXISTS'
+vacant = call('EXISTS', unpack(locks)) == 0
+if not vacant then
+  for at, lock in ipairs(locks) do
+    local looked, is_free, verdict = pcall(look, lock, holders[at])
+    if not looked then
+      verdict, is_free = message(is_free), false
+    end
+    free[at], reply[at] = is_free, verdict or spared
+    refused = refused or verdict
+  end
+  if refused then
+    return reply
+  end
+end
+
+for at, lock in ipairs(locks) do
+  local granted, verdict = pcall(acquire, lock, fences[at], holders[at])
+  if not granted then
+    local text = message(verdict)
+    for other, earlier in ipairs(locks) do
+      if other >= at then
+        reply[other] = spared
+      elseif vacant or free[other] then
+        -- This call made it.
+        try('DEL', earlier)
+        reply[other] = spared
+      else
+        -- It was there before: an earlier copy may have been answered.
+        reply[other] = text
+      end
+    end
+    reply[at] = text
+    return reply
+  end
+  reply[at] = verdict
+end
+return reply

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Loss, Result};
 use crate::lease::{Lease, finish, run_while_held};
 use crate::runtime;
 use crate::store::{Mode, Name};
-use crate::together::{Call, Next, all, all_but, first};
+use crate::together::{Call, all, all_but, first};
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -413,7 +413,9 @@ impl MultiLock {
                 (at, answer, spared)
             }) as Call<'_, Answer>
         });
-        let answers = all_but(calls.collect(), |answers| send_when_complete(engine, set, answers));
+        let has_name = |(_, answer, _): &Answer| matches!(answer, Ok(Some(_)));
+        let next = |ended: &[Option<Answer>]| set.next(&engine.core, ended, has_name);
+        let answers = all_but(calls.collect(), next);
         let mut leases = Vec::from_iter(there);
         let (mut refused, mut unanswered, mut failed) = (None, None, None);
         for (at, answer, spared) in answers.await.into_iter().flatten() {
@@ -455,22 +457,6 @@ impl MultiLock {
 
 /// Which name it is, what came of it, and whether the store left it free because of another one.
 type Answer = (usize, Result<Option<Lease>>, bool);
-
-/// Sends the requests of a set when all that have no answer have come. Sends none if a name cannot be had in this process.
-fn send_when_complete(engine: &Engine, set: &SetCall, answers: &[Option<Answer>]) -> Next {
-    let waiting = set.waiting();
-    if waiting == 0 {
-        return Next::Wait;
-    }
-    if answers.iter().flatten().any(|(_, answer, _)| !matches!(answer, Ok(Some(_)))) {
-        return Next::Stop;
-    }
-    if waiting < answers.iter().filter(|answer| answer.is_none()).count() {
-        return Next::Wait;
-    }
-    set.send(&engine.core);
-    Next::PollAgain
-}
 
 impl Entry {
     async fn lock(

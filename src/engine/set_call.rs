@@ -8,6 +8,7 @@ use super::core::Core;
 use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquire, Acquired, Name, SetVerdicts, StoreFuture, failed};
 use crate::sync::Mutex;
+use crate::together::Next;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -61,21 +62,30 @@ impl SetCall {
         Box::pin(Part { call, index, name, spared: Arc::clone(&self.spared) })
     }
 
-    /// Returns how many requests have not been sent.
-    pub(crate) fn waiting(&self) -> usize {
-        self.call.lock().lock().requests.len()
-    }
-
-    /// Sends the requests that have come. The caller polls them next.
-    pub(crate) fn send(&self, core: &Core) {
-        // A request that asks again later is in another call.
-        let call = std::mem::take(&mut *self.call.lock());
-        let mut call = call.lock();
-        let requests = std::mem::take(&mut call.requests);
-        call.flight = match self.atomic && requests.len() > 1 {
-            true => Flight::Together(core.acquire_all(requests)),
-            false => Flight::Each(requests.into_iter().map(|one| core.acquire(one)).collect()),
-        };
+    /// Decides how a set goes on when all its acquires were polled; `ended` are those that have. Sends the requests when all
+    /// others have come. Sends none if one has ended without its name.
+    pub(crate) fn next<T>(
+        &self,
+        core: &Core,
+        ended: &[Option<T>],
+        has_name: impl Fn(&T) -> bool,
+    ) -> Next {
+        let mut open = self.call.lock();
+        let waiting = open.lock().requests.len();
+        if waiting == 0 {
+            return Next::Wait;
+        }
+        if !ended.iter().flatten().all(has_name) {
+            return Next::Stop;
+        }
+        if waiting < ended.iter().filter(|ended| ended.is_none()).count() {
+            return Next::Wait;
+        }
+        // A request that comes later is in another call.
+        let call = std::mem::take(&mut *open);
+        drop(open);
+        call.lock().send(core, self.atomic);
+        Next::PollAgain
     }
 
     /// Returns whether the store left a name free because another one of the set was held.
@@ -94,6 +104,14 @@ impl Drop for SetCall {
 }
 
 impl Call {
+    fn send(&mut self, core: &Core, atomic: bool) {
+        let requests = std::mem::take(&mut self.requests);
+        self.flight = match atomic && requests.len() > 1 {
+            true => Flight::Together(core.acquire_all(requests)),
+            false => Flight::Each(requests.into_iter().map(|one| core.acquire(one)).collect()),
+        };
+    }
+
     /// Wakes all that wait, but for the task of `waker`, which looks by itself.
     fn wake_others(&mut self, waker: Option<&Waker>) {
         for waiting in &mut self.wakers {

@@ -1048,3 +1048,31 @@ async fn nodes_without_their_host_names_are_reached() {
     cluster.end_move(slot, 0, 1);
     lock(&leases, &names[0]).await.unlock().await.expect("released after MOVED");
 }
+
+/// Names with one hash tag are on one server, which takes all or none of them in one step. Other names are taken one by one.
+#[tokio::test]
+async fn set_with_one_hash_tag_is_taken_in_one_step() {
+    let cluster = shared().await;
+    let leases = LeaseManager::connect(&cluster.url()).await.expect("a manager");
+    let other = LeaseManager::connect(&cluster.url()).await.expect("a manager");
+    let tag = "one-step";
+    let near = ["a", "b", "c"].map(|name| format!("{{{tag}}}:{name}"));
+    let far = ["a", "b", "c"].map(|name| format!("set:{tag}:{name}"));
+    for (names, atomic) in [(near, true), (far, false)] {
+        let mut set = leases.multi_lock(&names).expect("good names");
+        assert_eq!(set.is_atomic(), atomic);
+        let lease = set.lock().await.expect("granted");
+        assert!(names.iter().all(|name| lease.fence(name).is_some()));
+        lease.unlock().await.expect("held");
+        let rival = lock(&other, &names[1]).await;
+        assert!(set.try_lock().await.expect("an answer").is_none());
+        if atomic {
+            for name in [&names[0], &names[2]] {
+                let lease = other.lock(name).try_lock().await.expect("an answer");
+                lease.expect("never taken").unlock().await.expect("held");
+            }
+        }
+        rival.unlock().await.expect("held");
+        set.lock().await.expect("granted").unlock().await.expect("held");
+    }
+}

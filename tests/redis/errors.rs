@@ -532,6 +532,44 @@ async fn key_that_is_put_out_of_reach_costs_no_other_lease() {
     }
 }
 
+/// The call for all names is refused as a whole, and the server does not tell for which.
+#[tokio::test]
+async fn set_with_a_key_out_of_reach_names_it() {
+    let server = Server::start();
+    set_user(&server, &["~*kept*", "~leasehold-probe*", "&*", "+@all"]);
+    let leases = LeaseManager::connect(&lease_url(&server)).await.expect("a manager");
+    for names in [["kept:1", "taken"], ["kept:1", "a:taken"]] {
+        let mut set = leases.multi_lock(names).expect("good names");
+        let error = set.lock().await.expect_err("out of reach");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains(names[1]), "{error}");
+        eventually(LONG, || !exists(&server, "kept:1")).await;
+    }
+    let mut set = leases.multi_lock(["kept:1", "kept:2"]).expect("good names");
+    set.lock().await.expect("granted").unlock().await.expect("held");
+}
+
+/// The fencing token of the second name cannot grow, which is found when the first one is taken already.
+#[tokio::test]
+async fn set_that_fails_half_way_leaves_no_name() {
+    let server = Server::start();
+    let leases = connect(&server).await;
+    for bad in ["a", "b", "c"] {
+        let key = fence_key(bad);
+        server.command(&["SET", &key, "somebody's"]);
+        let mut set = leases.multi_lock(["a", "b", "c"]).expect("good names");
+        for error in
+            [set.try_lock().await.expect_err("no token"), set.lock().await.expect_err("no token")]
+        {
+            assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+            assert!(error.to_string().contains(&format!("\"{bad}\"")), "{error}");
+        }
+        assert_eq!(server.command(&["EXISTS", "a", "b", "c"]).int(), 0);
+        server.command(&["DEL", &key]);
+        set.lock().await.expect("granted").unlock().await.expect("held");
+    }
+}
+
 #[tokio::test]
 async fn key_of_another_type_is_told_and_left_alone() {
     let server = Server::start();

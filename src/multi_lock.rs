@@ -212,8 +212,9 @@ impl MultiLock {
 
     /// Locks all names if they are free now; returns `None` if one of them is not.
     ///
-    /// Makes one attempt for each name, as [`Lock::try_lock`](crate::Lock::try_lock) does, at the same time. After `None`,
-    /// the others are released in the background. If a name is lost before the last answer, all are asked for again.
+    /// Makes one attempt for each name, as [`Lock::try_lock`](crate::Lock::try_lock) does, at the same time. After `None` it
+    /// has none of them; what it took on the way, if it is not [atomic](MultiLock::is_atomic), is released in the
+    /// background. If a name is lost before the last answer, all are asked for again.
     ///
     /// # Errors
     ///

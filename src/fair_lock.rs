@@ -21,9 +21,9 @@ use std::time::Duration;
 /// - The lock goes to the fair handle that has waited longest, whichever process it is in. Each waiter reports to the
 ///   store for how long it has waited, so no wall clock of a client counts. Two waiters that arrive within the time of
 ///   one request can be served in either order.
-/// - A process whose waiters stall or die delays the others by a few seconds at most: three
-///   [poll intervals](crate::Builder::max_poll_interval), or two
-///   [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer. A waiter that stalled keeps the time of
+/// - A process whose waiters stall or die delays the others by three [poll
+///   intervals](crate::Builder::max_poll_interval) at most, or two
+///   [attempts](crate::guide::settings#what-follows-from-the-ttl) if that is longer: 6 s by default. A waiter that stalled keeps the time of
 ///   its arrival.
 /// - A manager hands the lock off in memory among its own waiters, as a `Lock` does. If no other manager waited at the
 ///   grant, it does so for 20 ms, and after that for those that waited at the grant. Otherwise it hands the lock off
@@ -112,7 +112,7 @@ impl FairLock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](FairLock::lock), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    /// As [`lock`](FairLock::lock), but [`Unavailable`](crate::ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///

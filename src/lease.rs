@@ -59,7 +59,7 @@ pub struct Lease {
     hold: Arc<Hold>,
     /// Fires on loss, unlock and drop; made when first asked for.
     token: OnceLock<CancellationToken>,
-    /// That of its handle in the hold.
+    /// The share of its handle in the hold.
     share: Share,
     /// Released or forgotten: Drop has nothing to do.
     over: bool,
@@ -509,7 +509,7 @@ impl Lease {
         Guard::of_fence(resource.as_ref(), self.fence(), retention, core.timing.ttl)
     }
 
-    /// Returns the number of live leases of this hold: 1, and one more for each nested call.
+    /// Returns how many live leases the handle of this lease has in the hold: 1, and one more for each nested call.
     pub fn hold_count(&self) -> u32 {
         self.hold.count_of(self.share)
     }
@@ -657,7 +657,7 @@ impl Lease {
         self.core().ensure_running();
     }
 
-    /// Belief ends before anything is sent.
+    /// Ends the lease in this process. Call it before anything is sent.
     fn end(&mut self) {
         self.over = true;
         // Before it leaves the hold, of which a caller may have another lease.

@@ -125,6 +125,7 @@
 //! - [`stores`](guide::stores), [`redis`](guide::redis), [`quorum`](guide::quorum), [`zookeeper`](guide::zookeeper):
 //!   URLs, permissions, costs and limits of each store.
 //! - [`settings`](guide::settings): all settings, and what follows from the TTL.
+//! - [`errors`](guide::errors): what to do for each kind of error.
 //! - [`operations`](guide::operations): events, metrics, alerts and health checks.
 //! - [`performance`](guide::performance), [`comparison`](guide::comparison): measured, beside other crates.
 //! - [`testing`](guide::testing), [`faults`](guide::faults): paused time, injected failures, and the table of faults.

@@ -150,7 +150,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Lock::lock), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    /// As [`lock`](Lock::lock), but [`Unavailable`](ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///
@@ -285,8 +285,13 @@ impl Holder {
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
     /// released in the background.
     #[doc(alias = "acquire")]
-    pub async fn lock(&mut self, name: impl AsRef<str>) -> Result<Lease> {
-        self.handle(name.as_ref())?.lock(Mode::Exclusive.into()).await
+    #[track_caller]
+    pub fn lock<N: AsRef<str>>(
+        &mut self,
+        name: N,
+    ) -> impl Future<Output = Result<Lease>> + use<'_, N> {
+        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        async move { self.handle(name.as_ref())?.lock(wanted).await }
     }
 
     /// Locks `name` if it is free now, as [`Lock::try_lock`] does.
@@ -302,8 +307,13 @@ impl Holder {
     /// # Cancel safety
     ///
     /// Safe. If it is dropped, a lease that the store grants to it is released in the background.
-    pub async fn try_lock(&mut self, name: impl AsRef<str>) -> Result<Option<Lease>> {
-        self.handle(name.as_ref())?.acquire(Mode::Exclusive.into(), WaitLimit::Once).await
+    #[track_caller]
+    pub fn try_lock<N: AsRef<str>>(
+        &mut self,
+        name: N,
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
+        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
+        async move { self.handle(name.as_ref())?.acquire(wanted, WaitLimit::Once).await }
     }
 
     /// Waits until this handle holds `name`, for at most `timeout`, as [`Lock::lock_timeout`] does.
@@ -320,13 +330,15 @@ impl Holder {
     ///
     /// Safe. If it is dropped, the call loses its place in the queue, and a lease that the store grants to it is
     /// released in the background.
-    pub async fn lock_timeout(
+    #[track_caller]
+    pub fn lock_timeout<N: AsRef<str>>(
         &mut self,
-        name: impl AsRef<str>,
+        name: N,
         timeout: Duration,
-    ) -> Result<Option<Lease>> {
+    ) -> impl Future<Output = Result<Option<Lease>>> + use<'_, N> {
+        let wanted = Wanted::from(Mode::Exclusive).at(Location::caller());
         let limit = WaitLimit::For(timeout);
-        self.handle(name.as_ref())?.acquire(Mode::Exclusive.into(), limit).await
+        async move { self.handle(name.as_ref())?.acquire(wanted, limit).await }
     }
 
     /// Returns the handle on a name.

@@ -218,7 +218,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](MultiLock::lock), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    /// As [`lock`](MultiLock::lock), but [`Unavailable`](ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///

@@ -71,7 +71,8 @@ pub enum Once<T, E> {
     Ran(T),
     /// The body returned `Ok` here, but the store did not confirm that the key is closed. The job may run once more.
     Unconfirmed(T, Error),
-    /// The body returned `Err` here. The key is free.
+    /// The body returned `Err` here. The key is released. If the store does not confirm that, it is free when the lease
+    /// expires.
     Failed(E),
     /// Another holder has the key, and runs the job: the value describes it. `None` if that holder no longer has the key.
     Running(Option<HolderInfo>),
@@ -127,7 +128,8 @@ impl Job {
     /// # Cancel safety
     ///
     /// If it is dropped while `body` runs, `body` is dropped at its current await and the key is freed in the background. If
-    /// it is dropped after `body` returned `Ok`, the key is closed in the background. Before that, nothing has happened.
+    /// it is dropped after `body` returned `Ok`, the key is closed in the background. If it is dropped before `body` begins,
+    /// `body` never runs, and a key that was acquired is released in the background.
     #[track_caller]
     pub fn run<T, E, F>(self, body: F) -> impl Future<Output = Result<Once<T, E>>>
     where

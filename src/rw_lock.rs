@@ -177,7 +177,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`read`](RwLock::read), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    /// As [`read`](RwLock::read), but [`Unavailable`](ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///
@@ -259,7 +259,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`write`](RwLock::write), but [`Unavailable`](ErrorKind::Unavailable) after one attempt.
+    /// As [`write`](RwLock::write), but [`Unavailable`](ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///

@@ -242,7 +242,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Semaphore::acquire), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    /// As [`acquire`](Semaphore::acquire), but [`Unavailable`](crate::ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///
@@ -260,7 +260,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](Semaphore::acquire_many), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    /// As [`acquire_many`](Semaphore::acquire_many), but [`Unavailable`](crate::ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///

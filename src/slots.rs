@@ -124,7 +124,7 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// As [`take`](Slots::take), but [`Unavailable`](crate::ErrorKind::Unavailable) after one attempt.
+    /// As [`take`](Slots::take), but [`Unavailable`](crate::ErrorKind::Unavailable) after an attempt, or two.
     ///
     /// # Panics
     ///

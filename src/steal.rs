@@ -15,7 +15,8 @@ impl Lock {
     /// Use it if the holder hangs and cannot be stopped. `why` is the reason, for operators and for the old holder,
     /// which can [read it](Lease::note). It is as public as the name.
     ///
-    /// Makes one attempt, and overtakes all waiters. It takes the name only from the holder that it finds, and returns
+    /// Overtakes all waiters. It asks for the holder, takes the name from it, and acquires it if it became free: at most
+    /// three requests, and four [attempts](crate::guide::settings#what-follows-from-the-ttl) in all. It takes the name only from the holder that it finds, and returns
     /// `None` if the name went to another holder in the meantime. On Redis and in memory the name goes from one holder
     /// to the other in one step. On a quorum and on ZooKeeper it is released by force and then acquired, and a waiter
     /// can come between.

@@ -284,6 +284,8 @@ async fn lease_that_is_held_for_long_is_reported_once_with_its_place() {
     let _permit = leases.semaphore("permits", 2).acquire().await.expect("a permit");
     let _index = leases.slots("index", 2).take_index(1).await.expect("a slot");
     let _set = leases.multi_lock(["set"]).expect("a set").lock().await.expect("all");
+    let mut holder = leases.holder();
+    let _held = holder.lock("one of many").await.expect("a lease");
     let mut own = leases.rw_lock("own").warn_held(age / 2);
     let _reader = own.read().await.expect("a lease");
     leases.lock("short").lock().await.expect("a lease").unlock().await.expect("released");
@@ -291,13 +293,13 @@ async fn lease_that_is_held_for_long_is_reported_once_with_its_place() {
     assert_eq!(count(&trace, "leaked", "still held; is it leaked?"), 0);
     let event = the(&trace, "own", "still held; is it leaked?");
     let place = event.field("caller");
-    assert!(place.contains(&format!("traces.rs:{}:", line + 5)), "{place}");
+    assert!(place.contains(&format!("traces.rs:{}:", line + 7)), "{place}");
     sleep(age * 3).await;
     let event = the(&trace, "leaked", "still held; is it leaked?");
     assert_eq!(event.level, Level::WARN);
     let place = event.field("caller");
     assert!(place.contains(&format!("traces.rs:{line}:")), "{place}");
-    for (after, name) in [(1, "permits"), (2, "index#1"), (3, "set")] {
+    for (after, name) in [(1, "permits"), (2, "index#1"), (3, "set"), (5, "one of many")] {
         let event = the(&trace, name, "still held; is it leaked?");
         let place = event.field("caller");
         assert!(place.contains(&format!("traces.rs:{}:", line + after)), "{name}: {place}");

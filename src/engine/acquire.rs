@@ -262,7 +262,7 @@ struct AcquireLoop<'a, 'core> {
     /// Whether the store orders it among the waiters of all processes.
     fair: bool,
     options: &'a Options,
-    /// That of the handle in its last hold.
+    /// The share of the handle in its last hold.
     share: Share,
     once: bool,
     /// The longest time for which it waits.

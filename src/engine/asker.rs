@@ -21,7 +21,7 @@ pub(crate) struct Asker<'a> {
     waits: AtomicBool,
     /// Whether its end was reported.
     ended: AtomicBool,
-    /// Whether its grant was another holder's.
+    /// True if the grant took the name from another holder.
     steals: AtomicBool,
 }
 

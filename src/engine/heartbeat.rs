@@ -1,4 +1,4 @@
-//! Shows that a call which keeps names before its caller gets them is still polled.
+//! Detects a call that keeps names for its caller and is no longer polled.
 
 use crate::clock::{Clock, Instant};
 use std::future::{Future, poll_fn};
@@ -19,7 +19,7 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Runs `call`, which is polled for a beat at least three times in each TTL.
+    /// Runs `call`, and wakes its task three times in each TTL. Each poll is a beat.
     pub(crate) async fn during<F: Future>(
         &self,
         clock: &Clock,
@@ -39,6 +39,7 @@ impl Heartbeat {
                 runtime = here.id();
                 next.set(sleep(gap));
             }
+            // A new timer wakes the task only once it was polled.
             while next.as_mut().poll(cx).is_ready() {
                 next.set(sleep(gap));
             }

@@ -34,7 +34,7 @@ pub(crate) struct Hold {
     pub(crate) holder: HolderId,
     /// The process's own copy: the store may forget its.
     pub(crate) fence: Option<u64>,
-    /// Those of the handle that it was granted or handed off to.
+    /// The options of the handle that got the grant or the hand-off.
     pub(crate) options: Options,
     pub(super) number: HoldNo,
     /// The time of the grant, the hand-off or the change of the mode that began it.

@@ -16,10 +16,11 @@
 //! 5. **Count zero closes the hold in the same step.** The tokens of its leases have fired or no
 //!    lease is left before a release is sent, and nothing can re-enter a hold that is being
 //!    released. An operation that is not polled keeps nothing: without a live lease nothing is
-//!    renewed, and after the loss, or `D`, the hold is over whatever is in progress.
+//!    renewed. A hold is over at a loss that owes no release, and otherwise after the release or at `D`,
+//!    whatever is in progress.
 //! 6. **A loss fires the token exactly once**, outside the lock, before another waiter of this
 //!    process may ask.
-//! 7. **Tokens first.** When the key is still ours at a loss (`max_hold`, `close`), a release is
+//! 7. **Tokens first.** When the key is still ours at a loss (`max_hold`, `stall_after`, `close`), a release is
 //!    owed to the store: it is sent when the last lease is dropped or after the grace, never
 //!    before.
 //! 8. **Nothing delays a token.** The code that fires tokens at `C` ([`watchdog`]) runs no store,

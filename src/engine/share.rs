@@ -7,7 +7,7 @@ use std::collections::HashMap;
 pub(crate) struct Share(u32);
 
 impl Share {
-    /// That of the handle that the store granted the hold, or to which it was handed off.
+    /// The share of the handle that got the grant or the hand-off.
     pub(crate) const FIRST: Self = Self(0);
 }
 

@@ -2,8 +2,8 @@
 //!
 //! `s` is the clock read just before a request was sent, so the store ran it at `s` or later and
 //! keeps the key at least until `s + T`, by its own clock. With an allowance for the rate error of
-//! that clock, the holder may rely on the hold until the deadline `D`. Its token fires at `C`, a
-//! grace earlier:
+//! that clock, the store surely keeps it until the deadline `D`. The holder may rely on the hold until
+//! `C`, a grace earlier, when its token fires:
 //!
 //! ```text
 //! s ────────── renew ─────────────── C ── grace ── D ─ margin ─ s + T
@@ -107,8 +107,7 @@ impl Timing {
         self.ttl / 16
     }
 
-    /// Returns `D`: the time until which the holder may rely on a grant or renewal that was sent at
-    /// `sent`.
+    /// Returns `D`: the time until which the store surely keeps what a grant or renewal wrote that was sent at `sent`.
     pub(crate) fn deadline(&self, sent: Instant) -> Instant {
         sent + self.to_deadline
     }

@@ -188,7 +188,8 @@ impl Builder {
 
     /// Sets the age at which a lease is reported in the log, once, with the place of the call that acquired it.
     ///
-    /// Only the report of a leader, and of a lease that was stolen, has no place.
+    /// The report of a leader, and of a lease of [`steal`](crate::Lock::steal) or
+    /// [`steal_after`](crate::Lock::steal_after), has no place. That of a `LeaseLayer` has the place where the layer asks.
     ///
     /// Use it to find leaked leases. Nothing happens to the lease; [`max_hold`](Builder::max_hold) ends one. A handle
     /// can have [an age of its own](crate::Lock::warn_held).

@@ -77,7 +77,7 @@ const RATE_ERROR_DIVISOR: u32 = 100;
 /// The error of rounding to whole milliseconds on both sides.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// Returns the part of a time to live that a holder may rely on, from the moment at which its request left.
+/// Returns the part of a time to live for which the store surely keeps a hold, from the moment at which its request left.
 pub(crate) fn usable(ttl: Duration) -> Duration {
     (ttl - ttl / RATE_ERROR_DIVISOR).saturating_sub(ROUNDING)
 }

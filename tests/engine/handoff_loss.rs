@@ -249,7 +249,7 @@ async fn waiter_that_went_away_is_passed_over_whenever_that_was() {
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_nobody_looked_at_for_too_long_is_not_taken() {
-    // Before it was half over, after that, when its token had fired, and when it was somebody else's.
+    // Before it was half over, after that, when its token had fired, and when another holder had it.
     let looks = [T / 4, T / 2 + MOMENT, C + MOMENT, T + MOMENT];
     for looked_after in looks {
         let setup = Setup::new();
@@ -346,7 +346,7 @@ fn line_of_ten_thousand_needs_no_stack() {
             line.push(in_line(&setup.leases).await);
         }
         if dropped {
-            // The first of them has it when he goes, and then the second, and so on.
+            // The first one has the hold when it is dropped, then the second, and so on.
             drop(lease);
             drop(line);
         } else {

@@ -1,4 +1,4 @@
-//! What the handle, or the manager, asks of a hold beside the rest. Most holds have none of it.
+//! Applies the optional limits of a hold. Most holds have none.
 
 use super::super::heartbeat::Heartbeat;
 use super::super::options::Caller;

@@ -51,7 +51,8 @@ const MOST_REFUSALS: u32 = 8;
 /// # How it locks
 ///
 /// It asks for all names at once, in [one step](MultiLock::is_atomic) where the store can. If one of them is held, it has
-/// none of them. It waits for that one, and asks for the others again. After 8 refusals, or a third of the
+/// none of them. It waits for that one, and when it has it, asks for the others again; if one of them is held, it releases
+/// it. After 8 refusals, or a third of the
 /// [TTL](crate::Builder::ttl), it takes the names one after the other in the order of their bytes, so that it gets them
 /// even if they are seldom free together.
 ///
@@ -158,7 +159,7 @@ impl MultiLock {
         Ok(Self { engine, entries, options, heartbeat, atomic })
     }
 
-    /// Returns whether the store takes all names in one step.
+    /// Returns whether the store takes all names in one step. A set of one name always is.
     ///
     /// A Redis server and the memory store do. A Redis Cluster does if the names have one hash tag, as `{cart:7}:items` and
     /// `{cart:7}:total`. Quorums and ZooKeeper do not: an attempt that fails holds the names that were free until
@@ -424,7 +425,9 @@ impl MultiLock {
                 Ok(Some(lease)) => leases.push((at, lease)),
                 Ok(None) if spared => {}
                 Ok(None) => refused = refused.or(Some(at)),
-                Err(error) if error.is_unavailable() => unanswered = Some((at, error)),
+                Err(error) if error.is_unavailable() => {
+                    unanswered = unanswered.or(Some((at, error)));
+                }
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -432,7 +435,8 @@ impl MultiLock {
             (Some(error), ..) => return Err(error),
             (_, Some((at, error)), _) => return Ok(Round::Unanswered(at, error)),
             (_, _, Some(at)) => return Ok(Round::Refused(at)),
-            (None, None, None) => {}
+            (None, None, None) if leases.len() == self.entries.len() => {}
+            (None, None, None) => return Err(Error::protocol("the store granted a part of a set")),
         }
         leases.sort_unstable_by_key(|(at, _)| *at);
         let lease = MultiLease::new(leases.into_iter().map(|(_, lease)| lease).collect());

@@ -184,7 +184,7 @@ pub(crate) async fn acquire_as<'a>(
     };
     let classified = core.settings.classified(name, options);
     let options = classified.as_ref().unwrap_or(options);
-    let asker = &Asker::new(core, (name, mode, options), (start, caller));
+    let asker = &Asker::new(core, (name, mode, options), (start, caller)).of_set(set);
     // Each future is pinned where it is created: a future that is moved into another one takes its
     // space there again.
     let acquiring = AcquireLoop {

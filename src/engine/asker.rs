@@ -2,6 +2,7 @@
 
 use super::core::Core;
 use super::options::{Caller, Options};
+use super::set_call::SetCall;
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::observe::{Event, EventKind, How, Refusal};
@@ -23,6 +24,8 @@ pub(crate) struct Asker<'a> {
     ended: AtomicBool,
     /// True if the grant took the name from another holder.
     steals: AtomicBool,
+    /// The set that it is a part of.
+    set: Option<&'a SetCall>,
 }
 
 impl<'a> Asker<'a> {
@@ -32,7 +35,14 @@ impl<'a> Asker<'a> {
         (start, caller): (Instant, Caller),
     ) -> Self {
         let (waits, ended, steals) = Default::default();
-        Self { core, name, mode, options, start, caller, waits, ended, steals }
+        let set = None;
+        Self { core, name, mode, options, start, caller, waits, ended, steals, set }
+    }
+
+    /// Makes it a part of a set, which reports only the names that were refused.
+    pub(super) fn of_set(mut self, set: Option<&'a SetCall>) -> Self {
+        self.set = set;
+        self
     }
 
     fn event(&self, kind: EventKind) -> Event {
@@ -69,6 +79,10 @@ impl<'a> Asker<'a> {
                 self.ended.store(true, Ordering::Relaxed);
                 return;
             }
+            Ok(None) if self.set.is_some_and(|set| set.has_spared(self.name)) => {
+                self.ended.store(true, Ordering::Relaxed);
+                return;
+            }
             Ok(None) if once => Refusal::Busy,
             Ok(None) => Refusal::TimedOut,
             Err(error) => Refusal::Failed(error.clone()),
@@ -90,6 +104,10 @@ impl<'a> Asker<'a> {
 
 impl Drop for Asker<'_> {
     fn drop(&mut self) {
+        // Its user dropped nothing if another name of the set was refused.
+        if self.set.is_some_and(SetCall::is_given_up) {
+            return;
+        }
         self.refused(Refusal::Dropped);
     }
 }

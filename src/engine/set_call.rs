@@ -1,7 +1,14 @@
 //! Asks the store for several names in one call: all of them or none.
 //!
-//! Each name has an acquire of its own. When it has its turn in this process, it brings its request here, and the call is
-//! sent when all of them have come. From then on each request waits for the answer by itself, wherever it is polled.
+//! Each name has an acquire of its own. It [arrives](SetCall::arrive) here when it has its turn in this process. When all have
+//! arrived, they make their requests, which leave in one call. From then on each request waits for its verdict by itself,
+//! wherever it is polled.
+//!
+//! # Invariants
+//!
+//! 1. Nothing is asked of the store while an acquire has not arrived, and nothing at all if one has ended without its name.
+//!    So a set that waits for a silent name does not make the others look silent.
+//! 2. No waker is woken and no future is dropped under a lock.
 
 use super::ask::caught_call;
 use super::core::Core;
@@ -9,27 +16,114 @@ use crate::error::{Error, ErrorKind, Fate, Result};
 use crate::store::{Acquire, Acquired, Name, SetVerdicts, StoreFuture, failed};
 use crate::sync::Mutex;
 use crate::together::Next;
-use std::future::Future;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
-/// The requests of a set that are to be sent in one call.
+/// The acquires of a set. One task polls all of them.
 #[derive(Debug)]
 pub(crate) struct SetCall {
     /// Whether the store takes all names in one step.
     atomic: bool,
-    call: Mutex<Arc<Mutex<Call>>>,
+    /// How many acquires have arrived since the last round began.
+    arrived: AtomicUsize,
+    round: AtomicUsize,
+    /// Whether an acquire has ended without its name, so that the others are given up.
+    is_given_up: AtomicBool,
+    /// The requests of this round, which have not left.
+    call: Mutex<Arc<Call>>,
     spared: Arc<Mutex<Vec<Name>>>,
 }
 
-/// What the requests of one call share.
+impl SetCall {
+    pub(crate) fn new(atomic: bool) -> Self {
+        let (arrived, round, is_given_up) = Default::default();
+        let (call, spared) = Default::default();
+        Self { atomic, arrived, round, is_given_up, call, spared }
+    }
+
+    /// Waits until all acquires have arrived. [`next`](Self::next) has the task poll this again, so it needs no waker.
+    pub(super) async fn arrive(&self) {
+        let round = self.round.load(Relaxed);
+        self.arrived.fetch_add(1, Relaxed);
+        poll_fn(|_| match self.round.load(Relaxed) == round {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    /// Adds a request, and returns its verdict.
+    pub(super) fn add(&self, request: Acquire) -> StoreFuture<Acquired> {
+        let call = Arc::clone(&self.call.lock());
+        let name = request.target.name.clone();
+        let index = call.0.lock().add(request);
+        Box::pin(Part { call, index, name, spared: Arc::clone(&self.spared) })
+    }
+
+    /// Decides what comes next when all acquires were polled; `ended` are those that have.
+    pub(crate) fn next<T>(
+        &self,
+        core: &Core,
+        ended: &[Option<T>],
+        has_name: impl Fn(&T) -> bool,
+    ) -> Next {
+        let arrived = self.arrived.load(Relaxed);
+        let requests = self.call.lock().0.lock().requests.len();
+        if arrived + requests == 0 {
+            return Next::Wait;
+        }
+        if !ended.iter().flatten().all(has_name) {
+            self.is_given_up.store(true, Relaxed);
+            return Next::Stop;
+        }
+        if arrived + requests < ended.iter().filter(|ended| ended.is_none()).count() {
+            return Next::Wait;
+        }
+        if arrived > 0 {
+            self.arrived.store(0, Relaxed);
+            self.round.fetch_add(1, Relaxed);
+        } else {
+            // A request that comes later is in another call.
+            let call = std::mem::take(&mut *self.call.lock());
+            call.send(core, self.atomic);
+        }
+        Next::PollAgain
+    }
+
+    /// Returns whether nobody refused this name: it was free, or not asked for, because of another one of the set.
+    pub(crate) fn has_spared(&self, name: &Name) -> bool {
+        self.spared.lock().contains(name)
+    }
+
+    /// Returns whether the acquires that have not ended are given up because of one that has.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Relaxed)
+    }
+}
+
+impl Drop for SetCall {
+    fn drop(&mut self) {
+        // Empty, unless a poll has panicked.
+        let call = Arc::clone(&self.call.lock());
+        call.give_up();
+    }
+}
+
+/// Requests that leave together.
 #[derive(Default)]
-struct Call {
-    /// Those that have not been sent.
+struct Call(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Those that have not left.
     requests: Vec<Acquire>,
     flight: Flight,
-    /// The wakers of those that wait for the answer of another's poll.
+    /// The wakers of those that wait for the answer.
     wakers: Vec<Option<Waker>>,
 }
 
@@ -45,105 +139,75 @@ enum Flight {
     Answered(SetVerdicts),
 }
 
-impl SetCall {
-    pub(crate) fn new(atomic: bool) -> Self {
-        Self { atomic, call: Mutex::default(), spared: Arc::default() }
-    }
-
-    /// Adds a request, and returns its verdict.
-    pub(super) fn add(&self, request: Acquire) -> StoreFuture<Acquired> {
-        let call = Arc::clone(&self.call.lock());
-        let name = request.target.name.clone();
-        let mut open = call.lock();
-        let index = open.requests.len();
-        open.requests.push(request);
-        open.wakers.push(None);
-        drop(open);
-        Box::pin(Part { call, index, name, spared: Arc::clone(&self.spared) })
-    }
-
-    /// Decides how a set goes on when all its acquires were polled; `ended` are those that have. Sends the requests when all
-    /// others have come. Sends none if one has ended without its name.
-    pub(crate) fn next<T>(
-        &self,
-        core: &Core,
-        ended: &[Option<T>],
-        has_name: impl Fn(&T) -> bool,
-    ) -> Next {
-        let mut open = self.call.lock();
-        let waiting = open.lock().requests.len();
-        if waiting == 0 {
-            return Next::Wait;
-        }
-        if !ended.iter().flatten().all(has_name) {
-            return Next::Stop;
-        }
-        if waiting < ended.iter().filter(|ended| ended.is_none()).count() {
-            return Next::Wait;
-        }
-        // A request that comes later is in another call.
-        let call = std::mem::take(&mut *open);
-        drop(open);
-        call.lock().send(core, self.atomic);
-        Next::PollAgain
-    }
-
-    /// Returns whether the store left a name free because another one of the set was held.
-    pub(crate) fn has_spared(&self, name: &Name) -> bool {
-        self.spared.lock().contains(name)
-    }
-}
-
-impl Drop for SetCall {
-    fn drop(&mut self) {
-        let call = self.call.lock();
-        let mut call = call.lock();
-        call.flight = Flight::GivenUp;
-        call.wake_others(None);
-    }
-}
-
 impl Call {
-    fn send(&mut self, core: &Core, atomic: bool) {
-        let requests = std::mem::take(&mut self.requests);
-        self.flight = match atomic && requests.len() > 1 {
+    fn send(&self, core: &Core, atomic: bool) {
+        let requests = std::mem::take(&mut self.0.lock().requests);
+        let flight = match atomic && requests.len() > 1 {
             true => Flight::Together(core.acquire_all(requests)),
             false => Flight::Each(requests.into_iter().map(|one| core.acquire(one)).collect()),
         };
+        self.0.lock().flight = flight;
     }
 
-    /// Wakes all that wait, but for the task of `waker`, which looks by itself.
-    fn wake_others(&mut self, waker: Option<&Waker>) {
-        for waiting in &mut self.wakers {
-            let other = |waiting: &mut Waker| !waker.is_some_and(|own| waiting.will_wake(own));
-            waiting.take_if(other).into_iter().for_each(Waker::wake);
-        }
+    fn give_up(&self) {
+        let mut state = self.0.lock();
+        let flight = std::mem::replace(&mut state.flight, Flight::GivenUp);
+        let wakers = state.wakers();
+        drop(state);
+        drop(flight);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Returns `None` for a name that was spared.
-    fn poll(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<Option<Acquired>>> {
-        if let Flight::Together(flight) = &mut self.flight
+    fn poll(&self, index: usize, cx: &mut Context<'_>) -> Poll<Result<Option<Acquired>>> {
+        let (mut over, mut wakers) = (None, Vec::new());
+        let mut state = self.0.lock();
+        if let Flight::Together(flight) = &mut state.flight
             && let Poll::Ready(answer) = flight.as_mut().poll(cx)
         {
-            let count = self.wakers.len();
-            let verdicts = match answer {
-                Ok(verdicts) if verdicts.len() == count => verdicts,
-                Ok(_) => vec![Err(Error::protocol("a verdict is needed for each name")); count],
-                Err(error) => vec![Err(error); count],
-            };
-            self.flight = Flight::Answered(verdicts);
-            self.wake_others(Some(cx.waker()));
+            let verdicts = verdicts(answer, state.wakers.len());
+            over = Some(std::mem::replace(&mut state.flight, Flight::Answered(verdicts)));
+            wakers = state.wakers();
         }
-        let verdict = match &mut self.flight {
+        let verdict = match &mut state.flight {
             Flight::Answered(verdicts) => Poll::Ready(verdicts[index].clone()),
             Flight::GivenUp => Poll::Ready(Err(not_sent())),
             Flight::Each(flights) => flights[index].as_mut().poll(cx).map_ok(Some),
             Flight::NotSent | Flight::Together(_) => Poll::Pending,
         };
         if verdict.is_pending() {
-            self.wakers[index] = Some(cx.waker().clone());
+            state.wakers[index] = Some(cx.waker().clone());
         }
+        drop(state);
+        drop(over);
+        // This task looks at the others by itself.
+        wakers.into_iter().filter(|other| !other.will_wake(cx.waker())).for_each(Waker::wake);
         verdict
+    }
+}
+
+impl State {
+    fn add(&mut self, request: Acquire) -> usize {
+        self.requests.push(request);
+        self.wakers.push(None);
+        self.wakers.len() - 1
+    }
+
+    fn wakers(&mut self) -> Vec<Waker> {
+        self.wakers.iter_mut().filter_map(Option::take).collect()
+    }
+}
+
+/// Gives each request its part of the answer.
+fn verdicts(answer: Result<SetVerdicts>, count: usize) -> SetVerdicts {
+    let nonsense = |why| vec![Err(Error::protocol(why)); count];
+    match answer {
+        Ok(verdicts) if verdicts.len() != count => nonsense("a verdict is needed for each name"),
+        Ok(verdicts) if verdicts.iter().all(|verdict| matches!(verdict, Ok(None))) => {
+            nonsense("a set was refused, and none of its names")
+        }
+        Ok(verdicts) => verdicts,
+        Err(error) => vec![Err(error); count],
     }
 }
 
@@ -152,15 +216,15 @@ fn not_sent() -> Error {
         .with_fate(Fate::NotExecuted)
 }
 
-impl std::fmt::Debug for Call {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Call").field("requests", &self.requests).finish_non_exhaustive()
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").finish_non_exhaustive()
     }
 }
 
 /// One request of a call.
 struct Part {
-    call: Arc<Mutex<Call>>,
+    call: Arc<Call>,
     index: usize,
     name: Name,
     spared: Arc<Mutex<Vec<Name>>>,
@@ -170,8 +234,7 @@ impl Future for Part {
     type Output = Result<Acquired>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let verdict = self.call.lock().poll(self.index, cx);
-        verdict.map_ok(|verdict| {
+        self.call.poll(self.index, cx).map_ok(|verdict| {
             verdict.unwrap_or_else(|| {
                 self.spared.lock().push(self.name.clone());
                 // To this acquire it is the same.
@@ -181,10 +244,26 @@ impl Future for Part {
     }
 }
 
+impl Drop for Part {
+    fn drop(&mut self) {
+        let mut state = self.call.0.lock();
+        state.wakers[self.index] = None;
+        // The answer may wake the last one that has polled, which may be this one.
+        let wakers = match state.flight {
+            Flight::Together(_) => state.wakers(),
+            _ => Vec::new(),
+        };
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
 impl Core {
     /// Returns whether the store takes all names of a set in one step.
     pub(crate) fn is_atomic(&self, names: &[&Name]) -> bool {
-        names.len() == 1 || self.store.is_atomic(names)
+        // A panic of the store is no reason to fail: each name can be had by itself.
+        let ask = || self.store.is_atomic(names);
+        names.len() == 1 || catch_unwind(AssertUnwindSafe(ask)).unwrap_or(false)
     }
 
     /// Asks the store for several names: all of them or none.
@@ -193,5 +272,76 @@ impl Core {
             Ok(()) => caught_call(|| self.store.acquire_all(requests)),
             Err(error) => failed(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::mpsc;
+    use std::task::Wake;
+    use std::time::Duration;
+
+    /// Looks at the call when it is woken, as the waker of a user could through what it wakes.
+    struct Looks {
+        call: Arc<Call>,
+        woken: AtomicU32,
+    }
+
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, Relaxed);
+            drop(self.call.0.lock());
+        }
+    }
+
+    /// Runs a story on a thread of its own, because a lock that is held stops it.
+    fn watched(story: impl FnOnce() + Send + 'static) {
+        let (done, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            story();
+            let _ = done.send(());
+        });
+        ended.recv_timeout(Duration::from_secs(20)).expect("no waker under the lock");
+    }
+
+    /// A call of two requests without an answer, and the waker of the second one.
+    fn two_wait() -> (Arc<Call>, Arc<Looks>) {
+        let call = Arc::new(Call::default());
+        call.0.lock().wakers = vec![None, None];
+        let looks = Arc::new(Looks { call: Arc::clone(&call), woken: AtomicU32::new(0) });
+        let waker = Waker::from(Arc::clone(&looks));
+        assert!(call.poll(1, &mut Context::from_waker(&waker)).is_pending());
+        (call, looks)
+    }
+
+    #[test]
+    fn wakers_are_woken_without_a_lock() {
+        watched(|| {
+            let (call, looks) = two_wait();
+            let verdicts = vec![Ok(Some(Acquired::held(None))), Ok(None)];
+            call.0.lock().flight = Flight::Together(Box::pin(std::future::ready(Ok(verdicts))));
+            let first = call.poll(0, &mut Context::from_waker(Waker::noop()));
+            assert!(matches!(first, Poll::Ready(Ok(Some(_)))));
+            assert_eq!(looks.woken.load(Relaxed), 1);
+
+            let (call, looks) = two_wait();
+            call.give_up();
+            assert_eq!(looks.woken.load(Relaxed), 1);
+        });
+    }
+
+    /// The store wakes the last one that has polled it.
+    #[test]
+    fn request_that_goes_leaves_the_answer_to_another() {
+        let (call, looks) = two_wait();
+        call.0.lock().flight = Flight::Together(Box::pin(std::future::pending()));
+        let name = Name::new("a").unwrap();
+        let part = Part { call: Arc::clone(&call), index: 0, name, spared: Arc::default() };
+        let mut part = Box::pin(part);
+        assert!(part.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(part);
+        assert_eq!(looks.woken.load(Relaxed), 1);
     }
 }

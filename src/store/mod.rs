@@ -154,8 +154,8 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// # Dropped futures
 ///
-/// The methods have two forms, each with one allocation. [`acquire`](Store::acquire), [`release`](Store::release) and
-/// [`renew`](Store::renew) return a [`StoreFuture`], which the engine can move to another task: it awaits the verdict of
+/// The methods have two forms, each with one allocation. [`acquire`](Store::acquire),
+/// [`acquire_all`](Store::acquire_all), [`release`](Store::release) and [`renew`](Store::renew) return a [`StoreFuture`], which the engine can move to another task: it awaits the verdict of
 /// an abandoned acquire there, and releases a grant without a waiter. No task takes over the other calls, so they are
 /// `async fn`s, which borrow the store and spare it a copy of its parts.
 ///
@@ -188,8 +188,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// place. They are alike but for their names, which differ, and the numbers of their holders. Returns a verdict for
     /// each, in their order.
     ///
-    /// If a name has another holder or cannot be granted, it gets that verdict, and nothing changes: the names that were
-    /// free, and those that the holder has already, get `None`. Otherwise all are granted, as by
+    /// If a name has another holder or cannot be granted, it gets that verdict, and no name is taken: those that were free,
+    /// and those that the holder had already and keeps, get `None`. Otherwise all are granted, as by
     /// [`acquire`](Store::acquire).
     ///
     /// The engine calls it only for names of which [`is_atomic`](Store::is_atomic) returns true. Any other store returns

@@ -35,6 +35,10 @@ enum Breaks {
     PanicAtShard,
     /// Panics when it is closed.
     PanicAtClose,
+    /// Grants the first so many names of a set, and answers for the others that they were spared.
+    GrantPartOfSet(usize),
+    /// Panics when it is asked whether it grants names in one step.
+    PanicAtSet,
 }
 
 /// Whether it is still to be done, of so many times.
@@ -66,10 +70,24 @@ impl Store for Broken {
         }
     }
     fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        self.store.acquire_all(requests)
+        match self.breaks {
+            Breaks::GrantPartOfSet(size) => {
+                let (store, count) = (self.store.clone(), requests.len());
+                let part = requests.into_iter().take(size).collect();
+                Box::pin(async move {
+                    let mut verdicts = store.acquire_all(part).await?;
+                    verdicts.resize(count, Ok(None));
+                    Ok(verdicts)
+                })
+            }
+            _ => self.store.acquire_all(requests),
+        }
     }
     fn is_atomic(&self, names: &[&Name]) -> bool {
-        self.store.is_atomic(names)
+        match self.breaks {
+            Breaks::PanicAtSet => panic!("the store was told to panic"),
+            _ => self.store.is_atomic(names),
+        }
     }
     fn release(&self, request: Release) -> StoreFuture<Released> {
         match &self.breaks {
@@ -296,4 +314,30 @@ async fn store_that_panics_at_close_leaves_the_manager_closed() {
     leases.close().await.unwrap();
     assert_eq!(failed(leases.lock("n").lock().await), ErrorKind::Closed);
     assert!(memory.is_empty());
+}
+
+/// A set is granted whole, or not at all.
+#[tokio::test(start_paused = true)]
+async fn part_of_a_set_is_no_lease() {
+    for size in 0..3 {
+        let store = MemoryStore::new();
+        let broken = Broken { store: store.clone(), breaks: Breaks::GrantPartOfSet(size) };
+        let leases = LeaseManager::builder().build(broken).unwrap();
+        let mut set = leases.multi_lock(["a", "b", "c"]).unwrap();
+        assert_eq!(failed(set.try_lock().await.map(drop)), ErrorKind::Protocol, "{size}");
+        assert_eq!(failed(set.lock().await.map(drop)), ErrorKind::Protocol, "{size}");
+        settle().await;
+        for name in ["a", "b", "c"] {
+            assert!(leases.inspect(name).await.unwrap().is_none(), "{size}: {name}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_panics_at_a_set_takes_each_name_by_itself() {
+    let broken = Broken { store: MemoryStore::new(), breaks: Breaks::PanicAtSet };
+    let leases = LeaseManager::builder().build(broken).unwrap();
+    let mut set = leases.multi_lock(["a", "b"]).unwrap();
+    assert!(!set.is_atomic());
+    set.lock().await.unwrap().unlock().await.unwrap();
 }

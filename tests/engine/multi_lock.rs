@@ -1,7 +1,7 @@
 //! Several names at once: all or none, whatever the others do.
 
 use super::*;
-use leasehold::MultiLock;
+use leasehold::{EventKind, MultiLock};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use tokio::time::timeout;
@@ -127,6 +127,48 @@ async fn set_that_is_dropped_before_it_is_sent_asks_for_none() {
     settle().await;
     assert_eq!(setup.calls(Call::Acquire), before);
     assert_eq!(held(&setup).await, [false; 2]);
+}
+
+/// The set has the turn of `b`, for which nothing was asked.
+#[tokio::test(start_paused = true)]
+async fn set_that_waits_for_a_silent_name_makes_no_other_look_silent() {
+    for setup in [Setup::new(), Setup::one_by_one()] {
+        let lease = setup.leases.lock("a").lock().await.unwrap();
+        setup.faults.add(Rule::new(Fault::HoldReply).on(Call::Release).name("a"));
+        drop(lease);
+        sleep(ATTEMPT * 3).await;
+        let mut lock = both(&setup.leases);
+        let call = tokio::spawn(async move { lock.try_lock().await });
+        settle().await;
+        let asked = setup.calls(Call::Acquire);
+        let other = setup.leases.lock("b").lock_timeout(ATTEMPT / 2).await;
+        assert!(other.expect("the store is not silent").is_none());
+        assert_eq!(setup.calls(Call::Acquire), asked, "nothing is sent before all can be");
+        let error = call.await.unwrap().expect_err("`a` is silent");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("\"a\""), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_set_reports_the_name_that_was_refused() {
+    for here in [true, false] {
+        let setup = Setup::new();
+        let elsewhere = setup.other();
+        let from = if here { &setup.leases } else { &elsewhere };
+        let lease = from.lock("b").lock().await.unwrap();
+        let mut events = setup.leases.events(100);
+        assert!(both(&setup.leases).try_lock().await.unwrap().is_none());
+        lease.unlock().await.unwrap();
+        settle().await;
+        let mut refused = Vec::new();
+        while let Ok(Some(event)) = timeout(MOMENT, events.next()).await {
+            if let EventKind::NotGranted { .. } = event.kind() {
+                refused.push(event.name().map(str::to_owned));
+            }
+        }
+        assert_eq!(refused, [Some("b".to_owned())]);
+    }
 }
 
 /// While it waits for one name, it holds none of the others.

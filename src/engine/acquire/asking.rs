@@ -12,6 +12,7 @@ use crate::observe::{Operation, Outcome};
 use crate::store::Acquired;
 use std::future::Future;
 use std::pin::{Pin, pin};
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 impl AcquireLoop<'_, '_> {
@@ -35,6 +36,9 @@ impl AcquireLoop<'_, '_> {
             self.let_others_go_first(&turn, time).await;
         }
         loop {
+            if let Some(set) = self.set {
+                set.arrive().await;
+            }
             core.check_open()?;
             // Silence counts from the first unanswered request, including those of earlier turns,
             // but not during pauses.
@@ -76,6 +80,8 @@ impl AcquireLoop<'_, '_> {
                         tracing::debug!(why, "grant released; asking again");
                         attempt.undo(sent);
                         attempt = Attempt::new(core, self.target(), core.draw_holder());
+                        // The next one may be ready at once, and too late again.
+                        yield_now().await;
                         continue;
                     }
                     let holder = attempt.holder();

@@ -4,7 +4,7 @@
 -- ARGV   ttl in ms, block (0: no fencing tokens), retention, the prefix of the holder ids, the rest of each of them, separated
 --        by commas
 -- Reply  for each lock, the reply of `acquire.lua`, or the text of an error, or a status:
---        SPARED    not taken, because another lock was not granted
+--        SPARED    not taken, because another lock was not granted; if the holder had it already, it still has it
 --
 -- Twice is harmless: `acquire.lua` is, and a copy that finds another holder changes nothing.
 
@@ -70,11 +70,11 @@ for at, lock in ipairs(locks) do
         reply[other] = spared
       elseif vacant or free[other] then
         -- This call made it.
-        try('DEL', earlier)
-        reply[other] = spared
+        local deleted = try('DEL', earlier)
+        reply[other] = type(deleted) == 'table' and message(deleted) or spared
       else
-        -- It was there before: an earlier copy may have been answered.
-        reply[other] = text
+        -- An earlier copy has taken it, which may have been answered.
+        reply[other] = spared
       end
     end
     reply[at] = text

@@ -95,7 +95,7 @@ impl SetCall {
         Next::PollAgain
     }
 
-    /// Returns whether nobody refused this name: it was free, or not asked for, because of another one of the set.
+    /// Returns whether the store left this name as it is because another one of the set was not granted.
     pub(crate) fn has_spared(&self, name: &Name) -> bool {
         self.spared.lock().contains(name)
     }

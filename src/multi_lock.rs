@@ -51,8 +51,8 @@ const MOST_REFUSALS: u32 = 8;
 /// # How it locks
 ///
 /// It asks for all names at once, in [one step](MultiLock::is_atomic) where the store can. If one of them is held, it has
-/// none of them. It waits for that one, and when it has it, asks for the others again; if one of them is held, it releases
-/// it. After 8 refusals, or a third of the
+/// none of them. It waits for that one, and asks for the others when it has it. If one of the others is held then, it
+/// releases it and waits for that one. After 8 refusals, or a third of the
 /// [TTL](crate::Builder::ttl), it takes the names one after the other in the order of their bytes, so that it gets them
 /// even if they are seldom free together.
 ///
@@ -409,21 +409,19 @@ impl MultiLock {
         let set = &SetCall::new(atomic);
         let asked = self.entries.iter_mut().enumerate().filter(|(at, _)| Some(*at) != except);
         let calls = asked.map(|(at, entry)| {
-            Box::pin(async move {
-                let answer = entry.lock(engine, wanted.of_set(set), WaitLimit::Once).await;
-                let spared = matches!(answer, Ok(None)) && set.has_spared(&entry.name);
-                (at, answer, spared)
-            }) as Call<'_, Answer>
+            let wanted = wanted.of_set(set);
+            Box::pin(async move { (at, entry.lock(engine, wanted, WaitLimit::Once).await) })
+                as Call<'_, Answer>
         });
-        let has_name = |(_, answer, _): &Answer| matches!(answer, Ok(Some(_)));
+        let has_name = |(_, answer): &Answer| matches!(answer, Ok(Some(_)));
         let next = |ended: &[Option<Answer>]| set.next(&engine.core, ended, has_name);
         let answers = all_but(calls.collect(), next);
         let mut leases = Vec::from_iter(there);
         let (mut refused, mut unanswered, mut failed) = (None, None, None);
-        for (at, answer, spared) in answers.await.into_iter().flatten() {
+        for (at, answer) in answers.await.into_iter().flatten() {
             match answer {
                 Ok(Some(lease)) => leases.push((at, lease)),
-                Ok(None) if spared => {}
+                Ok(None) if set.has_spared(&self.entries[at].name) => {}
                 Ok(None) => refused = refused.or(Some(at)),
                 Err(error) if error.is_unavailable() => {
                     unanswered = unanswered.or(Some((at, error)));
@@ -460,8 +458,8 @@ impl MultiLock {
     }
 }
 
-/// Which name it is, what came of it, and whether the store left it free because of another one.
-type Answer = (usize, Result<Option<Lease>>, bool);
+/// The index of an entry, and its lease.
+type Answer = (usize, Result<Option<Lease>>);
 
 impl Entry {
     async fn lock(

@@ -16,10 +16,10 @@ impl Lock {
     /// which can [read it](Lease::note). It is as public as the name.
     ///
     /// Overtakes all waiters. It asks for the holder, takes the name from it, and acquires it if it became free: at most
-    /// three requests, and four [attempts](crate::guide::settings#what-follows-from-the-ttl) in all. It takes the name only from the holder that it finds, and returns
-    /// `None` if the name went to another holder in the meantime. On Redis and in memory the name goes from one holder
-    /// to the other in one step. On a quorum and on ZooKeeper it is released by force and then acquired, and a waiter
-    /// can come between.
+    /// three requests, and four [attempts](crate::guide::settings#what-follows-from-the-ttl) in all. It takes the name
+    /// only from the holder that it finds, and returns `None` if the name went to another holder in the meantime. On
+    /// Redis and in memory the name goes from one holder to the other in one step. On a quorum and on ZooKeeper it is
+    /// released by force and then acquired, and a waiter can come between.
     ///
     /// **The old holder can still be at work when this returns.** If it belongs to this manager, its token fires before
     /// the request leaves. Otherwise it learns of the steal a round trip later, through the

@@ -8,7 +8,8 @@ use fred::types::{ClusterHash, CustomCommand, Value};
 
 include!("../../src/store/redis/compose.rs");
 
-/// leasehold's script for several requests in one call.
+/// leasehold's script for the acquires of a set, and that for several requests in one call, which releases them.
+const ACQUIRE_ALL: &str = compose!("../../src/store/redis/scripts/", acquire_all);
 const BATCH: &str = compose!("../../src/store/redis/scripts/", batch, "publish");
 const NAMES: usize = 8;
 
@@ -23,8 +24,9 @@ pub(super) async fn alone(bench: &mut Bench) {
 
     let client = bare::client(&bench.server.url()).await.expect("connected");
     let lone = Loaded::new(&client).await.expect("loaded");
-    let sha = bare::load(&client, BATCH).await.expect("loaded");
-    let (acquire, release) = words_of_all(&sha);
+    let acquire = bare::load(&client, ACQUIRE_ALL).await.expect("loaded");
+    let release = bare::load(&client, BATCH).await.expect("loaded");
+    let (acquire, release) = words_of_all(&acquire, &release);
     let bare_all = async || {
         call(&client, acquire.clone()).await;
         call(&client, release.clone()).await;
@@ -47,17 +49,17 @@ pub(super) async fn alone(bench: &mut Bench) {
     ));
 }
 
-/// Returns the words of an acquire of all names, and those of their release.
-fn words_of_all(sha: &str) -> (Vec<Value>, Vec<Value>) {
+/// Returns the words of an acquire of all names, and those of their release, by the hashes of the two scripts.
+fn words_of_all(acquire: &str, release: &str) -> (Vec<Value>, Vec<Value>) {
     let names: Vec<_> = (0..NAMES).map(|name| format!("bare:{name}")).collect();
     let both: Vec<_> =
         names.iter().flat_map(|name| [name.clone(), bare::fence_key(name)]).collect();
     let holders: Vec<_> = (0..NAMES).map(|name| name.to_string()).collect();
     let holders = holders.join(",");
-    let (grant, leave) = (format!("SM{}", "F".repeat(NAMES)), format!("M{}", "R".repeat(NAMES)));
-    let acquire = [&FENCED[..], &[TOKEN, &holders, &grant]].concat();
-    let release = [TOKEN, &holders, &leave];
-    (bare::words(sha, &texts(&both), &acquire), bare::words(sha, &texts(&names), &release))
+    let [ttl, _, block, retention] = FENCED;
+    let steps = format!("M{}", "R".repeat(NAMES));
+    let acquire = bare::words(acquire, &texts(&both), &[ttl, block, retention, TOKEN, &holders]);
+    (acquire, bare::words(release, &texts(&names), &[TOKEN, &holders, &steps]))
 }
 
 fn texts(words: &[String]) -> Vec<&str> {

@@ -200,7 +200,6 @@ pub(crate) async fn acquire_as<'a>(
         start,
         answered,
         asker,
-        set,
     };
     let mut acquiring = pin!(acquiring.run(current));
     let acquiring = pin!(poll_fn(|cx| span.inside(|| acquiring.as_mut().poll(cx))));
@@ -272,7 +271,6 @@ struct AcquireLoop<'a, 'core> {
     start: Instant,
     answered: &'a AtomicBool,
     asker: &'a Asker<'a>,
-    set: Option<&'a SetCall>,
 }
 
 impl<'core> AcquireLoop<'_, 'core> {

@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
     Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inbox, Inspect, Inspection, Leave,
-    Line, Mode, Name, Note, Place, ReadNote, Reason, Release, Released, Resize, Steal, StoreFuture,
-    Target, Wait, Waiting, Wakeups, Want, failed,
+    Line, Mode, Name, Note, Place, ReadNote, Reason, Release, Released, Resize, SetVerdicts, Steal,
+    StoreFuture, Target, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::trace;
 use std::future::{Future, poll_fn};
@@ -26,6 +26,21 @@ impl Core {
             Ok(()) => caught_call(|| self.store.acquire(request)),
             Err(error) => failed(error),
         }
+    }
+
+    /// Asks the store for several names: all of them or none.
+    pub(super) fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
+        match requests.iter().try_for_each(|request| self.check(request.target.mode)) {
+            Ok(()) => caught_call(|| self.store.acquire_all(requests)),
+            Err(error) => failed(error),
+        }
+    }
+
+    /// Returns whether the store takes all names of a set in one step.
+    pub(crate) fn is_atomic(&self, names: &[&Name]) -> bool {
+        // A panic of the store is no reason to fail: it can grant each name by itself.
+        let ask = || self.store.is_atomic(names);
+        names.len() == 1 || catch_unwind(AssertUnwindSafe(ask)).unwrap_or(false)
     }
 
     /// Has the store take a name from its holder.
@@ -59,7 +74,7 @@ impl Core {
     }
 
     /// Refuses a mode that the store does not support. A release or a renewal follows an acquire.
-    pub(super) fn check(&self, mode: Mode) -> Result<()> {
+    fn check(&self, mode: Mode) -> Result<()> {
         if self.can.supports(mode) { Ok(()) } else { Err(self.can.unsupported(mode)) }
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Asker<'a> {
     /// True if the grant took the name from another holder.
     steals: AtomicBool,
     /// The set that it is a part of.
-    set: Option<&'a SetCall>,
+    pub(super) set: Option<&'a SetCall>,
 }
 
 impl<'a> Asker<'a> {
@@ -75,19 +75,17 @@ impl<'a> Asker<'a> {
     pub(super) fn end<T>(&self, result: &Result<Option<T>>, once: bool) {
         let why = match result {
             // A re-entry.
-            Ok(Some(_)) => {
-                self.ended.store(true, Ordering::Relaxed);
-                return;
-            }
-            Ok(None) if self.set.is_some_and(|set| set.has_spared(self.name)) => {
-                self.ended.store(true, Ordering::Relaxed);
-                return;
-            }
-            Ok(None) if once => Refusal::Busy,
-            Ok(None) => Refusal::TimedOut,
-            Err(error) => Refusal::Failed(error.clone()),
+            Ok(Some(_)) => None,
+            // Another name of the set was refused.
+            Ok(None) if self.set.is_some_and(|set| set.has_spared(self.name)) => None,
+            Ok(None) if once => Some(Refusal::Busy),
+            Ok(None) => Some(Refusal::TimedOut),
+            Err(error) => Some(Refusal::Failed(error.clone())),
         };
-        self.refused(why);
+        match why {
+            Some(why) => self.refused(why),
+            None => self.ended.store(true, Ordering::Relaxed),
+        }
     }
 
     fn refused(&self, why: Refusal) {

@@ -10,15 +10,13 @@
 //!    So a set that waits for a silent name does not make the others look silent.
 //! 2. No waker is woken and no future is dropped under a lock.
 
-use super::ask::caught_call;
 use super::core::Core;
 use crate::error::{Error, ErrorKind, Fate, Result};
-use crate::store::{Acquire, Acquired, Name, SetVerdicts, StoreFuture, failed};
+use crate::store::{Acquire, Acquired, Name, SetVerdicts, StoreFuture};
 use crate::sync::Mutex;
 use crate::together::Next;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -108,7 +106,7 @@ impl SetCall {
 
 impl Drop for SetCall {
     fn drop(&mut self) {
-        // Empty, unless a poll has panicked.
+        // If one of the acquires failed after all had arrived, the requests of the others never leave.
         let call = Arc::clone(&self.call.lock());
         call.give_up();
     }
@@ -255,23 +253,6 @@ impl Drop for Part {
         };
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Core {
-    /// Returns whether the store takes all names of a set in one step.
-    pub(crate) fn is_atomic(&self, names: &[&Name]) -> bool {
-        // A panic of the store is no reason to fail: each name can be had by itself.
-        let ask = || self.store.is_atomic(names);
-        names.len() == 1 || catch_unwind(AssertUnwindSafe(ask)).unwrap_or(false)
-    }
-
-    /// Asks the store for several names: all of them or none.
-    fn acquire_all(&self, requests: Vec<Acquire>) -> StoreFuture<SetVerdicts> {
-        match requests.iter().try_for_each(|request| self.check(request.target.mode)) {
-            Ok(()) => caught_call(|| self.store.acquire_all(requests)),
-            Err(error) => failed(error),
-        }
     }
 }
 

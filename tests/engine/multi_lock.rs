@@ -74,7 +74,7 @@ async fn refused_set_takes_no_name_even_for_a_moment() {
     assert!(lock.try_lock().await.unwrap().is_none());
     settle().await;
     assert_eq!(setup.calls(Call::Acquire), 1, "one call for both");
-    assert_eq!(setup.calls(Call::Release), 0, "nothing to give back");
+    assert_eq!(setup.calls(Call::Release), 0, "nothing to release");
     elsewhere.unlock().await.unwrap();
     lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
 }

@@ -689,7 +689,7 @@ async fn many_concurrent_operations_need_few_calls() {
     let lock = async |mut lock: Lock| lock.lock().await.expect("a lease");
     let held = all_at_once(&proxy, locks, lock).await;
     all_at_once(&proxy, held, async |lease: Lease| lease.unlock().await.expect("a release")).await;
-    assert_eq!(calls(&mut connection, "hdel"), LOCKS as i64, "each was taken and given back");
+    assert_eq!(calls(&mut connection, "hdel"), LOCKS as i64, "each was locked and released");
     let sent = proxy.count("EVALSHA") - before;
     assert!(sent < 2 * LOCKS / 20, "{sent} calls for {LOCKS} pairs");
 }
@@ -707,20 +707,11 @@ async fn bad_name_in_a_batch_spoils_no_other() {
     let mut first = leases.lock("first");
     let first = tokio::spawn(async move { first.lock().await });
     eventually(LONG, || exists(&server, "first")).await;
-    let started = Arc::new(AtomicUsize::new(0));
-    let mut others = JoinSet::new();
-    for i in 0..60 {
-        let mut lock = leases.lock(format!("job:{i}"));
-        let started = Arc::clone(&started);
-        others.spawn(async move {
-            started.fetch_add(1, Ordering::Relaxed);
-            (i, lock.lock().await)
-        });
-    }
-    eventually(LONG, || started.load(Ordering::Relaxed) == 60).await;
-    proxy.set(ProxyMode::Pass);
+    let locks = (0..60).map(|i| (i, leases.lock(format!("job:{i}"))));
+    let lock = async |(i, mut lock): (_, Lock)| (i, lock.lock().await);
+    let others = all_at_once(&proxy, locks, lock).await;
     let mut granted = 0;
-    for (i, lease) in others.join_all().await {
+    for (i, lease) in others {
         match lease {
             Ok(lease) => {
                 assert!(![10, 20, 30, 40].contains(&i), "{i}");

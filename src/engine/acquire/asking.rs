@@ -36,7 +36,7 @@ impl AcquireLoop<'_, '_> {
             self.let_others_go_first(&turn, time).await;
         }
         loop {
-            if let Some(set) = self.set {
+            if let Some(set) = self.asker.set {
                 set.arrive().await;
             }
             core.check_open()?;
@@ -49,7 +49,7 @@ impl AcquireLoop<'_, '_> {
             let is_own = !std::mem::take(&mut taken_over);
             if is_own {
                 let request = self.request(attempt.holder());
-                attempt.send(request, self.set, now, self.question(&turn, &hints));
+                attempt.send(request, self.asker.set, now, self.question(&turn, &hints));
             }
             let verdict = self.answer(&turn, pin!(attempt.land()), (now, until)).await;
             let Some(verdict) = verdict else {

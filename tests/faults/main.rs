@@ -1,5 +1,5 @@
 //! Faults around leases on one Redis server: of processes, networks, servers, connections and replies. The tests check what the
-//! holder sees, what a waiter gets, and by when; `src/guide/faults.md` has the table.
+//! holder sees, what a waiter gets, and by when; `tests/FAULTS.md` has the table.
 
 mod dropped;
 mod leaders;

@@ -360,7 +360,7 @@ fn every_test_that_the_table_of_faults_names_is_there() {
         .iter()
         .map(|file| (module(root, file), fs::read_to_string(file).expect("readable")))
         .collect();
-    let table = fs::read_to_string(root.join("src/guide/faults.md")).expect("readable");
+    let table = fs::read_to_string(root.join("tests/FAULTS.md")).expect("readable");
     let mut named = 0;
     for word in table.split('`') {
         let Some((path, test)) = word.rsplit_once("::") else { continue };
@@ -380,7 +380,7 @@ fn every_test_that_the_table_of_faults_names_is_there() {
                 module.starts_with("src::") && module.ends_with(&at_end) && is_in(text)
             })
         };
-        assert!(of_program || of_src(), "src/guide/faults.md names {word}, which is not there");
+        assert!(of_program || of_src(), "tests/FAULTS.md names {word}, which is not there");
     }
     assert!(named > 150, "{named}: the table has another form now; mend this test");
 }

@@ -49,7 +49,7 @@ fn comments(text: &str, mark: &str) -> String {
 fn pages() -> Vec<PathBuf> {
     let mut pages = files(".", "md");
     pages.extend(files("src/guide", "md"));
-    pages.push(root().join("tests/README.md"));
+    pages.extend(["README.md", "FAULTS.md"].map(|page| root().join("tests").join(page)));
     pages
 }
 

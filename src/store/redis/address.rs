@@ -9,11 +9,11 @@ use crate::store::remote::{Remote, Replicas};
 use fred::clients::{Client, SubscriberClient};
 use fred::error::ErrorKind as Kind;
 use fred::interfaces::ClientLike;
-use fred::types::Builder;
 use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, ReconnectPolicy, Server, ServerConfig, TcpConfig,
     UnresponsiveConfig,
 };
+use fred::types::{Builder, ConnectHandle};
 use std::fmt;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -25,6 +25,14 @@ const MESSAGES: usize = 1024;
 /// The capacity of other clients for their few events. An event that is missed says no more than the next one.
 const EVENTS: usize = 16;
 const FIRST_RECONNECT: Duration = Duration::from_millis(20);
+
+/// A connected client of fred, and the task of fred that serves it. While that task lives, fred itself replaces a lost
+/// connection. When it has ended, whatever the reason, only a fresh client helps.
+pub(super) struct Served<C> {
+    pub(super) client: C,
+    #[expect(dead_code, reason = "the owners of connections are about to watch it")]
+    pub(super) task: ConnectHandle,
+}
 
 /// A checked URL and its time limits. Its secrets are never shown.
 #[derive(Clone)]
@@ -156,22 +164,20 @@ impl Address {
         self.attempt.clamp(CONNECT_TIMEOUT.0, CONNECT_TIMEOUT.1)
     }
 
-    pub(super) async fn client(&self) -> Result<Client> {
+    pub(super) async fn client(&self) -> Result<Served<Client>> {
         let client = self.builder(EVENTS).build().map_err(|error| classify(&error))?;
-        self.init(&client).await?;
-        Ok(client)
+        self.init(client).await
     }
 
-    pub(super) async fn subscriber(&self) -> Result<SubscriberClient> {
+    pub(super) async fn subscriber(&self) -> Result<Served<SubscriberClient>> {
         let client =
             self.builder(MESSAGES).build_subscriber_client().map_err(|error| classify(&error))?;
-        self.init(&client).await?;
-        Ok(client)
+        self.init(client).await
     }
 
-    async fn init(&self, client: &impl ClientLike) -> Result<()> {
+    async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
         let error = match timeout(self.connect_timeout() * 2, client.init()).await {
-            Ok(Ok(_)) => return Ok(()),
+            Ok(Ok(task)) => return Ok(Served { client, task }),
             Ok(Err(error)) if *error.kind() != Kind::Timeout => classify(&error),
             Ok(Err(_)) | Err(_) => {
                 let message = "the server did not answer in time; is it up, and the port right?";

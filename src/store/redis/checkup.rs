@@ -3,18 +3,16 @@
 //! A store asks each server when it connects, and each that it meets later: the next primary after a failover, a new
 //! shard, or what answers at the address after a reconnect. Only connecting can refuse; later findings are warnings.
 
-use super::address::Address;
-use super::connection::Connection;
+use super::connection::{Connection, Connector, Destination};
 use super::routes::Routes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::preflight::{Check, Finding, Preflight, Unfit};
 use crate::trace;
-use fred::interfaces::EventInterface;
 use fred::types::config::Server;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -37,21 +35,22 @@ pub(super) struct Checkup {
     replicas: u32,
     /// The position in a quorum.
     node: Option<usize>,
+    /// Where to report to which server the connection leads.
+    destination: watch::Sender<Destination>,
 }
 
 impl Checkup {
-    pub(super) fn new(
-        address: &Address,
-        connection: Connection,
-        routes: Option<Arc<Routes>>,
-    ) -> Self {
+    pub(super) fn new(connector: &Connector, connection: Connection) -> Self {
+        let address = &connector.address;
         let replicas = address.replicas.map_or(0, |replicas| replicas.count);
-        Self { connection, routes, replicas, node: address.node }
+        let (routes, destination) = (connector.routes.clone(), connector.destination.clone());
+        Self { connection, routes, replicas, node: address.node, destination }
     }
 
     /// Checks all servers now, and those that are met later until `end`.
     pub(super) async fn run(self, preflight: Preflight, end: &CancellationToken) -> Result<()> {
         if preflight == Preflight::Off {
+            self.report_without_asking(end.clone());
             return Ok(());
         }
         let known = match &self.connection {
@@ -77,10 +76,26 @@ impl Checkup {
         self.routes.as_ref().map(|routes| routes.servers()).unwrap_or_default()
     }
 
+    /// Reports that a connection was made again, where the servers are not asked for anything.
+    fn report_without_asking(self, end: CancellationToken) {
+        let Connection::One(node) = &self.connection else { return };
+        let mut connects = node.connects();
+        tokio::spawn(async move {
+            while let Some(Ok(())) = end.run_until_cancelled(connects.changed()).await {
+                let connects = *connects.borrow_and_update();
+                self.destination.send_replace(Destination { connects, run_id: None });
+            }
+        });
+    }
+
     async fn check_one(&self) -> Result<Known> {
         let Connection::One(node) = &self.connection else { return Ok(Known::new()) };
         let name = self.node.map_or_else(|| "the server".to_owned(), |at| format!("node {at}"));
-        let findings = judge(&name, node.info().await, self.replicas, self.node.is_some())?;
+        let connects = *node.connects().borrow();
+        let info = node.info().await;
+        let run_id = info.as_ref().ok().and_then(|info| field(info, "run_id")).map(str::to_owned);
+        self.destination.send_replace(Destination { connects, run_id });
+        let findings = judge(&name, info, self.replicas, self.node.is_some())?;
         Ok(Known::from([(name, findings)]))
     }
 
@@ -106,8 +121,8 @@ impl Checkup {
     async fn follow(self, mut known: Known) {
         match (&self.connection, &self.routes) {
             (Connection::One(node), _) => {
-                let mut reconnects = node.client().reconnect_rx();
-                while !matches!(reconnects.recv().await, Err(RecvError::Closed)) {
+                let mut connects = node.connects();
+                while connects.changed().await.is_ok() {
                     // A server that cannot be asked is asked at the next reconnect.
                     if let Ok(found) = self.check_one().await {
                         warn(news(&known, &found));
@@ -164,6 +179,11 @@ fn is_refusal(error: &Error) -> bool {
         || text.contains("unknown command")
 }
 
+/// Returns a field of a reply to `INFO`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
 /// Returns what is wrong with a server, by its reply to `INFO`.
 fn judge(name: &str, info: Result<String>, replicas: u32, in_quorum: bool) -> Result<Vec<Finding>> {
     let info = match info {
@@ -175,9 +195,7 @@ fn judge(name: &str, info: Result<String>, replicas: u32, in_quorum: bool) -> Re
         }
         Err(error) => return Err(error),
     };
-    let field = |field: &str| {
-        info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).map(str::trim)
-    };
+    let field = |name: &str| field(&info, name);
     let mut findings = Vec::new();
     let mut find = |check, advice: String| findings.push(Finding::new(check, name, advice));
 

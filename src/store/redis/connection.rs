@@ -12,6 +12,7 @@ use crate::store::Signal;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Runs scripts on one server, or on the server of a fleet that has their keys.
 #[derive(Clone)]
@@ -59,6 +60,17 @@ impl Connection {
     }
 }
 
+/// The server to which the connection for requests leads, as far as it is known.
+///
+/// The subscriber compares: messages are published at the server that runs the requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Destination {
+    /// How often that connection was made, or made again.
+    pub(super) connects: u64,
+    /// The id of the server's run. `None` if the server does not report it, or was not asked.
+    pub(super) run_id: Option<String>,
+}
+
 /// Makes connections on the current runtime.
 #[derive(Clone)]
 pub(super) struct Connector {
@@ -67,15 +79,19 @@ pub(super) struct Connector {
     pub(super) routes: Option<Arc<Routes>>,
     /// Is set at each reconnect.
     pub(super) reconnects: Signal,
+    /// Where the requests to a single server go. Nothing is sent here for a fleet, whose routes say it.
+    pub(super) destination: watch::Sender<Destination>,
 }
 
 impl Connector {
     pub(super) async fn connect(&self) -> Result<Connection> {
-        let Self { address, routes, reconnects } = self;
+        let Self { address, routes, reconnects, .. } = self;
         Ok(match routes {
-            None => {
-                Connection::One(Node::new(address.client().await?, address.attempt, reconnects))
-            }
+            None => Connection::One(Node::new(
+                address.client().await?.client,
+                address.attempt,
+                reconnects,
+            )),
             Some(routes) => Connection::Fleet(Fleet::connect(address, routes, reconnects).await?),
         })
     }

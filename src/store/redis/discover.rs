@@ -164,7 +164,7 @@ async fn ask_node(
             (ask(connection.client(), "CLUSTER", "SLOTS").await, false)
         }
         None => {
-            let client = address.client().await?;
+            let client = address.client().await?.client;
             let slots = ask(&client, "CLUSTER", "SLOTS").await;
             let shards = ask(&client, "PUBSUB", "SHARDNUMSUB").await;
             let _ = timeout(address.attempt, client.quit()).await;

@@ -99,9 +99,9 @@ impl FleetSubscribers {
         let (channels, routes) = (Arc::clone(&self.channels), Arc::clone(&self.routes));
         self.runtime.spawn(async move {
             match address.subscriber().await {
-                Ok(client) => {
+                Ok(served) => {
                     let subscriber = Subscriber::new(
-                        client,
+                        served.client,
                         &channels,
                         &address,
                         Some((server, routes.sharded)),

@@ -71,6 +71,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use subscriptions::Subscriptions;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -166,8 +167,12 @@ impl RedisStore {
             _ => &PLAIN,
         };
         let replicas = address.replicas;
-        let connector =
-            Connector { address, routes: routes.clone(), reconnects: reconnects.clone() };
+        let connector = Connector {
+            address,
+            routes: routes.clone(),
+            reconnects: reconnects.clone(),
+            destination: watch::Sender::default(),
+        };
         let locks = connector.connect().await?;
         let renewals = match connector.connect().await {
             Ok(connection) => connection,
@@ -184,8 +189,8 @@ impl RedisStore {
                 return Err(error);
             }
         };
-        let (preflight, address) = (connector.address.preflight, &connector.address);
-        let checkup = Checkup::new(address, locks.clone(), routes.clone());
+        let preflight = connector.address.preflight;
+        let checkup = Checkup::new(&connector, locks.clone());
         let codec =
             Codec { keys: keys.clone(), scripts, replicas, subscriptions: subscriptions.clone() };
         let batchers = RuntimeBatchers::start(locks.clone(), connector, codec, clock.clone());

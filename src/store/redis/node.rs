@@ -13,8 +13,8 @@ use fred::types::{ClientState, ClusterHash, CustomCommand, Value};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 /// A connection to one server.
@@ -40,6 +40,8 @@ struct Health {
     changed: Notify,
     /// Why the last attempt to connect failed, if there is no connection since.
     failure: Mutex<Option<Failure>>,
+    /// How often a connection was made.
+    connects: watch::Sender<u64>,
     /// The number of calls that were answered.
     answers: AtomicU64,
     /// When a call was last found to be long over its time limit, because this process had stalled; and the number of
@@ -121,6 +123,7 @@ impl Node {
                 notify.set();
                 until_in_use(&watched.client).await;
                 watched.health.changed.notify_waiters();
+                watched.health.connects.send_modify(|connects| *connects += 1);
             }
         });
         node
@@ -128,6 +131,11 @@ impl Node {
 
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Returns how often a connection was made again, which changes when the next one is in use.
+    pub(super) fn connects(&self) -> watch::Receiver<u64> {
+        self.health.connects.subscribe()
     }
 
     /// Runs a script. `asking`: on a server that is importing the slot.

@@ -3,7 +3,7 @@
 //! A fleet is a cluster, or a primary with its replicas under sentinels, which is treated as a cluster of one shard.
 //! Each server has connections of its own, so that one that is down delays no other.
 
-use super::address::Address;
+use super::address::{Address, Served};
 use super::discover::Discovery;
 use super::slot_map::SlotMap;
 use super::url::{Sentinels, Topology};
@@ -176,7 +176,7 @@ async fn watch_sentinel(
     let address = routes.address.of_sentinel(&sentinels, &sentinel);
     loop {
         // This is not cancelled half way, which would leave a connection behind.
-        if let Ok(client) = address.subscriber().await {
+        if let Ok(Served { client, .. }) = address.subscriber().await {
             run_until(end.clone(), listen_to_sentinel(&routes, &client, address.attempt)).await;
             let _ = timeout(address.attempt, client.quit()).await;
         }

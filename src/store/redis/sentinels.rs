@@ -97,7 +97,7 @@ pub(super) async fn ask_sentinels(
 }
 
 async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
-    let client = address.client().await?;
+    let client = address.client().await?.client;
     let epoch = ask(&client, "SENTINEL", &["MASTER", &service]).await;
     let server = ask(&client, "SENTINEL", &["GET-MASTER-ADDR-BY-NAME", &service]).await;
     let _ = timeout(address.attempt, client.quit()).await;
@@ -146,7 +146,7 @@ fn explain_denied(error: Error) -> Error {
 async fn is_replica(address: Address) -> bool {
     // It runs to its end even after the time limit: an abandoned client would keep its connection.
     let asked = tokio::spawn(async move {
-        let client = address.client().await.ok()?;
+        let client = address.client().await.ok()?.client;
         let info = ask(&client, "INFO", &["replication"]).await;
         let _ = timeout(address.attempt, client.quit()).await;
         info.ok()?.as_string()

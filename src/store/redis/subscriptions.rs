@@ -33,7 +33,7 @@ impl Subscriptions {
         let (address, channels) = (&connector.address, Channels::default());
         let backend = match &connector.routes {
             None => {
-                let client = address.subscriber().await?;
+                let client = address.subscriber().await?.client;
                 let (commands, inbox) = mpsc::unbounded_channel();
                 let subscriber = Subscriber::new(client, &channels, address, None);
                 tokio::spawn(run(subscriber, inbox));

@@ -50,7 +50,7 @@ pub enum ErrorKind {
     Lost,
     /// The store could not be reached or did not answer in time; a retry may succeed.
     Unavailable,
-    /// The store refuses the credentials, or they lack a permission; fix them.
+    /// The store refuses the credentials, they lack a permission, or a TLS certificate is not trusted; fix them.
     Denied,
     /// The store is up but refuses writes: it is out of memory, read-only, or too few replicas have
     /// acknowledged the grant. A retry may succeed.
@@ -67,8 +67,8 @@ pub enum ErrorKind {
     Protocol,
     /// The manager was closed, or closed itself after a panic of its watchdog; make a new manager.
     Closed,
-    /// The store does not support the call, or a feature of the crate is off; choose another store, or turn the feature
-    /// on.
+    /// The store does not support the call, the server lacks a command, or a feature of the crate is off; choose another
+    /// store or server, or turn the feature on.
     Unsupported,
 }
 

@@ -375,7 +375,8 @@ impl Lease {
     /// Runs `future` while the lease is held.
     ///
     /// When the lease is lost, `future` is dropped at once, at its current await. Tasks that it has spawned continue: give
-    /// them the [`cancellation_token`](Lease::cancellation_token). A future that blocks its thread cannot be dropped until
+    /// them the [`cancellation_token`](Lease::cancellation_token). So do programs that it has started: set tokio's
+    /// `Command::kill_on_drop`, and mind that a program which has started others ends alone. A future that blocks its thread cannot be dropped until
     /// it yields. If `future` returns a `Result`, there are two of them, `lease.run(work()).await??`: the outer error is a
     /// loss, the inner one is that of the work.
     ///

@@ -95,6 +95,8 @@ impl ConnectOptions {
 
     /// Trusts the certificates in `pem` instead of those of the platform. For `rediss` URLs, with the feature `rustls`.
     ///
+    /// It may hold several certificates: to replace a CA, trust the old and the new one for a while.
+    ///
     /// Defaults to the certificates of the platform.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.remote.ca = Some(pem.into());

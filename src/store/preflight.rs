@@ -27,7 +27,7 @@ pub enum Preflight {
 pub struct Finding {
     /// What was checked.
     pub check: Check,
-    /// Which server it is: `the server`, `node 2` of a quorum, or `host:port` in a fleet.
+    /// Which server it is: `host:port` or the path of its socket, or `node 2` of a quorum.
     pub server: String,
     advice: String,
 }

@@ -1,6 +1,7 @@
 //! Leases on real Redis servers: alone, behind TLS, watched by sentinels, and in a cluster.
 
 mod cluster;
+mod commands;
 mod drop;
 mod election;
 mod errors;

@@ -46,6 +46,10 @@ async fn refused(url: &str) -> Error {
     here(Preflight::Refuse).connect(url).await.expect_err("refused")
 }
 
+fn place(server: &Server) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
 fn evict(server: &Server) {
     server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
     server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
@@ -72,7 +76,7 @@ async fn each_setting_that_costs_leases_is_one_warning_by_default() {
     let leases = leases.connect(server.url()).await.expect("a manager");
     let lines = warnings(&trace);
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines.iter().all(|(server, _)| server == "the server"), "{lines:?}");
+    assert!(lines.iter().all(|(named, _)| *named == place(&server)), "{lines:?}");
     assert!(lines[0].1.contains("volatile-ttl; set maxmemory-policy noeviction"), "{lines:?}");
     assert!(lines[1].1.contains("set appendonly yes"), "{lines:?}");
     // It serves all the same.
@@ -85,7 +89,7 @@ async fn refusal_lists_all_findings_and_leaves_nothing_connected() {
     let mut look = server.connection();
     let mut clients = || look.command(&["CLIENT", "LIST"]).text().lines().count();
     assert_eq!(clients(), 1);
-    let expected = [Check::Eviction, Check::Persistence].map(|check| ("the server".into(), check));
+    let expected = [Check::Eviction, Check::Persistence].map(|check| (place(&server), check));
     assert_eq!(found(&refused(&server.url()).await), expected);
     eventually(LONG, || clients() == 1).await;
     // On threads of its own, and without a manager.
@@ -129,7 +133,7 @@ async fn user_that_may_not_ask_is_the_one_finding() {
     leases.close().await.expect("closed");
     let error = builder.clone().preflight(Preflight::Refuse).connect(&url).await;
     let error = error.expect_err("refused");
-    assert_eq!(found(&error), [("the server".to_owned(), Check::Info)]);
+    assert_eq!(found(&error), [(place(&server), Check::Info)]);
     assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     server.command(&["ACL", "SETUSER", "lease", "+info"]);
     let leases = builder.preflight(Preflight::Refuse).connect(&url).await.expect("fit");
@@ -151,7 +155,7 @@ async fn replica_is_found_before_it_refuses_writes() {
     let of = ["--replicaof", "127.0.0.1", &primary.port().to_string()];
     let replica = Server::start_with(&[&DURABLE[..], &of].concat());
     let (trace, _guard) = Trace::of_this_thread();
-    assert_eq!(found(&refused(&replica.url()).await), [("the server".to_owned(), Check::Role)]);
+    assert_eq!(found(&refused(&replica.url()).await), [(place(&replica), Check::Role)]);
     let error = here(Preflight::Warn).connect(replica.url()).await.expect_err("read-only");
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
     let lines = warnings(&trace);
@@ -163,7 +167,7 @@ async fn replicas_that_are_demanded_and_not_there_are_found() {
     let server = Server::start_with(&DURABLE);
     let builder = here(Preflight::Refuse).replicas(1, Duration::from_millis(500));
     let error = builder.clone().connect(server.url()).await.expect_err("refused");
-    assert_eq!(found(&error), [("the server".to_owned(), Check::Replicas)]);
+    assert_eq!(found(&error), [(place(&server), Check::Replicas)]);
     assert!(error.to_string().contains("too few replicas (0)"), "{error}");
     let of = ["--replicaof", "127.0.0.1", &server.port().to_string()];
     let _replica = Server::start_with(&of);
@@ -255,15 +259,14 @@ async fn next_primary_is_checked_after_a_failover() {
     let all = tokio::task::spawn_blocking(|| Sentinels::start("")).await.expect("sentinels");
     let (trace, _guard) = Trace::of_this_thread();
     let leases = here(Preflight::Warn).connect(all.url()).await.expect("a manager");
-    let name = |server: &Server| format!("127.0.0.1:{}", server.port());
     let lines = warnings(&trace);
-    assert!(matches!(&lines[..], [(server, _)] if *server == name(&all.servers[0])), "{lines:?}");
+    assert!(matches!(&lines[..], [(server, _)] if *server == place(&all.servers[0])), "{lines:?}");
     all.servers[1..].iter().for_each(evict);
     let asked = all.sentinels[0].command(&["SENTINEL", "FAILOVER", kit::topology::SERVICE]);
     assert_eq!(asked.text(), "OK");
     let evicting = || warnings(&trace).into_iter().find(|(_, line)| line.contains("noeviction"));
     eventually(LONG, || evicting().is_some()).await;
     let (server, _) = evicting().expect("a warning");
-    assert!(all.servers[1..].iter().any(|next| name(next) == server), "{server}");
+    assert!(all.servers[1..].iter().any(|next| place(next) == server), "{server}");
     leases.close().await.expect("closed");
 }

@@ -3,7 +3,7 @@
 
 use kit::Server;
 use kit::server::free_port;
-use leasehold::{Builder, ErrorKind, LeaseManager};
+use leasehold::{Builder, Error, ErrorKind, LeaseManager};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -29,6 +29,19 @@ fn certificates() -> TempDir {
     ));
     openssl(
         "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 2 \
+         -copy_extensions copy",
+    );
+    // One that has expired, and one for another host.
+    openssl(
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out expired.crt -days -1 \
+         -copy_extensions copy",
+    );
+    openssl(&format!(
+        "req -key server.key -new -out other.csr -subj /CN=other \
+         -addext subjectAltName=DNS:other.example -addext basicConstraints=CA:FALSE"
+    ));
+    openssl(
+        "x509 -req -in other.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out other.crt -days 2 \
          -copy_extensions copy",
     );
     openssl(&format!(
@@ -114,8 +127,15 @@ async fn server_whose_ca_is_not_trusted_is_refused() {
     };
     let start = Instant::now();
     let error = LeaseManager::connect(&url).await.expect_err("not trusted");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    is_denied(&error, "is not trusted; give the CA that has signed it to tls_ca");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[track_caller]
+fn is_denied(error: &Error, says: &str) {
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    assert!(error.to_string().contains(says), "{error:?}");
+    assert!(!error.is_retryable());
 }
 
 /// Trusts the private CA.
@@ -151,11 +171,91 @@ async fn builder_takes_a_private_ca_and_a_client_certificate() {
     // By the address, which the certificate names too.
     locks(known(certificates.path()), &format!("rediss://127.0.0.1:{port}")).await;
     let start = Instant::now();
-    for stranger in [trusting(certificates.path()), LeaseManager::builder()] {
-        let error = stranger.connect(&url).await.expect_err("a stranger");
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    for (stranger, says) in
+        [(trusting(certificates.path()), "tls_identity"), (LeaseManager::builder(), "tls_ca")]
+    {
+        is_denied(&stranger.connect(&url).await.expect_err("a stranger"), says);
     }
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+/// Gives the server another certificate, for the connections that follow.
+fn present(server: &Server, certificate: &Path) {
+    let file = certificate.to_string_lossy();
+    assert_eq!(server.command(&["CONFIG", "SET", "tls-cert-file", &file]).error(), None);
+}
+
+#[tokio::test]
+async fn certificate_that_does_not_fit_is_named_with_what_to_do() {
+    let certificates = certificates();
+    let (server, port) = server(certificates.path());
+    let url = format!("rediss://localhost:{port}");
+    for (file, says) in [
+        ("expired.crt", "has expired; renew it"),
+        ("other.crt", "is for other host names; connect by a name that it has"),
+    ] {
+        present(&server, &certificates.path().join(file));
+        let error = trusting(certificates.path()).connect(&url).await.expect_err(file);
+        is_denied(&error, says);
+        assert!(error.to_string().contains(&format!("localhost:{port}")), "{error}");
+    }
+    present(&server, &certificates.path().join("server.crt"));
+    // As one replaces it: both are given.
+    let other = self::certificates();
+    let both = ["ca.crt"].iter().flat_map(|file| {
+        [&other, &certificates].map(|dir| fs::read(dir.path().join(file)).expect("a CA"))
+    });
+    locks(LeaseManager::builder().tls_ca(both.collect::<Vec<_>>().concat()), &url).await;
+}
+
+#[tokio::test]
+async fn url_without_tls_where_it_is_wanted_is_named_and_the_reverse() {
+    let certificates = certificates();
+    let (server, port) = server(certificates.path());
+    for (url, says) in [
+        (format!("redis://localhost:{port}"), "rediss://"),
+        (format!("rediss://localhost:{}", server.port()), "does it speak TLS on this port?"),
+    ] {
+        let builder = match url.starts_with("rediss") {
+            true => trusting(certificates.path()),
+            false => LeaseManager::builder(),
+        };
+        let error = builder.ttl(Duration::from_secs(3)).connect(&url).await.expect_err(says);
+        println!("{url}: {error}");
+        assert!(error.to_string().contains(says), "{url}: {error:?}");
+    }
+}
+
+/// A manager that runs goes on trying, because the operator can put it right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificate_that_is_replaced_is_denied_until_it_is_right() {
+    const LONG: Duration = Duration::from_secs(60);
+    let certificates = certificates();
+    let (server, port) = server(certificates.path());
+    let url = format!("rediss://localhost:{port}");
+    let builder = trusting(certificates.path()).ttl(Duration::from_secs(10));
+    let leases = builder.connect(&url).await.expect("a manager");
+    leases.lock("tls").lock().await.expect("a lease").unlock().await.expect("released");
+    present(&server, &certificates.path().join("expired.crt"));
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let error = kit::within(LONG, async {
+        loop {
+            match leases.lock("tls").try_lock().await {
+                // The request was on its way when the connection was closed.
+                Err(error) if error.kind() == ErrorKind::Unavailable => {}
+                other => return other.expect_err("not trusted"),
+            }
+        }
+    });
+    is_denied(&error.await, "has expired; renew it");
+    present(&server, &certificates.path().join("server.crt"));
+    kit::within(LONG, async {
+        while let Err(error) = leases.lock("tls").lock().await {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        }
+    })
+    .await;
+    leases.close().await.expect("closed");
 }
 
 #[tokio::test]

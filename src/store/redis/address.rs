@@ -1,6 +1,6 @@
 //! Makes connections to an address.
 
-use super::errors::classify;
+use super::errors::{classify, classify_connect, not_connected_in_time};
 use super::tls;
 use super::url::{self, Sentinels, Topology};
 use crate::error::{Error, ErrorKind, Result};
@@ -113,6 +113,11 @@ impl Address {
         }
     }
 
+    /// Returns the host and the port of a single server, or its socket.
+    pub(super) fn place(&self) -> String {
+        Place(&self.config.server).to_string()
+    }
+
     /// Returns the address of one server of a fleet.
     pub(super) fn of(&self, server: &Server) -> Self {
         let mut address = self.clone();
@@ -178,15 +183,14 @@ impl Address {
     async fn init<C: ClientLike>(&self, client: C) -> Result<Served<C>> {
         let error = match timeout(self.connect_timeout() * 2, client.init()).await {
             Ok(Ok(task)) => return Ok(Served { client, task }),
-            Ok(Err(error)) if *error.kind() != Kind::Timeout => classify(&error),
-            Ok(Err(_)) | Err(_) => {
-                let message = "the server did not answer in time; is it up, and the port right?";
-                Error::new(ErrorKind::Unavailable, message)
+            Ok(Err(error)) if *error.kind() != Kind::Timeout => {
+                classify_connect(&error, self.config.tls.is_some())
             }
+            Ok(Err(_)) | Err(_) => not_connected_in_time(self.config.tls.is_some()),
         };
         // Otherwise the client would go on trying to connect.
         let _ = timeout(self.attempt, client.quit()).await;
-        Err(error.at(&format!("cannot connect to {}", Place(&self.config.server))))
+        Err(error.at(&format!("cannot connect to {}", self.place())))
     }
 }
 

@@ -4,8 +4,9 @@
 //! shard, or what answers at the address after a reconnect. Only connecting can refuse; later findings are warnings.
 
 use super::connection::{Connection, Connector, Destination};
+use super::replies;
 use super::routes::Routes;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Fate, Result};
 use crate::store::preflight::{Check, Finding, Preflight, Unfit};
 use crate::trace;
 use fred::types::config::Server;
@@ -37,6 +38,8 @@ pub(super) struct Checkup {
     node: Option<usize>,
     /// Where to report to which server the connection leads.
     destination: watch::Sender<Destination>,
+    /// The host and the port of a single server, or its socket.
+    place: String,
 }
 
 impl Checkup {
@@ -44,7 +47,8 @@ impl Checkup {
         let address = &connector.address;
         let replicas = address.replicas.map_or(0, |replicas| replicas.count);
         let (routes, destination) = (connector.routes.clone(), connector.destination.clone());
-        Self { connection, routes, replicas, node: address.node, destination }
+        let (node, place) = (address.node, address.place());
+        Self { connection, routes, replicas, node, destination, place }
     }
 
     /// Checks all servers now, and those that are met later until `end`.
@@ -90,7 +94,7 @@ impl Checkup {
 
     async fn check_one(&self) -> Result<Known> {
         let Connection::One(node) = &self.connection else { return Ok(Known::new()) };
-        let name = self.node.map_or_else(|| "the server".to_owned(), |at| format!("node {at}"));
+        let name = self.node.map_or_else(|| self.place.clone(), |at| format!("node {at}"));
         let connects = *node.connects().borrow();
         let info = node.info().await;
         let run_id = info.as_ref().ok().and_then(|info| field(info, "run_id")).map(str::to_owned);
@@ -172,11 +176,12 @@ fn warn(findings: Vec<Finding>) {
     }
 }
 
-/// Returns whether the server refuses `INFO`, to this user or to all. Without a password it refuses everything.
+/// Returns whether the server refuses `INFO`, to this user or to all, in words of Redis or of a proxy. Without a password it
+/// refuses everything, and so does a server that accepts no more clients.
 fn is_refusal(error: &Error) -> bool {
-    let text = error.message();
-    (error.kind() == ErrorKind::Denied && text.contains("NOPERM"))
-        || text.contains("unknown command")
+    let words = replies::words_of(error).unwrap_or_default();
+    let is_passing = error.is_unavailable() && error.fate() == Fate::NotExecuted;
+    words.starts_with("NOPERM ") || (words.starts_with("ERR ") && !is_passing)
 }
 
 /// Returns a field of a reply to `INFO`.
@@ -301,10 +306,17 @@ mod tests {
             "NOPERM this user has no permissions to run the 'info' command",
             "NOPERM User lease has no permissions to run the 'info' command",
             "ERR unknown command 'INFO', with args beginning with: ",
+            "ERR unsupported command 'info'",
+            "ERR not here",
         ] {
             assert_eq!(judged(text).unwrap()[0].check, Check::Info, "{text}");
         }
-        for text in ["NOAUTH Authentication required.", "BUSY Redis is busy", "timeout"] {
+        for text in [
+            "NOAUTH Authentication required.",
+            "BUSY Redis is busy",
+            "ERR max number of clients reached",
+            "timeout",
+        ] {
             assert!(judged(text).is_err(), "{text}");
         }
     }

@@ -43,9 +43,9 @@ pub(super) fn classify(error: &Failure) -> Error {
     }
     // Whatever fred reports, the server may have run the command.
     let (kind, message) = match error.kind() {
+        Kind::IO | Kind::Tls => io_message(text),
         Kind::Auth => (ErrorKind::Denied, WRONG_USER),
         Kind::Timeout => (ErrorKind::Unavailable, "the server did not answer in time"),
-        Kind::IO => (ErrorKind::Unavailable, io_message(text)),
         Kind::Canceled => (ErrorKind::Unavailable, "the connection was closed"),
         Kind::Protocol | Kind::Parse => (
             ErrorKind::Unavailable,
@@ -61,16 +61,85 @@ pub(super) fn classify(error: &Failure) -> Error {
     Error::new(kind, message).with_fate(Fate::Unknown).with_source(source)
 }
 
-fn io_message(text: &str) -> &'static str {
-    if text.contains("ConnectionRefused") {
-        "connection refused: nothing is listening at the server's address; start the server, or correct the port"
-    } else if text.contains("failed to lookup address") {
-        "the name of the host cannot be resolved; check its spelling, and the DNS of this machine"
-    } else if text.contains("NotFound") {
-        "there is no such socket"
-    } else {
-        "the connection to the server failed"
+/// Classifies a failure to make the first connection, `with_tls` or without.
+pub(super) fn classify_connect(error: &Failure, with_tls: bool) -> Error {
+    const CLOSED: [&str; 3] = ["UnexpectedEof", "ConnectionReset", "BrokenPipe"];
+    let classified = classify(error);
+    if with_tls || !CLOSED.iter().any(|words| error.details().contains(words)) {
+        return classified;
     }
+    classified.with_message(
+        "the server closed the connection before it answered; if it wants TLS on this port, write rediss:// in the URL"
+            .to_owned(),
+    )
+}
+
+/// The error of a first connection that was not there in time.
+pub(super) fn not_connected_in_time(with_tls: bool) -> Error {
+    let message = if with_tls {
+        "the server did not answer in time; is it up, and does it speak TLS on this port? Without TLS, write redis:// in \
+         the URL"
+    } else {
+        "the server did not answer in time; is it up, and the port right?"
+    };
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+const CONNECTION_FAILED: &str = "the connection to the server failed";
+
+/// Explains a failure of a connection by its text: the words of rustls, of the system, or of the resolver.
+///
+/// A certificate that is not trusted is no outage, so it is reported at once. A manager that runs goes on trying to connect
+/// all the same, and recovers when the certificate is replaced.
+fn io_message(text: &str) -> (ErrorKind, &'static str) {
+    use ErrorKind::{Denied, Invalid, Unavailable};
+    let table = [
+        (
+            "ConnectionRefused",
+            Unavailable,
+            "connection refused: nothing is listening at the server's address; start the server, or correct the port",
+        ),
+        (
+            "failed to lookup address",
+            Unavailable,
+            "the name of the host cannot be resolved; check its spelling, and the DNS of this machine",
+        ),
+        (
+            "NotValidForName",
+            Denied,
+            "the server's certificate is for other host names; connect by a name that it has, or issue one for this name",
+        ),
+        (
+            "(Expired",
+            Denied,
+            "the server's certificate has expired; renew it, or correct the clock of this machine",
+        ),
+        (
+            "(NotValidYet",
+            Denied,
+            "the server's certificate is not valid yet; correct the clock of this machine, or the certificate",
+        ),
+        (
+            "InvalidCertificate",
+            Denied,
+            "the server's certificate is not trusted; give the CA that has signed it to tls_ca",
+        ),
+        (
+            "AlertReceived",
+            Denied,
+            "the server refuses this client by TLS; if it wants a certificate, give one that it trusts to tls_identity",
+        ),
+        (
+            "InvalidContentType",
+            Invalid,
+            "the server does not speak TLS on this port; write redis:// in the URL, or correct the port",
+        ),
+        ("NotFound", Unavailable, "there is no such socket"),
+    ];
+    table
+        .into_iter()
+        .find(|(words, ..)| text.contains(words))
+        .map_or((Unavailable, CONNECTION_FAILED), |(_, kind, message)| (kind, message))
 }
 
 #[cfg(test)]
@@ -98,7 +167,7 @@ mod tests {
 
     #[test]
     fn kind_of_the_client_comes_next_and_its_fate_is_unknown() {
-        use ErrorKind::{Denied, Unavailable};
+        use ErrorKind::{Denied, Invalid, Unavailable};
         for (kind, text, sorted, fate, says) in [
             (Kind::Auth, "no", Denied, Fate::Unknown, "user or password"),
             (Kind::Timeout, "", Unavailable, Fate::Unknown, "in time"),
@@ -111,6 +180,30 @@ mod tests {
             ),
             (Kind::IO, "ConnectionRefused", Unavailable, Fate::Unknown, "nothing is listening"),
             (Kind::IO, "NotFound", Unavailable, Fate::Unknown, "no such socket"),
+            (Kind::IO, "InvalidCertificate(Expired)", Denied, Fate::Unknown, "has expired"),
+            (Kind::IO, "InvalidCertificate(NotValidYet)", Denied, Fate::Unknown, "not valid yet"),
+            (
+                Kind::IO,
+                "InvalidCertificate(NotValidForNameContext { expected: .. })",
+                Denied,
+                Fate::Unknown,
+                "other host names",
+            ),
+            (Kind::IO, "InvalidCertificate(UnknownIssuer)", Denied, Fate::Unknown, "tls_ca"),
+            (
+                Kind::Tls,
+                "AlertReceived(CertificateRequired)",
+                Denied,
+                Fate::Unknown,
+                "tls_identity",
+            ),
+            (
+                Kind::IO,
+                "InvalidMessage(InvalidContentType)",
+                Invalid,
+                Fate::Unknown,
+                "does not speak TLS",
+            ),
             (Kind::Canceled, "", Unavailable, Fate::Unknown, "was closed"),
             (Kind::Backpressure, "", Unavailable, Fate::Unknown, "an error"),
             (Kind::Protocol, "", Unavailable, Fate::Unknown, "is it Redis?"),

@@ -126,6 +126,66 @@ pub(super) fn is_split(error: &Error) -> bool {
         && error.to_string().contains("(TRYAGAIN ")
 }
 
+/// The texts by which Redis, Valkey and proxies refuse a command that they do not know, or that was renamed away.
+const UNKNOWN: [&str; 3] = ["unknown command", "unknown subcommand", "unsupported command"];
+/// The same inside a script, by Redis, by Valkey and by `acl_check_cmd`. None of them names the command.
+const UNKNOWN_IN_SCRIPT: [&str; 3] = [
+    "Unknown Redis command called from script",
+    "Unknown command called from script",
+    "Invalid command passed",
+];
+
+/// Returns the error of a server that does not know a command, if these are its words for that.
+fn unknown_command(text: &str) -> Option<Error> {
+    let within = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    let fate = if within(&UNKNOWN_IN_SCRIPT) {
+        // The script may have written before.
+        Fate::Unknown
+    } else if text.starts_with("ERR ") && within(&UNKNOWN) {
+        Fate::NotExecuted
+    } else {
+        return None;
+    };
+    let name = quoted(text).map(|name| format!("the command {}", name.to_ascii_uppercase()));
+    let message = format!(
+        "the server does not know {}, which leasehold needs; use Redis 7.0 or later, or Valkey, without a renamed \
+         command, and no proxy that lacks one ({text})",
+        name.as_deref().unwrap_or("a command")
+    );
+    let source = ServerError(text.to_owned());
+    Some(Error::new(ErrorKind::Unsupported, message).with_fate(fate).with_source(source))
+}
+
+/// Returns the first words in quotes.
+fn quoted(text: &str) -> Option<&str> {
+    const QUOTES: [char; 2] = ['\'', '`'];
+    let (_, rest) = text.split_once(QUOTES)?;
+    rest.split_once(QUOTES).map(|(words, _)| words)
+}
+
+/// Adds the command to the words of a server that has refused one inside a script without naming it, by the line of the
+/// script that these words name: the command that is called there, or else the one that is set as current before.
+pub(super) fn with_command(text: &str, script: &str) -> Option<String> {
+    let nameless = UNKNOWN_IN_SCRIPT.iter().chain(&DENIED_IN_SCRIPT[..1]);
+    nameless.clone().find(|words| text.contains(**words))?;
+    let (_, line) = text.rsplit_once("user_script:")?;
+    let line: usize = line.trim_end_matches(|last: char| !last.is_ascii_digit()).parse().ok()?;
+    let after = |line: &str, words: &str| {
+        line.find(words).and_then(|at| quoted(&line[at..])).map(ToOwned::to_owned)
+    };
+    let lines: Vec<&str> = script.lines().take(line).collect();
+    let called = lines.last().and_then(|line| after(line, "call('"));
+    let command =
+        called.or_else(|| lines.iter().rev().find_map(|line| after(line, "doing = '")))?;
+    Some(format!("{} ('{command}')", without_arguments(text)))
+}
+
+/// Returns the server's own words, if it has answered with an error.
+pub(super) fn words_of(error: &Error) -> Option<&str> {
+    let source = std::error::Error::source(error)?.downcast_ref::<ServerError>()?;
+    Some(&source.0)
+}
+
 /// The texts by which Redis 7.0, and later versions, refuse a command inside a script.
 const DENIED_IN_SCRIPT: [&str; 2] =
     ["The user executing the script can't", "ACL failure in script"];
@@ -140,6 +200,9 @@ pub(super) fn classify(text: &str) -> Error {
     if DENIED_IN_SCRIPT.iter().any(|words| text.contains(words)) {
         let message = "the user lacks a permission that the lock scripts need; leasehold::guide::redis lists them";
         return error(Denied, message, text, Fate::Unknown);
+    }
+    if let Some(error) = unknown_command(text) {
+        return error;
     }
     // A script created a key whose slot is being moved.
     if text.contains("access a non local key") {
@@ -317,6 +380,21 @@ mod tests {
             ),
             ("ERR invalid password", Denied, NotExecuted),
             ("ERR DB index is out of range", Invalid, NotExecuted),
+            (
+                "ERR unknown command 'ZADD', with args beginning with: 'a' ",
+                Unsupported,
+                NotExecuted,
+            ),
+            ("ERR unknown command `ZADD`, with args beginning with: ", Unsupported, NotExecuted),
+            ("ERR unknown subcommand 'SHARDNUMSUB'. Try PUBSUB HELP.", Unsupported, NotExecuted),
+            ("ERR unsupported command 'zadd'", Unsupported, NotExecuted),
+            ("ERR Unknown Redis command called from script ('ZADD')", Unsupported, Unknown),
+            (
+                "ERR Unknown command called from script script: 1f, on @user_script:3.",
+                Unsupported,
+                Unknown,
+            ),
+            ("ERR Invalid command passed to redis.acl_check_cmd() ('ZADD')", Unsupported, Unknown),
             ("ERR something new", Unavailable, Unknown),
             ("", Unavailable, Unknown),
         ];
@@ -327,6 +405,34 @@ mod tests {
             assert!(error.to_string().contains(text), "{error}");
             let source = std::error::Error::source(&error).map(ToString::to_string);
             assert_eq!(source.as_deref(), Some(text), "the server's own words");
+        }
+    }
+
+    #[test]
+    fn unknown_command_is_named_where_the_server_or_the_script_names_it() {
+        for (text, says) in [
+            (
+                "ERR unknown command 'zadd', with args beginning with: 'a' ",
+                "the command ZADD, which",
+            ),
+            ("ERR unknown command `ZADD`, with args beginning with: ", "the command ZADD, which"),
+            ("ERR Unknown command called from script ('ZADD')", "the command ZADD, which"),
+            ("ERR Unknown command called from script", "a command, which"),
+        ] {
+            assert!(classify(text).to_string().contains(says), "{}", classify(text));
+        }
+        let script =
+            "local a = call('PTTL', lock)\ndoing = 'TIME'\nlocal t = call(TIME)\nerror(t)\n";
+        let refused = "ERR Unknown Redis command called from script script: 1f, on @user_script";
+        for (line, command) in [(1, "PTTL"), (3, "TIME"), (4, "TIME")] {
+            let named = with_command(&format!("{refused}:{line}."), script).unwrap();
+            assert_eq!(
+                named,
+                format!("ERR Unknown Redis command called from script ('{command}')")
+            );
+        }
+        for other in ["ERR what script: 1f, on @user_script:1.", refused] {
+            assert_eq!(with_command(other, script), None, "{other}");
         }
     }
 

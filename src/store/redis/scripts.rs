@@ -1,6 +1,6 @@
 //! The Lua scripts, and how they are called.
 
-use super::replies::Element;
+use super::replies::{self, Element};
 use crate::store::remote::Replicas;
 use fred::bytes::Bytes;
 use fred::clients::Client;
@@ -264,9 +264,18 @@ impl Script {
         match send(client, "EVALSHA", &self.sha, call, timeout).await {
             // Boxed, too.
             Err(error) if is_unknown(&error) => {
-                Box::pin(send(client, "EVAL", self.source, call, timeout)).await
+                let reply = Box::pin(send(client, "EVAL", self.source, call, timeout)).await;
+                reply.map_err(|error| self.explain(error))
             }
-            reply => reply,
+            reply => reply.map_err(|error| self.explain(error)),
+        }
+    }
+
+    /// Adds the command to a refusal of the server that names none.
+    fn explain(&self, failure: Failure) -> Failure {
+        match replies::with_command(failure.details(), self.source) {
+            Some(text) => Failure::new(failure.kind().clone(), text),
+            None => failure,
         }
     }
 
@@ -317,10 +326,11 @@ impl Script {
             }
             Ok(elements)
         };
-        match attempt("EVALSHA", &self.sha).await {
+        let reply = match attempt("EVALSHA", &self.sha).await {
             Err(error) if is_unknown(&error) => attempt("EVAL", self.source).await,
             reply => reply,
-        }
+        };
+        reply.map_err(|error| self.explain(error))
     }
 }
 

@@ -104,6 +104,11 @@ async fn ask_sentinel(address: &Address, service: String) -> Result<Named> {
     let refused = |error: Failure| {
         if error.details().contains("No such master") {
             Error::invalid("the sentinels know no primary by the name of sentinelServiceName")
+        } else if error.details().starts_with("ERR unknown command") {
+            let place = address.place();
+            Error::invalid(format!(
+                "{place} is no sentinel; write redis:// for a server, or the port of a sentinel (26379 by default)"
+            ))
         } else {
             classify(&error)
         }

@@ -465,7 +465,7 @@ fn answers_another(reply: &FredResult<Value>, question: &str) -> bool {
 
 /// Returns whether a refusal is about `PING` alone: commands before it have run.
 fn is_of_ping(text: &str) -> bool {
-    text.contains("'ping'") || text.starts_with("MISCONF")
+    text.to_ascii_lowercase().contains("'ping'") || text.starts_with("MISCONF")
 }
 
 #[cfg(test)]
@@ -483,6 +483,7 @@ mod tests {
             // Without the permission to ping, the refusal shows that the connection is alive.
             (refused("NOPERM User a has no permissions to run the 'ping' command"), false),
             (refused("MISCONF Errors writing to the AOF file"), false),
+            (refused("ERR unknown command 'PING', with args beginning with: '7' "), false),
             (pong("6"), true),
             (Ok("6".into()), true),
             (Ok(Value::Array(vec!["ssubscribe".into(), "c".into(), 1.into()])), true),

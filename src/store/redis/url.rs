@@ -31,6 +31,11 @@ pub(super) struct Sentinels {
 
 pub(super) fn parse(url: &str) -> Result<Parsed> {
     let Some((scheme, rest)) = url.split_once("://") else {
+        if ["redis", "rediss", "valkey", "valkeys"].iter().any(|scheme| has_scheme(url, scheme)) {
+            return Err(Error::invalid(
+                "the URL lacks // after its scheme; write redis://host:6379",
+            ));
+        }
         return Err(Error::invalid(
             "the URL has no scheme; write redis://host:6379, redis+unix:///path or memory:",
         ));
@@ -40,6 +45,12 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
         return Err(Error::invalid(
             "the URL has a '#', which has no meaning here; leave out what begins with it, or write %23 where it is \
              part of a password or path",
+        ));
+    }
+    // A path may have one.
+    if scheme != "redis+unix" && rest.contains(char::is_whitespace) {
+        return Err(Error::invalid(
+            "the URL has a space; separate the URLs of a quorum by commas, and write a space in a password as %20",
         ));
     }
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -68,6 +79,12 @@ pub(super) fn parse(url: &str) -> Result<Parsed> {
              redis-cluster, zookeeper or memory:, or valkey in place of redis",
         )),
     }
+}
+
+/// Returns whether a URL begins with this scheme, or with one for a fleet of such servers.
+fn has_scheme(url: &str, scheme: &str) -> bool {
+    let begins = |with: &str| url.strip_prefix(with).is_some_and(|rest| rest.starts_with(':'));
+    ["", "-sentinel", "-cluster"].iter().any(|fleet| begins(&format!("{scheme}{fleet}")))
 }
 
 // The text of fred may echo the URL.
@@ -137,7 +154,9 @@ fn parse_cluster(tls: bool, rest: &str, query: &str) -> Result<Parsed> {
         return Err(unknown_key(key, "only node=host:port is known here"));
     }
     if database_of(rest)?.is_some() {
-        return Err(Error::invalid("a cluster has only database 0; leave it out of the URL"));
+        return Err(Error::invalid(
+            "leasehold uses only database 0 of a cluster; leave the database out of the URL",
+        ));
     }
     let (rest, scheme) = (rest.trim_end_matches("/0"), if tls { "rediss" } else { "redis" });
     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
@@ -286,6 +305,11 @@ mod tests {
     fn bad_urls_say_what_to_do_and_never_echo_a_secret() {
         let table = [
             ("localhost:6379", "no scheme"),
+            ("redis:hunter:6379", "write redis://host"),
+            ("rediss-cluster:hunter:6379", "write redis://host"),
+            ("redis://a:6379 redis://hunter:6379", "by commas"),
+            ("redis://u:hun ter@host:6379", "as %20"),
+            ("redis://host/0 ", "has a space"),
             ("http://localhost", "redis-cluster, zookeeper or memory:"),
             ("redis://", "cannot be parsed"),
             ("redis://u:hunter2@:99999", "cannot be parsed"),

@@ -4,7 +4,7 @@
 -- Looked up once, because access to a global costs more each time.
 local call, try, find, format, refusal = redis.call, redis.pcall, string.find, string.format, redis.error_reply
 
--- The current command: Redis 7.0 does not name the one that it refuses.
+-- The current command: a server does not name the one that it refuses or does not know.
 local doing = ''
 
 local LONGEST_TTL = 31536000000

@@ -49,8 +49,8 @@ end
 
 -- Raises the server's error if a command that comes later is not permitted. In a form that changes nothing, in case it is.
 local function need(command, ...)
+  doing = command
   if not redis.acl_check_cmd(command, ...) then
-    doing = command
     call(command, ...)
   end
 end

@@ -11,7 +11,9 @@ local mode = mode_of(lock)
 if not mode then
   return reply
 end
+doing = 'PTTL'
 local left = call('PTTL', lock)
+doing = 'HGETALL'
 local fields = call('HGETALL', lock)
 for i = 1, #fields, 2 do
   local field, count = fields[i], fields[i + 1]

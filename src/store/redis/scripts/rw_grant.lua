@@ -44,7 +44,7 @@ if wrote and not changes then
   return first
 end
 doing = 'SET'
-call('SET', timeout, '1', 'PX', ttl)
+call('SET', timeout, first > 0 and format('%d', first) or '1', 'PX', ttl)
 if fresh then
   doing = 'HSET'
   call('HSET', lock, 'mode', 'read', holder, '1')

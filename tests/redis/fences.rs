@@ -100,14 +100,14 @@ async fn readers_after_a_restart_from_an_old_file_have_larger_tokens() {
     assert_eq!(server.command(&["HLEN", "page"]).int(), 2, "the reader that left is back");
 
     // Of processes of their own: readers of one process share a hold, and its token.
+    let mut held = Vec::new();
     for _ in 0..3 {
         let there = connect(&server.url()).await;
         let page = there.rw_lock("page").read().await.expect("a lease");
         assert!(page.fence() > last, "{:?} after {last:?}", page.fence());
         last = page.fence();
         assert!(resource.write(page.fence_guard("data").expect("a token")).await);
-        // The next one joins it.
-        page.forget();
+        held.push((there, page));
     }
     assert!(!resource.write(edit.fence_guard("data").expect("a token")).await, "a late write");
 }

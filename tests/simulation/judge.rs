@@ -117,6 +117,8 @@ pub struct Belief {
     pub task: u64,
     pub hold: HoldId,
     pub mode: Mode,
+    /// It is a writer's that asked to be a reader, and may have become one.
+    downgrades: bool,
     fence: u64,
     opened: u64,
     /// When it may have been granted at the earliest.
@@ -463,6 +465,7 @@ impl Judge {
             task,
             hold,
             mode,
+            downgrades: false,
             fence,
             opened,
             granted: opened,
@@ -475,7 +478,7 @@ impl Judge {
     /// A writer asks to become a reader: from now on it believes in no more than that.
     pub fn downgrades(&mut self, id: u64) {
         if let Some(belief) = self.belief(id) {
-            belief.mode = Mode::Read;
+            (belief.mode, belief.downgrades) = (Mode::Read, true);
         }
     }
 

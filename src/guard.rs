@@ -38,7 +38,7 @@
 //!
 //! Readers of one name have tokens of their own and work at the same time, so one may write after another with a larger
 //! token. The guard of a [`ReadLease`](crate::ReadLease) is refused only once a writer with a larger token has written. The
-//! guard of a writer is refused once anybody with a larger token has, also a reader.
+//! guard of a writer is refused once any holder with a larger token has, also a reader.
 
 use crate::error::{Error, Result};
 use crate::store::HolderId;
@@ -60,7 +60,7 @@ const LONGEST_RESOURCE: usize = 512;
 /// number of Lua is exact up to 2^53 only.
 ///
 /// The key has the largest token of all, and behind a space the largest of those that were not readers', if that is
-/// smaller. A reader is compared with the second, because readers come in any order, and anybody else with the first.
+/// smaller. A reader is compared with the second, because readers come in any order, and any other holder with the first.
 const PROLOGUE: &str = r"local leasehold_guard = redis.pcall
 if ARGV[2] == '' then
   local held = leasehold_guard('HEXISTS', KEYS[1], ARGV[1])

@@ -443,7 +443,6 @@ impl Lease {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn fence_header(&self) -> Option<String> {
         let reads = if self.hold.mode == Mode::Read { "; read" } else { "" };
         self.fence().map(|fence| format!("{fence}{reads}"))

@@ -48,7 +48,7 @@ impl Resource {
 }
 
 #[tokio::test]
-async fn reader_beside_one_that_a_failover_brings_back_has_a_larger_token() {
+async fn reader_beside_one_a_failover_brought_back_has_a_larger_token() {
     let all = tokio::task::spawn_blocking(Sentinels::start_to_cut).await.expect("sentinels");
     let resource = Resource::start().await;
     let (here, there) = (connect(&all.url()).await, connect(&all.url()).await);

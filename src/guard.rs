@@ -9,8 +9,8 @@
 //!
 //! - [`Lease::guard`](crate::Lease::guard): the store has the name for this hold *now*. It is exact. The data must be
 //!   on the same server as the lock, in a cluster in the same slot.
-//! - [`Lease::fence_guard`](crate::Lease::fence_guard): no lease with a larger fencing token has written. The data can
-//!   be on any server.
+//! - [`Lease::fence_guard`](crate::Lease::fence_guard): no lease with a larger fencing token has written, or for a
+//!   [reader](crate::ReadLease), no such writer. The data can be on any server.
 //!
 //! ```no_run
 //! use leasehold::guard::Script;
@@ -31,21 +31,36 @@
 //!
 //! A guard puts no order between two writes of one holder, because both have the same fencing token. A fence guard
 //! protects from the moment of the first guarded write of the newer holder, not from its grant. And it forgets a
-//! resource that nothing wrote to for the [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs.
+//! resource that nothing wrote to for 24 hours, or the [retention](crate::Builder::fence_retention) of fencing tokens if that
+//! is longer, and two TTLs.
+//!
+//! # Readers
+//!
+//! Readers of one name have tokens of their own and work at the same time, so one may write after another with a larger
+//! token. The guard of a [`ReadLease`](crate::ReadLease) is refused only once a writer with a larger token has written. The
+//! guard of a writer is refused once any holder with a larger token has, also a reader.
 
 use crate::error::{Error, Result};
 use crate::store::HolderId;
 use std::time::Duration;
 
-/// The word with which the error of a refused write begins. The largest fencing token that was seen follows, or the holder.
+/// The word with which the error of a refused write begins. The larger fencing token that was seen follows, or the holder.
 pub const STALE: &str = "LEASEHOLD_STALE";
+
+/// The shortest time for which a resource remembers its largest token. It is as long as processes may stand still, which has
+/// nothing to do with how far the store's clock may be set back.
+const SHORTEST_MEMORY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The longest name of a resource in bytes.
 const LONGEST_RESOURCE: usize = 512;
 
 /// The guard, before the body. `KEYS[1]` is the lock, or the key of the largest fencing token that was seen. `ARGV[1]`
-/// is the holder id or the fencing token, and `ARGV[2]` for how many milliseconds the token is remembered: 0 means
-/// forever, empty for a holder id. Tokens are compared as text, because a number of Lua is exact up to 2^53 only.
+/// is the holder id or the fencing token, which `r` precedes if it is that of a reader. `ARGV[2]` is for how many
+/// milliseconds the token is remembered: 0 means forever, empty for a holder id. Tokens are compared as text, because a
+/// number of Lua is exact up to 2^53 only.
+///
+/// The key has the largest token of all, and behind a space the largest of those that were not readers', if that is
+/// smaller. A reader is compared with the second, because readers come in any order, and any other holder with the first.
 const PROLOGUE: &str = r"local leasehold_guard = redis.pcall
 if ARGV[2] == '' then
   local held = leasehold_guard('HEXISTS', KEYS[1], ARGV[1])
@@ -57,17 +72,29 @@ if ARGV[2] == '' then
     return redis.error_reply('LEASEHOLD_STALE ' .. (holder[1] or ''))
   end
 else
-  local fence, kept = ARGV[1], ARGV[2]
-  if not string.find(fence, '^[1-9]%d*$') or not string.find(kept, '^%d+$') then
+  local reads, fence = string.match(ARGV[1], '^(r?)([1-9]%d*)$')
+  local kept = ARGV[2]
+  if not fence or not string.find(kept, '^%d+$') then
     return redis.error_reply('LEASEHOLD bad argument: the guard wants a fencing token and a time in ms')
   end
   local seen = leasehold_guard('GET', KEYS[1])
   if type(seen) == 'table' then
     return seen
   end
-  seen = seen or ''
-  if #seen > #fence or #seen == #fence and seen > fence then
-    return redis.error_reply('LEASEHOLD_STALE ' .. seen)
+  local function newer(one, other)
+    return #one > #other or #one == #other and one > other
+  end
+  local all, writers = string.match(seen or '', '^(%d+) ?(%d*)$')
+  all = all or '0'
+  if not writers or writers == '' then
+    writers = all
+  end
+  local limit = reads == 'r' and writers or all
+  if newer(limit, fence) then
+    return redis.error_reply('LEASEHOLD_STALE ' .. limit)
+  end
+  if reads == 'r' then
+    fence = (newer(all, fence) and all or fence) .. ' ' .. writers
   end
   -- Before the write: Redis does not roll back, and what is remembered too early refuses only what is late.
   local stored
@@ -149,18 +176,23 @@ pub struct Guard {
     args: [String; 2],
 }
 
+/// What a fence guard is made of.
+pub(crate) struct Token {
+    pub(crate) fence: Option<u64>,
+    /// Whether it is that of a reader.
+    pub(crate) reads: bool,
+    /// For how long the store remembers tokens; `None`: forever.
+    pub(crate) retention: Option<Duration>,
+    pub(crate) ttl: Duration,
+}
+
 impl Guard {
     pub(crate) fn of_owner(key: String, holder: HolderId) -> Self {
         Self { key, args: [holder.to_string(), String::new()] }
     }
 
-    pub(crate) fn of_fence(
-        resource: &str,
-        fence: Option<u64>,
-        retention: Option<Duration>,
-        ttl: Duration,
-    ) -> Result<Self> {
-        let Some(fence) = fence.filter(|fence| *fence > 0) else {
+    pub(crate) fn of_fence(resource: &str, token: Token) -> Result<Self> {
+        let Some(fence) = token.fence.filter(|fence| *fence > 0) else {
             return Err(Error::invalid(
                 "this lease has no fencing token: fencing is off, or the store has none; guard the write with `guard`, or \
                  use a store with fencing tokens",
@@ -173,8 +205,11 @@ impl Guard {
             )));
         }
         let key = key_of(resource);
-        let kept = retention.map_or(0, |retention| (retention + ttl * 2).as_millis().max(1));
-        Ok(Self { key, args: [fence.to_string(), kept.to_string()] })
+        let kept = token.retention.map_or(0, |retention| {
+            (retention.max(SHORTEST_MEMORY) + token.ttl * 2).as_millis().max(1)
+        });
+        let reads = if token.reads { "r" } else { "" };
+        Ok(Self { key, args: [format!("{reads}{fence}"), kept.to_string()] })
     }
 
     /// Returns the key that comes before those of the script.
@@ -233,6 +268,11 @@ mod tests {
     use crate::error::ErrorKind;
     use std::collections::HashMap;
 
+    fn token(fence: Option<u64>, retention: Option<u64>) -> Token {
+        let retention = retention.map(Duration::from_secs);
+        Token { fence, reads: false, retention, ttl: Duration::from_secs(2) }
+    }
+
     /// What a cluster hashes of a key.
     fn hashed(key: &str) -> &str {
         let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
@@ -268,9 +308,7 @@ mod tests {
 
     #[test]
     fn fence_guard_needs_a_token_and_a_resource() {
-        let guard = |resource: &str, fence| {
-            Guard::of_fence(resource, fence, Some(Duration::from_secs(1)), Duration::from_secs(2))
-        };
+        let guard = |resource: &str, fence| Guard::of_fence(resource, token(fence, Some(1)));
         let long = "x".repeat(LONGEST_RESOURCE + 1);
         for (resource, fence) in [("a", None), ("a", Some(0)), ("", Some(1)), (&*long, Some(1))] {
             assert_eq!(guard(resource, fence).unwrap_err().kind(), ErrorKind::Invalid);
@@ -278,13 +316,17 @@ mod tests {
         let guard = guard("a{t}", Some(7)).unwrap();
         assert_eq!(
             (guard.key(), guard.args()),
-            ("leasehold_seen:a{t}", &["7".into(), "5000".into()])
+            ("leasehold_seen:a{t}", &["7".into(), "86404000".into()])
         );
+        let longer = Guard::of_fence("a", token(Some(7), Some(100_000))).unwrap();
+        assert_eq!(longer.args()[1], "100004000");
+        let reader = Guard::of_fence("a", Token { reads: true, ..token(Some(7), None) }).unwrap();
+        assert_eq!(reader.args()[0], "r7");
     }
 
     #[test]
     fn fence_is_remembered_forever_if_the_store_does() {
-        let guard = Guard::of_fence("a", Some(7), None, Duration::from_secs(2)).unwrap();
+        let guard = Guard::of_fence("a", token(Some(7), None)).unwrap();
         assert_eq!(guard.args()[1], "0");
     }
 }

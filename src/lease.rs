@@ -2,7 +2,7 @@
 
 use crate::engine::{Claim, Core, Engine, Hold, Phase, Share};
 use crate::error::{Error, ErrorKind, Loss, Result};
-use crate::guard::Guard;
+use crate::guard::{Guard, Token};
 use crate::store::{HolderId, Mode, Note};
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -406,7 +406,9 @@ impl Lease {
     /// Returns the fencing token of this hold, which is larger than that of any earlier grant of the name.
     ///
     /// Send it with every write, and have the resource reject a token that is smaller than one it has seen. Nested
-    /// leases have the same token. After a steal or a forced release, the old process can still hand its hold off until
+    /// leases have the same token, and so have [readers](crate::RwLock#readers-of-one-process) that share a hold. A resource
+    /// that readers write to compares their tokens with those of writers only: see
+    /// [`fencing`](crate::guide::fencing#readers). After a steal or a forced release, the old process can still hand its hold off until
     /// it learns of it: such leases begin after the grant elsewhere, but have smaller tokens. Returns `None` if
     /// [`fencing`](crate::Builder::fencing) is off, or the store has no fencing tokens;
     /// [`require_fencing`](crate::Builder::require_fencing) refuses such a store.
@@ -424,6 +426,26 @@ impl Lease {
     /// ```
     pub fn fence(&self) -> Option<u64> {
         self.hold.fence
+    }
+
+    /// Returns the value of the HTTP header `leasehold-fence` for a request of this holder, for a
+    /// [`FenceGuard`](https://docs.rs/leasehold/latest/leasehold/tower/struct.FenceGuard.html) on the side of the resource:
+    /// the [fencing token](Lease::fence), and `; read` behind it for a [reader](crate::ReadLease). Returns `None` if there is
+    /// no token.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let leases = leasehold::LeaseManager::in_memory();
+    /// let page = leases.rw_lock("prices").read().await?;
+    /// let fence = page.fence().expect("this store has fencing tokens");
+    /// assert_eq!(page.fence_header(), Some(format!("{fence}; read")));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn fence_header(&self) -> Option<String> {
+        let reads = if self.hold.mode == Mode::Read { "; read" } else { "" };
+        self.fence().map(|fence| format!("{fence}{reads}"))
     }
 
     /// Writes the description of this holder beside the lock now, instead of at the first renewal.
@@ -494,11 +516,12 @@ impl Lease {
     }
 
     /// Returns a guard for writes to a resource on any Redis server, for a [`guard::Script`](crate::guard::Script). The
-    /// script refuses a write once a lease with a larger [fencing token](Lease::fence) has written to the resource.
+    /// script refuses a write once a lease with a larger [fencing token](Lease::fence) has written to the resource. It refuses
+    /// a [reader](crate::ReadLease) only for a writer: readers may write in any order.
     ///
     /// The largest token is kept under `leasehold_seen:{<resource>}`, in a cluster in the slot of the key `resource`,
-    /// for the [retention](crate::Builder::fence_retention) of fencing tokens and two TTLs. All writers must use the
-    /// same name for the resource, and take the lock of one name.
+    /// for 24 hours, or the [retention](crate::Builder::fence_retention) of fencing tokens if that is longer, and two TTLs.
+    /// All writers must use the same name for the resource, and take the lock of one name.
     ///
     /// # Errors
     ///
@@ -506,8 +529,13 @@ impl Lease {
     /// 512 bytes.
     pub fn fence_guard(&self, resource: impl AsRef<str>) -> Result<Guard> {
         let core = self.core();
-        let retention = core.settings.fencing.and_then(|fencing| fencing.retention);
-        Guard::of_fence(resource.as_ref(), self.fence(), retention, core.timing.ttl)
+        let token = Token {
+            fence: self.fence(),
+            reads: self.hold.mode == Mode::Read,
+            retention: core.settings.fencing.and_then(|fencing| fencing.retention),
+            ttl: core.timing.ttl,
+        };
+        Guard::of_fence(resource.as_ref(), token)
     }
 
     /// Returns how many live leases the handle of this lease has in the hold: 1, and one more for each nested call.

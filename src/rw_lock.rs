@@ -100,10 +100,10 @@ type Current = Mutex<Option<(Arc<Hold>, Share)>>;
 ///
 /// It dereferences to its [`Lease`]. Dropping it releases it in the background.
 ///
-/// Its [fencing token](Lease::fence) is shared with the readers of other handles that are there at the same time, in all
-/// processes: it is larger than that of each writer before them, and smaller than that of each writer after them. So a
-/// resource that compares tokens accepts what readers derive, such as a cache entry, until the next writer has written. On
-/// ZooKeeper a writer that became a reader keeps its token, and shares it.
+/// Its [fencing token](Lease::fence) is larger than that of each writer before it, and smaller than that of each writer after
+/// it. So a resource that [compares it with those of writers](crate::guide::fencing#readers) accepts what readers derive, such
+/// as a cache entry, until the next writer has written. Only readers that [share a hold](RwLock#readers-of-one-process) have
+/// one token. On ZooKeeper a writer that became a reader keeps its token.
 #[must_use = "a lease that is not kept is released at once; bind it: `let _lease = ..`, not `let _ = ..`"]
 #[clippy::has_significant_drop]
 pub struct ReadLease {

@@ -28,7 +28,7 @@ use tokio::task::coop::consume_budget;
 /// All processes must use the same size. The store refuses a request with another size as
 /// [`Invalid`](crate::ErrorKind::Invalid). A call behind others of its manager learns that when its turn comes; a
 /// `try_` call there returns `None`. [`resize`](Semaphore::resize) changes it for all of them. An idle semaphore keeps
-/// its size for the [`fence_retention`](crate::Builder::fence_retention), or for a day if fencing tokens are off, or
+/// its size for 24 hours, for the [`fence_retention`](crate::Builder::fence_retention) if that is longer, or
 /// until a [`force_unlock`](crate::LeaseManager::force_unlock), which also takes all its permits away. On ZooKeeper it
 /// keeps its size for 5 to 10 s, or for a minute if the process that used it last has ended.
 ///
@@ -138,8 +138,8 @@ impl Semaphore {
     /// Permits that are held stay held: after a resize below their number, none is granted until enough are released.
     /// Handles that were made with a former size, here and in other processes, go on with the new one. One call of such
     /// a handle can still ask for up to its own size. The store forgets a former size when no such handle has acquired
-    /// permits for the [`fence_retention`](crate::Builder::fence_retention). So resize at run time, and start new
-    /// processes with the new size.
+    /// permits for 24 hours, or for the [`fence_retention`](crate::Builder::fence_retention) if that is longer. So resize at
+    /// run time, and start new processes with the new size.
     ///
     /// # Errors
     ///

@@ -7,9 +7,9 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::store::{
-    Acquire, Acquired, ForceRelease, HolderId, IDLE_SEMAPHORE, Inbox, Inspect, Inspection, Leave,
-    Line, Mode, Name, Note, Place, ReadNote, Reason, Release, Released, Resize, SetVerdicts, Steal,
-    StoreFuture, Target, Wait, Waiting, Wakeups, Want, failed,
+    Acquire, Acquired, ForceRelease, HolderId, Inbox, Inspect, Inspection, Leave, Line, Mode, Name,
+    Note, Place, ReadNote, Reason, Release, Released, Resize, SetVerdicts, Steal, StoreFuture,
+    Target, Wait, Waiting, Wakeups, Want, failed,
 };
 use crate::trace;
 use std::future::{Future, poll_fn};
@@ -81,9 +81,7 @@ impl Core {
     /// Has the store set the number of permits of a semaphore.
     pub(crate) async fn resize(&self, name: &Name, size: u32) -> Result<()> {
         self.check(Mode::Permits { size, take: 1 })?;
-        let fencing = self.settings.fencing;
-        let retention = fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention);
-        let request = Resize::new(name.clone(), size, retention, self.timing.attempt);
+        let request = Resize::new(name.clone(), size, self.idle_kept(), self.timing.attempt);
         self.in_time(|| self.store.resize(request)).await.map(|_| ())
     }
 

@@ -9,7 +9,7 @@ use super::timing::Timing;
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::{Board, Counters, DEFAULT_CLASS};
-use crate::store::{Capabilities, Fencing, HolderId, Mode, Name, Owner, Store};
+use crate::store::{Capabilities, Fencing, HolderId, IDLE_SEMAPHORE, Mode, Name, Owner, Store};
 use crate::sync::Mutex;
 use std::future::Future;
 use std::pin::Pin;
@@ -236,10 +236,19 @@ impl Core {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns the fencing tokens that an outermost acquire reserves in a mode.
+    /// Returns the fencing tokens that an outermost acquire reserves in a mode, and for how long the store remembers them, or
+    /// an idle semaphore.
     pub(super) fn fencing(&self, mode: Mode) -> Option<Fencing> {
-        let one = |fencing| Fencing { block: 1, ..fencing };
-        self.settings.fencing.map(|all| if mode.reserves_fences() { all } else { one(all) })
+        let all = self.settings.fencing?;
+        let block = if mode.reserves_fences() { all.block } else { 1 };
+        let retention = if mode.has_size() { self.idle_kept() } else { all.retention };
+        Some(Fencing { block, retention })
+    }
+
+    /// Returns how long the store keeps an idle semaphore; `None`: forever.
+    pub(super) fn idle_kept(&self) -> Option<Duration> {
+        let kept = |retention: Duration| retention.max(IDLE_SEMAPHORE);
+        self.settings.fencing.map_or(Some(IDLE_SEMAPHORE), |fencing| fencing.retention.map(kept))
     }
 
     /// Returns how long a store remembers the place of a waiter, which asks again at each poll. In a line, where a younger

@@ -64,6 +64,14 @@ impl Mode {
         }
     }
 
+    /// Returns whether a name of this mode has a size, which the store keeps for a while when the name is idle.
+    pub(super) fn has_size(self) -> bool {
+        match self {
+            Self::Permits { .. } => true,
+            Self::Exclusive | Self::Read | Self::Write => false,
+        }
+    }
+
     /// Returns whether the managers that wait for a name can form a line in the store, for fair locks: see
     /// [`place`](super::place).
     pub(super) fn has_line(self) -> bool {

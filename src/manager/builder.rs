@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// 30 s, as Redisson's watchdog: long enough for a failover, short enough for a crash.
 const DEFAULT_TTL: Duration = Timing::DEFAULT.ttl;
-const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+const DEFAULT_FENCE_RETENTION: Duration = Duration::from_secs(60 * 60);
 const LONGEST_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
@@ -237,11 +237,17 @@ impl Builder {
     /// Sets how long the store remembers the last fencing token of a name after its last grant or renewal: from two
     /// [TTLs](Builder::ttl) to 100 years. `None` means forever, which leaves one key for each name in Redis.
     ///
-    /// If the token is ahead of the store's clock, it is remembered for that much longer. On Redis it may be forgotten
-    /// 1 % earlier. In memory and on ZooKeeper this setting has no effect, because tokens always grow there.
+    /// A token that is forgotten starts again from the server's time, which is larger, unless the clock was set back. So
+    /// this is how far the clock of the server may be set back. It costs about 155 bytes of the server for each name that
+    /// was locked in that time. If the token is ahead of the server's clock, it is remembered for that much longer. On Redis
+    /// it may be forgotten 5 % earlier. In memory and on ZooKeeper this setting has no effect, because tokens always grow
+    /// there.
     ///
-    /// All managers that share names should use the same value. With different values on Redis, the token of a name may
-    /// be forgotten after the shorter time, until a manager with the longer one renews a lease of it.
+    /// All managers that share names should use the same value. With different values on Redis, a manager never shortens
+    /// what another has set, but the token of a name may be forgotten after the shorter time.
+    ///
+    /// A semaphore that is idle, and what a [`fence_guard`](crate::Lease::fence_guard) remembers, are kept for 24 hours, or
+    /// for this time if it is longer.
     ///
     /// On Redis, a token that is remembered forever stays so: that of a name which a manager with `None`, or a Java
     /// service with an `RFencedLock`, has locked first. Choose `None` where Java services use `RFencedLock` on the same
@@ -249,7 +255,7 @@ impl Builder {
     /// name, and Java's tokens start again at 1. On names that leasehold locks too, Java's tokens are larger than an
     /// `int`: a counter that began at 1 continues from the server's time in microseconds.
     ///
-    /// Defaults to 24 h or two TTLs, whichever is longer.
+    /// Defaults to 1 h or two TTLs, whichever is longer.
     pub fn fence_retention(mut self, retention: Option<Duration>) -> Self {
         self.fence_retention = Some(retention);
         self

@@ -127,8 +127,8 @@ pub(crate) fn failed<'a, T: Send + 'a>(
 ///
 /// # Modes that share a name
 ///
-/// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them; its readers at one time
-/// share a fencing token, between those of the writers before and after. In [`Mode::Permits`] the holds take at most
+/// In [`Mode::Read`] a name has any number of holds, in [`Mode::Write`] one that excludes them. Each of its readers has a
+/// fencing token of its own, larger than those of all grants before, as a writer has. In [`Mode::Permits`] the holds take at most
 /// `size` permits together; a request with another size than the name has, or had before a [`resize`](Store::resize),
 /// is [`Invalid`](crate::ErrorKind::Invalid), and grants carry no fencing token. [`Acquire::converts`] changes a holder
 /// from one of the modes `Read` and `Write` to the other; renewals and releases in `Read` go by the [`HolderId`],

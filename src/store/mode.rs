@@ -30,7 +30,7 @@ pub enum Mode {
     },
 }
 
-/// How long an idle semaphore is kept if the request does not say how long fencing tokens are remembered.
+/// The shortest time for which an idle semaphore is kept.
 pub(crate) const IDLE_SEMAPHORE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a name is used as. Only modes of one kind share a name.

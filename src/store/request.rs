@@ -18,7 +18,8 @@ use std::time::Duration;
 pub struct Fencing {
     /// The size of the reserved block, at least 1. The grant returns its first token.
     pub block: u32,
-    /// The time for which the store remembers the last fencing token after the last request; `None` for forever.
+    /// The time for which the store remembers the last fencing token after the last request, or in
+    /// [`Mode::Permits`](super::Mode::Permits) the size of an idle semaphore; `None` for forever.
     pub retention: Option<Duration>,
 }
 

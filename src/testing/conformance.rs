@@ -108,7 +108,7 @@ macro_rules! conformance_suite {
             place_that_is_left_goes_to_the_next_waiter
             place_that_moves_back_wakes_the_first
             readers_share_a_name_and_exclude_a_writer
-            readers_share_a_fence_between_those_of_writers
+            fences_of_readers_grow_between_those_of_writers
             read_write_requests_may_run_twice
             mode_changes_only_on_request_and_only_for_the_sole_reader
             older_waiter_of_the_other_side_goes_first

@@ -11,7 +11,8 @@ use std::task::{Context, Poll};
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// The header with the [fencing token](crate::Lease::fence) of a request, as a decimal number.
+/// The header with the [fencing token](crate::Lease::fence) of a request: [`Lease::fence_header`](crate::Lease::fence_header)
+/// returns its value, a decimal number, and for a reader `; read` behind it.
 pub const FENCE: HeaderName = HeaderName::from_static("leasehold-fence");
 
 /// The number of keys that a guard remembers by default.
@@ -26,8 +27,12 @@ const CAPACITY: usize = 100_000;
 /// |---|---|
 /// | not smaller than the largest so far of this key | that of the inner service |
 /// | smaller | 412, with the largest in the same header; nothing was done |
-/// | no number, or there twice | 400 |
+/// | no token, or there twice | 400 |
 /// | missing | 428 |
+///
+/// The token of a reader is compared with those of writers only, because [readers](crate::guide::fencing#readers) write in any
+/// order. A reader that sends its token as a plain number counts as a writer: nothing that is late is accepted, but
+/// other readers are refused.
 ///
 /// The layer and its clones share what they have seen, in the memory of this process. It knows nothing after a restart,
 /// and nothing of other replicas of the service: where there are several, keep the largest token beside the data, as in
@@ -51,23 +56,58 @@ pub struct FenceGuard<K> {
     seen: Arc<Mutex<Seen>>,
 }
 
+/// The token of a request.
+#[derive(Clone, Copy)]
+struct Token {
+    number: u64,
+    /// It is that of a reader.
+    reads: bool,
+}
+
+impl Token {
+    fn parse(text: &str) -> Option<Self> {
+        let (number, reads) = match text.split_once(';') {
+            Some((number, kind)) if kind.trim() == "read" => (number.trim_end(), true),
+            Some(_) => return None,
+            None => (text, false),
+        };
+        Some(Self { number: number.parse().ok()?, reads })
+    }
+}
+
+/// The largest tokens of a key.
+#[derive(Clone, Copy, Default)]
+struct Largest {
+    all: u64,
+    /// Of those that were not a reader's.
+    writers: u64,
+}
+
 /// The largest tokens, in two generations: when the younger is full, the older is forgotten.
 struct Seen {
-    young: HashMap<String, u64>,
-    old: HashMap<String, u64>,
+    young: HashMap<String, Largest>,
+    old: HashMap<String, Largest>,
     /// The most entries of a generation.
     most: usize,
 }
 
 impl Seen {
-    /// Records a token. Returns the largest so far if that is larger.
-    fn stale(&mut self, key: String, fence: u64) -> Option<u64> {
-        let before = self.young.get(&key).or_else(|| self.old.get(&key)).copied().unwrap_or(0);
+    /// Records a token. Returns the largest so far that it is compared with if that is larger.
+    fn stale(&mut self, key: String, token: Token) -> Option<u64> {
+        let before =
+            self.young.get(&key).or_else(|| self.old.get(&key)).copied().unwrap_or_default();
+        let limit = if token.reads { before.writers } else { before.all };
+        let accepted = token.number >= limit;
         if !self.young.contains_key(&key) && self.young.len() >= self.most {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(key, before.max(fence));
-        (before > fence).then_some(before)
+        let mut now = before;
+        if accepted {
+            now.all = now.all.max(token.number);
+            now.writers = if token.reads { now.writers } else { token.number };
+        }
+        self.young.insert(key, now);
+        (!accepted).then_some(limit)
     }
 }
 
@@ -142,13 +182,13 @@ impl<K, S> FenceGuardService<K, S> {
     {
         let Some(key) = (self.guard.key)(request) else { return Ok(()) };
         let mut values = request.headers().get_all(FENCE).iter();
-        let fence = match (values.next(), values.next()) {
+        let token = match (values.next(), values.next()) {
             (None, _) => return Err((StatusCode::PRECONDITION_REQUIRED, None)),
-            (Some(fence), None) => fence.to_str().ok().and_then(|fence| fence.parse().ok()),
+            (Some(token), None) => token.to_str().ok().and_then(Token::parse),
             (Some(_), Some(_)) => None,
         };
-        let fence: u64 = fence.ok_or((StatusCode::BAD_REQUEST, None))?;
-        match self.guard.seen.lock().stale(key, fence) {
+        let token = token.ok_or((StatusCode::BAD_REQUEST, None))?;
+        match self.guard.seen.lock().stale(key, token) {
             Some(seen) => {
                 #[cfg(feature = "metrics")]
                 crate::metrics::count_refused_fence();
@@ -271,10 +311,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn readers_are_compared_with_writers_only() {
+        let mut service = FenceGuard::new(key).layer(Stock);
+        for reader in ["11; read", "10;read", "11; read"] {
+            assert_eq!(put(&mut service, "/stock/a", &[reader]).await, (200, None), "{reader}");
+        }
+        assert_eq!(put(&mut service, "/stock/a", &["10"]).await, (412, Some("11".to_owned())));
+        assert_eq!(put(&mut service, "/stock/a", &["12"]).await, (200, None), "a later writer");
+        assert_eq!(put(&mut service, "/stock/a", &["14; read"]).await, (200, None));
+        for late in ["11; read", "11"] {
+            let seen = if late == "11" { "14" } else { "12" };
+            let refused = (412, Some(seen.to_owned()));
+            assert_eq!(put(&mut service, "/stock/a", &[late]).await, refused, "{late}");
+        }
+        assert_eq!(put(&mut service, "/stock/a", &["13; read"]).await, (200, None));
+    }
+
+    #[tokio::test]
     async fn request_without_one_good_token_is_refused() {
         let mut service = FenceGuard::new(key).layer(Stock);
         assert_eq!(put(&mut service, "/stock/a", &[]).await, (428, None));
-        for fences in [&["x"][..], &["-1"], &[""], &["9", "9"], &["99999999999999999999"]] {
+        for fences in [
+            &["x"][..],
+            &["-1"],
+            &[""],
+            &["9", "9"],
+            &["99999999999999999999"],
+            &["9; write"],
+            &["; read"],
+        ] {
             assert_eq!(put(&mut service, "/stock/a", fences).await, (400, None), "{fences:?}");
         }
         assert_eq!(put(&mut service, "/stock/a", &["1"]).await, (200, None));

@@ -662,8 +662,9 @@ fn all(parts: &[String]) -> String {
 fn readers_beside_each_other_and_writers_alone_are_accepted() {
     accepts(&all(&[
         shares("p0.1", 0, "read", 100, 10, 40),
-        shares("p1.1", 0, "read", 100, 20, 50),
-        shares("p0.1", 1, "read", 100, 45, 60),
+        shares("p1.1", 0, "read", 102, 20, 50),
+        shares("p0.2", 0, "read", 100, 30, 50),
+        shares("p0.1", 1, "read", 101, 45, 60),
         shares("p1.1", 1, "write", 228, 70, 80),
         shares("p0.1", 2, "write", 356, 80, 90),
         shares("p2.1", 0, "read", 400, 91, 99),
@@ -685,20 +686,22 @@ fn reader_beside_a_writer_is_found_whoever_came_first() {
         "overlap",
         &all(&[
             shares("p0.1", 0, "read", 100, 10, 90),
-            shares("p1.1", 0, "read", 100, 20, 30),
+            shares("p1.1", 0, "read", 101, 20, 30),
             shares("p2.1", 0, "write", 228, 40, 60),
         ]),
     );
 }
 
 #[test]
-fn readers_of_one_time_with_two_fences_are_found() {
-    let second = |fence| {
-        all(&[shares("p0.1", 0, "read", 100, 10, 40), shares("p1.1", 0, "read", fence, 30, 60)])
+fn readers_of_two_processes_with_one_fence_are_found() {
+    let second = |who, fence| {
+        all(&[shares("p0.1", 0, "read", 100, 10, 40), shares(who, 7, "read", fence, 30, 60)])
     };
-    accepts(&second(100));
-    finds("fence", &second(101));
-    accepts(&format!("{}\n15 soak wiped 16ms rw-ash", second(101)));
+    for fence in [99, 101] {
+        accepts(&second("p1.1", fence));
+    }
+    finds("fence", &second("p1.1", 100));
+    accepts(&second("p0.2", 100));
 }
 
 #[test]
@@ -709,12 +712,13 @@ fn fences_of_readers_lie_between_those_of_writers() {
             shares("p1.1", 0, second.0, second.1, 50, 60),
         ])
     };
-    accepts(&after(("read", 100), ("read", 100)));
+    for fence in [99, 100, 101] {
+        accepts(&after(("read", 100), ("read", fence)));
+    }
     for (first, second) in [("read", "write"), ("write", "read"), ("write", "write")] {
         accepts(&after((first, 100), (second, 101)));
         finds("fence", &after((first, 100), (second, 100)));
     }
-    finds("fence", &after(("read", 100), ("read", 99)));
 }
 
 #[test]
@@ -725,7 +729,7 @@ fn update_lost_under_a_write_lease_is_found() {
 /// A writer that becomes a reader from 40 to 60, or a reader that tries to become the writer and stays one; and a rival.
 fn changed(how: &str, rival: &str, from: u64) -> String {
     let (before, fence) = if how == "downgrade" { ("write", 228) } else { ("read", 100) };
-    let rivals = if rival == "read" { fence } else { 500 };
+    let rivals = if rival == "read" { fence + 1 } else { 500 };
     all(&[
         shares("p0.1", 0, before, 100, 10, 40),
         format!(
@@ -755,7 +759,7 @@ fn writer_let_in_while_a_mode_changes_is_found() {
              60 p0.1 granted 1 228 check
              80 p0.1 released 1 80ms\n"
                 .to_owned(),
-            shares("p1.1", 0, "read", 100, 20, until),
+            shares("p1.1", 0, "read", 101, 20, until),
         ])
     };
     accepts(&upgraded(59));
@@ -864,7 +868,7 @@ fn whole_run_with_shared_names_must_meet_their_modes() {
     let read = shares("p0.1", 0, "read", 100, 10, 40);
     let permit = shares("p0.1", 9, "1", 0, 10, 40);
     assert_eq!(
-        run(&[read.clone(), shares("p1.1", 0, "read", 100, 20, 50)]),
+        run(&[read.clone(), shares("p1.1", 0, "read", 101, 20, 50)]),
         ["readers beside each other"]
     );
     assert_eq!(run(&[changed("downgrade", "read", 300)]), ["writers", "downgrades"]);
@@ -878,18 +882,23 @@ fn whole_run_with_shared_names_must_meet_their_modes() {
 }
 
 #[test]
-fn reader_beside_those_that_a_failover_brought_back_is_excused() {
-    let history = |mode, granted| {
+fn reader_beside_those_that_a_failover_brought_back_is_judged() {
+    let history = |mode, granted, fence| {
         all(&[
             shares("p0.1", 0, "read", 100, 10, 800),
             shares("p1.1", 0, "write", 228, granted, granted + 10),
             "2000 soak replaced 2400ms rw-ash\n".to_owned(),
-            shares("p2.1", 0, mode, 100, 3500, 3600),
+            // Another reader in between changes nothing.
+            shares("p0.1", 1, "read", 300, 3450, 3600),
+            shares("p2.1", 0, mode, fence, 3700, 3800),
         ])
     };
-    accepts(&history("read", 1900));
-    finds("fence", &history("write", 1900));
-    finds("fence", &history("read", 900));
+    for (mode, granted) in [("read", 1900), ("write", 1900), ("read", 900)] {
+        accepts(&history(mode, granted, 301));
+        finds("fence", &history(mode, granted, 100));
+    }
+    accepts(&history("read", 1900, 229));
+    finds("fence", &history("write", 1900, 229));
 }
 
 /// A job that is done at 30, and known to be done at 31, by a process that then asks for it again.

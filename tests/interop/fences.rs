@@ -11,6 +11,7 @@ const T: Duration = Duration::from_secs(30);
 scenarios! {
     tokens_of_both_sides_grow_together: on_a_server in_a_cluster;
     tokens_of_redisson_never_start_again: on_a_server in_a_cluster;
+    tokens_of_an_idle_name_go_on_only_if_kept_forever: on_a_server in_a_cluster;
 }
 
 async fn rusts(leases: &LeaseManager, name: &str) -> u64 {
@@ -81,4 +82,23 @@ async fn tokens_of_redisson_never_start_again(world: &World) {
         tokio::time::sleep(ttl / 2).await;
     }
     assert!(rusts(&leases, name).await > last);
+}
+
+/// A name that leasehold locked first, and that nobody locks for longer than most managers remember.
+async fn tokens_of_an_idle_name_go_on_only_if_kept_forever(world: &World) {
+    let ttl = Duration::from_secs(1);
+    let (java, key) = (world.java(T).await, |name: &str| format!("redisson_lock_token:{{{name}}}"));
+    let thread = java.on("a");
+    let with = |retention| LeaseManager::builder().ttl(ttl).fence_retention(retention);
+    let (forgets, keeps) =
+        (world.rust_with(with(Some(ttl * 2))).await, world.rust_with(with(None)).await);
+    let (idle, kept) = (&*world.name("idle"), &*world.name("kept"));
+    rusts(&forgets, idle).await;
+    let last = rusts(&keeps, kept).await;
+    kit::eventually(T, || world.pttl(&key(idle)) == -2).await;
+    assert_eq!(world.pttl(&key(kept)), -1);
+    assert!(javas(&thread, kept).await > last);
+    // As the guide says: `None` is needed.
+    assert_eq!(javas(&thread, idle).await, 2, "Redisson begins again, and locks twice");
+    assert!(rusts(&forgets, idle).await > last);
 }

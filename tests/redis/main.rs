@@ -6,6 +6,7 @@ mod drop;
 mod election;
 mod errors;
 mod fair;
+mod fences;
 mod handoff;
 mod jobs;
 mod loss;

@@ -177,14 +177,20 @@ struct Known {
     changed: Option<Instant>,
     /// How many requests to make a reader of it have no answer yet. Then it may be told that the name is taken, by itself.
     downgrades: u32,
-    /// A reader that was let in beside others, some of which an injected fault may have brought back: it has their fence.
-    joined: bool,
     /// Since when its holder has it, in whichever mode.
     opened: u64,
     /// When somebody who asked for it was last there.
     sought: u64,
     /// When a flow of control last had a lease of it.
     had: u64,
+}
+
+/// The greatest fences of a name.
+#[derive(Clone, Copy, Default)]
+struct Newest {
+    all: u64,
+    /// Of those who did not read.
+    writers: u64,
 }
 
 pub struct Judge {
@@ -194,8 +200,7 @@ pub struct Judge {
     pub beliefs: Vec<Belief>,
     pub waits: Vec<Wait>,
     known: BTreeMap<HoldId, Known>,
-    /// The greatest of each name, and in which mode it was had.
-    fences: BTreeMap<Name, (u64, Mode)>,
+    fences: BTreeMap<Name, Newest>,
     /// The token that each task asks for.
     seeking: BTreeMap<u64, HoldId>,
     /// What the store refused a task's acquire with.
@@ -361,8 +366,6 @@ impl Judge {
             ),
         );
         let wounded = self.is_wounded(hold);
-        // After a failover, readers that were back may have a fence from before those of the last writers.
-        let joined = self.known.get(&hold).is_some_and(|known| known.joined);
         let mut failures = Vec::new();
         let (mut overlaps, mut together) = (0, None);
         let here = |other: &&Belief| other.name == name && other.lives();
@@ -379,9 +382,8 @@ impl Judge {
         }
         for other in self.beliefs.iter().filter(here) {
             if !excludes(mode, other.mode) {
-                let differ = fence != other.fence && !wounded && !self.is_wounded(other.hold);
-                if differ && !other.downgrades {
-                    failures.push(format!("t{task} and t{} have fences of their own", other.task));
+                if mode == Mode::Read && hold != other.hold && fence == other.fence {
+                    failures.push(format!("t{task} and t{} share a fence", other.task));
                 }
                 together = Some(match mode {
                     Mode::Read => Sometimes::ReadersTogether,
@@ -391,7 +393,7 @@ impl Judge {
             }
             if !wounded && !self.is_wounded(other.hold) {
                 failures.push(format!("t{task} and t{} both hold {name}", other.task));
-            } else if !wounded && !joined && fence <= other.fence {
+            } else if !wounded && fence <= other.fence {
                 failures.push(format!("t{task}'s fence is not above that of t{}", other.task));
             }
             overlaps += 1;
@@ -400,13 +402,15 @@ impl Judge {
             self.saw(Sometimes::WoundedOverlap);
         }
         together.into_iter().for_each(|what| self.saw(what));
-        let (highest, had) = self.fences.get(&name).copied().unwrap_or((0, mode));
-        let together = !excludes(mode, had);
-        if (fence < highest || fence == highest && !together) && !wounded && !joined {
-            failures.push(format!("the fence {fence} of {name} comes after {highest}"));
+        let newest = self.fences.entry(name.clone()).or_default();
+        // Readers at one time may be answered in any order, or join a hold that is older than that of another.
+        let before = if mode == Mode::Read { newest.writers } else { newest.all };
+        if fence <= before && !wounded && permits(mode) == 0 {
+            failures.push(format!("the fence {fence} of {name} comes after {before}"));
         }
-        if fence >= highest {
-            self.fences.insert(name.clone(), (fence, mode));
+        newest.all = newest.all.max(fence);
+        if mode != Mode::Read {
+            newest.writers = newest.writers.max(fence);
         }
         let known = self.known(hold);
         if changed {
@@ -659,13 +663,6 @@ impl Judge {
             return;
         }
         known.at_risk |= known.confirmed.is_none_or(|confirmed| confirmed < sent);
-    }
-
-    /// A reader was let in beside these.
-    pub fn joins(&mut self, hold: HoldId, others: &[HoldId]) {
-        let known = |other: &HoldId| self.known.get(other);
-        let odd = others.iter().filter_map(known).any(|other| other.wounded || other.joined);
-        self.known(hold).joined |= odd;
     }
 
     pub fn told_lost(&mut self, now: u64, hold: HoldId) {

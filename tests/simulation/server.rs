@@ -195,11 +195,8 @@ impl Server {
                 if let Some(side) = side(mode) {
                     self.data.lines.entry(name.clone()).or_default()[side] = None;
                 }
-                let beside = self.of_name(name, now).first().map(|entry| entry.fence);
-                let fence = match (mode, beside) {
-                    (Mode::Permits { .. }, _) => None,
-                    // Readers that are there together share it.
-                    (Mode::Read, Some(fence)) => fence,
+                let fence = match mode {
+                    Mode::Permits { .. } => None,
                     _ => self.fence(name, request, clock),
                 };
                 let (token, count) = (request.holder, request.count);

@@ -572,11 +572,6 @@ impl Store for Client {
                     }
                 }
                 Deed::Created => {
-                    if mode == Mode::Read {
-                        let all = inner.server.holders(&request.target.name, now);
-                        let others: Vec<HoldId> = all.iter().map(|entry| entry.hold).collect();
-                        inner.judge.joins(hold, &others);
-                    }
                     inner
                         .judge
                         .note(now, format_args!("{} is granted to {hold:?}", request.target.name));

@@ -74,8 +74,6 @@ struct Shared;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     holds: BTreeMap<u64, Hold>,
-    /// The token of those who are there; `None`: nobody was told yet.
-    fence: Option<u64>,
     /// No token up to here may be given again.
     last_fence: u64,
 }
@@ -85,6 +83,10 @@ struct Hold {
     side: Side,
     /// The call that has set the time to live.
     set_by: i64,
+    /// The greatest fencing token that was known of when it was granted: its own is larger.
+    after: u64,
+    /// Its fencing token; `None`: nobody was told yet.
+    fence: Option<u64>,
 }
 
 impl State {
@@ -145,7 +147,7 @@ impl State {
                 // A late copy of a request from when the writer was a reader: nobody waits for its answer.
                 return told.is_none_or(|told| matches!(told, Told::Granted(_)));
             }
-            return self.is_granted(side, told);
+            return self.is_granted(who, told);
         }
         let permits = |hold: &Hold| if let Side::Permits(take) = hold.side { take } else { 0 };
         let held = match side {
@@ -156,11 +158,8 @@ impl State {
         if held {
             return told.is_none_or(|told| told == Told::Held);
         }
-        if self.holds.is_empty() {
-            self.fence = None;
-        }
-        self.holds.insert(who, Hold { side, set_by: call });
-        self.is_granted(side, told)
+        self.holds.insert(who, Hold { side, set_by: call, after: self.last_fence, fence: None });
+        self.is_granted(who, told)
     }
 
     fn convert(&mut self, call: i64, who: u64, side: Side, told: Option<Told>) -> bool {
@@ -172,31 +171,31 @@ impl State {
             return told.is_none_or(|told| told == Told::Held);
         }
         if hold.side != side {
-            self.fence = None;
+            (hold.after, hold.fence) = (self.last_fence, None);
         }
-        *hold = Hold { side, set_by: call };
-        self.is_granted(side, told)
+        (hold.side, hold.set_by) = (side, call);
+        self.is_granted(who, told)
     }
 
-    fn is_granted(&mut self, side: Side, told: Option<Told>) -> bool {
+    fn is_granted(&mut self, who: u64, told: Option<Told>) -> bool {
         let told = match told {
             None => return true,
             Some(Told::Granted(told)) => told,
             Some(_) => return false,
         };
-        if matches!(side, Side::Permits(_)) {
+        let taken = self.holds.values().any(|hold| hold.fence == Some(told));
+        let Some(hold) = self.holds.get_mut(&who) else { return false };
+        if matches!(hold.side, Side::Permits(_)) {
             return told == 0;
         }
-        match self.fence {
-            Some(fence) => told == fence,
-            // The first to be told of it.
-            None => {
-                let grows = told > self.last_fence;
-                self.last_fence = if side == Side::Write { told + BLOCK - 1 } else { told };
-                self.fence = Some(told);
-                grows
-            }
+        if let Some(fence) = hold.fence {
+            return told == fence;
         }
+        // The first to be told of it. Readers that came later may have been told of theirs before.
+        let newest = if hold.side == Side::Write { told + BLOCK - 1 } else { told };
+        hold.fence = Some(told);
+        self.last_fence = self.last_fence.max(newest);
+        told > hold.after && !taken
     }
 }
 
@@ -206,7 +205,7 @@ impl Model for Shared {
     type Metadata = ();
 
     fn init() -> State {
-        State { holds: BTreeMap::new(), fence: None, last_fence: 0 }
+        State { holds: BTreeMap::new(), last_fence: 0 }
     }
 
     fn step(state: &State, (call, op): &(i64, Op)) -> (bool, State) {
@@ -449,18 +448,29 @@ fn refuses(ops: &[Op]) {
 
 #[test]
 fn reader_admitted_beside_a_writer_is_refused() {
-    accepts(&[took(1, Side::Read, 10), took(2, Side::Read, 10)]);
+    accepts(&[took(1, Side::Read, 10), took(2, Side::Read, 11)]);
     refuses(&[took(1, Side::Read, 10), took(2, Side::Write, 20)]);
     refuses(&[took(1, Side::Write, 10), took(2, Side::Read, 20)]);
-    refuses(&[took(1, Side::Read, 10), took(2, Side::Read, 11)]);
+}
+
+#[test]
+fn token_of_a_reader_that_does_not_grow_is_refused() {
+    let lost = Op::Acquire(1, Side::Read, None);
+    accepts(&[lost.clone(), took(2, Side::Read, 11), took(1, Side::Read, 10)]);
+    for fence in [10, 9] {
+        refuses(&[took(1, Side::Read, 10), took(2, Side::Read, fence)]);
+    }
+    refuses(&[lost, took(2, Side::Read, 11), took(1, Side::Read, 11)]);
+    refuses(&[took(1, Side::Read, 10), took(2, Side::Read, 11), took(1, Side::Read, 11)]);
+    refuses(&[took(1, Side::Write, 10), changed(1, Side::Read, 20), took(2, Side::Read, 20)]);
 }
 
 #[test]
 fn change_of_mode_that_lets_somebody_in_is_refused() {
     let writer = [took(1, Side::Write, 10), changed(1, Side::Read, 20)];
-    accepts(&[&writer[..], &[took(2, Side::Read, 20)]].concat());
+    accepts(&[&writer[..], &[took(2, Side::Read, 21)]].concat());
     refuses(&[&writer[..], &[took(2, Side::Write, 30)]].concat());
-    let readers = [took(1, Side::Read, 10), took(2, Side::Read, 10)];
+    let readers = [took(1, Side::Read, 10), took(2, Side::Read, 11)];
     accepts(&[&readers[..], &[Op::Convert(1, Side::Write, Some(Told::Held))]].concat());
     refuses(&[&readers[..], &[changed(1, Side::Write, 20)]].concat());
     refuses(&[took(1, Side::Write, 10), changed(1, Side::Read, 10 + BLOCK - 1)]);

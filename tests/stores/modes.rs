@@ -204,7 +204,6 @@ impl Model {
             Side::Read => holds.values().any(|hold| hold.side == Side::Write),
             Side::Permits => holds.keys().map(|who| take(*who)).sum::<u32>() + take(who) > SIZE,
         };
-        let phase = holds.values().next().map(|hold| hold.grant);
         let mine = self.line[own].filter(|first| first.1 == who);
         let since = match (mine, waited) {
             (Some(first), Some(waited)) => first.0.max(waited),
@@ -218,11 +217,7 @@ impl Model {
             }
             return Verdict::Held;
         }
-        let grant = match (side, phase) {
-            (Side::Permits, _) => 0,
-            (Side::Read, Some(phase)) => phase,
-            _ => self.grant(),
-        };
+        let grant = if side == Side::Permits { 0 } else { self.grant() };
         if side != Side::Permits {
             self.line[own].take_if(|first| first.1 == who);
         }

@@ -150,7 +150,7 @@ async fn two_readers_never_both_become_the_writer() {
 type Seen = (Mode, u64, Instant, Instant);
 
 #[tokio::test]
-async fn readers_at_one_time_share_a_token_in_any_order() {
+async fn tokens_of_readers_lie_between_those_of_writers() {
     let server = ZooKeeper::start();
     let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
     let barrier = Arc::new(tokio::sync::Barrier::new(6));
@@ -193,7 +193,7 @@ async fn readers_at_one_time_share_a_token_in_any_order() {
         for (other_mode, other, from, to) in &seen[..number] {
             if from < until && since < to {
                 assert_eq!((mode, other_mode), (&Mode::Read, &Mode::Read), "a writer is alone");
-                assert_eq!(fence, other, "readers at one time");
+                assert_ne!(fence, other, "readers at one time");
                 shared += 1;
             } else if (mode, other_mode) != (&Mode::Read, &Mode::Read) {
                 assert_eq!(from < since, other < fence, "tokens grow in the order of grants");
@@ -202,24 +202,6 @@ async fn readers_at_one_time_share_a_token_in_any_order() {
     }
     println!("{shared} pairs of readers, {phases} writers, {} grants", seen.len());
     assert!(shared > 20 && phases == 5, "{shared}, {phases}");
-}
-
-#[tokio::test]
-async fn token_of_readers_outlives_the_first_of_them() {
-    let server = ZooKeeper::start();
-    let (here, there) = (store(&server.url()).await, store(&server.url()).await);
-    let mut last = Party::of(&here, "job");
-    let fence = granted(last.acquire(Mode::Read).await);
-    for store in [&there, &here, &there] {
-        let next = Party::of(store, "job");
-        assert_eq!(granted(next.acquire(Mode::Read).await), fence);
-        assert_eq!(last.release().await, Released::done(0));
-        // Also in its repetition.
-        assert_eq!(granted(next.acquire(Mode::Read).await), fence);
-        last = next;
-    }
-    assert_eq!(last.release().await, Released::done(0));
-    assert!(granted(last.acquire(Mode::Read).await) > fence);
 }
 
 #[tokio::test]
@@ -282,25 +264,6 @@ async fn renewal_beside_a_change_of_the_mode_reports_no_loss() {
     println!("{changes} changes");
     assert!(changes > 20, "{changes}");
     assert!(party.is_there().await);
-}
-
-#[tokio::test]
-async fn token_whose_choice_is_unanswered_is_found_again() {
-    let server = ZooKeeper::start();
-    let relay = Relay::to_server(server.port(0));
-    let (here, there) = (store(&relay.url()).await, store(&server.url()).await);
-    let look = Look::at(&server.hosts()).await;
-    let (one, two) = (Party::of(&there, "job"), Party::of(&here, "job"));
-    let fence = granted(one.acquire(Mode::Read).await);
-    relay.lose_reply_of(MULTI);
-    two.acquire(Mode::Read).await.expect_err("no answer");
-    assert_eq!(relay.lost(), 1);
-    assert_eq!(granted(two.acquire(Mode::Read).await), fence);
-    assert_eq!(look.nodes("job").await.len(), 2);
-    for party in [one, two] {
-        assert_eq!(party.release().await, Released::done(0));
-    }
-    assert!(look.nodes("job").await.is_empty());
 }
 
 #[tokio::test]

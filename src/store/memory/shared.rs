@@ -16,8 +16,6 @@ use std::time::Duration;
 pub(super) struct Shared {
     pub(super) kind: Kind,
     holds: Vec<Hold>,
-    /// The fencing token of the readers that are there.
-    phase: Option<u64>,
     /// The oldest waiter among the readers, and among the writers.
     line: [Option<Waiter>; 2],
     /// The number of permits. It outlives the holds until `kept`.
@@ -60,7 +58,7 @@ impl Shared {
     pub(super) fn new(kind: Kind) -> Self {
         let line = [None; 2];
         let (size, kept, old_sizes) = (0, Instant::ZERO, Vec::new());
-        Self { kind, holds: Vec::new(), phase: None, line, size, kept, old_sizes }
+        Self { kind, holds: Vec::new(), line, size, kept, old_sizes }
     }
 
     /// Ends what has expired. Returns whether anything is left.
@@ -159,7 +157,7 @@ impl Shared {
         at: usize,
         request: &Acquire,
         now: Instant,
-        mut fence: impl FnMut(Fencing) -> u64,
+        fence: impl FnMut(Fencing) -> u64,
     ) -> Outcome {
         let mode = request.target.mode;
         let others = self.holds.iter().enumerate().filter(|(other, _)| *other != at);
@@ -171,12 +169,8 @@ impl Shared {
         }
         let downgrades = (self.holds[at].mode, mode) == (Mode::Write, Mode::Read);
         let hold = &mut self.holds[at];
-        if upgrades {
-            hold.fence = request.fencing.map(&mut fence);
-        } else if downgrades {
-            // Readers that join share the last number of the writer's block: it is above all that it handed off.
-            self.phase = hold.fence.zip(request.fencing).map(|(_, fencing)| fence(fencing));
-            hold.fence = self.phase;
+        if upgrades || downgrades {
+            hold.fence = request.fencing.map(fence);
         }
         (hold.mode, hold.count, hold.expires) = (mode, request.count, now + request.ttl);
         Outcome { verdict: Acquired::granted(now, hold.fence), wakes: downgrades }
@@ -187,7 +181,7 @@ impl Shared {
         &mut self,
         request: &Acquire,
         now: Instant,
-        mut fence: impl FnMut(Fencing) -> u64,
+        fence: impl FnMut(Fencing) -> u64,
     ) -> Acquired {
         let mode = request.target.mode;
         let left = self.excluded_for(mode, now);
@@ -200,15 +194,9 @@ impl Shared {
             own.take_if(|waiter| waiter.is_of(request.holder));
         }
         let fence = match mode {
-            Mode::Read if !self.holds.is_empty() => {
-                request.fencing.map(|fencing| self.phase.unwrap_or_else(|| fence(fencing)))
-            }
             Mode::Permits { .. } => None,
-            Mode::Exclusive | Mode::Read | Mode::Write => request.fencing.map(&mut fence),
+            Mode::Exclusive | Mode::Read | Mode::Write => request.fencing.map(fence),
         };
-        if mode == Mode::Read {
-            self.phase = fence;
-        }
         let (holder, count, expires) = (request.holder, request.count, now + request.ttl);
         self.holds.push(Hold { holder, mode, count, fence, expires });
         Acquired::granted(now, fence)

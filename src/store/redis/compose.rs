@@ -44,7 +44,7 @@ macro_rules! compose {
         compose!($dir, run, [$publish], ["annotate"])
     };
     ($dir:literal, renew) => {
-        compose!($dir; "common", "check", "noted", "renew")
+        compose!($dir; "common", "check", "noted", "fence_keep", "renew")
     };
     ($dir:literal, steal, $publish:literal) => {
         compose!($dir, run, [$publish, "noted", "note"], ["steal", "fence", "steal_grant"])
@@ -56,7 +56,7 @@ macro_rules! compose {
         compose!($dir, run, [$publish, "rw_common", "rw_wake", "noted", "note"], ["rw_force"])
     };
     ($dir:literal, rw_renew) => {
-        compose!($dir, run, ["rw_common", "noted"], ["rw_renew"])
+        compose!($dir, run, ["rw_common", "noted", "fence_keep"], ["rw_renew"])
     };
     ($dir:literal, rw_acquire, $publish:literal) => {
         compose!($dir, run, [$publish, "rw_common", "rw_wake"], ["rw_acquire", "fence", "rw_grant"])

@@ -99,7 +99,7 @@ fn write_release(request: &Release, mut call: Call) -> Call {
 pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Call {
     let mut call = Call::of(items.len());
     call.number(millis(batch.ttl));
-    call.number(batch.fence_retention.map_or(0, millis));
+    call.number(millis(batch.fence_retention.unwrap_or_default().max(IDLE_SEMAPHORE)));
     for item in items {
         call.key(&keys.lock(&item.target.name));
         write_renewal(keys, item, &mut call);
@@ -111,7 +111,7 @@ pub(super) fn renewal(keys: &Keys, batch: &RenewBatch, items: &[Renewal]) -> Cal
 pub(super) fn renewal_with_one_key(keys: &Keys, batch: &RenewBatch, item: &Renewal) -> Call {
     let mut call = Call::of(1);
     call.number(millis(batch.ttl));
-    call.number(batch.fence_retention.map_or(0, millis));
+    call.number(millis(batch.fence_retention.unwrap_or_default().max(IDLE_SEMAPHORE)));
     write_renewal(keys, item, &mut call);
     call
 }

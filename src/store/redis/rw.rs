@@ -31,7 +31,7 @@ pub(super) fn acquire(keys: &Keys, request: &Acquire) -> Call {
     call.number(millis(kept));
     if let Some(fencing) = request.fencing {
         call.key(&keys.fence(&target.name));
-        // Readers that are there at the same time share one.
+        // A reader is not handed off.
         call.number(if target.mode == Mode::Write { fencing.block.into() } else { 1 });
         call.number(fencing.retention.map_or(0, millis));
     }

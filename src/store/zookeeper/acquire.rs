@@ -204,8 +204,7 @@ impl AcquireAttempt<'_> {
         self.recipe.holds.put(name, *holder, own.clone());
         let (directory, data) = (self.directory(), record(*holder, *count));
         let age = self.recipe.clock.now().saturating_duration_since(listed);
-        // A reader also needs the fencing token of the others.
-        let recent = age <= RECENT && target.mode != Mode::Read;
+        let recent = age <= RECENT;
         let write = own.session.write(&node.path, &data);
         // A node of a stranger may have come since the list. Both are sent together.
         let list = async {
@@ -287,7 +286,6 @@ impl AcquireAttempt<'_> {
     /// Does what a granted node still needs. Returns `None` if it is gone.
     async fn settle(&self, own: OwnNode, queue: Queue) -> Result<Option<OwnNode>> {
         match own.mode {
-            Mode::Read if own.fenced => self.recipe.choose_token(self.request, own, queue).await,
             Mode::Permits { .. } if own.name().is_some_and(|name| queue.is_followed(name)) => {
                 // The one behind may have seen a node that waits.
                 let Some(path) = &own.path else { return Ok(None) };

@@ -1,6 +1,6 @@
-//! Changes the mode of a reader or writer, and chooses the fencing token of a reader.
+//! Changes the mode of a reader or writer.
 //!
-//! Both give the node another name, in the same place of the queue: one transaction deletes it and makes it again with the
+//! It gives the node another name, in the same place of the queue: one transaction deletes it and makes it again with the
 //! same number.
 //!
 //! # Invariants
@@ -14,8 +14,6 @@
 
 use super::holds::OwnNode;
 use super::names::{Child, NodeOwner, Role, in_place_of, record};
-use super::nodes::Replaced;
-use super::queue::{Place, Queue, Token};
 use super::recipe::Recipe;
 use crate::error::Result;
 use crate::store::{Acquire, Mode};
@@ -62,9 +60,9 @@ impl Recipe {
             self.changed(request, own, Mode::Read);
             return Ok(Changed::Refused);
         }
-        match self.rename(request, own, Role::Writer, None).await? {
-            Ok(own) => self.verify(request, own).await,
-            Err(_) => Ok(Changed::Gone),
+        match self.rename(request, own, Role::Writer).await? {
+            Some(own) => self.verify(request, own).await,
+            None => Ok(Changed::Gone),
         }
     }
 
@@ -89,9 +87,9 @@ impl Recipe {
     /// Makes the node of a writer that of a reader.
     async fn read(&self, request: &Acquire, own: OwnNode) -> Result<Changed> {
         let role = Role::Reader(Some(own.token));
-        match self.rename(request, own, role, None).await? {
-            Ok(own) => Ok(self.changed(request, own, Mode::Read)),
-            Err(_) => Ok(Changed::Gone),
+        match self.rename(request, own, role).await? {
+            Some(own) => Ok(self.changed(request, own, Mode::Read)),
+            None => Ok(Changed::Gone),
         }
     }
 
@@ -102,36 +100,20 @@ impl Recipe {
         Changed::Yes(own)
     }
 
-    /// Gives a node another name in the same place, if a node `beside` it still exists.
-    async fn rename(
-        &self,
-        request: &Acquire,
-        own: OwnNode,
-        role: Role,
-        beside: Option<&str>,
-    ) -> Result<Result<OwnNode, (OwnNode, Replaced)>> {
-        let Some(path) = own.path.clone() else { return Ok(Err((own, Replaced::Gone))) };
+    /// Gives a node another name in the same place. Returns `None` if it is gone.
+    async fn rename(&self, request: &Acquire, own: OwnNode, role: Role) -> Result<Option<OwnNode>> {
+        let Some(path) = own.path.clone() else { return Ok(None) };
         let own = OwnNode { changing: true, changes: own.changes.wrapping_add(1), ..own };
         self.note(request, &own);
         let by = in_place_of(&path, role, NodeOwner::Acquire(request.holder));
         let data = record(request.holder, request.count);
-        let replaced = own.session.replace(&path, &by, &data, beside).await?;
-        match replaced {
-            Replaced::Yes => {
-                let own = OwnNode { path: Some(by), ..own };
-                self.note(request, &own);
-                Ok(Ok(own))
-            }
-            Replaced::Gone => {
-                self.holds.remove(&request.target.name, request.holder);
-                Ok(Err((own, Replaced::Gone)))
-            }
-            Replaced::Alone => {
-                let own = OwnNode { changing: false, ..own };
-                self.note(request, &own);
-                Ok(Err((own, Replaced::Alone)))
-            }
+        if own.session.replace(&path, &by, &data).await? {
+            let own = OwnNode { path: Some(by), ..own };
+            self.note(request, &own);
+            return Ok(Some(own));
         }
+        self.holds.remove(&request.target.name, request.holder);
+        Ok(None)
     }
 
     /// Records what is known of a node. It expires when it did before.
@@ -139,51 +121,5 @@ impl Recipe {
         self.holds.change(&request.target.name, request.holder, |entry| {
             *entry = OwnNode { expires: entry.expires, ..own.clone() };
         });
-    }
-
-    /// Chooses the fencing token of a reader that is granted, by this list or a later one. Returns `None` if its node is
-    /// gone.
-    pub(super) async fn choose_token(
-        &self,
-        request: &Acquire,
-        mut own: OwnNode,
-        mut queue: Queue,
-    ) -> Result<Option<OwnNode>> {
-        let directory = self.names.lock(&request.target.name);
-        loop {
-            let Some(name) = own.name() else { return Ok(None) };
-            let (other, token) = match queue.token(name) {
-                Token::Own => return Ok(Some(own)),
-                Token::Chosen(token) => return Ok(Some(OwnNode { token, ..own })),
-                Token::Of(other, token) => (format!("{directory}/{other}"), token),
-            };
-            let token = match token {
-                Some(token) => Some(token),
-                None => own.session.made_at(&other).await?,
-            };
-            match token {
-                // The other one has it from here.
-                Some(token) if token == own.token => return Ok(Some(own)),
-                Some(token) => {
-                    let role = Role::Reader(Some(token));
-                    match self.rename(request, own, role, Some(&other)).await? {
-                        Ok(own) => {
-                            let own = OwnNode { token, changing: false, ..own };
-                            self.note(request, &own);
-                            return Ok(Some(own));
-                        }
-                        Err((_, Replaced::Gone | Replaced::Yes)) => return Ok(None),
-                        // The other one has gone meanwhile.
-                        Err((unchanged, Replaced::Alone)) => own = unchanged,
-                    }
-                }
-                None => {}
-            }
-            queue = own.session.children(&directory).await?;
-            let place = own.name().map_or(Ok(None), |name| queue.place(name))?;
-            if place != Some(Place::Granted) {
-                return Ok(None);
-            }
-        }
     }
 }

@@ -6,7 +6,8 @@
 //!     h~<holder id>~<sequence>                        of a plain lock
 //!     w~<uuid>~<sequence>                             of a waiter for one
 //!     x~<owner>~<sequence>                            of a writer
-//!     r<token>~<owner>~<sequence>                     of a reader that shares this fencing token; 0 if none is chosen
+//!     r<token>~<owner>~<sequence>                     of a reader; the token is the fencing token of one that was a
+//!                                                     writer, and 0 for others
 //!     p<take>of<size>~<owner>~<sequence>              of permits
 //! <chroot>/leasehold/sessions/<uuid>                  written to keep a session proven
 //! ```
@@ -83,7 +84,7 @@ impl fmt::Display for NodeOwner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Lock,
-    /// A reader, with the fencing token that it shares with others, once that is chosen.
+    /// A reader, with its fencing token if it was a writer. Earlier versions read that from the name.
     Reader(Option<u64>),
     Writer,
     Permits {

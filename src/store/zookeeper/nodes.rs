@@ -7,18 +7,6 @@ use super::session::Session;
 use crate::error::Result;
 use zookeeper_client::{CreateMode, Error as ZkError, MultiWriteError};
 
-/// The version of a node that may have any.
-const ANY_VERSION: i32 = -1;
-
-/// The outcome of [`Session::replace`].
-pub(super) enum Replaced {
-    Yes,
-    /// The node is gone.
-    Gone,
-    /// The node that had to exist beside it is gone. Nothing was changed.
-    Alone,
-}
-
 impl Session {
     /// Returns the nodes in a directory; none if there is no directory.
     pub(super) async fn children(&self, directory: &str) -> Result<Queue> {
@@ -76,30 +64,16 @@ impl Session {
         Ok(stat.map(|stat| czxid(stat.czxid)))
     }
 
-    /// Puts a node into the place of another one, in one step, if a node `beside` it still exists.
-    pub(super) async fn replace(
-        &self,
-        path: &str,
-        by: &str,
-        data: &str,
-        beside: Option<&str>,
-    ) -> Result<Replaced> {
+    /// Puts a node into the place of another one, in one step. Returns whether that was there.
+    pub(super) async fn replace(&self, path: &str, by: &str, data: &str) -> Result<bool> {
         let link = self.link().await?;
         let mode = CreateMode::Ephemeral.with_acls(self.acls);
         let mut writer = link.client.new_multi_writer();
-        let add = |writer: &mut zookeeper_client::MultiWriter<'_>| {
-            if let Some(beside) = beside {
-                writer.add_check_version(beside, ANY_VERSION)?;
-            }
-            writer.add_delete(path, None)?;
-            writer.add_create(by, data.as_bytes(), &mode)
-        };
-        add(&mut writer).map_err(classify)?;
+        writer.add_delete(path, None).map_err(classify)?;
+        writer.add_create(by, data.as_bytes(), &mode).map_err(classify)?;
         match writer.commit().await {
-            Ok(_) => Ok(Replaced::Yes),
-            Err(MultiWriteError::OperationFailed { index, source: ZkError::NoNode }) => {
-                Ok(if index == 0 && beside.is_some() { Replaced::Alone } else { Replaced::Gone })
-            }
+            Ok(_) => Ok(true),
+            Err(MultiWriteError::OperationFailed { source: ZkError::NoNode, .. }) => Ok(false),
             Err(error) => Err(classify(error.into())),
         }
     }

@@ -35,17 +35,6 @@ pub(super) enum Place {
     Next,
 }
 
-/// The fencing token of a reader that is granted.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Token {
-    /// The transaction that made its node.
-    Own,
-    /// The one in its name.
-    Chosen(u64),
-    /// That of another reader: the one in its name, or the transaction that made it.
-    Of(String, Option<u64>),
-}
-
 impl Queue {
     pub(super) fn new(children: Vec<String>) -> Self {
         let mut queue = Self::default();
@@ -171,26 +160,6 @@ impl Queue {
     /// Returns the number of permits of the name, if it is in use as a semaphore.
     pub(super) fn size(&self) -> Option<u32> {
         self.nodes.first()?.size()
-    }
-
-    /// Returns the fencing token of a reader that is granted.
-    ///
-    /// The readers that are granted and there share one. A reader that has chosen one shows it in its name; the first of
-    /// the queue needs no choice. Others take that of a reader that is still there when they do, so none of the writers in
-    /// between has been granted since.
-    pub(super) fn token(&self, name: &str) -> Token {
-        let tokens = self.nodes.iter().map_while(|child| match child.role {
-            Role::Reader(token) => Some((child, token)),
-            _ => None,
-        });
-        let readers: Vec<_> = tokens.collect();
-        if let Some((_, Some(token))) = readers.iter().find(|(child, _)| child.name == name) {
-            return Token::Chosen(*token);
-        }
-        match readers.iter().find(|(_, token)| token.is_some()).or(readers.first()) {
-            Some((child, token)) if child.name != name => Token::Of(child.name.clone(), *token),
-            _ => Token::Own,
-        }
     }
 
     /// Returns why a hold of this mode is absent.
@@ -324,18 +293,6 @@ mod tests {
             assert!(queue.holders(Role::parse(second).unwrap().kind()).is_err());
             assert_eq!(queue.holders(Role::parse(first).unwrap().kind()).unwrap().len(), 1);
         }
-    }
-
-    #[test]
-    fn readers_share_the_token_of_one_that_is_there() {
-        let token =
-            |roles: &[&str], number: usize| queue(roles).token(&node(roles[number - 1], number));
-        assert_eq!(token(&["r0", "r0"], 1), Token::Own);
-        assert_eq!(token(&["r0", "r0"], 2), Token::Of(node("r0", 1), None));
-        assert_eq!(token(&["r0", "r5"], 1), Token::Of(node("r5", 2), Some(5)));
-        assert_eq!(token(&["r0", "r5", "r0"], 3), Token::Of(node("r5", 2), Some(5)));
-        assert_eq!(token(&["r0", "r5", "x", "r9"], 2), Token::Chosen(5));
-        assert_eq!(token(&["r0", "x", "r9"], 1), Token::Own, "a later phase");
     }
 
     #[test]

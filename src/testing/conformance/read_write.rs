@@ -39,8 +39,8 @@ pub async fn readers_share_a_name_and_exclude_a_writer(harness: &dyn Harness) {
     granted(writer.acquire(1).await);
 }
 
-/// Clause 8, for the modes that share a name.
-pub async fn readers_share_a_fence_between_those_of_writers(harness: &dyn Harness) {
+/// Clause 8, for the modes that share a name: also beside other readers, and after a change of the mode.
+pub async fn fences_of_readers_grow_between_those_of_writers(harness: &dyn Harness) {
     let name = unique("rw-fence");
     let reader = Party::of(harness, &name, Mode::Read).await;
     if !reader.supported() || !reader.store.capabilities().fencing {
@@ -52,18 +52,39 @@ pub async fn readers_share_a_fence_between_those_of_writers(harness: &dyn Harnes
         let written = granted(writer.acquire(1).await).fence;
         assert!(written > last, "{written:?} after {last:?}");
         assert_eq!(released(writer.release(0).await), None);
-        let mut fences = Vec::new();
+        let mut readers = Vec::new();
         for _ in 0..3 {
             let reader = Party::of(harness, &name, Mode::Read).await;
-            fences.push((granted(reader.acquire(1).await).fence, reader));
+            let fence = granted(reader.acquire(1).await).fence;
+            match readers.last() {
+                None => assert!(reader.follows(written, fence), "{fence:?} after {written:?}"),
+                Some((last, _)) => assert!(fence > *last, "{fence:?} after {last:?}"),
+            }
+            readers.push((fence, reader));
         }
-        let first = fences[0].0;
-        assert!(reader.follows(written, first), "{first:?} after {written:?}");
-        assert!(fences.iter().all(|(fence, _)| *fence == first), "readers share one");
-        for (_, reader) in fences {
+        for (fence, reader) in &readers {
+            assert_eq!(granted(reader.acquire(1).await).fence, *fence, "the same grant again");
+        }
+        last = readers.last().and_then(|(fence, _)| *fence);
+        for (_, reader) in readers {
             assert_eq!(released(reader.release(0).await), None);
         }
-        last = first;
+        // The only reader becomes the writer, and a reader again.
+        let reads = Party::of(harness, &name, Mode::Read).await;
+        let read = granted(reads.acquire(1).await).fence;
+        assert!(read > last, "{read:?} after {last:?}");
+        let writes = reads.to(Mode::Write);
+        let written = granted(writes.convert().await).fence;
+        assert!(written > read, "{written:?} after {read:?}");
+        let reads = writes.to(Mode::Read);
+        let page = granted(reads.convert().await).fence;
+        assert!(page >= written, "{page:?} after {written:?}");
+        let beside = Party::of(harness, &name, Mode::Read).await;
+        last = granted(beside.acquire(1).await).fence;
+        assert!(last > page, "{last:?} after {page:?}");
+        for party in [reads, beside] {
+            assert_eq!(released(party.release(0).await), None);
+        }
     }
 }
 

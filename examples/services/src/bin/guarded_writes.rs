@@ -74,7 +74,8 @@ impl Stock {
             self.set_on_redis(lease.fence_guard(ON_REDIS[1])?, ON_REDIS[1], level).await?,
             self.set_row(lease, level).await?,
             self.set_in_transaction(lease, level).await?,
-            put_with_fence(&self.service, &format!("/stock/{level}"), lease.fence()).await? == 200,
+            put_with_fence(&self.service, &format!("/stock/{level}"), lease.fence_header()).await?
+                == 200,
         ])
     }
 

@@ -3,8 +3,8 @@
 -- The body of a function of `batch.lua` and `acquire_all.lua`, and the end of `acquire_alone.lua`. They define its arguments:
 -- lock, a hash of one field: holder id -> hold count; fence, a string: the last reserved fencing token (nil: none is reserved); holder, the
 -- id; ttl in ms; count, the new hold count; block, the number of fencing tokens to reserve; retention, the time in ms to
--- remember the last of them (0: forever) once the clock has passed it; up to a hundredth less, and forever if the key has
--- no time to live. They also define three values that all acquires of a call share: now, the server's time in microseconds;
+-- remember the last of them (0: forever) once the clock has passed it; up to a twentieth less, and longer if the key has
+-- a longer time to live or none. They also define three values that all acquires of a call share: now, the server's time in microseconds;
 -- newest, as text, the last fencing token of a block that begins there; and vacant: no key of a lock is there.
 --
 -- Reply  the first fencing token (0: none)   granted; an even one is not ahead of the clock

@@ -47,16 +47,17 @@ if fence and first == 0 then
   if forever then
     call('SET', fence, format('%d', first + block - 1))
   else
-    local kept, span, ahead = retention, retention * 10, first + block - now
+    local kept, span, ahead = retention, retention * 50, first + block - now
     if ahead >= 1000 then
       kept = format('%d', retention + ahead / 1000)
     end
     if not text then
       call('SET', fence, newest, 'PX', kept)
     elseif ahead >= 1000 or last - last % span ~= now - now % span then
-      -- Once in a hundredth of the time is enough, since it costs a command. The tokens, which are microseconds, tell when.
+      -- Once in a twentieth of the time is enough, since it costs a command. The tokens, which are microseconds, tell when.
+      -- Never shorter: another manager may remember for longer.
       doing = 'PEXPIRE'
-      call('PEXPIRE', fence, kept, 'XX')
+      call('PEXPIRE', fence, kept, 'GT')
     end
   end
 end

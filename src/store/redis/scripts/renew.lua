@@ -1,4 +1,4 @@
--- Extends many locks that are still held by their holders. `noted.lua` comes before.
+-- Extends many locks that are still held by their holders. `noted.lua` and `fence_keep.lua` come before.
 --
 -- KEYS   for each item: lock, and its fence if its step is F
 -- ARGV   ttl in ms, the time in ms to remember fencing tokens once the clock has passed them; the arguments of the
@@ -11,8 +11,8 @@
 -- Reply  0 alone if all were renewed; else for each item: 0 renewed; -1 gone; -2 taken; -3 stolen; -4 forced open; or the
 --        text of an error
 --
--- Twice is harmless: the time to live is set, not added to. It never makes a key. PEXPIRE has no GT, so that it corrects
--- a time to live that another client has removed or extended.
+-- Twice is harmless: the time to live is set, not added to. It never makes a key. The PEXPIRE of a lock has no GT, so that
+-- it corrects a time to live that another client has removed or extended.
 
 local keys, args, byte = KEYS, ARGV, string.byte
 local ttl, retention = args[1], args[2]
@@ -20,9 +20,6 @@ local steps, tail, head = args[#args], string.gmatch(args[#args - 1], '[^,]+'), 
 local at, key, arg, item, reply, all = 0, 0, 2, 0, {}, true
 local M, F, T, own = byte('MFT', 1, 3)
 whole(ttl, 1, LONGEST_TTL)
-
--- The server's time in microseconds, read once in a call.
-local now
 
 -- Renews the remaining items. An error ends it, with the position of the item that met it.
 local function run()
@@ -62,24 +59,7 @@ local function run()
         doing = 'PEXPIRE'
         call('PEXPIRE', lock, ttl)
         if fence then
-          -- A token that is ahead of the clock is remembered for longer by as much, and one that is remembered
-          -- forever stays so. Text that is not a token is not ours.
-          local last, kept = try('GET', fence), retention
-          last = type(last) == 'string' and tonumber(last)
-          if last and not (last <= GROWS) then
-            last = nil
-          end
-          if last and not now then
-            doing = 'TIME'
-            local time = call('TIME')
-            now, doing = time[1] * 1000000 + time[2], 'PEXPIRE'
-          end
-          if last and last >= now + 1000 then
-            kept = format('%d', retention + (last - now) / 1000)
-          end
-          if last then
-            call('PEXPIRE', fence, kept, 'XX')
-          end
+          keep_fence(fence, retention)
         end
         reply[item] = 0
       else

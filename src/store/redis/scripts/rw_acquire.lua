@@ -66,11 +66,19 @@ if reads or wrote then
   elseif writes and not wrote then
     -- A late copy: the holder has changed its mode since.
     return -4 - left
-  elseif fence then
+  elseif fence and wrote then
     doing = 'GET'
     last = tonumber(call('GET', fence))
     if last and last >= block and last <= GROWS then
       first = last - last % 1 - block + 1
+    end
+  elseif fence then
+    -- Other readers have reserved tokens since. Beside a reader that has none of its own, such as that of an older client,
+    -- a new one is reserved.
+    doing = 'GET'
+    last = tonumber(call('GET', timeout))
+    if last and last > 1 and last <= GROWS then
+      first = last
     end
   end
   -- Redis refuses commands that take memory only while a script has written nothing: a holder goes on in a full memory.
@@ -114,14 +122,6 @@ else
     return -4 - left
   end
   leaves = by == manager
-  if fence and mode == 'read' then
-    -- Readers that are there at the same time share a token.
-    doing = 'GET'
-    last = tonumber(call('GET', fence))
-    if last and last >= 1 and last <= GROWS then
-      first = last - last % 1
-    end
-  end
   fresh = true
 end
 

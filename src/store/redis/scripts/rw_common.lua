@@ -1,7 +1,8 @@
 -- The common part of the scripts of read-write locks, in the layout of Redisson's `RReadWriteLock`.
 --
 -- lock    hash: `mode` -> read or write; holder id -> 1 for a reader; holder id .. ':write' -> hold count of the writer
--- {lock}:holder id:rwlock_timeout:1   string with the time to live of one reader. Redisson counts on for each nested read
+-- {lock}:holder id:rwlock_timeout:1   string with the time to live of one reader, whose value is its fencing token, or 1 if it
+--         has none. Redisson counts on for each nested read, writes 1, and reads no value
 
 -- The refusal of a plain lock or another hash.
 local NOT_READ_WRITE = 'WRONGTYPE a lock that is no read-write lock is under the name'

@@ -43,8 +43,16 @@ if wrote and not changes then
   call('PEXPIRE', lock, ttl)
   return first
 end
-doing = 'SET'
-call('SET', timeout, '1', 'PX', ttl)
+-- A request without a fencing token, such as that of a nested read, leaves the one that the reader has.
+local has = first == 0 and not fresh
+if has then
+  doing = 'PEXPIRE'
+  has = call('PEXPIRE', timeout, ttl) == 1
+end
+if not has then
+  doing = 'SET'
+  call('SET', timeout, first > 0 and format('%d', first) or '1', 'PX', ttl)
+end
 if fresh then
   doing = 'HSET'
   call('HSET', lock, 'mode', 'read', holder, '1')

@@ -1,6 +1,6 @@
 -- Extends read-write locks that are still held by their holders. A holder that reads may be the writer here: the renewal may
--- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua` and
--- `noted.lua` come before.
+-- come late. One that writes must be the writer: a server can lose a change of the mode. `rw_common.lua`,
+-- `noted.lua` and `fence_keep.lua` come before.
 --
 -- KEYS   for each item: lock, and the timeout key of the holder as a reader; and its fence if its step is F. Only the lock if
 --        it is H, and only the timeout key if it is T
@@ -43,8 +43,7 @@ local function renew(lock, timeout, fence, holder, writes)
     return noted(lock, holder) or (not mode or not writes and mode == 'read') and -1 or -2
   end
   if fence then
-    -- Never shorter: a token that is ahead of the clock is remembered for longer. One that is kept forever stays so.
-    call('PEXPIRE', fence, retention, 'GT')
+    keep_fence(fence, retention)
   end
   return 0
 end

@@ -23,8 +23,8 @@
 //!
 //! - *overlap*: beliefs in one name never overlap, between processes and inside one.
 //! - *fence*: fencing tokens of one name grow in the order of beliefs; a nested lease has that of the outer.
-//! - *modes*: of a read-write lock, beliefs of readers may overlap, and those that do have one fencing token; it is larger
-//!   than those of the writers before, and smaller than those of the writers after. Who changes the mode is at least a
+//! - *modes*: of a read-write lock, beliefs of readers may overlap; the fencing tokens of each are larger than those of the
+//!   writers before, and smaller than those of the writers after, and no two processes have the same. Who changes the mode is at least a
 //!   reader all the while. Of a semaphore, the beliefs have its size in permits together, at most, and no fencing token.
 //! - *update*: the values that the guarded resource accepted are 1, 2, 3, .. with tokens that never go back.
 //! - *waiting*: nobody waits for a name that is free on the server, over a path without faults, for longer
@@ -85,7 +85,7 @@ mod steals;
 mod terms;
 
 use crate::soak::history::{Event, What};
-use crate::soak::leases::{Kind, Lease, Setting, leases, settings};
+use crate::soak::leases::{Kind, Lease, Mode, Setting, leases, settings};
 use rules::Rules;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -425,9 +425,9 @@ impl Case<'_> {
                 self.permits(name, size, &beliefs, &mut found, &mut excused);
                 continue;
             }
-            // Those who still believe, and the greatest fence so far.
+            // Those who still believe, and the greatest fence so far, of all and of those who did not read.
             let mut here: Vec<(Span, &Lease)> = Vec::new();
-            let mut greatest: Option<&Lease> = None;
+            let (mut greatest, mut writer): (Option<&Lease>, Option<&Lease>) = (None, None);
             for (belief, lease) in beliefs {
                 here.retain(|(other, _)| other.1 > belief.0);
                 for (both, holder) in here.iter().filter_map(|(other, holder)| {
@@ -453,7 +453,8 @@ impl Case<'_> {
                     }
                 }
                 here.push((belief, lease));
-                match greatest {
+                let reads = lease.mode == Mode::Read;
+                match if reads { writer } else { greatest } {
                     Some(before) if self.comes_too_late(before, lease) => {
                         if self.rules.fenced
                             && self.unexcused(before, (belief.0, belief.0 + 1)).is_some()
@@ -468,7 +469,11 @@ impl Case<'_> {
                             found.push(("fence", belief.0, text));
                         }
                     }
-                    _ => greatest = Some(lease),
+                    _ => {
+                        greatest =
+                            greatest.filter(|before| before.fence > lease.fence).or(Some(lease));
+                        writer = if reads { writer } else { Some(lease) };
+                    }
                 }
             }
         }

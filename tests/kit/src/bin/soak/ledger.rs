@@ -1,5 +1,6 @@
 //! The resource that the locks guard: a counter for each name, on a server without faults, which refuses
-//! fencing tokens smaller than one it has seen, when it is read as well as when it is written.
+//! fencing tokens smaller than one it has seen, when it is read as well as when it is written. It compares the
+//! token of a reader with those of writers alone, because readers come in any order.
 //!
 //! A read must tell its token too: otherwise an old holder could write between the read and the write of
 //! a new one, and both writes be accepted.
@@ -8,16 +9,21 @@ use kit::Resp;
 use kit::soak::history::{Event, What};
 use std::io;
 
+/// A reader of a read-write lock.
+const SHARED_READ: &str = "
+local seen, writers = unpack(redis.call('HMGET', KEYS[1], 'all', 'writers'))
+if tonumber(ARGV[1]) < tonumber(writers or '0') then return -1 end
+if tonumber(ARGV[1]) > tonumber(seen or '0') then redis.call('HSET', KEYS[1], 'all', ARGV[1]) end
+return tonumber(redis.call('GET', KEYS[2]) or '0')";
+
 const READ: &str = "
-local seen = tonumber(redis.call('GET', KEYS[1]) or '0')
-if tonumber(ARGV[1]) < seen then return -1 end
-redis.call('SET', KEYS[1], ARGV[1])
+if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'all') or '0') then return -1 end
+redis.call('HSET', KEYS[1], 'all', ARGV[1], 'writers', ARGV[1])
 return tonumber(redis.call('GET', KEYS[2]) or '0')";
 
 const WRITE: &str = "
-local seen = tonumber(redis.call('GET', KEYS[1]) or '0')
-if tonumber(ARGV[1]) < seen then return -1 end
-redis.call('SET', KEYS[1], ARGV[1])
+if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'all') or '0') then return -1 end
+redis.call('HSET', KEYS[1], 'all', ARGV[1], 'writers', ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2])
 redis.call('RPUSH', KEYS[3], ARGV[2] .. ' ' .. ARGV[1] .. ' ' .. ARGV[3])
 return 0";
@@ -34,6 +40,11 @@ pub struct Ledger {
 impl Ledger {
     pub fn connect(port: u16, who: &str) -> io::Result<Self> {
         Ok(Self { connection: Resp::try_connect(port)?, who: who.to_owned() })
+    }
+
+    /// Reads with the token of a reader of a read-write lock.
+    pub fn read_shared(&mut self, name: &str, fence: u64) -> io::Result<Result<u64, Refused>> {
+        self.call(SHARED_READ, name, &[&fence.to_string()])
     }
 
     pub fn read(&mut self, name: &str, fence: u64) -> io::Result<Result<u64, Refused>> {

@@ -208,8 +208,11 @@ impl Flow {
                     let written = self.ledger.write(&place.name, fence, value + 1);
                     written.map(|answer| answer.map(|_| ()))
                 }
-                _ => {
-                    let answer = self.ledger.read(&place.name, fence);
+                (side, _) => {
+                    let answer = match side {
+                        Side::Read(_) => self.ledger.read_shared(&place.name, fence),
+                        _ => self.ledger.read(&place.name, fence),
+                    };
                     answer.map(|answer| answer.map(|value| read = Some(value)))
                 }
             };

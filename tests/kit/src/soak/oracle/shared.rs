@@ -1,41 +1,34 @@
 //! Names that several share: readers beside each other and never beside a writer, and permits up to the size.
 
 use super::{Case, Excuse, Excused, Span, Wipe, overlap};
-use crate::soak::leases::{Lease, Mode};
+use crate::soak::leases::{Lease, Mode, slot};
 
 /// The rule that is broken, since when, and how.
 type Found = (&'static str, u64, String);
 
 impl Case<'_> {
-    /// Returns whether a lease should have a larger fencing token than one that was believed in before.
-    ///
-    /// A new primary that does not know of a grant may know of readers from before it. Who reads beside them has their
-    /// token, for as long as some of them are there.
+    /// Returns whether a lease should have a larger fencing token than one that was believed in before. Readers come in any
+    /// order.
     pub(super) fn comes_too_late(&self, before: &Lease, lease: &Lease) -> bool {
         let both_read = (before.mode, lease.mode) == (Mode::Read, Mode::Read);
-        let lost = |wipe: &Wipe| {
-            wipe.why == Excuse::Replaced && wipe.name == lease.name && Self::is_new(wipe, before)
-        };
-        let beside_others = lease.mode == Mode::Read && self.wipes.iter().any(lost);
         let kept =
             self.rules.kept_by_downgrade && (before.mode, lease.mode) == (Mode::Write, Mode::Read);
-        let same = before.fence == lease.fence && !both_read && !kept;
-        !beside_others && (before.fence > lease.fence || same)
+        let same = before.fence == lease.fence && !kept;
+        !both_read && (before.fence > lease.fence || same)
     }
 
-    /// Readers that are there at one time share their fencing token.
+    /// Readers of two processes have two grants, and so two fencing tokens.
     pub(super) fn strange_reader(&self, one: &Lease, other: &Lease, both: Span) -> Option<Found> {
-        let differ = self.rules.fenced && one.fence != other.fence;
-        if !differ || self.is_misled(other, both) || self.unexcused(one, both).is_none() {
+        let same = self.rules.fenced && one.fence == other.fence && one.mode == Mode::Read;
+        if !same || slot(&one.who) == slot(&other.who) {
             return None;
         }
         let text = format!(
-            "{}: {} and {} are there together, with the fences {} and {}",
+            "{}: {} and {} are there together, with one fence, {}",
             one.name,
             one.words(),
             other.words(),
-            one.fence,
-            other.fence
+            one.fence
         );
         Some(("fence", both.0, text))
     }

@@ -231,7 +231,7 @@ impl LeaseManager {
         let core = &self.engine.core;
         core.check_open()?;
         consume_budget().await;
-        core.inspect(&Name::new(name.as_ref())?).await.map(|inspection| inspection.holders)
+        core.inspect(&Name::new(name.as_ref())?).await.map(Inspection::into_holders)
     }
 
     /// Returns the managers that wait for `name` by [`fair_lock`](LeaseManager::fair_lock), the oldest first.

@@ -131,8 +131,12 @@ pub struct Inspection {
     pub holders: Vec<HolderInfo>,
     /// The number of permits of a semaphore; `None` if the name is no semaphore, or the store has none under it.
     pub size: Option<u32>,
-    /// The number of processes that wait for the name, or have just waited, as far as the store knows: those that are
-    /// subscribed to its wake-ups. `None` if it does not know it.
+    /// The number of processes that wait for the name, or have just waited, as far as the store knows. `None` if it does not
+    /// know it.
+    ///
+    /// On Redis these are the connections that are subscribed to its wake-ups: one for each runtime of a manager on which
+    /// calls wait, and for a second longer; in a cluster without sharded pub/sub, those of one server only. On a quorum it
+    /// is the largest number of a node, in memory the number of managers, on ZooKeeper that of the calls in the queue.
     pub waiting: Option<u64>,
 }
 
@@ -158,9 +162,19 @@ impl Inspection {
     /// Returns the holder of a name that has one at most; of several, the first.
     #[must_use]
     pub fn into_holder(self) -> Option<HolderInfo> {
-        self.holders.into_iter().next()
+        self.into_holders().into_iter().next()
+    }
+
+    /// Returns the holders, each with the number of processes that are [waiting](Self::waiting).
+    pub(crate) fn into_holders(self) -> Vec<HolderInfo> {
+        let Self { mut holders, waiting, .. } = self;
+        holders.iter_mut().for_each(|holder| holder.waiting = waiting);
+        holders
     }
 }
+
+/// The number of characters of the uuid of a manager that the id of a permit on Redis has.
+const BEGINNING: usize = 18;
 
 /// The holder of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +185,8 @@ pub struct HolderInfo {
     /// Of a permit on Redis it is `<beginning of the uuid>-..:<number>`, because the 16 bytes of a permit cannot hold the
     /// whole; of a permit of Redisson, its 32 digits.
     ///
-    /// An identity for debugging. It is neither a secret nor a permission.
+    /// An identity for debugging. It is neither a secret nor a permission. [`is_of`](Self::is_of) compares it with that of a
+    /// lease.
     pub holder: String,
     /// The hold count; of a semaphore, the number of permits.
     pub hold_count: u64,
@@ -186,13 +201,23 @@ pub struct HolderInfo {
     /// Why the name is closed, if a [mark](crate::store::Mark) has the place of a holder. `holder` is the text of the mark
     /// then, and `hold_count` is 0.
     pub closed: Option<Closed>,
+    /// The number of processes that wait for the name, as [`Inspection::waiting`] has it, for all holders of a name together.
+    pub waiting: Option<u64>,
 }
 
 impl HolderInfo {
     /// Creates the description of an exclusive holder, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(holder: String, hold_count: u64, remaining: Option<Duration>) -> Self {
-        Self { holder, hold_count, mode: Mode::Exclusive, remaining, metadata: None, closed: None }
+        Self {
+            holder,
+            hold_count,
+            mode: Mode::Exclusive,
+            remaining,
+            metadata: None,
+            closed: None,
+            waiting: None,
+        }
     }
 
     /// Sets the [`mode`](Self::mode).
@@ -205,6 +230,17 @@ impl HolderInfo {
     #[must_use]
     pub fn with_metadata(self, metadata: Option<Metadata>) -> Self {
         Self { metadata: metadata.map(Box::new), ..self }
+    }
+
+    /// Returns whether it is the hold with this id, which [`Lease::holder_id`](crate::Lease::holder_id) returns. A permit on
+    /// Redis is compared by what the store has of its id.
+    #[must_use]
+    pub fn is_of(&self, holder: super::HolderId) -> bool {
+        let Some((manager, number)) = self.holder.split_once(':') else { return false };
+        let own = holder.manager().to_string();
+        let begins = |beginning: &str| beginning.len() == BEGINNING && own.starts_with(beginning);
+        let is_manager = manager == own || manager.strip_suffix("-..").is_some_and(begins);
+        is_manager && number == holder.number().to_string()
     }
 
     /// Creates the description of a name that a mark keeps closed.

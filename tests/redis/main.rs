@@ -10,6 +10,7 @@ mod handoff;
 mod jobs;
 mod loss;
 mod moving;
+mod operator;
 mod preflight;
 mod resends;
 mod runtimes;

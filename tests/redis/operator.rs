@@ -1,0 +1,182 @@
+//! What an operator sees: outages in the log, who waits, and whose the connections are.
+
+use super::errors::lease_url;
+use super::errors::set_user;
+use kit::trace::{Trace, Traced};
+use kit::{Server, eventually, within};
+use leasehold::store::HolderId;
+use leasehold::{Builder, LeaseManager, Loss, Owner};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tracing::Level;
+
+const LONG: Duration = Duration::from_secs(30);
+const T: Duration = Duration::from_secs(3);
+const SILENT: &str = "the server does not answer";
+const BACK: &str = "the server answers again";
+
+fn builder() -> Builder {
+    LeaseManager::builder().ttl(T)
+}
+
+/// The lines of leasehold about a server.
+fn lines(trace: &Trace, server: &Server) -> Vec<Traced> {
+    let place = format!("127.0.0.1:{}", server.port());
+    let about =
+        |event: &Traced| event.target.starts_with("leasehold") && event.field("server") == place;
+    trace.events().into_iter().filter(about).collect()
+}
+
+fn count(trace: &Trace, server: &Server, message: &str) -> usize {
+    lines(trace, server).iter().filter(|line| line.message() == message).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_is_two_lines_without_a_lease_and_with_many_calls() {
+    let (trace, server) = (Trace::of_all_threads(), Server::start());
+    let leases = builder().connect(&server.url()).await.expect("a manager");
+    server.kill();
+    eventually(LONG, || count(&trace, &server, SILENT) == 1).await;
+    let mut calls = JoinSet::new();
+    for number in 0..10_000 {
+        let leases = leases.clone();
+        calls.spawn(async move { leases.lock(number.to_string()).try_lock().await.is_err() });
+    }
+    while let Some(failed) = within(LONG, calls.join_next()).await {
+        assert!(failed.expect("no panic"), "there is no server");
+    }
+    server.restart();
+    eventually(LONG, || count(&trace, &server, BACK) == 1).await;
+    within(LONG, leases.lock("job").lock()).await.expect("a lease");
+    let lines = lines(&trace, &server);
+    // One more line for each 10 s.
+    assert!((2..8).contains(&lines.len()), "{lines:#?}");
+    let (first, last) = (&lines[0], &lines[lines.len() - 1]);
+    assert_eq!((first.level, first.message()), (Level::WARN, SILENT));
+    assert!(first.field("cause").contains("connection refused"), "{first:?}");
+    assert_eq!((last.level, last.message()), (Level::INFO, BACK));
+    let silent = |line: &Traced| line.field("silent_ms").parse::<u64>().expect("a number");
+    assert!(silent(first) >= 300 && silent(last) > silent(first), "{lines:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_of_a_server_that_stands_still_is_reported() {
+    let (trace, server) = (Trace::of_all_threads(), Server::start());
+    let leases = builder().connect(&server.url()).await.expect("a manager");
+    server.pause();
+    eventually(LONG, || count(&trace, &server, SILENT) == 1).await;
+    server.resume();
+    eventually(LONG, || count(&trace, &server, BACK) == 1).await;
+    drop(leases);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn risk_and_loss_are_reported_with_the_failure_of_the_renewal() {
+    let (trace, server) = (Trace::of_all_threads(), Server::start());
+    let leases = builder().connect(&server.url()).await.expect("a manager");
+    let lease = leases.lock("risky-business").lock().await.expect("a lease");
+    server.kill();
+    assert_eq!(within(LONG, lease.lost()).await, Loss::Expired);
+    let place = format!("127.0.0.1:{}", server.port());
+    for message in ["a lease is at risk: its renewal failed", "a lease is lost"] {
+        let about =
+            || trace.of("risky-business").into_iter().find(|line| line.message() == message);
+        eventually(LONG, || about().is_some()).await;
+        let error = about().expect("a line").field("error").to_owned();
+        assert!(error.contains("connection"), "{message}: {error}");
+        assert!(error.contains(&place), "{message}: {error}");
+    }
+    assert_eq!(count(&trace, &server, SILENT), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inspect_counts_those_that_wait_for_any_kind() {
+    let server = Server::start();
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        leases.push(builder().connect(&server.url()).await.expect("a manager"));
+    }
+    let [holder, waiters @ ..] = &leases[..] else { panic!("three") };
+    let held = (
+        holder.lock("plain").lock().await.expect("a lease"),
+        holder.fair_lock("fair").lock().await.expect("a lease"),
+        holder.rw_lock("rw").write().await.expect("a lease"),
+        holder.semaphore("pool", 1).acquire().await.expect("a permit"),
+    );
+    for name in ["plain", "fair", "rw", "pool"] {
+        let info = holder.inspect(name).await.expect("an answer").expect("held");
+        assert_eq!(info.waiting, Some(0), "{name}");
+    }
+    let mut waiting = JoinSet::new();
+    for leases in waiters.iter().cloned() {
+        let all = leases.clone();
+        waiting.spawn(async move { drop(all.lock("plain").lock().await) });
+        let all = leases.clone();
+        waiting.spawn(async move { drop(all.fair_lock("fair").lock().await) });
+        let all = leases.clone();
+        waiting.spawn(async move { drop(all.rw_lock("rw").read().await) });
+        waiting.spawn(async move { drop(leases.semaphore("pool", 1).acquire().await) });
+    }
+    let seen = async {
+        for name in ["plain", "fair", "rw", "pool"] {
+            while holder.inspect(name).await.expect("an answer").expect("held").waiting != Some(2) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    };
+    within(LONG, seen).await;
+    let info = holder.inspect("pool").await.expect("an answer").expect("held");
+    assert!(info.is_of(held.3.holder_id()) && !info.is_of(held.0.holder_id()), "{info:?}");
+    let info = holder.inspect("plain").await.expect("an answer").expect("held");
+    assert_eq!(info.holder.parse::<HolderId>().expect("an id"), held.0.holder_id());
+    drop(held);
+}
+
+/// The connections of a server by their names.
+fn connections(server: &Server) -> BTreeMap<String, usize> {
+    let list = server.command(&["CLIENT", "LIST"]).text();
+    let mut named = BTreeMap::new();
+    for line in list.lines().filter(|line| !line.contains("cmd=client|list")) {
+        let name = line.split(' ').find_map(|word| word.strip_prefix("name=")).expect("a field");
+        *named.entry(name.to_owned()).or_default() += 1;
+    }
+    named
+}
+
+/// The guide has these numbers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_have_the_names_of_their_manager() {
+    let server = Server::start();
+    let owner = Owner::new("order service").version("1");
+    let leases = builder().describe(owner).connect(&server.url()).await.expect("a manager");
+    let connected = connections(&server);
+    let [(name, 3)] = &connected.into_iter().collect::<Vec<_>>()[..] else {
+        panic!("requests, renewals, wake-ups: {:?}", connections(&server))
+    };
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    assert_eq!(*name, format!("leasehold:order_service:{}", lease.holder_id().manager()));
+    // One for each runtime that locks.
+    let own = [(name.clone(), 4)].into_iter().collect();
+    eventually(LONG, || connections(&server) == own).await;
+    for kind in ["normal", "pubsub"] {
+        server.command(&["CLIENT", "KILL", "TYPE", kind]);
+    }
+    eventually(LONG, || connections(&server) == own).await;
+    lease.unlock().await.expect("a release");
+
+    let other = builder().connect(&server.url()).await.expect("a manager");
+    let manager = other.lock("other").lock().await.expect("a lease").holder_id().manager();
+    let process = Owner::new("");
+    let name = format!("leasehold:{}.{}:{manager}", process.host, process.pid);
+    assert!(connections(&server).contains_key(&name), "{name}: {:?}", connections(&server));
+}
+
+#[tokio::test]
+async fn connection_without_permission_for_a_name_works() {
+    let server = Server::start();
+    set_user(&server, &kit::rights::of_one_server());
+    let leases = builder().prefix("app:").connect(&lease_url(&server)).await.expect("a manager");
+    leases.lock("job").lock().await.expect("a lease").unlock().await.expect("a release");
+    assert_eq!(connections(&server).into_keys().collect::<Vec<_>>(), [""]);
+}

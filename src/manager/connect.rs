@@ -129,6 +129,8 @@ impl Builder {
             Engine::on_own_threads(async move || {
                 let store = open(backend, Clock::system(), needed, timing.attempt).await?;
                 let core = Core::of_manager(manager, store, timing, settings, false);
+                describe(&core, owner);
+                core.introduce().await;
                 observers.start(&core.board).map(|()| core)
             })
             .await?
@@ -137,12 +139,11 @@ impl Builder {
             let clock = if remote { Clock::system() } else { Clock::tokio() };
             let store = in_task(open(backend, clock, needed, timing.attempt)).await?;
             let core = Core::of_manager(manager, store, timing, settings, true);
+            describe(&core, owner);
+            core.introduce().await;
             observers.start(&core.board)?;
             Engine::on_caller(core)
         };
-        if let Some(owner) = owner {
-            engine.core.describer.describe(owner);
-        }
         Ok(LeaseManager { engine })
     }
 
@@ -165,11 +166,15 @@ impl Builder {
         check_fencing(&store, self.needs_fencing())?;
         let dedicated_thread = self.dedicated_thread.unwrap_or(!store.clock().is_tokio());
         let core = Core::new(Arc::new(store), timing, settings, !dedicated_thread);
-        if let Some(owner) = self.owner {
-            core.describer.describe(owner);
-        }
+        describe(&core, self.owner);
         self.observers.start(&core.board)?;
         Ok(LeaseManager { engine: Engine::new(core)? })
+    }
+}
+
+fn describe(core: &Core, owner: Option<Owner>) {
+    if let Some(owner) = owner {
+        core.describer.describe(owner);
     }
 }
 

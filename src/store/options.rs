@@ -151,7 +151,7 @@ impl Common {
             service => service.to_owned(),
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "-._/@+".contains(c);
-        format!("leasehold:{}:{manager}", service.replace(|c| !plain(c), "_"))
+        format!("leasehold:{}:{manager}", service.replace(|c: char| !plain(c), "_"))
     }
 }
 

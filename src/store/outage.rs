@@ -99,15 +99,14 @@ impl fmt::Debug for Outages {
 mod tests {
     use super::*;
     use std::io;
-    use std::sync::PoisonError;
     use tokio::time::advance;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+    struct Lines(Arc<Mutex<Vec<u8>>>);
 
     impl io::Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -124,7 +123,7 @@ mod tests {
             let lines = lines.clone();
             move || {
                 trace::flush();
-                let text = lines.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let text = lines.0.lock().clone();
                 let text = String::from_utf8(text).unwrap();
                 text.lines().map(str::to_owned).collect::<Vec<_>>()
             }

@@ -1,7 +1,7 @@
 //! Verdicts of a store.
 
 use super::keep::Closed;
-use super::metadata::Metadata;
+use super::metadata::{BEGINNING, Metadata, Owner};
 use super::mode::Mode;
 use crate::clock::Instant;
 use crate::error::Result;
@@ -173,9 +173,6 @@ impl Inspection {
     }
 }
 
-/// The number of characters of the uuid of a manager that the id of a permit on Redis has.
-const BEGINNING: usize = 18;
-
 /// The holder of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -195,8 +192,13 @@ pub struct HolderInfo {
     /// The remaining time to live; `None` if the store does not know it, or if the hold never expires (leasehold never
     /// requests that).
     pub remaining: Option<Duration>,
-    /// The description of the holder; `None` if it has not written it, or not yet.
-    /// [`Builder::describe`](crate::Builder::describe) says when it does.
+    /// The process of the holder, or the one that has [closed](Self::closed) the name.
+    ///
+    /// [`LeaseManager::inspect`](crate::LeaseManager::inspect) fills it in, for the holders of the same manager and of each
+    /// that [describes](crate::Builder::describe) itself and lives. `None` for others.
+    pub owner: Option<Owner>,
+    /// What the holder has written beside the lock: [`Lock::label`](crate::Lock::label) and elections say when it does.
+    /// `None` if it has written nothing, or not yet.
     pub metadata: Option<Box<Metadata>>,
     /// Why the name is closed, if a [mark](crate::store::Mark) has the place of a holder. `holder` is the text of the mark
     /// then, and `hold_count` is 0.
@@ -214,6 +216,7 @@ impl HolderInfo {
             hold_count,
             mode: Mode::Exclusive,
             remaining,
+            owner: None,
             metadata: None,
             closed: None,
             waiting: None,
@@ -259,12 +262,14 @@ pub struct Waiting {
     pub manager: String,
     /// For how long its oldest waiter has waited.
     pub waited: Duration,
+    /// Its process, as [`HolderInfo::owner`] has it.
+    pub owner: Option<Owner>,
 }
 
 impl Waiting {
     /// Creates the description of a manager that waits, for authors of a [`Store`](super::Store).
     #[must_use]
     pub fn new(manager: String, waited: Duration) -> Self {
-        Self { manager, waited }
+        Self { manager, waited, owner: None }
     }
 }

@@ -1,7 +1,6 @@
 //! What an operator sees: outages in the log, who waits, and whose the connections are.
 
-use super::errors::lease_url;
-use super::errors::set_user;
+use super::errors::{lease_url, set_user};
 use kit::trace::{Trace, Traced};
 use kit::{Server, eventually, within};
 use leasehold::store::HolderId;
@@ -48,7 +47,7 @@ async fn outage_is_two_lines_without_a_lease_and_with_many_calls() {
     }
     server.restart();
     eventually(LONG, || count(&trace, &server, BACK) == 1).await;
-    within(LONG, leases.lock("job").lock()).await.expect("a lease");
+    drop(within(LONG, leases.lock("job").lock()).await.expect("a lease"));
     let lines = lines(&trace, &server);
     // One more line for each 10 s.
     assert!((2..8).contains(&lines.len()), "{lines:#?}");
@@ -179,4 +178,132 @@ async fn connection_without_permission_for_a_name_works() {
     let leases = builder().prefix("app:").connect(&lease_url(&server)).await.expect("a manager");
     leases.lock("job").lock().await.expect("a lease").unlock().await.expect("a release");
     assert_eq!(connections(&server).into_keys().collect::<Vec<_>>(), [""]);
+}
+
+fn manager_keys(server: &Server) -> Vec<String> {
+    let keys = server.command(&["KEYS", "app:leasehold:manager:*"]).list();
+    keys.into_iter().map(kit::Reply::text).collect()
+}
+
+/// With the permissions of the guide for these kinds, and no others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_of_all_kinds_lead_to_their_process_at_once() {
+    let server = Server::start();
+    let rights = [kit::rights::of_one_server(), kit::rights::of_shared_names()].concat();
+    set_user(&server, &[rights, kit::rights::of_fair_locks()].concat());
+    let owner = Owner::new("order service").version("1.4.2");
+    let described = builder().prefix("app:").describe(owner.clone());
+    let leases = described.connect(&lease_url(&server)).await.expect("a manager");
+    let other = builder().prefix("app:").connect(&lease_url(&server)).await.expect("a manager");
+    let plain = leases.lock("plain").lock().await.expect("a lease");
+    let page = leases.rw_lock("page").read().await.expect("a lease");
+    let permit = leases.semaphore("pool", 2).acquire().await.expect("a permit");
+    let mut kept = leases.lock("kept").min_hold(T * 10);
+    kept.lock().await.expect("a lease").unlock().await.expect("a release");
+    for name in ["plain", "page", "pool", "kept"] {
+        let holders = other.holders(name).await.expect("an answer");
+        let owners: Vec<_> = holders.iter().map(|holder| holder.owner.as_ref()).collect();
+        assert_eq!(owners, [Some(&owner)], "{name}");
+    }
+    let mark = other.inspect("kept").await.expect("an answer").and_then(|holder| holder.closed);
+    let by = other.owner_of(mark.expect("closed").by).await.expect("an answer");
+    assert_eq!(by, Some(owner.clone()));
+
+    // One that waits in a line.
+    let first = other.fair_lock("fair").lock().await.expect("a lease");
+    let mut waiter = leases.fair_lock("fair");
+    let waiting = tokio::spawn(async move { waiter.lock().await });
+    let line = async {
+        loop {
+            match &other.line("fair").await.expect("an answer")[..] {
+                [] => tokio::time::sleep(Duration::from_millis(10)).await,
+                line => return line.to_vec(),
+            }
+        }
+    };
+    let line = within(LONG, line).await;
+    assert_eq!(line[0].owner, Some(owner.clone()));
+    drop(first);
+    drop(within(LONG, waiting).await.expect("no panic").expect("a lease"));
+
+    // No key stays without a time to live, and none after the end. One is made again.
+    let keys = manager_keys(&server);
+    let [key] = &keys[..] else { panic!("{keys:?}") };
+    let left = server.command(&["PTTL", key]).int();
+    assert!((1..=30_000).contains(&left), "{left}");
+    assert_eq!(server.command(&["HGET", key, "service"]).text(), "order service");
+    server.command(&["DEL", key]);
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    eventually(LONG, || manager_keys(&server).len() == 1).await;
+    drop((plain, page, permit));
+    leases.close().await.expect("nothing to release");
+    assert_eq!(manager_keys(&server), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn manager_without_permission_for_its_key_says_so_once() {
+    let (trace, server) = (Trace::of_all_threads(), Server::start());
+    let mut rights = kit::rights::of_one_server();
+    rights.retain(|right| *right != "~app:*");
+    rights.extend(["~app:job*", "~app:leasehold-probe:*"]);
+    set_user(&server, &rights);
+    let service = "may-not-describe-itself";
+    let described = builder().prefix("app:").describe(Owner::new(service));
+    let leases = described.connect(&lease_url(&server)).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let refused = || {
+        let events = trace.events();
+        events
+            .iter()
+            .filter(|event| event.message().starts_with("this manager is not described"))
+            .count()
+    };
+    eventually(LONG, || refused() == 1).await;
+    kit::look::renewal(&server, "app:job", LONG).await;
+    assert_eq!(refused(), 1);
+    lease.unlock().await.expect("a release");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn managers_of_a_cluster_are_found_on_any_server() {
+    let cluster = tokio::task::spawn_blocking(kit::Cluster::start_quick).await.expect("a cluster");
+    let name = cluster.name_on(0, "pool");
+    let mut permits = Vec::new();
+    for number in 0..6 {
+        let owner = Owner::new(number.to_string());
+        let leases = builder().describe(owner).connect(&cluster.url()).await.expect("a manager");
+        permits.push(leases.semaphore(&name, 6).acquire().await.expect("a permit"));
+    }
+    let other = builder().connect(&cluster.url()).await.expect("a manager");
+    let holders = other.holders(&name).await.expect("an answer");
+    let mut services: Vec<_> =
+        holders.into_iter().map(|holder| holder.owner.expect("described").service).collect();
+    services.sort();
+    assert_eq!(services, ["0", "1", "2", "3", "4", "5"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_of_a_node_of_a_quorum_is_about_that_node() {
+    let trace = Trace::of_all_threads();
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let url = servers.each_ref().map(Server::url).join(",");
+    let leases = builder().connect(&url).await.expect("a manager");
+    // A node counts when it has been up for T.
+    let mut lock = leases.lock("job");
+    let locked = async {
+        loop {
+            if let Ok(lease) = lock.lock().await {
+                return lease;
+            }
+        }
+    };
+    let lease = within(LONG, locked).await;
+    servers[1].kill();
+    eventually(LONG, || count(&trace, &servers[1], SILENT) == 1).await;
+    servers[1].restart();
+    eventually(LONG, || count(&trace, &servers[1], BACK) == 1).await;
+    lease.check().expect("held by two of three");
+    for server in [&servers[0], &servers[2]] {
+        assert_eq!(count(&trace, server, SILENT) + count(&trace, server, BACK), 0);
+    }
 }

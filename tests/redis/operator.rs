@@ -4,7 +4,7 @@ use super::errors::{lease_url, set_user};
 use kit::trace::{Trace, Traced};
 use kit::{Server, eventually, within};
 use leasehold::store::HolderId;
-use leasehold::{Builder, LeaseManager, Loss, Owner};
+use leasehold::{Builder, Lease, LeaseManager, Loss, Owner};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -298,6 +298,7 @@ async fn outage_of_a_node_of_a_quorum_is_about_that_node() {
         }
     };
     let lease = within(LONG, locked).await;
+    eventually(LONG, || of_manager(&servers, &lease) == [4, 4, 4]).await;
     servers[1].kill();
     eventually(LONG, || count(&trace, &servers[1], SILENT) == 1).await;
     servers[1].restart();
@@ -306,4 +307,35 @@ async fn outage_of_a_node_of_a_quorum_is_about_that_node() {
     for server in [&servers[0], &servers[2]] {
         assert_eq!(count(&trace, server, SILENT) + count(&trace, server, BACK), 0);
     }
+}
+
+/// The connections of each server that are named after the manager of a lease.
+fn of_manager(servers: &[Server], lease: &Lease) -> Vec<usize> {
+    let manager = lease.holder_id().manager().to_string();
+    let ours = |server: &Server| {
+        let named = connections(server).into_iter();
+        named.filter(|(name, _)| name.ends_with(&manager)).map(|(_, count)| count).sum()
+    };
+    servers.iter().map(ours).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_of_fleets_are_as_many_as_the_guide_has() {
+    let (cluster, sentinels) =
+        tokio::task::spawn_blocking(|| (kit::Cluster::start_quick(), kit::Sentinels::start("")))
+            .await
+            .expect("servers");
+    let leases = builder().connect(&cluster.url()).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    // Three for each primary, and one at one of them for the inbox.
+    eventually(LONG, || of_manager(&cluster.nodes, &lease).iter().sum::<usize>() == 10).await;
+    let mut each = of_manager(&cluster.nodes, &lease);
+    each.sort_unstable();
+    assert_eq!(each, [0, 0, 0, 3, 3, 4]);
+
+    let leases = builder().connect(&sentinels.url()).await.expect("a manager");
+    let lease = leases.lock("job").lock().await.expect("a lease");
+    let primary = || of_manager(std::slice::from_ref(sentinels.primary()), &lease)[0];
+    eventually(LONG, || primary() == 4).await;
+    eventually(LONG, || of_manager(&sentinels.sentinels, &lease) == [1, 1, 1]).await;
 }
